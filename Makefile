@@ -21,7 +21,7 @@ TESTS := $(RUN)/pytest -n 4 --dist loadgroup
 # What `make quick` leaves out: each takes more than five seconds of one core.
 SLOW := integration docs docker examples fidelity evals/calibration evals/report evals/experiments evals/testbed \
   test_cli.py $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py ray_pool.py benchmarks.py) \
-  $(addprefix orchestrator/service/,page test_description.py test_ray.py) test_packaging.py test_docs_site.py \
+  $(addprefix orchestrator/service/,watch/page formats/test_description.py test_ray.py) test_packaging.py test_docs_site.py \
   $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py doctor.py) \
   $(addprefix orchestrator/launcher/test_,hybrids.py launch.py up.py) \
   orchestrator/nesting/test_promises.py

@@ -132,8 +132,9 @@ def requests() -> Target:
     import orjson
     from pydantic import BaseModel, ValidationError
 
-    from stepspec.orchestrator.service import anthropic_schemas, schemas
-    from stepspec.orchestrator.service.validation import explain
+    from stepspec.orchestrator.service.formats import messages as anthropic_schemas
+    from stepspec.orchestrator.service.formats import schemas
+    from stepspec.orchestrator.service.formats.validation import explain
 
     kinds: list[type[BaseModel]] = [
         schemas.ChatRequest,

@@ -68,7 +68,7 @@ CORE = {
     "replicas": core("endpoints/replicas", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
     "run": core("run", *RUN, "orchestrator/test_early_stopping"),
     "run_options": core("run_options", "test_settings", slow=("test_run_options", "test_solver")),
-    "admission": core("service/admission", "orchestrator/service/test_admission", slow=(MACHINES,)),
+    "admission": core("service/http/admission", "orchestrator/service/http/test_admission", slow=(MACHINES,)),
     "breaker": core(
         "endpoints/breaker",
         "orchestrator/endpoints/test_breaker",

@@ -23,8 +23,9 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.endpoints import metrics, tool_protocol, vllm_protocol
 from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
-from stepspec.orchestrator.service import anthropic_schemas, schemas
-from stepspec.orchestrator.service.validation import explain
+from stepspec.orchestrator.service.formats import messages as anthropic_schemas
+from stepspec.orchestrator.service.formats import schemas
+from stepspec.orchestrator.service.formats.validation import explain
 from stepspec.settings import load
 
 from .fuzz import CORPORA, TARGETS

@@ -58,7 +58,7 @@ from stepspec.cli import app
 from stepspec.evals.cli import arm
 from stepspec.evals.calibration.policy_file import changed_settings
 from stepspec.orchestrator.run_options import markdown_table
-from stepspec.orchestrator.service.schemas import StepspecOptions
+from stepspec.orchestrator.service.formats.schemas import StepspecOptions
 
 solver = Solver("http://small:1", "http://large:1", dummy=8)
 os.environ["STEPSPEC_DUMMY"] = "9"

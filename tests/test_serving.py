@@ -14,7 +14,7 @@ from stepspec import Solver, service_factory
 from stepspec import settings as configuration
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.installation import install_command
-from stepspec.orchestrator.service.app import listen
+from stepspec.orchestrator.service.http.app import listen
 from stepspec.orchestrator.service.settings import ServiceSettings
 
 from .orchestrator.endpoints.server import FakeVllm

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.orchestrator.service.page import html
+from stepspec.orchestrator.service.watch.page import html
 
-from .orchestrator.service.page.made import made
+from .orchestrator.service.watch.page.made import made
 from .test_cli import call
 
 

@@ -23,7 +23,7 @@ from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, Template
 from stepspec.orchestrator.events import Event, Observer, Started
 from stepspec.orchestrator.run import run as run_policy
 from stepspec.orchestrator.run_options import RunOptions
-from stepspec.orchestrator.service.interfaces import Offer, ServedMethod
+from stepspec.orchestrator.service.offer import Offer, ServedMethod
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Recorder, Stopwatch
 

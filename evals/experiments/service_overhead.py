@@ -22,10 +22,10 @@ from rich.table import Table
 
 from stepspec.orchestrator.chain import Accept, Message
 from stepspec.orchestrator.events import Called, Committed, Event, Judged, Repaired
-from stepspec.orchestrator.service.app import Service, ServiceServer, listen
-from stepspec.orchestrator.service.interfaces import Engine, Offer
-from stepspec.orchestrator.service.observers import RequestArrived, RunEvent, ServiceEvent, ServiceObserver
+from stepspec.orchestrator.service.http.app import Service, ServiceServer, listen
+from stepspec.orchestrator.service.offer import Engine, Offer
 from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.orchestrator.service.watch.records import RequestArrived, RunEvent, ServiceEvent, ServiceObserver
 from stepspec.service_factory import offer
 
 from ..command_line import progress_bars, script

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from stepspec import __version__
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.service.page import html
+from stepspec.orchestrator.service.watch.page import html
 
 from ..evaluation import TRACES
 from .formats import to_html, to_json, to_markdown

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from stepspec.orchestrator.service.page import allowed, script, style
+from stepspec.orchestrator.service.watch.page import allowed, script, style
 
 from .layout import Block, Links, Plot, PlotPair, Summary, blocks, summarise
 from .section import Section, provenance

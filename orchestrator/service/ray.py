@@ -36,12 +36,13 @@ except ImportError as exc:
 from stepspec import service_factory
 from stepspec.settings import Settings
 
-from .errors import QUEUE_FULL, ApiError
-from .limits import Clients
-from .middleware import RequestMiddleware
-from .observers import RequestFailed, RequestFinished, RequestLog, ServiceEvent
+from .http.errors import QUEUE_FULL, ApiError
+from .http.limits import Clients
+from .http.middleware import RequestMiddleware
 from .ray_proxy import BufferedRequest, Messages, ReplicaLost, ReplicaProxy, stream_messages
 from .settings import ServiceSettings
+from .watch.log import RequestLog
+from .watch.records import RequestFailed, RequestFinished, ServiceEvent
 
 if TYPE_CHECKING:
     from ray.serve import Application

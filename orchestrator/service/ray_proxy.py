@@ -23,12 +23,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..concurrency import background
-from . import payloads
-from .errors import ApiError, api_error
-from .middleware import PUBLIC_PATHS, service_request
-from .observers import ServiceRequest
-from .runs import GRACE
+from .formats import deltas as payloads
+from .http.errors import ApiError, api_error
+from .http.middleware import PUBLIC_PATHS, service_request
+from .http.runs import GRACE
 from .settings import ServiceSettings, private
+from .watch.records import ServiceRequest
 
 Messages: TypeAlias = tuple[Message, ...]
 

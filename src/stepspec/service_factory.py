@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.installation import install_command
-from stepspec.orchestrator.service.interfaces import Offer, ServedMethod
+from stepspec.orchestrator.service.offer import Offer, ServedMethod
 from stepspec.orchestrator.service.settings import ServiceSettings
 
 from . import policies
@@ -20,8 +20,8 @@ from .api import Solver
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from stepspec.orchestrator.service.app import Service
-    from stepspec.orchestrator.service.observers import RequestLog
+    from stepspec.orchestrator.service.http.app import Service
+    from stepspec.orchestrator.service.watch.log import RequestLog
 
 VERSION = importlib.metadata.version("stepspec")
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "structlog")
@@ -40,7 +40,7 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
 
     Raise `ConfigurationError` for a taken port.
     """
-    from stepspec.orchestrator.service.app import ServiceServer, listen
+    from stepspec.orchestrator.service.http.app import ServiceServer, listen
 
     async with built(solver, settings) as (service, logs):
         server = ServiceServer(service, settings, logs.info)
@@ -77,10 +77,11 @@ async def opened(settings: Settings) -> AsyncGenerator[Service]:
 @asynccontextmanager
 async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tuple[Service, RequestLog]]:
     """Hold the connections of *solver*, and yield a service over it with its log."""
-    from stepspec.orchestrator.service import tracing
-    from stepspec.orchestrator.service.app import Service
-    from stepspec.orchestrator.service.observers import RequestLog, ServiceObserver
-    from stepspec.orchestrator.service.run_requests import AUTO
+    from stepspec.orchestrator.service.formats.requests import AUTO
+    from stepspec.orchestrator.service.http.app import Service
+    from stepspec.orchestrator.service.watch import tracing
+    from stepspec.orchestrator.service.watch.log import RequestLog
+    from stepspec.orchestrator.service.watch.records import ServiceObserver
 
     logs = RequestLog(settings)
     async with AsyncExitStack() as stack:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from stepspec.orchestrator.service.admission import Admission
-from stepspec.orchestrator.service.metrics import Metrics
+from stepspec.orchestrator.service.http.admission import Admission
 from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.orchestrator.service.watch.metrics import Metrics
 
 Known: TypeAlias = Mapping[str, frozenset[str]]
 

@@ -27,7 +27,7 @@ from stepspec.orchestrator.calibration import Calibration
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.nesting.settings import NestedPair
 from stepspec.orchestrator.run_options import Limits, run_options
-from stepspec.orchestrator.service.app import Service
+from stepspec.orchestrator.service.http.app import Service
 from stepspec.orchestrator.service.settings import Scaling, ServiceSettings
 from stepspec.orchestrator.verifiers import FunctionVerifier, HttpVerifier, SystemOneVerifier
 from stepspec.service_factory import offer

@@ -30,7 +30,7 @@ from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.repetition import obstacle, stuck
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as solve
-from stepspec.orchestrator.service.payloads import DeltaBuilder, TokenCounts
+from stepspec.orchestrator.service.formats.deltas import DeltaBuilder, TokenCounts
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment, replay
 from stepspec.policies import METHODS, make

@@ -18,7 +18,7 @@ from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint, VllmModel
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Drafted, Event
-from stepspec.orchestrator.service.schemas import StepspecOptions
+from stepspec.orchestrator.service.formats.schemas import StepspecOptions
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.settings import load
 

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stepspec.evals.virtual_clock import JumpingLoop
 from stepspec.orchestrator.errors import EndpointUnavailable
-from stepspec.orchestrator.service.admission import Admission
-from stepspec.orchestrator.service.errors import ApiError
+from stepspec.orchestrator.service.http.admission import Admission
+from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.settings import ServiceSettings
 
 from ..fakes import ScriptedModel, counting

@@ -17,7 +17,7 @@ from stepspec.evals.flags import SERVERS, with_settings
 from stepspec.orchestrator.endpoints.doctor import examine, render, report_json, report_schema
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.nesting import neighbours
-from stepspec.orchestrator.service.page import html
+from stepspec.orchestrator.service.watch.page import html
 from stepspec.prompts import load, replacing
 
 from .. import policies

@@ -18,7 +18,7 @@ from stepspec.orchestrator.events import (
     Repaired,
     Started,
 )
-from stepspec.orchestrator.service.observers import RunEvent, ServiceRequest
+from stepspec.orchestrator.service.watch.records import RunEvent, ServiceRequest
 
 REQUEST = ServiceRequest("v", "POST", "/v1/chat/completions", {})
 DRAFT = Step("a", "small")

@@ -14,8 +14,8 @@ from stepspec.evals.report.prices import Prices, load_prices
 from stepspec.evals.report.run_folder import merge_folders, read_folder
 from stepspec.evals.report.section import build_section
 
-from ...orchestrator.service.page.conftest import Open
-from ...orchestrator.service.page.test_accessible import violations
+from ...orchestrator.service.watch.page.conftest import Open
+from ...orchestrator.service.watch.page.test_accessible import violations
 from .made import RECORDED, crowd, make_section
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

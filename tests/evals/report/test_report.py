@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from stepspec.orchestrator.service.page import html
+from stepspec.orchestrator.service.watch.page import html
 
 from ...test_cli import call
 from .made import RECORDED, folder

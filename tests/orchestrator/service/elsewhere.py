@@ -10,8 +10,8 @@ import orjson
 from starlette.applications import Starlette
 from starlette.types import Message
 
-from stepspec.orchestrator.service.limits import Clients
-from stepspec.orchestrator.service.middleware import RequestMiddleware
+from stepspec.orchestrator.service.http.limits import Clients
+from stepspec.orchestrator.service.http.middleware import RequestMiddleware
 from stepspec.orchestrator.service.ray_proxy import BufferedRequest, Messages, ReplicaProxy, stream_messages
 from stepspec.orchestrator.service.settings import ServiceSettings
 

@@ -17,8 +17,9 @@ from stepspec import Solver
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.events import Event
-from stepspec.orchestrator.service.app import Service, ServiceServer, listen
-from stepspec.orchestrator.service.observers import (
+from stepspec.orchestrator.service.http.app import Service, ServiceServer, listen
+from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.orchestrator.service.watch.records import (
     RequestFailed,
     RequestFinished,
     RunEvent,
@@ -26,7 +27,6 @@ from stepspec.orchestrator.service.observers import (
     ServiceObserver,
     ServiceRequest,
 )
-from stepspec.orchestrator.service.settings import ServiceSettings
 from stepspec.service_factory import offer
 
 from ..endpoints.server import FakeVllm

@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from stepspec.orchestrator.service.observers import ServiceRequest
 from stepspec.orchestrator.service.ray_proxy import BufferedRequest, stream_messages
+from stepspec.orchestrator.service.watch.records import ServiceRequest
 
 HEADERS = ((b"content-type", b"application/json"), (b"x-request-id", b"a b"))
 

@@ -134,6 +134,6 @@ def test_without_ray_the_error_names_the_package_to_install() -> None:
 
 
 def test_nothing_else_needs_ray() -> None:
-    code = "import sys, stepspec.cli, stepspec.orchestrator.service.app; print('ray' in sys.modules)"
+    code = "import sys, stepspec.cli, stepspec.orchestrator.service.http.app; print('ray' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "False"

@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Message
 
 from stepspec.orchestrator.service import ray_proxy
-from stepspec.orchestrator.service.errors import ApiError
+from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.ray_proxy import BufferedRequest, Messages, ReplicaLost, stream_messages
 
 from .elsewhere import CHAT, JSON, OPENED, STREAM, Elsewhere, body, fetch, fronting

@@ -1,0 +1,293 @@
+"""From the events of a run to the fields of a reply: deltas, usage, steps, ledgers. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from ...chain import THINK_END, ToolCall
+from ...events import Answered, Answering, Called, Calling, Committed, Event
+from ...ledger import COUNTED, Account, Ledger, Speculation
+from ...solution import Solution
+from ..settings import Thinking
+from ..watch.records import MESSAGES_PATH, RunEvent, RunResult
+from .requests import RunRequest
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+FAILED, FAILED_EVENT = b"data: %b\n\n" + DONE, b"event: error\ndata: %b\n\n"  # %b: the body of the error
+OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
+FIELDS: Mapping[Thinking, tuple[str, ...]] = {
+    "both": ("reasoning", "reasoning_content"),
+    "reasoning": ("reasoning",),
+    "reasoning_content": ("reasoning_content",),
+    "content": (),
+    "none": (),
+}
+"""The fields of a message that hold the thinking."""
+
+
+def one_field(thinking: Thinking) -> Thinking:
+    """Return the place of the *thinking* in an API whose messages have one field for it, ``reasoning``."""
+    return "reasoning" if thinking in ("both", "reasoning_content") else thinking
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """
+    A further part of a message: text by field, or the piece of a *call* of a tool.
+
+    *step* describes the step that it is; None if it is no step.
+    """
+
+    fields: Mapping[str, str]
+    step: Mapping[str, Any] | None = None
+    call: Calling | None = None
+
+
+class DeltaBuilder:
+    """
+    Builds the message of one run as deltas; those of a field join to the same text, streamed or not.
+
+    With a model that does not *think*, the steps are the content. A method that reasons through the answer commits
+    steps after the thinking: they are content too.
+    """
+
+    def __init__(self, thinking: Thinking, *, thinks: bool) -> None:
+        self._thinking: Thinking = thinking
+        self._thinks = thinks
+        self._tag_open = self._thought = False
+        self._answer = ""
+
+    def add(self, item: RunEvent | RunResult) -> Delta | None:
+        """Return what *item* adds to the message; None for nothing."""
+        return self.finish(item.solution) if isinstance(item, RunResult) else self.add_event(item.event)
+
+    def add_event(self, event: Event) -> Delta | None:
+        """Return what *event* adds to the message; None for nothing."""
+        match event:
+            case Committed(index=index, step=step, score=score):
+                about = {"index": index, "author": step.author, "grade": score, "fate": "kept", "reason": step.note}
+                thinking = self._thinks and not self._thought
+                self._thought = self._thought or step.text.endswith(THINK_END)
+                return Delta(self._think(step.text.replace(THINK_END, "")) if thinking else {}, about)
+            case Answering(text=text):
+                self._answer += text
+                return Delta({"content": self._close() + text})
+            case Calling():
+                closing = self._close()
+                return Delta({"content": closing} if closing else {}, call=event)
+            case _:
+                return None
+
+    def finish(self, solution: Solution) -> Delta | None:
+        """Return the rest of the message when the run is over; None for nothing."""
+        rest = solution.text.removeprefix(self._answer) if solution.text.startswith(self._answer) else ""
+        content = self._close() + rest
+        return Delta({"content": content}) if content else None
+
+    def _think(self, text: str) -> Mapping[str, str]:
+        if self._thinking != "content":
+            return dict.fromkeys(FIELDS[self._thinking], text)
+        opening, self._tag_open = ("" if self._tag_open else OPEN), True
+        return {"content": opening + text}
+
+    def _close(self) -> str:
+        closing, self._tag_open = (CLOSE if self._tag_open else ""), False
+        return closing
+
+
+class TokenCounts:
+    """An observer of one run that counts its tokens, and the seconds in which a served model was busy."""
+
+    def __init__(self) -> None:
+        self.reasoning = self.answer = self.written = 0
+        self._thought = False
+        self._calls: list[Called] = []
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Committed(step=step) if self._thought:
+                self.answer += len(step.tokens)
+            case Committed(step=step):
+                self.reasoning += len(step.tokens)
+                self._thought = step.text.endswith(THINK_END)
+            case Answered(step=step):
+                self.answer += len(step.tokens)
+            case Called():
+                self._calls.append(event)
+                self.written += event.written
+            case _:
+                pass
+
+    @property
+    def prompt(self) -> int:
+        """The prompt tokens of the first request to a model."""
+        return min(self._calls, key=lambda call: call.started).prompt if self._calls else 0
+
+    @property
+    def cached(self) -> int:
+        """How many of these prompt tokens were in the server's prefix cache."""
+        return min(self._calls, key=lambda call: call.started).cached if self._calls else 0
+
+    @property
+    def large(self) -> int:
+        """The tokens that the large model has written, or read to judge."""
+        account = Ledger.of(self._calls).large
+        return account.written + account.judging
+
+    @property
+    def upstream(self) -> float:
+        """Seconds in which at least one request to a model was open."""
+        busy = end = 0.0
+        for start, stop in sorted((call.started, call.started + call.seconds) for call in self._calls):
+            busy += max(0.0, stop - max(start, end))
+            end = max(end, stop)
+        return busy
+
+
+def usage(prompt: int, counts: Sequence[TokenCounts], *, thinks: bool) -> dict[str, Any]:
+    """
+    Return the usage as one model alone would report it: the conversation once, and the tokens that were kept.
+
+    Discarded tokens and those of judging are in the ledger.
+    """
+    reasoning = sum(count.reasoning for count in counts)
+    completion = reasoning + sum(count.answer for count in counts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": min(prompt, max((count.cached for count in counts), default=0))},
+        "completion_tokens_details": {"reasoning_tokens": reasoning if thinks else 0},
+    }
+
+
+def finish_reason(solution: Solution) -> str:
+    """Return OpenAI's finish reason; the field ``stepspec`` has the exact one."""
+    if solution.finish_reason != "stop":
+        return "length"
+    return "tool_calls" if solution.calls else "stop"
+
+
+def tool_call(call: ToolCall) -> dict[str, Any]:
+    """Return a *call* as chat completions have it."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def tool_call_delta(piece: Calling) -> dict[str, Any]:
+    """Return a *piece* of a call as streams of chat completions have it."""
+    begun = {"id": piece.id, "type": "function"} if piece.id else {}
+    named = {"name": piece.name} if piece.name else {}
+    return {"index": piece.index, **begun, "function": {**named, "arguments": piece.arguments}}
+
+
+def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
+    """Return the field ``stepspec`` of one run."""
+    ledger = solution.ledger
+    return {
+        "method": run_request.run.policy,
+        "answer": solution.answer,
+        "finish_reason": solution.finish_reason,
+        "seconds": solution.seconds,
+        "seed": run_request.run.sampling.seed,
+        "accept_rate": ledger.accept_rate,
+        "share_large": ledger.share_large,
+        "degraded": list(solution.degraded),
+        "verified": solution.verified,
+        "rejection": solution.rejection or None,
+        "speculation": {model.name: _speculation(model) for model in ledger.speculation} or None,
+    }
+
+
+def steps(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
+    """Return every written step with its fate, and with the index of its choice if there are several choices."""
+    return [
+        dataclasses.asdict(step) | ({"choice": choice} if len(solutions) > 1 else {})
+        for choice, solution in enumerate(solutions)
+        for step in solution.steps
+    ]
+
+
+def ledger(ledgers: Iterable[Ledger]) -> dict[str, Any]:
+    """Return the sum of the *ledgers* of some runs."""
+    runs = tuple(ledgers)
+    small, large, critic = (_sum([getattr(run, role) for run in runs]) for role in ("small", "large", "critic"))
+    counts = {name: sum(getattr(run, name) for run in runs) for name in ("drafts", "accepted", "chosen", "skipped")}
+    nested = _by_path([account for run in runs for account in run.nested])
+    sums = Ledger(small, large, critic=critic, nested=nested, sifted=_nested_drafts(runs), speculation=_longest(runs))
+    total = replace(sums, **counts)
+    return dataclasses.asdict(total) | {
+        "accept_rate": total.accept_rate,
+        "share_large": total.share_large,
+        "speculation": [_speculation(model) for model in total.speculation],
+    }
+
+
+def _speculation(model: Speculation) -> dict[str, Any]:
+    return dataclasses.asdict(model) | {"rate": model.counted.rate, "length": model.counted.length}
+
+
+def _longest(ledgers: Sequence[Ledger]) -> tuple[Speculation, ...]:
+    """Take each model's longest window: all runs read the counters of the same servers, so a sum counts twice."""
+    windows = [window for ledger in ledgers for window in ledger.speculation]
+    longest: dict[str, Speculation] = {}
+    for window in sorted(windows, key=lambda window: window.seconds):
+        longest[window.name] = replace(window, shared=window.shared or window.name in longest)
+    return tuple(longest[name] for name in sorted(longest))
+
+
+def _sum(accounts: Sequence[Account]) -> Account:
+    return replace(accounts[0], **{name: sum(getattr(account, name) for account in accounts) for name in COUNTED})
+
+
+def _by_path(accounts: Sequence[Account]) -> tuple[Account, ...]:
+    paths = sorted({account.path for account in accounts})
+    return tuple(_sum([account for account in accounts if account.path == path]) for path in paths)
+
+
+def _nested_drafts(ledgers: Sequence[Ledger]) -> tuple[tuple[str, int, int], ...]:
+    """Add up, for each path of a nested pair, its judged and its accepted drafts."""
+    judged, accepted = Counter[str](), Counter[str]()
+    for ledger in ledgers:
+        for path, drafts, good in ledger.sifted:
+            judged[path] += drafts
+            accepted[path] += good
+    return tuple((path, judged[path], accepted[path]) for path in sorted(judged))
+
+
+def failure(path: str) -> bytes:
+    """Return the last event of a failed stream of the API at *path*, with ``%b`` for the body of the error."""
+    return FAILED_EVENT if path in ("/live", "/v1/responses", MESSAGES_PATH) else FAILED
+
+
+def event(body: Mapping[str, Any]) -> bytes:
+    """Return one server-sent event."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def json_response(body: Mapping[str, Any], status: int = 200) -> Response:
+    """Return a complete response."""
+    return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+def solution(solution: Solution) -> dict[str, Any]:
+    """Return the summary that follows the events of a run."""
+    total = ledger([solution.ledger])
+    return {
+        "answer": solution.answer,
+        "text": solution.text,
+        "finish_reason": solution.finish_reason,
+        "seconds": solution.seconds,
+        "verified": solution.verified,
+        "rejection": solution.rejection,
+        "ledger": total,
+        "accept_rate": total["accept_rate"],
+        "share_large": total["share_large"],
+    }

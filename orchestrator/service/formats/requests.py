@@ -1,0 +1,455 @@
+"""
+From the body of a request to the runs that it asks for, resolved and validated once.
+
+The model of a request is a method, ``auto`` (the default method), or one of the two served models, to which the request
+is forwarded. A request without a seed draws one here, at random.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import orjson
+from pydantic import Strict, TypeAdapter, ValidationError
+
+from ...budget import Budget
+from ...chain import Message, Role, Toolset
+from ...endpoints import ModelEndpoint, Sampling
+from ...endpoints.settings import NO_PENALTY
+from ...endpoints.vllm_protocol import Format
+from ...errors import ConfigurationError, near
+from ...nesting import known
+from ...run_options import Limits, Priority, RunOptions
+from ..http.errors import ApiError, bad_request
+from ..offer import Offer
+from ..settings import ServiceSettings
+from .messages import EnabledThinking, MessagesRequest, OutputFormat
+from .schemas import (
+    AnyJson,
+    ChatRequest,
+    Effort,
+    LiveRequest,
+    Part,
+    Request,
+    ResponsesRequest,
+    SchemaFormat,
+    SchemaJson,
+    StepspecOptions,
+)
+from .validation import explain
+
+AUTO = "auto"
+ROLES: tuple[Role, ...] = ("small", "large")
+
+P = TypeVar("P", bound=Part)
+
+MAX_STOPS = 4  # OpenAI's limit, and vLLM's
+EFFORT: Mapping[Effort, float] = {"minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0}
+"""The share of the configured tokens for thinking that a request gets; the tokens for the answer stay."""
+
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_StrictPriority: TypeAlias = Annotated[Priority, Strict()]
+_PRIORITY: TypeAdapter[int | None] = TypeAdapter(_StrictPriority | None)
+PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM forgets what they count with every request, so every step
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A served model by its own name: requests to it are forwarded."""
+
+    role: Role
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCatalog:
+    """The model names that a request can choose from."""
+
+    offer: Offer
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return (AUTO, *self.offer.methods)
+
+    @property
+    def served(self) -> Mapping[str, ServedModel]:
+        """
+        The served models by name. A name that is not unique has the role as a prefix: ``small:NAME``.
+
+        A model that was never up is not among them, as its name is not known.
+        """
+        names: dict[Role, str] = {role: self._endpoint(role).name for role in ROLES if known(self._endpoint(role))}
+        taken = {*self.methods, *([names["large"]] if names.get("small") == names["large"] else [])}
+        return {(f"{role}:{name}" if name in taken else name): ServedModel(role, name) for role, name in names.items()}
+
+    def find(self, name: str) -> str | ServedModel:
+        """Return the method or the served model called *name*. Raise `ApiError` if there is none."""
+        if name == AUTO:
+            return self.offer.defaults.policy
+        if name in self.offer.methods:
+            return name
+        prefixed = {f"{model.role}:{model.name}": model for model in self.served.values()}
+        model = self.served.get(name) or prefixed.get(name)
+        if model is None:
+            known = [*self.methods, *self.served]
+            raise ApiError(
+                404,
+                f"there is no model {name!r}{near(name, known)}; GET /v1/models lists them",
+                "model",
+                "model_not_found",
+            )
+        return model
+
+    def label(self, name: object) -> str:
+        """Return a label for metrics, one of few values: the method, ``raw:ROLE`` of a served model, or ``unknown``."""
+        try:
+            model = self.find(name) if isinstance(name, str) else None
+        except ApiError:
+            model = None
+        return "unknown" if model is None else f"raw:{model.role}" if isinstance(model, ServedModel) else model
+
+    def listing(self, created: int) -> list[dict[str, Any]]:
+        """Return the list of models in OpenAI's shape, with the context length of each."""
+        return [self.describe(name, created) for name in (*self.methods, *self.served)]
+
+    def describe(self, name: str, created: int) -> dict[str, Any]:
+        """Return one entry of the list. Raise `ApiError` if there is no model *name*."""
+        model = self.find(name)
+        roles: tuple[Role, ...] = (model.role,) if isinstance(model, ServedModel) else ROLES
+        owner = "vllm" if isinstance(model, ServedModel) else "stepspec"
+        room = min(self._endpoint(role).room for role in roles if known(self._endpoint(role)))
+        return {"id": name, "object": "model", "created": created, "owned_by": owner, "max_model_len": room}
+
+    def _endpoint(self, role: Role) -> ModelEndpoint:
+        return self.offer.engine.small if role == "small" else self.offer.engine.large
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """One run that a request asks for; the fields are arguments of `Engine.solve`, and *run* has all options."""
+
+    problem: tuple[Message, ...]
+    run: RunOptions
+    stop: tuple[str, ...] = ()
+    format: Format | None = None
+    tools: Toolset | None = None
+
+    def within(self, seconds: float) -> RunRequest:
+        """Return a copy that ends after *seconds* at the latest."""
+        own = self.run.budget.seconds
+        least = seconds if own is None else min(own, seconds)
+        return self._with(budget=self.run.budget.model_copy(update={"seconds": least}))
+
+    def with_seed_offset(self, offset: int) -> RunRequest:
+        """Return a copy whose seed is larger by *offset*."""
+        sampling = self.run.sampling
+        return self._with(sampling=sampling.with_seed((sampling.seed or 0) + offset))
+
+    def _with(self, **values: Sampling | Limits) -> RunRequest:
+        return replace(self, run=self.run.model_copy(update=values))
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Read a JSON object. Raise `ApiError`."""
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as exc:
+        raise bad_request(f"the body is not JSON: {exc}", code="invalid_json") from exc
+    if not isinstance(content, dict):
+        raise bad_request("the body has to be a JSON object", code="invalid_json")
+    return content  # pyright: ignore[reportUnknownVariableType]
+
+
+def parse_request(schema: type[P], content: Mapping[str, Any]) -> P:
+    """Validate a request. Raise `ApiError`, which names the wrong parameter and a cure."""
+    try:
+        return schema.model_validate(content)
+    except ValidationError as exc:
+        raise explain(schema, content, exc) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """
+    Resolves the requests to one *method*: defaults of the *offer*, limits of the *settings*. Raises `ApiError`.
+
+    With *auto*, as for the model of this name, the run may leave the method where it does not pay, unless the request
+    or the settings decide otherwise, or the request has a seed: who writes then must not depend on the time. The
+    priority of the run is *best_priority* or a worse one; None: any.
+    """
+
+    method: str
+    offer: Offer
+    settings: ServiceSettings
+    auto: bool = False
+    best_priority: int | None = None
+
+    def chat(self, request: ChatRequest) -> tuple[RunRequest, ...]:
+        """Return one run for each of the ``n`` choices, each with its own seed."""
+        sampling, choices = self._sampling(request), request.n or 1
+        most = self.settings.max_choices
+        if choices > most:
+            raise bad_request(f"n={choices}: at most {most} choices are allowed", "n", "invalid_value")
+        if choices > 1 and sampling.temperature == 0:
+            raise bad_request(
+                "n is above 1 and the temperature 0: all choices would be the same answer", "n", "invalid_value"
+            )
+        if request.stream_options is not None and not request.stream:
+            raise bad_request("stream_options is for streams: set stream to true", "stream_options", "invalid_value")
+        name, tokens = _max_tokens(request)
+        _check_least(request.min_tokens, name, tokens)
+        budget = self._budget(request.overrides, name, tokens, request.reasoning_effort)
+        conversation = self._conversation(request.problem_messages, "messages")
+        stop, format = _stops(request.stop), _answer_format(request.response_format)
+        tools = _toolset(request, format, "response_format")
+        run = self._run(request, conversation, sampling, budget, stop, format, tools)
+        return tuple([run.with_seed_offset(choice) if choice else run for choice in range(choices)])
+
+    def response(self, request: ResponsesRequest) -> RunRequest:
+        """Return the run of a response."""
+        effort = request.reasoning.effort if request.reasoning else None
+        conversation = self._conversation(request.problem_messages, "input")
+        _check_least(request.min_tokens, "max_output_tokens", request.max_output_tokens)
+        budget = self._budget(request.overrides, "max_output_tokens", request.max_output_tokens, effort)
+        format = _answer_format(request.text.format if request.text else None)
+        tools = _toolset(request, format, "text.format")
+        return self._run(request, conversation, self._sampling(request), budget, (), format, tools)
+
+    def message(self, request: MessagesRequest) -> RunRequest:
+        """Return the run of a message."""
+        conversation = self._conversation(request.problem_messages, "messages")
+        output, stop = request.output_config, _stops(request.stop_sequences, "stop_sequences")
+        format = _answer_format(output.format if output else None)
+        tools, budget = _toolset(request, format, "output_config.format"), self._message_budget(request)
+        return self._run(request, conversation, self._sampling(request), budget, stop, format, tools)
+
+    def live(self, request: LiveRequest) -> RunRequest:
+        """Return the run of a request of the page."""
+        if (request.messages is None) == (request.problem is None):
+            raise bad_request("send either messages or problem", "messages", "invalid_value")
+        budget = self._budget(request.overrides, "max_tokens", None, None)
+        conversation = self._conversation(request.problem_messages, "messages")
+        return self._run(request, conversation, self._sampling(request), budget)
+
+    def _run(
+        self,
+        request: Request,
+        conversation: tuple[Message, ...],
+        sampling: Sampling,
+        budget: Budget,
+        stop: tuple[str, ...] = (),
+        format: Format | None = None,
+        tools: Toolset | None = None,
+    ) -> RunRequest:
+        """Return the run with all its options; the schema has validated them, but for those of the method."""
+        overrides = request.overrides
+        choices = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
+        options = self._options(overrides.options or {})
+        values: dict[str, Any] = {
+            "policy": self.method,
+            "options": options,
+            "sampling": sampling,
+            "budget": Limits.of(budget),
+        }
+        if self.best_priority is not None:
+            asked: int | None = getattr(overrides, "priority", None)
+            values["priority"] = _allowed_priority(asked, self.best_priority, "stepspec.priority")
+        run = self.offer.defaults.model_copy(update=choices | values)
+        if run.auto is None and self.auto and getattr(request, "seed", None) is None:  # a seed repeats a run
+            run = run.model_copy(update={"auto": True})
+        return RunRequest(conversation, run, stop, format, tools)
+
+    def _conversation(self, conversation: tuple[Message, ...], param: str) -> tuple[Message, ...]:
+        most = self.settings.max_messages
+        if len(conversation) > most:
+            message = f"the conversation has {len(conversation)} messages: at most {most} are allowed"
+            raise bad_request(message, param, "invalid_value")
+        if not conversation:
+            raise bad_request("the conversation is empty: send a message to answer", param, "invalid_value")
+        if conversation[-1].role == "assistant":
+            message = "the last message is the assistant's: the conversation has to end with a message to answer"
+            raise bad_request(message, param, "invalid_value")
+        called: set[str] = set()
+        for turn in conversation:
+            if turn.role == "tool" and turn.call_id not in called:
+                raise bad_request(
+                    f"a tool's result is for the call {turn.call_id!r}, which no message before it makes: send the "
+                    "assistant's message with its calls too",
+                    param,
+                    "invalid_value",
+                )
+            called |= {call.id for call in turn.calls}
+        return conversation
+
+    def _options(self, requested: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of the method, those *requested* over the configured ones."""
+        known = self.offer.methods[self.method].options
+        for name in requested:
+            if name not in known:
+                hint = f"{near(name, known)}; its options: {', '.join(known) or 'none'}"
+                message = f"{self.method!r} has no option {name!r}{hint}"
+                raise bad_request(message, f"stepspec.options.{name}", "unknown_parameter")
+        options = {**self.offer.configured_options(self.method), **requested}
+        if requested or self.method != self.offer.defaults.policy:
+            try:
+                self.offer.check(self.method, options)
+            except ConfigurationError as exc:
+                place = f"stepspec.options.{exc.option}" if exc.option else "stepspec.options"
+                raise bad_request(str(exc), place if requested else "model", "invalid_value") from exc
+        return options
+
+    def _sampling(self, request: Request) -> Sampling:
+        """Without a seed every request draws one: with the configured seed all answers would be alike."""
+        for name in PENALTIES:
+            if getattr(request, name, None):
+                raise bad_request(f"{name}: {NO_PENALTY}", name, "invalid_value")
+        values = {name: getattr(request, name, None) for name in SAMPLING_FIELDS}
+        seed: int | None = getattr(request, "seed", None)
+        update = {name: value for name, value in values.items() if value is not None}
+        update["seed"] = random.getrandbits(31) if seed is None else seed
+        return self.offer.defaults.sampling.model_copy(update=update)
+
+    def _budget(self, overrides: StepspecOptions, name: str, tokens: int | None, effort: Effort | None) -> Budget:
+        """Return the budget; *tokens* is the request's own limit and *name* the name of its parameter."""
+        requested = overrides.budget.tokens if overrides.budget else None
+        if tokens == 1:
+            raise bad_request(f"{name}=1 has no room to think and to answer: send at least 2", name, "invalid_value")
+        if tokens is not None and requested is not None and tokens != requested:
+            message = f"{name} is {tokens} and stepspec.budget.tokens {requested}: both are one limit, send one of them"
+            raise bad_request(message, "stepspec.budget.tokens", "invalid_value")
+        budget = self.offer.defaults.budget.budget()
+        budget = replace(budget, tokens=tokens, answer=None) if tokens else budget
+        budget = self._limited(_with_overrides(budget, overrides), overrides)
+        if effort is None:
+            return budget
+        answer = budget.for_answer
+        thinking = max(1, int((budget.tokens - answer) * EFFORT[effort]))
+        return replace(budget, tokens=answer + thinking, answer=answer)
+
+    def _message_budget(self, request: MessagesRequest) -> Budget:
+        """Return the budget of a message: its thinking may be limited, and all the rest is for the answer."""
+        budget = self._budget(request.overrides, "max_tokens", request.max_tokens, None)
+        thinking = budget.tokens - budget.for_answer
+        if request.effort is not None:
+            thinking = max(1, int(thinking * EFFORT[request.effort]))
+        if isinstance(request.thinking, EnabledThinking):
+            most = request.thinking.budget_tokens
+            if most >= request.max_tokens:
+                message = f"thinking.budget_tokens is {most}: send less than max_tokens, which is {request.max_tokens}"
+                raise bad_request(message, "thinking.budget_tokens", "invalid_value")
+            thinking = min(thinking, most)
+        return replace(budget, answer=max(budget.for_answer, budget.tokens - thinking))
+
+    def _limited(self, budget: Budget, overrides: StepspecOptions) -> Budget:
+        """Limit the tokens as the settings say; the tokens that the request reserves for the answer stay."""
+        most = self.settings.max_tokens
+        if most is None or budget.tokens <= most:
+            return budget
+        answer = overrides.budget.answer if overrides.budget else None
+        _check_answer(answer, most)
+        return replace(budget, tokens=most, answer=answer)
+
+
+def forwarded_priority(content: Mapping[str, Any], best: int | None) -> int | None:
+    """
+    Return the priority, among runs, of a request that is forwarded; None if the client's own stays as it is.
+
+    *best* is what the client may have at best, and what a request without one gets. Raise `ApiError` for a better one.
+    """
+    if best is None:
+        return None
+    try:
+        asked = _PRIORITY.validate_python(content.get("priority"))
+    except ValidationError as exc:
+        wrong = exc.errors()[0]["msg"]
+        raise bad_request(
+            f"priority: {wrong}; send an integer from -1000 to 1000", "priority", "invalid_value"
+        ) from exc
+    return _allowed_priority(asked, best, "priority")
+
+
+def _allowed_priority(asked: int | None, best: int, param: str) -> int:
+    if asked is not None and asked < best:
+        message = f"{param} is {asked}, and the API key allows {best} at best: send {best} or more; lower is first"
+        raise bad_request(message, param, "invalid_value")
+    return best if asked is None else asked
+
+
+def _max_tokens(request: ChatRequest) -> tuple[str, int | None]:
+    """Return the limit of tokens with the name of its parameter."""
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        message = "max_tokens and max_completion_tokens differ: send one of them"
+        raise bad_request(message, "max_tokens", "invalid_value")
+    return ("max_completion_tokens", new) if new else ("max_tokens", old)
+
+
+def _check_least(least: int | None, name: str, most: int | None) -> None:
+    """Refuse a least number of tokens above the limit, as vLLM does; it has no other effect."""
+    if least is not None and most is not None and least > most:
+        raise bad_request(
+            f"min_tokens is {least} and {name} {most}: send at most {most}", "min_tokens", "invalid_value"
+        )
+
+
+def _with_overrides(budget: Budget, overrides: StepspecOptions) -> Budget:
+    requested = overrides.budget.model_dump(exclude_none=True) if overrides.budget else {}
+    if "tokens" in requested and "answer" not in requested:
+        requested["answer"] = None
+    values = {field.name: getattr(budget, field.name) for field in fields(Budget)} | requested
+    _check_answer(values["answer"], values["tokens"])
+    return Budget(**values)
+
+
+def _check_answer(answer: int | None, tokens: int) -> None:
+    if answer is not None and answer >= tokens:
+        message = f"{answer} tokens for the answer leave none of {tokens} to think"
+        raise bad_request(message, "stepspec.budget.answer", "invalid_value")
+
+
+def _stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise bad_request(f"{len(stops)} stop strings: at most {MAX_STOPS} are allowed", param, "invalid_value")
+    if "" in stops:
+        raise bad_request("a stop string is empty", param, "invalid_value")
+    return stops
+
+
+def _toolset(
+    request: ChatRequest | ResponsesRequest | MessagesRequest, format: Format | None, param: str
+) -> Toolset | None:
+    """Return the tools of *request*; None if it has none. *param* is the name of its parameter for the *format*."""
+    tools, choice = request.toolset, request.chosen_tool
+    if not tools:
+        if choice not in ("auto", "none"):
+            raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice", "invalid_value")
+        return None
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise bad_request(f"two tools are called {twice!r}: give each a name of its own", "tools", "invalid_value")
+    if choice not in ("auto", "none", "required", *names):
+        hint = near(choice, names)
+        raise bad_request(f"tool_choice names {choice!r}, which is no tool{hint}", "tool_choice", "invalid_value")
+    if format is not None and choice != "none":
+        raise bad_request(
+            "an answer has either a format or tools to call: leave out one of them, or send tool_choice none",
+            param,
+            "invalid_value",
+        )
+    return Toolset(tools, choice, request.parallel_tool_calls is not False)
+
+
+def _answer_format(format: Part | None) -> Format | None:
+    match format:
+        case SchemaJson(json_schema=schema):
+            return schema.rules
+        case SchemaFormat(rules=rules) | OutputFormat(rules=rules):
+            return rules
+        case AnyJson():
+            return "json"
+        case _:
+            return None

@@ -1,0 +1,1 @@
+"""The HTTP side of the service: the application, its middleware, routes and limits, and the pass-through."""

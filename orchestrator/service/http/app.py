@@ -1,0 +1,165 @@
+"""The application: routes, errors and middleware over an offer; and the server that runs it and drains at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from ...errors import ConfigurationError
+from ..formats import openapi
+from ..offer import Offer
+from ..settings import ServiceSettings
+from ..watch.metrics import Metrics
+from ..watch.records import ServiceObserver, notify
+from . import routes
+from .admission import Drain
+from .errors import ApiError
+from .middleware import RequestMiddleware, service_request
+from .protocol import LimitedProtocol
+from .runs import ServiceContext
+
+EXPOSED_HEADERS = (
+    "X-Request-Id",
+    "request-id",
+    "x-stepspec-version",
+    "x-stepspec-overhead-ms",
+    "Retry-After",
+    "x-should-retry",
+    "retry-after-ms",
+    *(f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
+)  # to scripts of other origins
+CLOSE_SECONDS = 5.0  # to close open connections when the time to drain is over
+
+
+class Service:
+    """One service: the `app` that a server runs, its shared `context`, and its `metrics`."""
+
+    def __init__(self, offer: Offer, settings: ServiceSettings, observers: Sequence[ServiceObserver] = ()) -> None:
+        all_observers: list[ServiceObserver] = [*observers]
+        observe = notify(all_observers)
+        self.context = context = ServiceContext.of(offer, settings, observe)
+        self.metrics = metrics = Metrics(
+            context.admission,
+            offer.version,
+            offer.unjudged,
+            offer.speculation,
+        )
+        all_observers.append(metrics)
+
+        @asynccontextmanager
+        async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+            async with context.open():
+                yield
+
+        self.app = app = FastAPI(
+            title="stepspec",
+            version=offer.version,
+            lifespan=lifespan,
+            docs_url=None,  # Both pages would load scripts from other sites.
+            redoc_url=None,
+            root_path=settings.root_path,
+        )
+        app.openapi = openapi.describer(app, context.models, locked=settings.locked)  # type: ignore[method-assign]
+        for router in (
+            routes.api_router(context),
+            routes.messages_router(context),
+            routes.page_router(context),
+            routes.health_router(context, metrics.scrape),
+        ):
+            app.include_router(router)
+        app.add_exception_handler(ApiError, _error_response)
+        app.add_exception_handler(HTTPException, _error_response)
+        app.add_middleware(
+            RequestMiddleware,
+            settings=settings,
+            clients=context.clients,
+            version=offer.version,
+            observe=observe,
+            session_header=offer.session_header,
+        )
+        if settings.cors_origins:
+            app.add_middleware(
+                CORSMiddleware,
+                allow_origins=list(settings.cors_origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=list(EXPOSED_HEADERS),
+            )
+
+
+async def _error_response(request: Request, exc: Exception) -> Response:
+    record = service_request(request)
+    record.error = error = record.in_its_api(exc if isinstance(exc, ApiError) else _http_error(request, exc))
+    return Response(record.error_body(error), error.status, error.all_headers, "application/json")
+
+
+def _http_error(request: Request, exc: Exception) -> ApiError:
+    assert isinstance(exc, HTTPException)
+    path = request.scope["path"]
+    if exc.status_code == 404:
+        return ApiError(404, f"there is no path {path}; /openapi.json lists all paths", code="not_found")
+    message = f"{path} does not support {request.method}" if exc.status_code == 405 else exc.detail
+    return ApiError(exc.status_code, message, code="method_not_allowed", headers=exc.headers)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the port. Raise `ConfigurationError` if that is impossible."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"cannot listen at {host} port {port}: {exc.strerror or exc}; choose another with --port (0: any)"
+        ) from exc
+    # Without it a step waits up to 40 ms for the client to acknowledge the one before. Connections inherit it.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
+
+
+def server_config(service: Service, settings: ServiceSettings) -> uvicorn.Config:
+    """How uvicorn serves *service*."""
+    return uvicorn.Config(
+        service.app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(CLOSE_SECONDS),
+        timeout_keep_alive=75,  # longer than the usual proxies keep a connection
+        http=LimitedProtocol,
+    )
+
+
+class ServiceServer(uvicorn.Server):
+    """
+    A uvicorn server that drains on the first signal: it admits no more requests, and exits when all are answered.
+
+    Draining takes `drain_seconds` at most. On the second signal it exits at once. *log* receives its messages.
+    """
+
+    def __init__(self, service: Service, settings: ServiceSettings, log: Callable[[str], None]) -> None:
+        super().__init__(server_config(service, settings))
+        self._drain = Drain(service.context.admission, settings, log, self._exit)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; exit at once on the second signal."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._drain.signal)
+
+    def _exit(self) -> None:
+        self.should_exit = True

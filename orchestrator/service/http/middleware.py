@@ -1,0 +1,213 @@
+"""The outermost layer of the application: makes the record of a request, checks its key and size, adds headers."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..settings import ServiceSettings
+from ..watch.records import (
+    HEALTH_PATHS,
+    TRACE_HEADERS,
+    RequestArrived,
+    RequestFailed,
+    RequestFinished,
+    ServiceObserver,
+    ServiceRequest,
+)
+from .errors import CLIENT_CLOSED, ApiError, api_error
+from .limits import Clients
+
+PUBLIC_PATHS = HEALTH_PATHS | {"/", "/version", "/metrics", "/openapi.json"}
+"""The only paths that need no key: health and metrics, and the page, which asks for a key itself."""
+
+LOCAL_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".test")  # nobody can register a name below them
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def service_request(connection: HTTPConnection) -> ServiceRequest:
+    """Return the record that `RequestMiddleware` made of this request."""
+    request = connection.scope["stepspec.request"]
+    assert isinstance(request, ServiceRequest)
+    return request
+
+
+def request_id(header: str | None) -> str:
+    """Return the client's own id if it is safe in a header and in a log; otherwise a new one."""
+    return header if header and _ID.fullmatch(header) else uuid.uuid4().hex
+
+
+class RequestMiddleware:
+    """
+    Makes a `ServiceRequest` of every HTTP request; refuses those without a key, over a limit, and too large.
+
+    Where no key is needed, it refuses those of other sites' pages, unless *settings* allow them.
+
+    *observe* receives `RequestArrived`, `RequestFailed` and `RequestFinished`. The *session_header* of a request is
+    forwarded to the served models; "" if there is none.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: ServiceSettings,
+        clients: Clients,
+        version: str,
+        observe: ServiceObserver,
+        session_header: str = "",
+    ) -> None:
+        self._app, self._version, self._observe = app, version, observe
+        self._clients = clients
+        self._max_bytes, self._body_seconds = settings.max_body_bytes, settings.send_seconds
+        self._checks_origin, self._origins = not (settings.locked or settings.insecure), settings.cors_origins
+        self._session_header = session_header.lower()
+        self._forward = (*TRACE_HEADERS, *([self._session_header] if session_header else []))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request = ServiceRequest(
+            request_id(headers.get("x-request-id")), scope["method"], _path(scope), headers, self._forward
+        )
+        request.session = request.forwarded.get(self._session_header, "")
+        scope["stepspec.request"] = request
+        self._observe(RequestArrived(request))
+        try:
+            await self._handle(request, scope, receive, self._with_headers(request, send))
+        finally:
+            request.status = request.status or CLIENT_CLOSED
+            self._clients.charge(request)
+            self._observe(RequestFinished(request))
+
+    async def _handle(self, request: ServiceRequest, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._check(request)
+            await self._app(scope, self._limited(receive), send)
+        except ClientDisconnect:
+            request.status = CLIENT_CLOSED
+        except Exception as exc:
+            request.error = error = request.in_its_api(api_error(exc))
+            if not isinstance(exc, ApiError):
+                self._observe(RequestFailed(request, exc))
+            if not request.status:
+                await send_error(error, request, send)  # A response that has begun is broken off by the server.
+
+    def _check(self, request: ServiceRequest) -> None:
+        if self._checks_origin:
+            check_origin(request.headers, self._origins)
+        client = self._clients.find(request.headers.get("authorization"), request.headers.get("x-api-key"))
+        if client is None and request.path not in PUBLIC_PATHS:
+            raise ApiError(
+                401,
+                "an API key is needed: send the header Authorization: Bearer KEY, or x-api-key: KEY, with one of the "
+                "service's keys",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        request.client = client or ""
+        self._clients.admit(request)
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._max_bytes:
+            raise self._too_large()
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Limit the size of the body, and the time until all of it is there."""
+        size, complete = 0, False
+        deadline = asyncio.get_running_loop().time() + self._body_seconds
+
+        async def limited() -> Message:
+            nonlocal size, complete
+            try:
+                async with asyncio.timeout_at(None if complete else deadline):
+                    message = await receive()
+            except TimeoutError:
+                text = f"the body did not arrive within {self._body_seconds:g} s"
+                raise ApiError(408, text, retry=True) from None
+            size += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if size > self._max_bytes:
+                raise self._too_large()
+            return message
+
+        return limited
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self._max_bytes} bytes", code="body_too_large")
+
+    def _with_headers(self, request: ServiceRequest, send: Send) -> Send:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                request.status = request.status or message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request.id
+                if request.anthropic:
+                    headers["request-id"] = request.id
+                headers["x-stepspec-version"] = self._version
+                overhead = f"{request.overhead * 1000:.2f}"
+                headers.setdefault("x-stepspec-overhead-ms", overhead)  # A replica behind a front has set its own.
+                self._clients.charge(request)
+                for name, value in self._clients.headers(request).items():
+                    headers[name] = value
+            await send(message)
+
+        return send_with_headers
+
+
+def _path(scope: Scope) -> str:
+    """Return the path without the prefix that a proxy may leave in it; routes are found by the same rule."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
+
+
+async def send_error(error: ApiError, request: ServiceRequest, send: Send) -> None:
+    """Answer *request* with *error*."""
+    body = request.error_body(error)
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.all_headers}
+    raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+
+def check_origin(headers: Mapping[str, str], origins: Sequence[str]) -> None:
+    """
+    Raise `ApiError` if a request to a service without keys comes from a page other than its own and *origins*.
+
+    A browser sends a page's requests to any address, this machine's own included, and a page whose name is made to
+    point there (DNS rebinding) may read the answers too. Keys stop both; without them, `Host` and `Origin` do.
+    """
+    host, origin = headers.get("host", ""), headers.get("origin")
+    if origin is not None and "*" not in origins and origin not in origins and origin.partition("://")[2] != host:
+        raise ApiError(
+            403,
+            f"pages of {origin!r} may not use this service: list it in STEPSPEC_SERVICE__CORS_ORIGINS (or "
+            "--cors-origin), or set STEPSPEC_SERVICE__KEYS (or --key)",
+            code="origin_not_allowed",
+        )
+    if registrable(host):
+        raise ApiError(
+            403,
+            f"the service has no key, and {host!r} is not a name of this machine alone: use its address, set "
+            "STEPSPEC_SERVICE__KEYS (or --key), or add --insecure to admit every client",
+            code="host_not_allowed",
+        )
+
+
+def registrable(host: str) -> bool:
+    """Whether *host*, with or without a port, is a name that others can own: no address, and no name of a local net."""
+    before, _, port = host.rpartition(":")
+    name = (before if port.isdecimal() else host).lower().rstrip(".")
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return "." in name and not name.endswith(LOCAL_DOMAINS)
+    return False

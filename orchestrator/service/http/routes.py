@@ -1,0 +1,270 @@
+"""The routes: OpenAI's and Anthropic's APIs, the page with its own runs, and health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import HTMLResponse, Response
+
+from ...chain import Message, Tool
+from ...errors import StepspecError
+from ..formats import openapi
+from ..formats.deltas import json_response
+from ..formats.message_replies import MessagesReply, model_info, model_list
+from ..formats.messages import CountTokensRequest, MessagesRequest
+from ..formats.replies import ChatReply, LiveReply, ReplyFormat, ResponsesReply, reply
+from ..formats.requests import (
+    AUTO,
+    Resolver,
+    RunRequest,
+    ServedModel,
+    forwarded_priority,
+    parse_json,
+    parse_request,
+)
+from ..formats.schemas import ChatRequest, LiveRequest, ResponsesRequest
+from ..watch.records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
+from .errors import api_error, bad_request
+from .middleware import service_request
+from .runs import Runs, ServiceContext, deadline
+from .streaming import ClientConnection
+
+
+def api_router(context: ServiceContext) -> APIRouter:
+    """Make the routes of OpenAI's API."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", **openapi.CHAT)
+    async def chat(http_request: Request) -> Response:
+        """Answer a conversation, and stream every step of the reasoning as it is verified."""
+        call = await ModelCall.read(context, http_request)
+        if isinstance(call.model, ServedModel):
+            return call.forward(call.model)
+        body = parse_request(ChatRequest, call.content)
+        call.request.log_fields["user"] = body.safety_identifier or body.user
+        runs = call.runs(*call.resolver(call.model).chat(body))
+        thinking = body.overrides.thinking or context.settings.thinking
+        return call.reply(runs, ChatReply(runs, call.request, body, thinking), stream=bool(body.stream))
+
+    @router.post("/v1/completions", **openapi.COMPLETIONS)
+    async def completions(http_request: Request) -> Response:
+        """Forward a completion to one of the served models."""
+        call = await ModelCall.read(context, http_request)
+        if isinstance(call.model, ServedModel):
+            return call.forward(call.model)
+        names = ", ".join(context.models.served)
+        raise bad_request(
+            f"{call.content['model']!r} is a method, and methods answer conversations: POST /v1/chat/completions, or "
+            f"ask a served model by its own name ({names})",
+            "model",
+            "unsupported_model",
+        )
+
+    @router.post("/v1/responses", **openapi.RESPONSES)
+    async def responses(http_request: Request) -> Response:
+        """Answer in the Responses API, and stream every step of the reasoning as it is verified."""
+        call = await ModelCall.read(context, http_request)
+        if isinstance(call.model, ServedModel):
+            return call.forward(call.model)
+        body = parse_request(ResponsesRequest, call.content)
+        call.request.log_fields["user"] = body.safety_identifier or body.user
+        runs = call.runs(call.resolver(call.model).response(body))
+        thinking = body.overrides.thinking or context.settings.thinking
+        return call.reply(runs, ResponsesReply(runs, call.request, body, thinking), stream=bool(body.stream))
+
+    @router.get("/v1/models", **openapi.MODELS)
+    async def models(http_request: Request) -> Response:
+        """List the methods, and both served models by their own names."""
+        listing = context.models.listing(context.created)
+        if service_request(http_request).anthropic:
+            return json_response(model_list(listing))
+        return json_response({"object": "list", "data": listing})
+
+    @router.get("/v1/models/{name:path}", **openapi.MODEL)
+    async def model(name: str, http_request: Request) -> Response:
+        """Describe one model."""
+        described = context.models.describe(name, context.created)
+        return json_response(model_info(described) if service_request(http_request).anthropic else described)
+
+    return router
+
+
+def messages_router(context: ServiceContext) -> APIRouter:
+    """Make the routes of Anthropic's Messages API."""
+    router = APIRouter()
+
+    @router.post(MESSAGES_PATH, **openapi.MESSAGES)
+    async def messages(http_request: Request) -> Response:
+        """Answer a conversation as Anthropic's API does, and stream every step of the thinking as it is verified."""
+        call = await ModelCall.read(context, http_request)
+        if isinstance(call.model, ServedModel):
+            return call.forward(call.model)
+        body = parse_request(MessagesRequest, call.content)
+        call.request.log_fields["user"] = body.user
+        runs = call.runs(call.resolver(call.model).message(body))
+        thinking = body.place_of_thinking(context.settings.thinking)
+        return call.reply(runs, MessagesReply(runs, call.request, body, thinking), stream=bool(body.stream))
+
+    @router.post(COUNT_PATH, **openapi.COUNT_TOKENS)
+    async def count_tokens(http_request: Request) -> Response:
+        """Count the tokens of a conversation, as the large model reads it."""
+        call = await ModelCall.read(context, http_request)
+        if isinstance(call.model, ServedModel):
+            return call.forward(call.model)
+        body = parse_request(CountTokensRequest, call.content)
+        return call.count(body.problem_messages, body.toolset)
+
+    return router
+
+
+def page_router(context: ServiceContext) -> APIRouter:
+    """Make the routes of the page."""
+    router = APIRouter()
+
+    @router.get("/", **openapi.PAGE)
+    async def page() -> Response:
+        """Return the page that shows a run."""
+        from ..watch.page import headers, html  # reads the page from disk on first use
+
+        return HTMLResponse(html(), headers=headers())
+
+    @router.get("/live/methods", **openapi.LIVE_METHODS)
+    async def methods() -> Response:
+        """List the methods with their options, the default method, and the names of the served models."""
+        offer = context.offer
+        methods = [
+            {"name": name, "about": method.description, "options": offer.default_options(name)}
+            for name, method in offer.methods.items()
+        ]
+        served = {"small": offer.engine.small.name, "large": offer.engine.large.name}
+        return json_response({"default": offer.defaults.policy, "methods": methods, "models": served})
+
+    @router.post("/live", **openapi.LIVE)
+    async def live(http_request: Request) -> Response:
+        """Run a problem; stream every event as it happens, and the solution at the end."""
+        request = service_request(http_request)
+        body = parse_request(LiveRequest, parse_json(await http_request.body()))
+        request.model, request.stream = context.models.label(body.model), True
+        method = context.models.find(body.model)
+        if isinstance(method, ServedModel):
+            raise bad_request(f"{body.model!r} is a served model, and only the runs of methods have events", "model")
+        call = ModelCall(context, request, b"", {"model": body.model}, method)
+        return call.reply(call.runs(call.resolver(method).live(body)), LiveReply(), stream=True)
+
+    return router
+
+
+def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str]]) -> APIRouter:
+    """Make the routes for operators, none of which calls a model. *scrape* returns metrics and their content type."""
+    router = APIRouter()
+
+    async def alive() -> Response:
+        """Confirm that the process answers."""
+        return Response()
+
+    for path in ("/health", "/health/liveness", "/health/liveliness", "/ping"):
+        name = path.strip("/").replace("/", "_")
+        router.add_api_route(path, alive, methods=["GET"], operation_id=name, **openapi.ALIVE)
+        router.add_api_route(path, alive, methods=["HEAD"], include_in_schema=False)
+
+    @router.head("/health/readiness", include_in_schema=False)
+    @router.get("/health/readiness", **openapi.READY)
+    async def ready() -> Response:
+        """
+        Say whether new requests are admitted: not while shutting down, nor while the large model is down.
+
+        The status is "degraded" while only the small model is down: the large one answers alone.
+        """
+        status = "draining" if context.admission.closed else context.health.status
+        roles: dict[str, bool] = {role: role_up for role, role_up in context.health.up.items()}
+        return json_response({"status": status, **roles}, 200 if status in ("ready", "degraded") else 503)
+
+    @router.get("/version", **openapi.VERSION)
+    async def version() -> Response:
+        """Return the version."""
+        return json_response({"version": context.offer.version})
+
+    @router.get("/metrics", **openapi.METRICS)
+    async def metrics() -> Response:
+        """Return the metrics in Prometheus' text format."""
+        text, kind = scrape()
+        return Response(text, headers={"Content-Type": kind})
+
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A request to a *model*: a method, or a served model. *content* is its *body*, parsed."""
+
+    context: ServiceContext
+    request: ServiceRequest
+    body: bytes
+    content: Mapping[str, Any]
+    model: str | ServedModel
+
+    @classmethod
+    async def read(cls, context: ServiceContext, http_request: Request) -> ModelCall:
+        """Read the body and find the model. Raise `ApiError`."""
+        request = service_request(http_request)
+        body = await http_request.body()
+        content = parse_json(body)
+        name = content.get("model")
+        if "model" not in content:
+            raise bad_request("model is missing", "model", "missing")
+        if not isinstance(name, str) or not name:
+            raise bad_request("model has to be a name", "model")
+        request.model = context.models.label(name)
+        request.stream = content.get("stream") is True
+        return cls(context, request, body, content, context.models.find(name))
+
+    def resolver(self, method: str) -> Resolver:
+        context = self.context
+        best = context.clients.best_priority(self.request.client)
+        return Resolver(method, context.offer, context.settings, self.content.get("model") == AUTO, best)
+
+    def runs(self, *run_requests: RunRequest) -> Runs:
+        return Runs(self.context, self.request, run_requests)
+
+    def reply(self, runs: Runs, format: ReplyFormat, *, stream: bool) -> Response:
+        """Answer with *runs*, written in *format*."""
+        return self.context.respond(self.request, partial(reply, runs, format, stream=stream))
+
+    def forward(self, model: ServedModel) -> Response:
+        """Answer with what the server of *model* answers."""
+
+        async def work(connection: ClientConnection) -> None:
+            priority = forwarded_priority(self.content, self.context.clients.best_priority(self.request.client))
+            async with self._admitted(priority or 0) as seconds:
+                upstream = self.context.upstream
+                await upstream.forward(self.request, model, self.content, self.body, connection, seconds, priority)
+
+        return self.context.respond(self.request, work)
+
+    def count(self, conversation: tuple[Message, ...], tools: tuple[Tool, ...]) -> Response:
+        """Answer with the number of tokens of *conversation* with *tools*."""
+
+        async def work(connection: ClientConnection) -> None:
+            async with self._admitted() as seconds, asyncio.timeout(seconds):
+                try:
+                    tokens = await self.context.offer.engine.large.count(conversation, tools)
+                except StepspecError as exc:
+                    raise api_error(exc) from exc
+            await connection.send_json(orjson.dumps({"input_tokens": tokens}))
+
+        return self.context.respond(self.request, work)
+
+    @asynccontextmanager
+    async def _admitted(self, priority: int = 0) -> AsyncGenerator[float]:
+        """Wait for admission, and yield the seconds that the request may still take. Raise `ApiError`."""
+        context, request = self.context, self.request
+        async with context.admission.enter(priority) as waited:
+            request.queued, request.admitted = waited, request.seconds
+            yield max(deadline(context.settings, request, stream=request.stream) - waited, 0.001)

@@ -1,0 +1,181 @@
+"""Metrics in Prometheus' text format, in a registry of their own. Labels have few values, whatever clients send."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from ...events import AnswerJudged, Called, Decided, Event, FellBack
+from ...solution import Solution
+from ...stats import Acceptance
+from ..http.admission import Admission
+from .records import (
+    MODEL_PATHS,
+    HealthChecked,
+    RequestFinished,
+    RunEvent,
+    RunResult,
+    ServiceEvent,
+    ServiceRequest,
+)
+
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
+MILLISECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
+NO_MODEL = "none"  # the label of requests that name no model, or that were refused unread
+
+
+class Metrics:
+    """An observer that counts. The *unjudged* methods accept every draft, and have no accept ratio."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        version: str,
+        unjudged: Collection[str] = (),
+        speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance],
+    ) -> None:
+        self._unjudged = unjudged
+        self._speculation, self._speculation_before = speculation, dict[str, Acceptance]()
+        self.registry = registry = CollectorRegistry()
+        labels = ("endpoint", "model")
+
+        def histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"stepspec_{name}", help, labels, buckets=buckets, registry=registry)
+
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(f"stepspec_{name}", help, labels, registry=registry)
+
+        def gauge(name: str, help: str, *labels: str) -> Gauge:
+            return Gauge(f"stepspec_{name}", help, labels, registry=registry)
+
+        self._requests = counter("requests", "Answered requests, by HTTP status.", *labels, "status")
+        self._seconds = histogram("request_seconds", "Seconds from request to end of answer.", SECONDS, *labels)
+        self._first = histogram(
+            "first_step_seconds", "Seconds from a request to its first verified step.", SECONDS, "endpoint", "model"
+        )
+        self._queued = histogram("queue_seconds", "Seconds that a request waited for admission.", SECONDS)
+        self._overhead = histogram(
+            "overhead_seconds",
+            "Seconds in the service itself: no queue, no model.",
+            MILLISECONDS,
+            *labels,
+        )
+        self._refused = counter("refusals", "Requests without an answer or with an incomplete one.", "endpoint", "code")
+        self._steps = counter("steps", "Written steps, by fate.", "model", "author", "fate")
+        self._tokens = counter("tokens", "Written tokens, by fate.", "model", "role", "fate")
+        self._prompt = counter("prompt_tokens", "Prompt tokens sent to a server.", "model", "role", "cached")
+        self._waste = histogram("waste_ratio", "Discarded tokens over written ones, per run.", RATIOS, "model", "role")
+        self._accepted = histogram("accept_ratio", "Accepted drafts over judged ones, per run.", RATIOS, "model")
+        self._ended = counter("runs", "Finished runs, by finish reason.", "model", "reason")
+        self._upstream = histogram("upstream_seconds", "Seconds of requests to a model.", SECONDS, "role", "verb")
+        self._failed = counter("upstream_errors", "Failed requests to a model.", "role", "verb")
+        self._decisions = counter("decisions", "Decisions of auto: the method, or the large model.", "model", "choice")
+        self._answers = counter("judged_answers", "Answers that a verifier judged.", "model", "outcome")
+        self._fallbacks = counter("verifier_failures", "Failures of the verifier, by fallback.", "stage", "fallback")
+        self._clients = counter("client_requests", "Answered requests of a named client.", "client", "status")
+        self._client_tokens = counter(
+            "client_large_tokens", "Tokens that the large model wrote, or read to judge, for a client.", "client"
+        )
+        self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
+        self._passes = counter("speculation_passes", "Forward passes that verified tokens drafted by a server.", "role")
+        self._drafted = counter("speculation_drafted_tokens", "Tokens drafted by the servers of a role.", "role")
+        self._accepted_tokens = counter("speculation_accepted_tokens", "Accepted ones of these tokens.", "role")
+        self._running = gauge("requests_running", "Requests that are running.")
+        self._waiting = gauge("requests_waiting", "Requests that wait for admission.")
+        self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.")
+        self._admission = admission
+        admission.watch(self._count_admitted)
+        Info("stepspec", "Version of the service.", registry=registry).info({"version": version})
+
+    def scrape(self) -> tuple[bytes, str]:
+        """Return the metrics as text, and its content type."""
+        self._count_evidence()
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def _count_admitted(self) -> None:
+        self._running.set(self._admission.running)
+        self._waiting.set(self._admission.waiting)
+
+    def _count_evidence(self) -> None:
+        """Count what no event reports: the tasks, and the token-level speculation of the servers."""
+        with suppress(RuntimeError):  # outside of an event loop
+            self._tasks.set(len(asyncio.all_tasks()))
+        for role, counts in self._speculation().items():
+            self._count_speculation(role, counts)
+
+    def _count_speculation(self, role: str, counts: Acceptance) -> None:
+        new = counts - self._speculation_before.get(role, Acceptance())
+        self._speculation_before[role] = counts
+        self._passes.labels(role).inc(new.drafts)
+        self._drafted.labels(role).inc(new.drafted)
+        self._accepted_tokens.labels(role).inc(new.accepted)
+
+    def __call__(self, event: ServiceEvent) -> None:
+        match event:
+            case RunEvent(request, _, _, run_event):
+                self._run_event(request, run_event)
+            case RunResult(request, _, solution):
+                self._run_result(request.model, solution)
+            case RequestFinished(request):
+                self._request(request)
+            case HealthChecked(role, up):
+                self._up.labels(role).set(up)
+            case _:
+                pass
+
+    def _run_event(self, request: ServiceRequest, event: Event) -> None:
+        match event:
+            case Called():
+                self._upstream.labels(event.role, event.verb).observe(event.seconds)
+                if event.fate == "failed":
+                    self._failed.labels(event.role, event.verb).inc()
+            case Decided(choice=choice):
+                self._decisions.labels(request.model, choice).inc()
+            case AnswerJudged(accepted=accepted):
+                outcome = "unjudged" if accepted is None else "accepted" if accepted else "rejected"
+                self._answers.labels(request.model, outcome).inc()
+            case FellBack(stage=stage, fallback=fallback):
+                self._fallbacks.labels(stage, fallback).inc()
+            case _:
+                pass
+
+    def _run_result(self, model: str, solution: Solution) -> None:
+        self._ended.labels(model, solution.finish_reason).inc()
+        for step in solution.steps:
+            self._steps.labels(model, step.author, step.fate).inc()
+        for account in (solution.ledger.small, solution.ledger.large, solution.ledger.critic):
+            for fate, tokens in (
+                ("kept", account.kept),
+                ("discarded", account.discarded),
+                ("judging", account.judging),
+            ):
+                self._tokens.labels(model, account.role, fate).inc(tokens)
+            self._prompt.labels(model, account.role, "true").inc(account.cached)
+            self._prompt.labels(model, account.role, "false").inc(account.prompt - account.cached)
+            if account.written:
+                self._waste.labels(model, account.role).observe(account.waste)
+        if solution.ledger.accept_rate is not None and model not in self._unjudged:
+            self._accepted.labels(model).observe(solution.ledger.accept_rate)
+
+    def _request(self, request: ServiceRequest) -> None:
+        endpoint, model = request.path if request.path in MODEL_PATHS else "other", request.model or NO_MODEL
+        self._requests.labels(endpoint, model, str(request.status)).inc()
+        if request.client:
+            self._clients.labels(request.client, str(request.status)).inc()
+            self._client_tokens.labels(request.client).inc(request.large_tokens)
+        if request.error is not None:
+            self._refused.labels(endpoint, request.error.code or str(request.error.status)).inc()
+        if endpoint == "other":
+            return
+        self._seconds.labels(endpoint, model).observe(request.seconds)
+        if request.first_step is not None:
+            self._first.labels(endpoint, model).observe(request.first_step)
+        if request.admitted is not None:
+            self._queued.observe(request.queued)
+        if request.upstream is not None:
+            self._overhead.labels(endpoint, model).observe(request.overhead)

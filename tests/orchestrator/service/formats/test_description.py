@@ -1,0 +1,177 @@
+"""The service follows its own OpenAPI description for any request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+import schemathesis
+from anyio.from_thread import start_blocking_portal
+from hypothesis import HealthCheck, Phase, given, reject
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.errors import InvalidSchema
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    ignored_auth,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from ..served import SCRIPT, TURN, Behind, Served, chosen, put_behind, serving
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    unsupported_method,
+    ignored_auth,
+]
+METHOD_PATHS = ("/v1/chat/completions", "/v1/responses")
+SETTINGS = chosen(keys=("k",))
+OPERATIONS = {
+    (path, method)
+    for method, paths in {
+        "POST": (
+            *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"),
+            *("/v1/messages", "/v1/messages/count_tokens"),
+        ),
+        "GET": (
+            *("/", "/v1/models", "/v1/models/{name}", "/live/methods", "/metrics", "/version", "/ping"),
+            *("/health", "/health/liveness", "/health/liveliness", "/health/readiness"),
+        ),
+    }.items()
+    for path in paths
+}
+
+
+@st.composite
+def cases(draw: st.DrawFn, operation: Any, mode: schemathesis.GenerationMode) -> schemathesis.Case[Any]:
+    """Draw a request; what schemathesis gives up in the middle of, for arrays it cannot fill, is drawn again."""
+    try:
+        case: schemathesis.Case[Any] = draw(operation.as_strategy(mode))
+    except InvalidSchema:
+        reject()
+    return case
+
+
+def refusal_names_the_parameter(ctx: object, response: Any, case: object) -> None:
+    """A check of schemathesis: a 400 says what is wrong, and where, unless the body is not JSON at all."""
+    if response.status_code == 400:
+        error = response.json()["error"]
+        assert error["message"], error
+        if response.json().get("type") != "error":  # Anthropic's errors name the parameter in the message
+            assert error["param"] is not None or error["code"] == "invalid_json", error
+
+
+class StreamsConform:
+    """Has a check of schemathesis: every event of a stream is as described, and the stream is complete."""
+
+    def __init__(self, base: str) -> None:
+        self._description = httpx2.get(f"{base}/openapi.json").json()
+        self.checked = 0
+
+    def events(self, ctx: object, response: Any, case: schemathesis.Case[Any]) -> None:
+        kind = next(iter(response.headers.get("content-type", [""]))).partition(";")[0]
+        if response.status_code != 200 or kind != "text/event-stream":
+            return
+        operation = self._description["paths"][case.path][case.method.lower()]
+        described = operation["responses"]["200"]["content"][kind]
+        lines = [line.decode() for line in response.content.splitlines() if line.startswith(b"data: ")]
+        if case.path == "/v1/chat/completions":
+            assert lines.pop() == "data: [DONE]"
+        if schema := described.get("x-event-schema"):
+            validator = Draft202012Validator({**schema, "components": self._description["components"]})
+            for line in lines:
+                validator.validate(json.loads(line.removeprefix("data: ")))
+        self.checked += 1
+
+
+@asynccontextmanager
+async def anything_behind(served: Served) -> AsyncGenerator[None]:
+    """Let whatever passes through be answered."""
+    runner = await put_behind(served, Behind(), "small", "large")
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture(scope="module")
+def base() -> Generator[str]:
+    """A service in an event loop of its own."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(serving(SETTINGS, script=(*SCRIPT[:8], "\n\n", "{}"))) as served,
+        portal.wrap_async_context_manager(anything_behind(served)),
+    ):
+        yield served.base
+
+
+def test_everything_is_described(base: str) -> None:
+    paths = httpx2.get(f"{base}/openapi.json").json()["paths"]
+    assert {(path, method.upper()) for path, operations in paths.items() for method in operations} == OPERATIONS
+
+
+@pytest.mark.parametrize("mode", [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE])
+@pytest.mark.parametrize(("path", "method"), sorted(OPERATIONS))
+def test_no_failure_and_no_undocumented_answer(
+    base: str, path: str, method: str, mode: schemathesis.GenerationMode
+) -> None:
+    operation = schemathesis.openapi.from_url(f"{base}/openapi.json")[path][method]
+    if mode is schemathesis.GenerationMode.NEGATIVE and not (operation.body or operation.path_parameters):
+        return  # There is nothing that could be wrong with it.
+    most = 60 if operation.body else 5
+
+    @given(case=cases(operation, mode))
+    @hypothesis_settings(
+        max_examples=most,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    def conforms(case: schemathesis.Case[Any]) -> None:
+        checks = [*CHECKS, refusal_names_the_parameter]
+        case.call_and_validate(headers={"Authorization": "Bearer k"}, checks=checks, timeout=60)
+
+    conforms()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", METHOD_PATHS)
+def test_streams_and_whole_replies_are_as_described(base: str, path: str, stream: bool) -> None:
+    streams = StreamsConform(base)
+    operation = schemathesis.openapi.from_url(f"{base}/openapi.json")[path]["POST"]
+
+    @given(case=cases(operation, schemathesis.GenerationMode.POSITIVE))
+    @hypothesis_settings(
+        max_examples=40,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    def conforms(case: schemathesis.Case[Any]) -> None:
+        asked: Any = {"messages": [TURN]} if path == METHOD_PATHS[0] else {"input": TURN["content"]}
+        body: Any = case.body
+        case.body = {**body, **asked, "stream": stream}  # what is generated rarely ends with a user's message
+        checks = [*CHECKS, refusal_names_the_parameter, streams.events]
+        case.call_and_validate(headers={"Authorization": "Bearer k"}, checks=checks, timeout=60)
+
+    conforms()
+    assert bool(streams.checked) is stream

@@ -1,0 +1,123 @@
+"""From events to the payloads of a client, without a connection."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepspec.orchestrator.chain import Chain, Step, Token
+from stepspec.orchestrator.events import Answered, Answering, Called, Committed, Event
+from stepspec.orchestrator.ledger import Account, Ledger
+from stepspec.orchestrator.run import FinishReason, Outcome
+from stepspec.orchestrator.service.formats import deltas as payloads
+from stepspec.orchestrator.service.formats.deltas import DeltaBuilder, TokenCounts
+from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.trace import Moment
+
+
+def step(text: str, tokens: int = 1) -> Step:
+    return Step(text, "small", tokens=(Token("x"),) * tokens)
+
+
+def solved(text: str, reason: FinishReason = "stop", events: tuple[Event, ...] = ()) -> Solution:
+    outcome = Outcome(Chain.of("p"), text, reason)
+    return Solution.of(outcome, [Moment(0.0, event) for event in (Answered(step(text)), *events)])
+
+
+def deltas(builder: DeltaBuilder, *events: Event, text: str) -> dict[str, str]:
+    joined: dict[str, str] = {}
+    deltas = [*(builder.add_event(event) for event in events), builder.finish(solved(text))]
+    for delta in filter(None, deltas):
+        for name, piece in delta.fields.items():
+            joined[name] = joined.get(name, "") + piece
+    return joined
+
+
+def test_the_marker_is_never_sent_and_the_text_between_is_unchanged() -> None:
+    events = Committed(0, step("a\n\n")), Committed(1, step(" b \n</think>")), Answering("c")
+    assert deltas(DeltaBuilder("reasoning", thinks=True), *events, text="c") == {
+        "reasoning": "a\n\n b \n",
+        "content": "c",
+    }
+
+
+def test_unsent_text_is_sent_at_the_end() -> None:
+    assert deltas(DeltaBuilder("both", thinks=True), Answering("It "), text="It is 2.")["content"] == "It is 2."
+    assert deltas(DeltaBuilder("both", thinks=True), Answering("It is 2."), text="It is 2.")["content"] == "It is 2."
+    assert deltas(DeltaBuilder("content", thinks=True), Committed(0, step("a\n\n")), text="") == {
+        "content": "<think>\na\n\n\n</think>\n\n"
+    }
+    assert deltas(DeltaBuilder("content", thinks=True), text="2") == {"content": "2"}
+
+
+def test_sent_text_is_never_taken_back() -> None:
+    assert deltas(DeltaBuilder("both", thinks=True), Answering("It was"), text="It is 2.")["content"] == "It was"
+
+
+@pytest.mark.parametrize("thinking", list(payloads.FIELDS))
+def test_a_model_that_answers_as_it_reasons_has_content_only(thinking: Any) -> None:
+    builder = DeltaBuilder(thinking, thinks=False)
+    events = Committed(0, step("a\n\n")), Answering("a"), Committed(1, step("b")), Answering("\n\nb")
+    assert deltas(builder, *events, text="a\n\nb") == {"content": "a\n\nb"}
+    delta = DeltaBuilder(thinking, thinks=False).add_event(Committed(0, step("a"), 0.5))
+    assert delta is not None
+    assert delta.step == {"index": 0, "author": "small", "grade": 0.5, "fate": "kept", "reason": ""}
+
+
+def test_the_time_of_the_servers_is_counted_once_where_they_overlap() -> None:
+    count = TokenCounts()
+    for started, seconds in ((1.0, 2.0), (2.0, 2.0), (2.5, 0.1), (7.0, 1.0)):
+        count(Called("small", "write", "done", started, seconds))
+    assert count.upstream == pytest.approx(4.0)
+    assert not count.written
+    count(Called("small", "write", "failed", 9.0, 1.0, written=3))
+    assert count.written
+
+
+def test_usage_counts_the_tokens_of_a_single_model() -> None:
+    counts = [TokenCounts(), TokenCounts()]
+    for count in counts:
+        for event in (
+            Called("large", "ask", "done", 2.0, 1.0, prompt=90, cached=80),
+            Called("small", "write", "done", 1.0, 1.0, prompt=9, cached=4, written=50),
+            Committed(0, step("a", 5)),
+            Answered(step("b", 3)),
+        ):
+            count(event)
+    assert payloads.usage(10, counts, thinks=True) == {
+        "prompt_tokens": 10,
+        "completion_tokens": 16,
+        "total_tokens": 26,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 10},
+    }
+    assert payloads.usage(3, counts, thinks=False)["prompt_tokens_details"] == {"cached_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"), [("stop", "stop"), ("length", "length"), ("time", "length"), ("repetition", "length")]
+)
+def test_every_truncation_has_the_finish_reason_length(reason: FinishReason, finish: str) -> None:
+    assert payloads.finish_reason(solved("x", reason)) == finish
+
+
+def test_ledgers_add_up() -> None:
+    one = Ledger(Account("small", kept=3, discarded=1, writing=0.5), Account("large", kept=1), drafts=2, accepted=1)
+    both = payloads.ledger([one, replace(one, accepted=2, chosen=1, skipped=3)])
+    assert (both["small"]["kept"], both["small"]["writing"], both["small"]["role"]) == (6, 1.0, "small")
+    assert (both["accept_rate"], both["share_large"], both["chosen"]) == (0.75, 0.25, 1)
+    assert both["skipped"] == 3
+    assert (both["nested"], both["sifted"]) == ((), ())
+
+
+def test_the_accounts_of_a_nested_pair_add_up_by_their_paths() -> None:
+    tiny, small = Account("small", 3, path="small.small"), Account("small", 1, path="small.large")
+    one = Ledger(Account("small", 4), Account("large"), nested=(small, tiny), sifted=(("small", 2, 1),))
+    both = payloads.ledger([one, one, replace(one, nested=(tiny,), sifted=())])
+    assert [(account["path"], account["kept"]) for account in both["nested"]] == [
+        ("small.large", 2),
+        ("small.small", 9),
+    ]
+    assert both["sifted"] == (("small", 4, 2),)

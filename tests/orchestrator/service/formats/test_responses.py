@@ -1,0 +1,145 @@
+"""The newer API, through the OpenAI SDK and in its own words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from ...endpoints.server import Refuse
+from ..served import ANSWER, SCRIPT, THINKING, serving
+from .test_sdk import client
+
+PROBLEM = "What is 1 + 1?"
+
+
+async def test_a_response_has_its_thinking_and_its_answer_as_items() -> None:
+    async with serving() as served, client(served) as sdk:
+        made = await sdk.responses.create(model="auto", input=PROBLEM, instructions="Be brief.")
+    assert (made.status, made.output_text, made.id) == ("completed", ANSWER, f"resp_{served.recorded.requests[0].id}")
+    thinking, message = made.output
+    assert thinking.type == "reasoning"
+    assert thinking.content is not None
+    assert thinking.content[0].text == THINKING
+    assert message.type == "message"
+    assert made.usage is not None
+    assert (made.usage.output_tokens, made.usage.output_tokens_details.reasoning_tokens) == (12, 8)
+    extra = made.model_extra or {}
+    assert (len(extra["steps"]), extra["ledger"]["small"]["kept"], extra["stepspec"]["answer"]) == (3, 8, "2")
+
+
+async def test_a_stream_has_the_same_content_in_numbered_events() -> None:
+    async with serving() as served, client(served) as sdk:
+        events = [event async for event in await sdk.responses.create(model="auto", input=PROBLEM, stream=True)]
+        async with sdk.responses.stream(model="auto", input=PROBLEM) as helped:
+            full = await helped.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *["reasoning_text.delta"] * 3,
+        *("reasoning_text.done", "content_part.done", "output_item.done", "output_item.added", "content_part.added"),
+        *["output_text.delta"] * kinds.count("output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    deltas = [event for event in events if event.type == "response.reasoning_text.delta"]
+    assert "".join(event.delta for event in deltas) == THINKING
+    assert [(event.model_extra or {})["stepspec"]["author"] for event in deltas] == ["small"] * 3
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == ANSWER
+    assert events[-1].type == "response.completed"
+    assert [item.type for item in events[-1].response.output] == ["reasoning", "message"]
+    assert full.output_text == ANSWER
+
+
+async def test_a_conversation_continues_with_the_returned_items() -> None:
+    async with serving() as served, client(served) as sdk:
+        first = await sdk.responses.create(model="auto", input=PROBLEM)
+        items: Any = [{"role": "user", "content": PROBLEM}, *first.output, {"role": "user", "content": "And then?"}]
+        second = await sdk.responses.create(model="auto", input=items)
+    assert second.output_text == ANSWER
+    assert second.usage is not None
+    assert first.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens
+
+
+async def test_json_and_budgets_and_effort_are_as_in_a_chat() -> None:
+    script = (*SCRIPT[:8], "\n\n", '{"x":', " 2}")
+    form: Any = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}
+    async with serving(script=script) as served, client(served) as sdk:
+        made = await sdk.responses.create(model="auto", input=PROBLEM, text=form, temperature=0.5, metadata={"a": "b"})
+        cut = await sdk.responses.create(
+            model="auto", input=PROBLEM, max_output_tokens=8, reasoning={"effort": "low"}, store=False
+        )
+        schemas = [body.get("structured_outputs") for path, body in served.large.requests if path == "/v1/completions"]
+    assert (made.output_text, made.temperature, made.metadata) == ('{"x": 2}', 0.5, {"a": "b"})
+    assert {"json": {"type": "object"}} in schemas
+    assert cut.status == "incomplete"
+    assert cut.incomplete_details is not None
+    assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+IMAGE = {"type": "input_image", "image_url": "data:"}
+
+
+async def test_what_a_load_generator_sends_has_no_effect() -> None:
+    forced: dict[str, Any] = {"ignore_eos": True, "min_tokens": 64, "stop": None}
+    body = {"model": "auto", "input": PROBLEM, "max_output_tokens": 64, "temperature": 0}
+    async with serving() as served:
+        plain, forced_reply = (
+            await served.post("/v1/responses", body),
+            await served.post("/v1/responses", body | forced),
+        )
+    assert (forced_reply.status, forced_reply.json["status"]) == (200, "completed")
+    assert forced_reply.json["output"][1]["content"] == plain.json["output"][1]["content"]
+    assert forced_reply.json["usage"] == plain.json["usage"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"input": []}, "input", "at least 1"),
+        ({"input": [{"role": "assistant", "content": "x"}]}, "input", "end with"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0]", "tools of the type function"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id", "missing"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "1"}]}, "input", "no message before it"),
+        ({"input": [{"type": "banana"}]}, "input[0]", "'reasoning'"),
+        ({"input": [{"role": "user", "content": None}]}, "input[0].content", "a valid string or a valid list"),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content", "read text only"),
+        ({"input": [{"role": "user", "contents": "x"}]}, "input[0].contents", "did you mean 'content'"),
+        ({"input": [{"role": "user"}]}, "input[0].content", "missing"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "missing"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "in the input"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "called reasoning.effort"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "nothing is added"),
+        ({"stepspec": {"options": {"threshold": "x"}}}, "stepspec.options.threshold", "number"),
+        ({"max_output_tokens": 1}, "max_output_tokens", "max_output_tokens=1"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]", "tools of the type function"),
+        ({"previous_response_id": "r"}, "previous_response_id", "send the whole conversation"),
+        ({"store": True}, "store", "nothing is stored"),
+        ({"background": True}, "background", "stream"),
+        ({"reasoning": {"effort": "none"}}, "reasoning.effort", "minimal"),
+        ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
+        ({"stepspec": {"options": {"thresholds": 1}}}, "stepspec.options.thresholds", "threshold"),
+        ({"stop": ["x"]}, "stop", "no stop strings"),
+        ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens", "min_tokens is 9 and max_output_tokens 8"),
+    ],
+)
+async def test_unsupported_fields_are_named(fields: dict[str, Any], param: str, words: str) -> None:
+    async with serving() as served:
+        reply = await served.post("/v1/responses", {"model": "auto", "input": PROBLEM, **fields})
+    assert reply.status == 400
+    assert reply.error["param"] == param
+    assert words in reply.error["message"]
+
+
+async def test_a_failure_has_its_status_or_is_raised_from_the_stream() -> None:
+    async with serving(policy="large") as served, client(served, max_retries=0) as sdk:
+        served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
+        extra = {"stepspec": {"ahead": 0}}
+        late = await sdk.responses.create(model="auto", input=PROBLEM, stream=True, extra_body=extra)
+        with pytest.raises(openai.APIError, match="dead"):
+            async for _ in late:
+                pass
+        with pytest.raises(openai.InternalServerError, match="dead"):
+            await sdk.responses.create(model="auto", input=PROBLEM)

@@ -1,0 +1,326 @@
+"""Unsupported fields of a request: the error names the field and the cure. No field is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.endpoints import Sampling
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.run_options import Limits, RunOptions
+from stepspec.orchestrator.service.formats.requests import Resolver, RunRequest, parse_request
+from stepspec.orchestrator.service.formats.schemas import ChatRequest, LiveRequest
+from stepspec.orchestrator.service.http.errors import ApiError
+from stepspec.orchestrator.service.offer import Offer, ServedMethod
+from stepspec.orchestrator.service.settings import ServiceSettings
+
+from ..served import TURN, serving
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+
+
+def check(method: str, options: Mapping[str, Any]) -> None:
+    """Refuse what is no number."""
+    for name, value in options.items():
+        if not isinstance(value, int):
+            raise ConfigurationError(f"a {name} like {value}", option=name)
+
+
+SETTINGS = ServiceSettings(max_messages=4, max_choices=4, max_tokens=1000)
+OFFER = Offer(
+    engine=None,  # type: ignore[arg-type]  # nothing here is run
+    methods={"specreason": ServedMethod("", {"threshold": 7}), "large": ServedMethod("", {})},
+    defaults=RunOptions(
+        policy="specreason",
+        options={"threshold": 5},
+        sampling=Sampling(temperature=0.6),
+        budget=Limits(tokens=512, answer=112),
+        priority=3,
+    ),
+    check=check,
+)
+RESOLVER = Resolver("specreason", OFFER, SETTINGS)
+
+
+def ordered(**fields: Any) -> tuple[RunRequest, ...]:
+    request = parse_request(ChatRequest, {"model": "auto", "messages": [TURN], **fields})
+    return RESOLVER.chat(request)
+
+
+TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
+
+
+def calling(arguments: str = "{}") -> dict[str, Any]:
+    """A message of the assistant that calls a tool."""
+    call = {"id": "c", "type": "function", "function": {"name": "lookup", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": [TURN] * 5}, "messages", "at most 4"),
+    ({"messages": "hi"}, "messages", "list"),
+    ({"messages": [TURN, {"role": "assistant", "content": "2"}]}, "messages", "the last message is the assistant's"),
+    ({"messages": [{"role": "robot", "content": "2"}]}, "messages[0].role", "'user'"),
+    ({"messages": [{"role": "function", "content": "2"}]}, "messages[0].role", "tool_call_id"),
+    ({"messages": [{"role": "tool", "content": "2"}]}, "messages[0]", "has a tool_call_id"),
+    ({"messages": [{**TURN, "tool_call_id": "c"}]}, "messages[0].tool_call_id", "the id of the call"),
+    ({"messages": [TURN, {"role": "tool", "content": "2", "tool_call_id": "c"}]}, "messages", "no message before it"),
+    ({"messages": [TURN, calling(arguments="{")]}, "messages[1].tool_calls[0].function.arguments", "no JSON"),
+    ({"messages": [TURN, calling(arguments="[]")]}, "messages[1].tool_calls[0].function.arguments", "a JSON object"),
+    ({"messages": [TURN, {**calling(), "role": "user"}]}, "messages[1].tool_calls", "only a message of the assistant"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "a valid string or a valid list"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a valid string or a valid list"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text", "str"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content", "read text only"),
+    ({"messages": [{**TURN, "name": "Bob"}]}, "messages[0].name", "leave it out"),
+    ({"messages": [{**TURN, "contents": ""}]}, "messages[0].contents", "did you mean 'content'"),
+    ({"temperatures": 1}, "temperatures", "did you mean 'temperature'"),
+    ({"frobnicate": 1}, "frobnicate", "unknown parameter"),
+    ({"temperature": 3}, "temperature", "less than or equal to 2"),
+    ({"temperature": "1"}, "temperature", "number"),
+    ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"n": 0}, "n", "greater than"),
+    ({"n": 5}, "n", "at most 4"),
+    ({"seed": 1.5}, "seed", "integer"),
+    ({"max_tokens": 1}, "max_tokens", "no room to think"),
+    ({"max_tokens": 9, "max_completion_tokens": 8}, "max_tokens", "differ"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
+    ({"stop": ["a", ""]}, "stop", "empty"),
+    ({"stop": 5}, "stop", "a valid string or a valid list"),
+    ({"stop": ["a", 5]}, "stop[1]", "a valid string"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "set stream to true"),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+        "nothing is added",
+    ),
+    ({"reasoning_effort": "none"}, "reasoning_effort", "always thinks"),
+    ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+        "missing",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": 5, "schema": {}}}},
+        "response_format.json_schema.name",
+        "a valid string",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}, "more": 1}},
+        "response_format.more",
+        "unknown parameter 'response_format.more'",
+    ),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]", "tools of the type function"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
+    ({"tools": [TOOL, TOOL]}, "tools", "two tools are called 'lookup'"),
+    ({"tool_choice": "required"}, "tool_choice", "tools is empty"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice", "'lookup'"),
+    ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "'required'"),
+    ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format", "either a format or tools"),
+    ({"logprobs": True}, "logprobs", "do not compare"),
+    ({"top_logprobs": 3}, "top_logprobs", "do not compare"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "do not agree"),
+    ({"modalities": ["audio"]}, "modalities[0]", "only text"),
+    ({"store": True}, "store", "nothing is stored"),
+    ({"metadata": {"a": 1}}, "metadata.a", "a valid string"),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "send reasoning_effort"),
+    ({"stop_token_ids": [1]}, "stop_token_ids", "do not agree"),
+    ({"guided_json": {}}, "guided_json", "response_format"),
+    ({"structured_outputs": {"regex": "x"}}, "structured_outputs", "response_format"),
+    ({"include_reasoning": False}, "include_reasoning", '{"thinking": "none"}'),
+    ({"request_id": "r"}, "request_id", "X-Request-Id"),
+    ({"bad_words": ["x"]}, "bad_words", "step by step"),
+    ({"min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
+    ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "min_tokens is 6 and max_tokens 5: send at most 5"),
+    ({"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens", "max_completion_tokens 5"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": 1}},
+        "stream_options.continuous_usage_stats",
+        "valid boolean",
+    ),
+    ({"reasoning": {"effort": "low"}}, "reasoning", "called reasoning_effort"),
+    ({"max_output_tokens": 5}, "max_output_tokens", "called max_completion_tokens"),
+    ({"service_tier": "flex"}, "service_tier", "one tier"),
+    ({"stepspec": {"options": {"thresholds": 1}}}, "stepspec.options.thresholds", "did you mean 'threshold'"),
+    ({"stepspec": {"options": {"threshold": "x"}}}, "stepspec.options.threshold", "a threshold like x"),
+    ({"stepspec": 5}, "stepspec", "an object"),
+    ({"stepspec": {"budget": {"answers": 5}}}, "stepspec.budget.answers", "did you mean 'answer'"),
+    ({"max_tokens": 400, "stepspec": {"budget": {"tokens": 300}}}, "stepspec.budget.tokens", "max_tokens is 400"),
+    ({"max_tokens": 5000, "stepspec": {"budget": {"answer": 1000}}}, "stepspec.budget.answer", "leave none of 1000"),
+    ({"stepspec": {"aheads": 1}}, "stepspec.aheads", "did you mean 'ahead'"),
+    ({"stepspec": {"ahead": -1}}, "stepspec.ahead", "greater than or equal to 0"),
+    ({"stepspec": {"budget": {"seconds": 0}}}, "stepspec.budget.seconds", "greater than 0"),
+    ({"stepspec": {"budget": {"tokens": 9, "answer": 9}}}, "stepspec.budget.answer", "leave none"),
+    ({"stepspec": {"thinking": "loud"}}, "stepspec.thinking", "'both'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), WRONG)
+def test_an_error_names_the_field_and_the_cure(fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        ordered(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert words in caught.value.message
+
+
+NEUTRAL: list[dict[str, Any]] = [
+    {"tools": None, "tool_choice": None, "logprobs": None, "logit_bias": None, "functions": None},
+    {"tools": [], "tool_choice": "none", "logprobs": False, "top_logprobs": 0, "logit_bias": {}, "metadata": {}},
+    {
+        "store": False,
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "metadata": {"a": "b"},
+        "modalities": ["text"],
+        "verbosity": "medium",
+        "parallel_tool_calls": True,
+    },
+    {
+        "parallel_tool_calls": True,
+        "n": 1,
+        "stop": None,
+        "seed": None,
+        "max_tokens": None,
+        "stream": None,
+        "stream_options": None,
+        "user": "u",
+    },
+    {"response_format": {"type": "text"}},
+    {"stepspec": None},
+    {"stepspec": {"options": None, "budget": None, "ahead": None}},
+    {"stream": True, "stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}},
+    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"stream": True, "stream_options": None},
+    {"ignore_eos": True},
+    {"ignore_eos": False},
+    {"min_tokens": 0},
+    {"min_tokens": 5, "max_tokens": 5, "ignore_eos": True},
+]
+
+
+@pytest.mark.parametrize("fields", NEUTRAL)
+def test_fields_with_a_neutral_value_are_accepted(fields: dict[str, Any]) -> None:
+    assert len(ordered(**fields)) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "budget"),
+    [
+        ({}, Budget(512, answer=112)),
+        ({"max_tokens": 400}, Budget(400)),
+        ({"max_completion_tokens": 400}, Budget(400)),
+        ({"max_tokens": 2}, Budget(2)),
+        ({"max_tokens": 5000}, Budget(1000)),
+        ({"reasoning_effort": "high"}, Budget(512, answer=112)),
+        ({"reasoning_effort": "medium"}, Budget(112 + 200, answer=112)),
+        ({"reasoning_effort": "low"}, Budget(112 + 100, answer=112)),
+        ({"reasoning_effort": "minimal"}, Budget(112 + 25, answer=112)),
+        ({"reasoning_effort": "low", "max_tokens": 400}, Budget(100 + 75, answer=100)),
+        ({"stepspec": {"budget": {"steps": 3, "seconds": 9.5}}}, Budget(512, 3, 9.5, 112)),
+        ({"stepspec": {"budget": {"tokens": 600}}}, Budget(600)),
+        ({"max_tokens": 400, "stepspec": {"budget": {"answer": 30}}}, Budget(400, answer=30)),
+        ({"max_tokens": 400, "stepspec": {"budget": {"tokens": 400}}}, Budget(400)),
+        ({"max_tokens": 5000, "stepspec": {"budget": {"answer": 30}}}, Budget(1000, answer=30)),
+    ],
+)
+def test_budgets(fields: dict[str, Any], budget: Budget) -> None:
+    (order,) = ordered(**fields)
+    assert order.run.budget.budget() == budget
+
+
+def test_missing_fields_have_the_configured_values() -> None:
+    (order,) = ordered(seed=4)
+    assert order.run == OFFER.defaults.model_copy(update={"sampling": Sampling(temperature=0.6, seed=4)})
+    assert (order.stop, order.format) == ((), None)
+    overrides = {"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "load": "ignore", "lead": 1}
+    (other,) = ordered(seed=4, stepspec=overrides)
+    assert other.run == order.run.model_copy(update=overrides)
+    request = parse_request(ChatRequest, {"model": "large", "messages": [TURN]})
+    (large,) = Resolver("large", OFFER, SETTINGS).chat(request)
+    assert (large.run.policy, large.run.options, large.run.priority) == ("large", {}, 3)
+
+
+@pytest.mark.parametrize(
+    ("configured", "requested", "named", "otherwise"),
+    [(None, None, True, None), (False, None, False, False), (True, None, True, True), (None, False, False, False)],
+)
+def test_only_the_model_auto_steps_aside_by_itself(
+    configured: bool | None, requested: bool | None, named: bool, otherwise: bool | None
+) -> None:
+    offer = replace(OFFER, defaults=OFFER.defaults.model_copy(update={"auto": configured}))
+    request = parse_request(ChatRequest, {"model": "auto", "messages": [TURN], "stepspec": {"auto": requested}})
+    for auto, expected in ((True, named), (False, otherwise)):
+        (order,) = Resolver("specreason", offer, SETTINGS, auto).chat(request)
+        assert order.run.auto is expected
+        (repeated,) = Resolver("specreason", offer, SETTINGS, auto).chat(request.model_copy(update={"seed": 4}))
+        assert repeated.run.auto is otherwise
+
+
+def test_deadlines_only_shorten() -> None:
+    (order,) = ordered(stepspec={"budget": {"seconds": 9.5}})
+    assert [order.within(seconds).run.budget.seconds for seconds in (5, 20)] == [5, 9.5]
+
+
+def test_the_page_gives_messages_or_a_problem() -> None:
+    for fields in ({}, {"problem": "x", "messages": [TURN]}):
+        with pytest.raises(ApiError, match="either messages or problem"):
+            RESOLVER.live(parse_request(LiveRequest, fields))
+    order = RESOLVER.live(parse_request(LiveRequest, {"problem": "x"}))
+    assert [(message.role, message.content) for message in order.problem] == [("user", "x")]
+
+
+def test_the_page_gets_no_more_than_others() -> None:
+    request = parse_request(LiveRequest, {"problem": "x", "stepspec": {"budget": {"tokens": 5000, "answer": 30}}})
+    assert RESOLVER.live(request).run.budget == Limits(tokens=1000, answer=30)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [(b"", "not JSON"), (b"{", "not JSON"), (b"[]", "JSON object"), (b"\xff", "not JSON"), (b"1", "object")],
+)
+async def test_a_body_that_is_no_json_object(body: bytes, words: str) -> None:
+    async with serving() as served:
+        replies = [await served.post(path, body) for path in ("/v1/chat/completions", "/v1/completions", "/live")]
+    for reply in replies:
+        assert (reply.status, reply.error["code"]) == (400, "invalid_json")
+        assert words in reply.error["message"]
+
+
+async def test_every_refusal_has_the_shape_of_openais() -> None:
+    async with serving() as served:
+        replies = [
+            await served.chat(method="specreasn"),
+            await served.chat(tools=[{}]),
+            await served.post("/v1/completions", {"model": "auto", "prompt": "x"}),
+            await served.post("/live", {"problem": "x", "model": "tiny"}),
+            await served.post("/v1/chat/completions", {"messages": [TURN]}),
+            await served.post("/v1/chat/completions", {"model": 5}),
+            await served.get("/v1/chat/completions"),
+            await served.get("/nothing"),
+            await served.get("/v1/models/nobody"),
+            await served.chat(stepspec={"options": {"threshold": "high"}}),
+            await served.chat(method="reward"),
+        ]
+    assert [reply.status for reply in replies] == [404, 400, 400, 400, 400, 400, 405, 404, 404, 400, 400]
+    for reply in replies:
+        assert set(reply.error) == {"message", "type", "param", "code"}
+        assert reply.headers["X-Request-Id"]
+    assert replies[0].error["message"].endswith(" (did you mean 'specreason'?); GET /v1/models lists them")
+    assert replies[6].headers["Allow"] == "POST"
+    assert "critic" in replies[10].error["message"]
+    assert replies[9].error["param"] == "stepspec.options.threshold"
+
+
+async def test_a_prompt_that_does_not_fit_is_the_clients_mistake() -> None:
+    async with serving() as served:
+        reply = await served.chat(messages=[{"role": "user", "content": "x" * 4096}], stream=True)
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "context_length_exceeded", "messages")

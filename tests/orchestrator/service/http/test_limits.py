@@ -1,0 +1,342 @@
+"""Limits of clients: buckets on a clock that is set, then a real service; priorities of clients; admission by them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import ValidationError
+
+from stepspec.orchestrator.events import Called
+from stepspec.orchestrator.ledger import Ledger
+from stepspec.orchestrator.service.http.admission import Admission
+from stepspec.orchestrator.service.http.errors import ApiError
+from stepspec.orchestrator.service.http.limits import Allowance, Bucket, Clients, duration
+from stepspec.orchestrator.service.http.sse import ForwardedUsage
+from stepspec.orchestrator.service.settings import Client, ServiceSettings
+from stepspec.settings import load
+
+from ....fakes import run
+from ..served import Behind, Reply, chosen, put_behind, serving, until
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def client(**limits: Any) -> Client:
+    return Client.model_validate({"key": "k", **limits})
+
+
+def allowance(clock: Clock, **limits: Any) -> Allowance:
+    return Allowance.of("alice", client(**limits), clock)
+
+
+def refused(left: Allowance) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        left.admit()
+    return caught.value
+
+
+def test_a_bucket_holds_one_minute_and_fills_continuously() -> None:
+    clock = Clock()
+    bucket = Bucket(60, clock)
+    bucket.take(60)
+    assert (bucket.level, bucket.wait()) == (0, 1)
+    clock.now += 2.5
+    assert (bucket.level, bucket.wait(), bucket.wait(60)) == (2.5, 0, 57.5)
+    clock.now += 1000
+    assert bucket.level == 60
+
+
+def test_requests_beyond_the_limit_are_refused_for_the_true_time() -> None:
+    clock = Clock()
+    left = allowance(clock, requests_per_minute=3)
+    for _ in range(3):
+        left.admit()
+    error = refused(left)
+    assert (error.status, error.code, error.retry) == (429, "rate_limit_exceeded", True)
+    assert error.message == "client 'alice' has used up its 3 requests per minute: try again in 20s"
+    assert (error.all_headers["Retry-After"], error.all_headers["retry-after-ms"]) == ("20", "20000")
+    clock.now += 19.9
+    assert refused(left).all_headers["Retry-After"] == "1"
+    clock.now += 0.1
+    left.admit()
+    refused(left)
+
+
+def test_a_debt_of_tokens_refuses_until_it_is_paid() -> None:
+    clock = Clock()
+    left = allowance(clock, large_tokens_per_minute=600)
+    left.admit()
+    left.charge(1200)  # of one long run
+    assert left.headers == {
+        "x-ratelimit-limit-tokens": "600",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "2m0s",
+    }
+    error = refused(left)
+    assert "600 tokens of the large model per minute: try again in 1m0.1s" in error.message
+    clock.now += int(error.all_headers["Retry-After"])
+    left.admit()
+
+
+def test_a_refused_request_takes_nothing() -> None:
+    clock = Clock()
+    left = allowance(clock, requests_per_minute=2, large_tokens_per_minute=60)
+    left.charge(61)
+    refused(left)
+    assert left.headers["x-ratelimit-remaining-requests"] == "2"
+    clock.now += 2
+    left.admit()
+    assert left.headers["x-ratelimit-remaining-requests"] == "1"
+
+
+@pytest.mark.parametrize("key", ["first", "second", "a-key", "fir", "first-and-more", "", "\xe9"])
+@pytest.mark.parametrize("name", ["authorization", "api_key"])
+def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch, key: str, name: str) -> None:
+    keys = {"first": "", "second": "", "a-key": "alice"}
+    clients = Clients(chosen(keys="first,second", clients={"alice": {"key": "a-key"}}))
+    compared: list[tuple[int, int]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return one == other
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    headers = {"authorization": None, "api_key": None, name: f"Bearer {key}" if name == "authorization" else key}
+    assert clients.find(**headers) == keys.get(key)
+    # Digests of one length, whatever the lengths of the keys; both headers are compared, whichever is there.
+    assert compared == [(32, 32)] * (2 * len(keys))
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (0.0204, "0.021s"), (59.9999, "1m0s"), (150.5, "2m30.5s")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"clients": {"a b": {"key": "x"}}}, "no name of a client"),
+        ({"clients": {"a": {"key": ""}}}, "a key is empty"),
+        ({"clients": {"a": {"key": "x"}, "b": {"key": "x"}}}, "there twice"),
+        ({"keys": "x", "clients": {"a": {"key": "x"}}}, "there twice"),
+        ({"clients": {"a": {"key": "x", "request_per_minute": 1}}}, "Extra inputs"),
+        ({"clients": {"a": {"key": "x", "requests_per_minute": 0}}}, "greater than 0"),
+        ({"clients": {"a": {"key": "x", "priority": 2000}}}, "less than or equal to 1000"),
+        ({"clients": {"a": {}}}, "Field required"),
+    ],
+)
+def test_wrong_clients_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        chosen(**values)
+
+
+def test_clients_come_from_variables_and_open_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("KEY", "secret"), ("REQUESTS_PER_MINUTE", "7"), ("PRIORITY", "-3")):
+        monkeypatch.setenv(f"STEPSPEC_SERVICE__CLIENTS__ALICE__{name}", value)
+    service = load(small="http://a", large="http://b", service={"host": "0.0.0.0"}).service  # never bound
+    alice = service.clients["alice"]
+    assert (alice.key.get_secret_value(), alice.requests_per_minute, alice.priority) == ("secret", 7, -3)
+    assert "secret" not in repr(service)
+
+
+LIMITED = chosen(
+    keys=("open",),
+    clients={
+        "alice": {"key": "a", "requests_per_minute": 2},
+        "bob": {"key": "b", "large_tokens_per_minute": 20, "priority": 5},
+    },
+)
+
+
+def by(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def limits(reply: Reply) -> dict[str, str]:
+    return {name: value for name, value in reply.headers.items() if name.startswith("x-ratelimit")}
+
+
+async def test_requests_per_minute_of_a_service() -> None:
+    async with serving(LIMITED) as served:
+        replies = [await served.chat(headers=by("a")) for _ in range(3)]
+        listing = await served.get("/v1/models", **by("a"))
+        others = [await served.chat(headers=by("open")) for _ in range(3)]
+        metrics = (await served.get("/metrics")).body.decode()
+        names = [request.client for request in served.recorded.requests]
+    assert [reply.status for reply in replies] == [200, 200, 429]
+    assert [limits(reply)["x-ratelimit-remaining-requests"] for reply in replies] == ["1", "0", "0"]
+    assert 0 < int(replies[2].headers["Retry-After"]) <= 30
+    assert "alice" in replies[2].error["message"]
+    assert (listing.status, limits(listing)["x-ratelimit-limit-requests"]) == (200, "2")
+    assert [reply.status for reply in others] == [200] * 3
+    assert not limits(others[0])
+    assert 'stepspec_client_requests_total{client="alice",status="429"} 1.0' in metrics
+    assert names == ["alice"] * 4 + [""] * 3 + [""]
+
+
+async def test_the_tokens_of_a_run_are_charged_as_its_ledger_says() -> None:
+    async with serving(LIMITED) as served:
+        reply = await served.chat(method="large", headers=by("b"))
+        large = reply.json["ledger"]["large"]
+        used = large["kept"] + large["discarded"] + large["judging"]
+        again = await served.chat(method="small", headers=by("b"))
+        metrics = (await served.get("/metrics")).body.decode()
+    assert used > 0
+    left = float(limits(reply)["x-ratelimit-remaining-tokens"])
+    assert left == max(0, 20 - used)
+    assert again.status == (429 if used >= 20 else 200)
+    assert f'stepspec_client_large_tokens_total{{client="bob"}} {float(used)}' in metrics
+
+
+async def test_a_cancelled_run_is_charged_too() -> None:
+    async with serving(LIMITED) as served:
+        served.large.gate = asyncio.Semaphore(5)
+        asking = asyncio.create_task(served.chat(method="large", headers=by("b")))
+        await until(lambda: served.large.gate is not None and served.large.gate.locked())
+        asking.cancel()
+        await asyncio.wait([asking])
+        await until(lambda: served.recorded.requests)
+        request = served.recorded.requests[0]
+        calls = [event for event in served.recorded.events if isinstance(event, Called)]
+    assert request.status == 499
+    account = Ledger.of(calls).large
+    assert request.large_tokens == request.charged_tokens == account.written + account.judging > 0
+
+
+async def test_forwarded_tokens_are_charged_and_the_usage_stays_hidden() -> None:
+    behind = Behind()
+    behind.kind = "text/event-stream"
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":9}}\n\n'
+    behind.pieces = [b'data: {"choices":[{}]}\n\nda', b'ta: {"choices":[{}]}\n\n' + usage, b"data: [DONE]\n\n"]
+    async with serving(LIMITED) as served:
+        runner = await put_behind(served, behind)
+        body = {"model": "huge", "prompt": "x", "stream": True}
+        reply = await served.post("/v1/completions", body, **by("b"))
+        asked = await served.post("/v1/completions", {**body, "stream_options": {"include_usage": True}}, **by("b"))
+        plain = await served.post("/v1/completions", body, **by("open"))
+        await runner.cleanup()
+        tokens = [request.large_tokens for request in served.recorded.requests]
+    assert reply.body == b'data: {"choices":[{}]}\n\n' * 2 + b"data: [DONE]\n\n"
+    assert asked.body == plain.body == b"".join(behind.pieces)
+    assert tokens == [9, 9, 0]
+    sent = [orjson.loads(content) for _, _, content in behind.got]
+    assert [each.get("stream_options") for each in sent] == [{"include_usage": True}] * 2 + [None]
+
+
+def test_an_answer_without_usage_is_counted_by_its_events() -> None:
+    reading = ForwardedUsage(stream=True)
+    assert reading.add(b"data: {}\n\ndata: {}\n\ndata: {") == b"data: {}\n\ndata: {}\n\n"
+    assert (reading.finish(), reading.written) == (b"data: {", 2)
+    whole = ForwardedUsage(stream=False)
+    assert whole.add(b'{"usage": {"output_') + whole.add(b'tokens": 4}}') + whole.finish() == (
+        b'{"usage": {"output_tokens": 4}}'
+    )
+    assert whole.written == 4
+
+
+@pytest.mark.parametrize(("asked", "run_priority"), [(None, 5), (9, 9), (5, 5)])
+async def test_a_client_has_its_priority_or_a_worse_one(asked: int | None, run_priority: int) -> None:
+    async with serving(LIMITED) as served:
+        reply = await served.chat(headers=by("b"), stepspec={} if asked is None else {"priority": asked})
+        assert reply.status == 200
+        sent = {body["priority"] // 2**32 for _, body in served.small.requests if "priority" in body}
+    assert sent == {run_priority}
+
+
+async def test_a_better_priority_than_the_keys_is_refused() -> None:
+    async with serving(LIMITED) as served:
+        reply = await served.chat(headers=by("b"), stepspec={"priority": 4})
+        forwarded = await served.post("/v1/completions", {"model": "huge", "prompt": "x", "priority": 4}, **by("b"))
+        unknown = await served.post("/v1/completions", {"model": "huge", "prompt": "x", "priority": "1"}, **by("b"))
+    assert [each.status for each in (reply, forwarded, unknown)] == [400] * 3
+    assert [each.error["param"] for each in (reply, forwarded, unknown)] == [
+        "stepspec.priority",
+        "priority",
+        "priority",
+    ]
+    assert "the API key allows 5 at best" in reply.error["message"]
+
+
+async def test_forwarded_requests_have_the_priority_of_runs() -> None:
+    async with serving(LIMITED) as served:
+        fields = {"model": "huge", "prompt": "x", "max_tokens": 1, "logprobs": 0}
+        for key, more in (("b", {}), ("b", {"priority": 7}), ("open", {"priority": 3}), ("open", {})):
+            await served.post("/v1/completions", {**fields, **more}, **by(key))
+        sent = [body.get("priority") for path, body in served.large.requests if path == "/v1/completions"]
+    assert [value // 2**32 for value in sent[:2] if value is not None] == [5, 7]
+    assert sent[2:] == [3, None]
+
+
+def admitted(priorities: list[int], *, slots: int = 1) -> list[int]:
+    """Let requests with these *priorities* arrive at once behind a running one; return the order of their starts."""
+
+    async def main() -> list[int]:
+        gate, order = Admission(ServiceSettings(max_running=slots, max_waiting=99, max_wait=1000)), list[int]()
+
+        async def visit(index: int, priority: int) -> None:
+            async with gate.enter(priority):
+                order.append(index)
+                await asyncio.sleep(1)
+
+        await asyncio.gather(*(visit(*each) for each in enumerate([0, *priorities])))
+        assert (gate.running, gate.waiting) == (0, 0)
+        return order[1:]
+
+    return run(main())[0]
+
+
+def test_better_priorities_are_admitted_first_and_equal_ones_in_order() -> None:
+    assert admitted([2, 1, 1]) == [2, 3, 1]
+
+
+def test_every_fourth_slot_goes_to_the_request_that_has_waited_longest() -> None:
+    assert admitted([9, 0, 0, 0, 0, 0]) == [2, 3, 4, 1, 5, 6]
+
+
+def test_a_request_that_is_cancelled_as_its_slot_comes_passes_it_on() -> None:
+    async def main() -> int:
+        gate = Admission(ServiceSettings(max_running=1, max_waiting=9, max_wait=1000))
+
+        async def visit(seconds: float) -> None:
+            async with gate.enter():
+                await asyncio.sleep(seconds)
+
+        first = asyncio.create_task(visit(60))
+        await asyncio.sleep(1)
+        second, third = (asyncio.create_task(visit(1)) for _ in range(2))
+        await asyncio.sleep(1)
+        first.cancel()
+        second.cancel()  # in the same turn of the loop as the slot becomes free
+        await asyncio.wait([first, second, third])
+        await gate.idle()
+        return gate.running + gate.waiting
+
+    assert run(main()) == (0, 3)
+
+
+async def test_waiting_requests_of_a_better_priority_run_first() -> None:
+    settings = LIMITED.model_copy(update={"max_running": 1})
+    async with serving(settings) as served:
+        served.small.gate = asyncio.Semaphore(0)
+        tasks = [asyncio.create_task(served.chat(method="small", headers=by(key))) for key in ("open",)]
+        await until(lambda: served.service.context.admission.running == 1)
+        for waiting, key in enumerate(("b", "a"), 1):
+            tasks.append(asyncio.create_task(served.chat(method="small", headers=by(key))))
+            await until(lambda waiting=waiting: served.service.context.admission.waiting == waiting)  # type: ignore[misc]
+        for _ in range(999):
+            served.small.gate.release()
+        await asyncio.gather(*tasks)
+        await until(lambda: len(served.recorded.requests) == 3)
+        order = [request.client for request in served.recorded.requests]
+    assert order == ["", "alice", "bob"]

@@ -1,0 +1,206 @@
+"""The middleware: keys, sizes, ids, other sites, and unexpected errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from stepspec import __version__
+from stepspec.orchestrator.service.http.limits import Clients
+from stepspec.orchestrator.service.http.middleware import RequestMiddleware
+from stepspec.orchestrator.service.watch.records import HEALTH_PATHS
+
+from ....fakes import run
+from ..served import chosen, serving, until
+
+LOCKED = chosen(keys=("one", "two"))
+OPEN = ("/", "/health", "/health/liveness", "/health/liveliness", "/health/readiness", "/ping", "/version", "/metrics")
+
+
+@pytest.mark.parametrize(
+    ("header", "opens"),
+    [
+        ("Bearer one", True),
+        ("bearer two", True),
+        ("Bearer  two ", True),
+        ("Bearer three", False),
+        ("Bearer one,two", False),
+        ("Bearer ", False),
+        ("Basic one", False),
+        ("one", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_keys(header: str | None, opens: bool) -> None:
+    assert (Clients(LOCKED).find(header) is not None) is opens
+    assert Clients(chosen()).find(header) == ""
+
+
+async def test_without_a_key_only_the_upkeep_answers() -> None:
+    async with serving(LOCKED) as served:
+        for path in OPEN:
+            assert (await served.get(path)).status == 200, path
+        for path in ("/v1/models", "/live/methods", "/v1/nothing"):
+            reply = await served.get(path)
+            assert (reply.status, reply.error["code"]) == (401, "invalid_api_key"), path
+            assert reply.headers["WWW-Authenticate"] == "Bearer"
+        assert (await served.chat()).status == 401
+        assert (await served.chat(headers={"authorization": "Bearer two"})).status == 200
+        assert (await served.get("/v1/models", authorization="Bearer one")).status == 200
+        upstream = {head.get("Authorization") for head in served.small.heads}
+    assert upstream == {"Bearer none"}
+
+
+@pytest.mark.parametrize("path", sorted(HEALTH_PATHS))
+async def test_health_responds_to_head_requests_too(path: str) -> None:
+    async with serving(LOCKED) as served, served.http.head(served.base + path) as reply:
+        assert (reply.status, await reply.read()) == (200, b"")
+
+
+@pytest.mark.parametrize("root", ["/api", "/api/"])
+async def test_a_key_is_needed_wherever_a_proxy_puts_it(root: str) -> None:
+    async with serving(chosen(keys=("one",), root_path=root)) as served:
+        for path in ("/v1/models", "/api/v1/models", "//v1/models", "/v1/models/", "/api/api/v1/models"):
+            assert (await served.get(path)).status == 401, path
+        for path in ("/v1/models", "/api/v1/models"):
+            assert (await served.get(path, authorization="Bearer one")).status == 200, path
+        assert (await served.get("/api/health")).status == 200
+        reply = await served.post("/api/v1/chat/completions", {"model": "auto", "messages": []})
+        assert reply.status == 401
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_body_that_is_too_large_is_not_read(announced: bool) -> None:
+    async def pieces() -> Any:
+        for _ in range(100):
+            yield b"x" * 100
+
+    async with serving(chosen(max_body_bytes=1000)) as served:
+        body = b"x" * 2000 if announced else pieces()
+        async with served.http.post(f"{served.base}/v1/chat/completions", data=body) as reply:
+            assert (reply.status, (await reply.json())["error"]["code"]) == (413, "body_too_large")
+        assert (await served.chat()).status == 200
+
+
+async def test_a_missing_body_times_out() -> None:
+    async with serving(chosen(send_seconds=0.2)) as served:
+        host, port = served.base.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        async with asyncio.timeout(10):
+            assert b" 408 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+
+def test_the_timeout_is_for_the_complete_body() -> None:
+    async def main() -> tuple[list[int], float]:
+        statuses, left = list[int](), iter(range(5, -1, -1))
+
+        async def piece() -> dict[str, Any]:
+            await asyncio.sleep(4)
+            return {"type": "http.request", "body": b"x", "more_body": next(left) > 0}
+
+        async def note(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await Request(scope, receive).body()
+
+        settings = chosen(send_seconds=10)
+        middleware = RequestMiddleware(
+            app, settings=settings, clients=Clients(settings), version="0", observe=lambda event: None
+        )
+        await middleware({"type": "http", "method": "POST", "path": "/live", "headers": []}, piece, note)
+        return statuses, asyncio.get_running_loop().time()
+
+    assert run(main()) == (([408], 10), 10)
+
+
+async def test_a_client_that_disconnects_within_its_body_is_no_failure() -> None:
+    async with serving() as served:
+        host, port = served.base.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: served.recorded.requests)
+    assert [request.status for request in served.recorded.requests] == [499]
+    assert served.recorded.failures == []
+
+
+@pytest.mark.parametrize("header", ["", "x" * 129, "a b", "é"])
+async def test_an_invalid_request_id_is_replaced(header: str) -> None:
+    async with serving() as served:
+        reply = await served.get("/health", x_request_id=header)
+    assert len(reply.headers["X-Request-Id"]) == 32
+
+
+async def test_other_sites_may_use_it_if_they_are_listed() -> None:
+    settings = chosen(keys=("k",), cors_origins=("https://a.example",))
+    async with serving(settings) as served:
+        preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+        more = {"Access-Control-Request-Headers": "authorization,content-type"}
+        async with served.http.options(f"{served.base}/v1/chat/completions", headers={**preflight, **more}) as reply:
+            assert (reply.status, reply.headers["Access-Control-Allow-Origin"]) == (200, "https://a.example")
+        for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
+            refused = await served.chat(headers={"origin": origin})
+            assert (refused.status, refused.headers.get("Access-Control-Allow-Origin")) == (401, allowed)
+
+
+async def test_an_unexpected_error_is_a_500_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as served:
+        engine = served.service.context.offer.engine
+
+        async def broken(*_: object, **__: object) -> None:
+            raise KeyError("secret")
+
+        monkeypatch.setattr(engine, "solve", broken)
+        reply = await served.chat(stream=True)
+        assert (reply.status, reply.error["code"]) == (500, "internal_error")
+        assert "secret" not in reply.body.decode()
+        assert isinstance(served.recorded.failures[0], KeyError)
+
+
+async def test_readiness_follows_the_servers() -> None:
+    async with serving(chosen(health_every=0.05)) as served:
+        context = served.service.context
+        before = await served.get("/health/readiness")
+        large = context.offer.engine.large
+        there = large.settings
+        large.settings = there.model_copy(update={"url": "http://127.0.0.1:9"})  # type: ignore[misc]
+        await until(lambda: context.health.status == "down")
+        down = await served.get("/health/readiness")
+        large.settings = there  # type: ignore[misc]
+        await until(lambda: context.health.status == "ready")
+    assert (before.status, before.json) == (200, {"status": "ready", "small": True, "large": True})
+    assert (down.status, down.json) == (503, {"status": "down", "small": True, "large": False})
+
+
+def test_a_public_address_needs_a_key_or_a_word() -> None:
+    for host in ("0.0.0.0", "::", "10.0.0.5", "example.com"):
+        with pytest.raises(ValidationError, match="can be reached from outside"):
+            chosen(host=host)
+        chosen(host=host, keys=("k",))
+        chosen(host=host, insecure=True)
+    for host in ("127.0.0.1", "127.0.0.5", "::1", "localhost"):
+        chosen(host=host)
+    with pytest.raises(ValidationError, match="empty"):
+        chosen(keys=("",))
+
+
+async def test_the_version_and_the_page() -> None:
+    async with serving() as served:
+        assert (await served.get("/version")).json == {"version": __version__}
+        page = await served.get("/")
+    assert page.headers["Content-Type"].startswith("text/html")
+    assert b"<html" in page.body

@@ -1,0 +1,197 @@
+"""Model names: methods, and both served models, whose requests pass through unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import aiohttp
+import pytest
+
+from stepspec.orchestrator.endpoints.client import SPAN
+
+from ..served import TURN, Behind, Served, chosen, put_behind, serving
+
+WEIRD = b'{"model": "huge",  "messages": [], "anything": [1, {"at": "all"}], "\xc3\xa9t\xc3\xa9": 1e3}'
+
+
+async def test_the_list_names_methods_and_models() -> None:
+    async with serving() as served:
+        listed = (await served.get("/v1/models")).json["data"]
+        one = (await served.get("/v1/models/auto")).json
+        spelt = (await served.get("/v1/models/small:tiny")).json
+    names = [entry["id"] for entry in listed]
+    assert names[0] == "auto"
+    assert {"specreason", "bild", "large", "small", "tiny", "huge"} <= set(names)
+    assert all(entry["max_model_len"] == 4096 and entry["object"] == "model" for entry in listed)
+    assert one == listed[0]
+    assert (spelt["id"], spelt["owned_by"]) == ("small:tiny", "vllm")
+
+
+async def test_models_of_the_same_name_are_distinguished_by_role() -> None:
+    async with serving(names=("same", "same")) as served:
+        listed = [entry["id"] for entry in (await served.get("/v1/models")).json["data"]]
+        behind = Behind()
+        runner = await put_behind(served, behind)
+        replies = [
+            await served.chat(method="same"),
+            await served.post("/v1/chat/completions", {"model": "large:same", "messages": [TURN]}),
+        ]
+        await runner.cleanup()
+    assert {"small:same", "large:same"} <= set(listed)
+    assert "same" not in listed
+    assert [reply.status for reply in replies] == [404, 200]
+    assert b'"model":"same"' in behind.got[0][2]
+
+
+async def test_a_served_model_called_like_a_method_keeps_its_role_before_its_name() -> None:
+    async with serving(names=("tiny", "large")) as served:
+        listed = [entry["id"] for entry in (await served.get("/v1/models")).json["data"]]
+    assert listed[-2:] == ["tiny", "large:large"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+async def test_a_served_model_gets_the_very_bytes_and_answers_with_its_own(path: str) -> None:
+    behind = Behind()
+    behind.status, behind.pieces = 418, [b"not even", b" JSON"]
+    async with serving(chosen(keys=("mine",)), key="theirs") as served:
+        runner = await put_behind(served, behind)
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        reply = await served.post(path, WEIRD, authorization="Bearer mine", traceparent=trace)
+        await runner.cleanup()
+    assert (reply.status, reply.body, reply.headers["Retry-After"]) == (418, b"not even JSON", "7")
+    (at, headers, body), *_ = behind.got
+    assert (at, body, headers["Authorization"], headers["traceparent"]) == (path, WEIRD, "Bearer theirs", trace)
+
+
+async def test_a_stream_passes_through_unchanged_and_ends_when_the_client_disconnects() -> None:
+    behind = Behind()
+    behind.kind, behind.pieces, behind.gate = "text/event-stream", [b"data: 1\n\n", b"data: 2\n\n"], asyncio.Event()
+    async with serving() as served:
+        runner = await put_behind(served, behind)
+        async with served.http.post(f"{served.base}/v1/completions", data=WEIRD) as reply:
+            assert await reply.content.readany() == b"data: 1\n\n"
+            assert served.service.context.admission.running == 1
+        async with asyncio.timeout(5):
+            await behind.left.wait()
+            await served.service.context.admission.idle()
+        await runner.cleanup()
+
+
+async def test_a_server_that_is_down_is_503() -> None:
+    async with serving() as served:
+        runner = await put_behind(served, Behind())
+        await runner.cleanup()
+        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
+    assert (reply.status, reply.error["code"]) == (503, "upstream_unavailable")
+    assert "no connection: " in reply.error["message"]
+    assert "ssl:default" not in reply.error["message"]
+
+
+@pytest.mark.parametrize(("key", "words"), [("theirs", "refused the service's key for it"), ("", "without a key")])
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_key_that_a_server_refuses_is_not_the_clients(status: int, key: str, words: str) -> None:
+    behind = Behind()
+    behind.status = status
+    async with serving(chosen(keys=("mine",)), key=key) as served:
+        runner = await put_behind(served, behind)
+        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"}, authorization="Bearer mine")
+        await runner.cleanup()
+    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (500, "upstream_error", "false")
+    assert words in reply.error["message"]
+    assert "STEPSPEC_LARGE__API_KEY" in reply.error["message"]
+    assert "theirs" not in reply.error["message"]
+
+
+async def test_a_server_that_takes_too_long_is_504() -> None:
+    behind = Behind()
+    behind.silent = True
+    async with serving(chosen(max_seconds=0.2)) as served:
+        runner = await put_behind(served, behind)
+        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
+        await runner.cleanup()
+    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (504, "deadline", "false")
+
+
+async def test_an_answer_that_stops_half_way_is_cut_off_and_not_completed() -> None:
+    behind = Behind()
+    behind.gate = asyncio.Event()
+    async with serving(chosen(max_seconds=0.2)) as served:
+        runner = await put_behind(served, behind)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
+        await runner.cleanup()
+
+
+async def test_the_trace_context_is_sent_to_the_servers_of_a_method() -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with serving() as served:
+        await served.chat(headers={"traceparent": trace})
+        carried = {headers.get("traceparent") for headers in (*served.small.heads, *served.large.heads)}
+    assert carried == {trace}
+
+
+async def test_every_run_has_one_session_of_its_own_at_the_servers_of_a_method() -> None:
+    async with serving() as served:
+        await served.chat()
+        first = {headers.get("X-Session-ID") for headers in run_heads(served)}
+        served.small.heads.clear()
+        served.large.heads.clear()
+        await served.chat()
+        second = {headers.get("X-Session-ID") for headers in run_heads(served)}
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert None not in first | second
+
+
+async def test_the_session_of_a_client_is_sent_to_the_servers_of_a_method() -> None:
+    async with serving() as served:
+        await served.chat(headers={"x-session-id": "conversation-7"})
+        assert {headers.get("X-Session-ID") for headers in run_heads(served)} == {"conversation-7"}
+
+
+async def test_the_session_of_a_client_is_passed_through_with_its_request() -> None:
+    async with serving() as served:
+        behind = Behind()
+        runner = await put_behind(served, behind)
+        session = {"X-Session-ID": "conversation-7"}
+        await served.post("/v1/chat/completions", {"model": "huge", "messages": [TURN]}, **session)
+        await served.post("/v1/chat/completions", {"model": "huge", "messages": [TURN]})
+        await runner.cleanup()
+    assert [headers.get("x-session-id") for _, headers, _ in behind.got] == ["conversation-7", None]
+
+
+async def test_a_request_may_have_a_priority_of_its_own() -> None:
+    async with serving() as served:
+        await served.chat(stepspec={"priority": -2})
+        sent = {body["priority"] for path, body in served.large.requests if path == "/v1/completions"}
+        refused = await served.chat(priority=-2)
+    assert sent
+    assert max(sent) < -SPAN
+    assert refused.status == 400
+    assert b"stepspec" in refused.body
+
+
+def run_heads(served: Served) -> list[Mapping[str, str]]:
+    """The headers of the requests that the methods make; learning about a server is none of a run's."""
+    return [heads for server in (served.small, served.large) for heads in server.heads if "X-Session-ID" in heads]
+
+
+async def test_a_request_is_sent_again_if_the_server_closes_an_idle_connection_just_then() -> None:
+    connections = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        if connections > 1:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+            await writer.drain()
+        writer.close()
+
+    async with serving() as served, await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        endpoint = served.service.context.offer.engine.large
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        endpoint.settings = endpoint.settings.model_copy(update={"url": url})  # type: ignore[misc]
+        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
+    assert (reply.status, reply.json, connections) == (200, {}, 2)
