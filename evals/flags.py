@@ -18,7 +18,6 @@ import typer
 from pydantic import TypeAdapter
 
 from stepspec import policies
-from stepspec.orchestrator.early_stopping import STOP_RULES
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.run_options import option_types, run_options
 from stepspec.orchestrator.step_ends import REGEX
@@ -33,11 +32,6 @@ NUMBERS: Mapping[str, type] = {"integer": int, "number": float}
 def complete_policies(incomplete: str) -> list[str]:
     """The policies whose names begin with *incomplete*, for the completion of a shell."""
     return [name for name in policies.METHODS if name.startswith(incomplete)]
-
-
-def complete_stop_rules(incomplete: str) -> list[str]:
-    """The stop rules whose names begin with *incomplete*, for the completion of a shell."""
-    return [name for name in STOP_RULES if name.startswith(incomplete)]
 
 
 def complete_benchmarks(incomplete: str) -> list[str]:
@@ -317,7 +311,7 @@ def _run_flag(name: str, help: str | None) -> Flag:
             most = limits.get("maximum", limits.get("exclusiveMaximum"))
             least = limits.get("minimum")
             return Flag((name,), Annotated[number | None, typer.Option(*declared, help=words, min=least, max=most)])
-    complete = {"policy": complete_policies, "stop_rule": complete_stop_rules}.get(name)
+    complete = complete_policies if name == "policy" else None
     return Flag((name,), Annotated[str | None, typer.Option(*declared, help=words, autocompletion=complete)])
 
 

@@ -303,15 +303,10 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """
-    The draft is accepted as it is; its *rivals*, if it had any, are rejected.
-
-    With *skipped*, nobody judged it, because the policy judges only some drafts.
-    """
+    """The draft is accepted as it is; its *rivals*, if it had any, are rejected."""
 
     score: float | None = None
     rivals: tuple[Rival, ...] = ()
-    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

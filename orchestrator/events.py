@@ -21,8 +21,8 @@ Fallback: TypeAlias = Literal["large", "accept", "reject", "fail"]
 """What judges in place of a verifier that fails: the large model, nobody, who accepts or rejects, or nothing can."""
 Choice: TypeAlias = Literal["method", "large"]
 """Who writes the next steps of a run that decides: its method, or the large model alone."""
-Purpose: TypeAlias = Literal["", "draft", "verify", "repair", "hedge", "answer", "watch"]
-"""The purpose of a request; "" outside of a run. "watch" is a stop rule's."""
+Purpose: TypeAlias = Literal["", "draft", "verify", "repair", "hedge", "answer"]
+"""The purpose of a request; "" outside of a run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
-from .chain import Accept, Party, Step, Verdict
+from .chain import Accept, Party, Step
 from .events import (
     Answered,
     Called,
@@ -92,7 +92,6 @@ class Ledger:
     The accounts of both models and of the critic, and how many of the judged drafts were accepted.
 
     A draft that is replaced by a rival counts as *accepted*, because nothing is repaired; *chosen* counts such drafts.
-    *skipped* counts the drafts that were committed although nobody judged them; they are not among *drafts*.
     *nested* are the accounts of the models in nested pairs; a pair's own account is their sum. *sifted* has, by the
     path of a pair, the number of drafts judged in it and the number accepted. *speculation* covers the models whose
     servers speculate on tokens, if their counters were read.
@@ -107,7 +106,6 @@ class Ledger:
     nested: tuple[Account, ...] = ()
     sifted: tuple[tuple[str, int, int], ...] = ()
     speculation: tuple[Speculation, ...] = ()
-    skipped: int = 0
 
     @property
     def accept_rate(self) -> float | None:
@@ -128,7 +126,7 @@ class Ledger:
     def of(cls, events: Iterable[Event]) -> Ledger:
         """Add up *events*, in any order."""
         events = tuple(events)
-        accepted, skipped, repaired = _decided(events)
+        accepted, repaired = _decided(events)
         chosen = sum(isinstance(event, Chosen) for event in events)
         return cls(
             small=_account("small", events),
@@ -140,7 +138,6 @@ class Ledger:
             nested=_nested(events),
             sifted=_sifted(events),
             speculation=_speculation(events),
-            skipped=skipped,
         )
 
 
@@ -166,7 +163,7 @@ def _nested(events: tuple[Event, ...]) -> tuple[Account, ...]:
 
 
 def _sifted(events: tuple[Event, ...]) -> tuple[tuple[str, int, int], ...]:
-    judged = [event for event in events if isinstance(event, JudgedWithin) and not skipped(event.verdict)]
+    judged = [event for event in events if isinstance(event, JudgedWithin)]
     drafts = Counter(event.path for event in judged)
     stood = Counter(event.path for event in judged if isinstance(event.verdict, Accept) or event.verdict.chosen)
     return tuple((path, drafts[path], stood[path]) for path in sorted(drafts))
@@ -228,9 +225,9 @@ def _alone(events: tuple[Event, ...]) -> Callable[[int], bool]:
     return alone
 
 
-def _decided(events: tuple[Event, ...]) -> tuple[int, int, int]:
+def _decided(events: tuple[Event, ...]) -> tuple[int, int]:
     """
-    Return the number of drafts that were committed whole by a verdict, of those without one, and of those repaired.
+    Return the number of drafts that were committed whole by a verdict, and of those repaired.
 
     Lost bets, drafts that were replaced by a rival, and steps that a run let the large model write alone count for
     none of them.
@@ -238,15 +235,7 @@ def _decided(events: tuple[Event, ...]) -> tuple[int, int, int]:
     alone = _alone(events)
     verdicts = [e for e in events if isinstance(e, Judged) and isinstance(e.verdict, Accept) and not alone(e.index)]
     approved = {(e.index, e.draft.text) for e in verdicts}
-    unjudged = {(e.index, e.draft.text) for e in verdicts if skipped(e.verdict)}
     repaired = {e.index for e in events if isinstance(e, Repaired) and not alone(e.index)}
     replaced = repaired | {e.index for e in events if isinstance(e, Chosen)}
     committed = [e for e in events if isinstance(e, Committed) and e.index not in replaced]
-    whole = [e for e in committed if (e.index, e.step.text) in approved]
-    without = sum(e.score is None and (e.index, e.step.text) in unjudged for e in whole)  # a lost bet may have a score
-    return len(whole) - without, without, len(repaired)
-
-
-def skipped(verdict: Verdict) -> bool:
-    """Whether *verdict* accepts a draft that nobody judged."""
-    return isinstance(verdict, Accept) and verdict.skipped
+    return sum((e.index, e.step.text) in approved for e in committed), len(repaired)

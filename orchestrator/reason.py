@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from .chain import Accept, Chain, Rollback, Step
-from .early_stopping import StopRule, running_stop_rule
 from .events import Chosen, Committed, Event, Observer, Repaired
 from .interfaces import Policy
 from .lookahead import LookaheadControl, run_ahead, thought
 from .repetition import stuck
 
-End: TypeAlias = Literal["finished", "budget", "time", "repetition", "enough"]
+End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
 
 
 def _never(chain: Chain) -> bool:
@@ -32,7 +31,6 @@ async def reason(
     ahead: int | LookaheadControl = 0,
     spent: Callable[[Chain], bool] = _never,
     deadline: float | None = None,
-    stop_rule: StopRule | None = None,
     observe: Observer = _ignore,
     over: Callable[[Chain], bool] = thought,
 ) -> tuple[Chain, End]:
@@ -41,8 +39,8 @@ async def reason(
 
     By default the chain is over when the thinking is. *ahead* says how far to work ahead of the committed chain: as a
     number of drafts, or in full as a `LookaheadControl`. With models that are greedy or sample by a seed, the chain is
-    the same at every lookahead; otherwise only its distribution is the same. *stop_rule* checks every committed chain
-    while the next step is drafted and judged, and may end the thinking there. *observe* is called with every event.
+    the same at every lookahead; otherwise only its distribution is the same. *observe* is called with
+    every event.
 
     Return the committed chain and why it ended. Failures of the models are raised. When this function returns or
     raises, it leaves no task and no request behind.
@@ -52,7 +50,6 @@ async def reason(
         nonlocal chain
         observe(Committed(len(chain.steps), step, score))
         chain = chain.extend(step)
-        stop_check.start(chain)
 
     def writer() -> Policy:
         """The policy of the next steps, decided about now if it is not."""
@@ -65,15 +62,13 @@ async def reason(
     control = LookaheadControl.of(ahead)
     timeout = asyncio.timeout_at(deadline)
     try:
-        async with timeout, running_stop_rule(stop_rule) as stop_check:
+        async with timeout:
             while not (over(chain) or spent(chain)):
                 current = writer()
                 drafts = run_ahead(current, chain, control=control, spent=spent, observe=observe, over=over)
                 async with drafts as lookahead:
                     while True:
                         draft, verdict = await lookahead.next()
-                        if await stop_check.stops():
-                            return chain, "enough"
                         if isinstance(verdict, Rollback):
                             break
                         commit(draft, verdict.score)
@@ -93,8 +88,6 @@ async def reason(
                             return chain, "finished" if over(chain) else "budget"
                     repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
                 # Leaving the block has cancelled the bets on the draft that was rolled back.
-                if await stop_check.stops():
-                    return chain, "enough"
                 observe(Repaired(len(chain.steps), repaired, verdict))
                 if stuck(chain, repaired):
                     return chain, "repetition"

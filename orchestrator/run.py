@@ -23,7 +23,6 @@ from .answer import (
 from .budget import Budget
 from .chain import Chain, Role, Rollback, Step, ToolCall
 from .concurrency import to_the_end
-from .early_stopping import StopRule
 from .errors import ContextTooLong, EndpointUnavailable
 from .events import (
     Answered,
@@ -52,7 +51,6 @@ _REASONS: dict[End, FinishReason] = {
     "budget": "length",
     "time": "time",
     "repetition": "repetition",
-    "enough": "stop",
 }
 
 
@@ -85,7 +83,6 @@ async def run(
     observe: Observer,
     fallback: Policy | None = None,
     thinks: bool = True,
-    stop_rule: StopRule | None = None,
     answerer: Model | None = None,
     stop: Sequence[str] = (),
     by_method: bool = False,
@@ -104,7 +101,7 @@ async def run(
     answer at once: the method has nothing to draft before an answer with calls.
 
     The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is up, the part that is
-    written counts. *stop_rule* may end the thinking early. If the small model fails for good, *fallback* continues the
+    written counts. If the small model fails for good, *fallback* continues the
     committed chain; if it is *lost* already, *fallback* begins. Any other failure passes through.
 
     With a *check* the answer is judged, and rewritten while it is rejected; it is emitted in one piece at the end. An
@@ -113,7 +110,7 @@ async def run(
     began = asyncio.get_running_loop().time()
     by_method = by_method and thinks and parser is None
     control = LookaheadControl.of(ahead)
-    current = _Run(chain, budget, control, observe, began, thinks, stop_rule, answerer, stop, by_method, parser, check)
+    current = _Run(chain, budget, control, observe, began, thinks, answerer, stop, by_method, parser, check)
     try:
         try:
             if lost is not None and fallback is not None:
@@ -153,7 +150,6 @@ class _Run:
     observe: Observer
     began: float
     thinks: bool
-    stop_rule: StopRule | None
     answerer: Model | None
     stop: Sequence[str]
     by_method: bool
@@ -202,7 +198,7 @@ class _Run:
             return why
         if not closed:
             self(Committed(len(self.chain.steps), closing_step(self.chain, policy.answerer)))
-        cut = await self._reason(policy, self.budget.seconds, None)
+        cut = await self._reason(policy, self.budget.seconds)
         return cut if closed or why == "stop" else why
 
     async def think(self, policy: Policy) -> FinishReason:
@@ -212,7 +208,7 @@ class _Run:
         self._prepare_answer(self.answerer or policy.answerer)
         if self.parser is not None and not self.thinks:
             return "stop"
-        return await self._reason(policy, self.budget.thinking_seconds, self.stop_rule)
+        return await self._reason(policy, self.budget.thinking_seconds)
 
     def _prepare_answer(self, author: Model) -> None:
         async def write(chain: Chain, stream: AnswerStream) -> Step:
@@ -224,7 +220,7 @@ class _Run:
             write, self.new_stream, lambda: self.thinks and self.control.depth() > 0 and not self.by_method
         )
 
-    async def _reason(self, policy: Policy, seconds: float | None, stop_rule: StopRule | None) -> FinishReason:
+    async def _reason(self, policy: Policy, seconds: float | None) -> FinishReason:
         """Let *policy* grow the chain until it is `_over`, or *seconds* have passed since the run began."""
         try:
             _, end = await reason(
@@ -233,7 +229,6 @@ class _Run:
                 ahead=self.control,
                 spent=self.budget.spent,
                 deadline=None if seconds is None else self.began + seconds,
-                stop_rule=stop_rule,
                 observe=self,
                 over=self._over,
             )

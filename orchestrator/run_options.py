@@ -25,7 +25,6 @@ from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from .budget import Budget
-from .early_stopping import StopRuleFactory
 from .endpoints.settings import Sampling
 from .errors import ConfigurationError, near
 from .interfaces import AnsweredBy, EndedBy, PolicyFactory
@@ -161,10 +160,6 @@ class RunOptions(BaseModel):
             "Who writes the answer: large, small or method (drafts and verdicts go on); by default as in the paper."
         ),
     ] = None
-    stop_rule: Annotated[
-        str | None,
-        RunOption("A rule that may end the thinking early, such as trial-answer: once a trial answer is sure."),
-    ] = None
     sure_bets: Annotated[
         bool, RunOption("Work ahead only of drafts that are likely to be accepted.", calibrated=False)
     ] = False
@@ -249,7 +244,6 @@ class RunOverrides(TypedDict, total=False):
     lead: int | None
     ending: EndedBy | None
     answer: AnsweredBy | None
-    stop_rule: str | StopRuleFactory | None
     sure_bets: bool | None
     delimiter: Delimiter | None
     priority: int | None

@@ -63,13 +63,7 @@ __all__ = [
     "threshold",
 ]
 
-GRADES = (
-    "specreason.grade",
-    "specreason.first-wrong",
-    "specreason.grade-before",
-    "specreason.grade-known",
-    "specreason.grade-short",
-)
+GRADES = ("specreason.grade", "specreason.first-wrong")
 
 BUILT_IN: Mapping[str, Method] = {
     "large": Method(large_alone),

@@ -1,9 +1,8 @@
 """
 Grades of steps, from the probabilities that a judge gives to digits.
 
-One question grades one step, as in SpecReason. What is ours, and in no paper, makes verdicts cheaper: one question that
-judges several steps at once, whose answer is the number of the first wrong step; shorter questions; and steps that are
-not judged at all.
+One question grades one step, as in SpecReason. One question about several steps at once, whose answer is the number of
+the first wrong step, is ours.
 """
 
 from __future__ import annotations
@@ -11,26 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
-from itertools import accumulate, takewhile
-from typing import Literal, TypeAlias
+from itertools import accumulate
 
 from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.prompts import Prompt, load
+from stepspec.prompts import load
 
 from .option_types import Grade
 
 DIGITS = "0123456789"
-INSTRUCTION, FIRST_WRONG = load("specreason.grade-before"), load("specreason.first-wrong")
+GRADE, FIRST_WRONG = load("specreason.grade"), load("specreason.first-wrong")
 BEST = 9  # the highest grade
 MOST = 9  # paragraphs that a digit can name
-Placement: TypeAlias = Literal["after", "before", "short"]
-"""Where a judge reads what a grade means: after every draft, once before the reasoning, or nowhere."""
-QUESTIONS: Mapping[Placement, Prompt] = {
-    "after": load("specreason.grade"),
-    "before": load("specreason.grade-known"),
-    "short": load("specreason.grade-short"),
-}
 
 
 def likeliest(grades: Mapping[str, float]) -> float:
@@ -43,38 +34,9 @@ def expected(grades: Mapping[str, float]) -> float:
     return sum(int(digit) * p for digit, p in grades.items()) / sum(grades.values())
 
 
-async def ask_grade(judge: Model, chain: Chain, question: Placement) -> Mapping[str, float]:
+async def ask_grade(judge: Model, chain: Chain) -> Mapping[str, float]:
     """Ask *judge* for the grade of the last step of *chain*; return the probability of every digit."""
-    prompt = QUESTIONS[question]
-    return await judge.ask(instructed(chain, question), prompt.text, DIGITS, opening=prompt.opening)
-
-
-def instructed(chain: Chain, question: Placement) -> Chain:
-    """
-    Return *chain* as a judge reads it: with *question* "before", what a grade means stands after the problem.
-
-    It is part of the last message of the user, because some chat templates have no system message. Calls of tools may
-    follow that message.
-    """
-    if question != "before":
-        return chain
-    last = len(chain.messages) - 1
-    at = next((place for place in range(last, -1, -1) if chain.messages[place].role == "user"), last)
-    asked = replace(chain.messages[at], content=f"{chain.messages[at].content}\n\n{INSTRUCTION.text}")
-    return replace(chain, messages=(*chain.messages[:at], asked, *chain.messages[at + 1 :]))
-
-
-def skips(chain: Chain, draft: Step, skip: int, after: int) -> bool:
-    """
-    Whether *draft* is accepted without a verdict: *skip* drafts between two verdicts, once *after* were accepted.
-
-    That depends on the authors of the chain's steps alone. Grades would not do: a lookahead judges drafts whose
-    predecessors have no grades yet, and the chain has to be the same at any lookahead.
-    """
-    if not skip or draft.stop != "delimiter" or chain.closed:
-        return False
-    accepted = sum(1 for _ in takewhile(lambda step: step.author == "small", reversed(chain.steps)))
-    return accepted >= after and (accepted - after) % (skip + 1) < skip
+    return await judge.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening)
 
 
 async def draft_several(model: Model, chain: Chain, count: int) -> Step:

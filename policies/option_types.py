@@ -19,7 +19,6 @@ __all__ = [
     "Grade",
     "Several",
     "Share",
-    "Skip",
     "Top",
     "describe",
     "meaning",
@@ -32,7 +31,6 @@ Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AtLeast1: TypeAlias = Annotated[int, Field(ge=1)]
 Few: TypeAlias = Annotated[int, Field(ge=1, le=8)]
 Grade: TypeAlias = Annotated[float, Field(ge=0, le=9)]
-Skip: TypeAlias = Annotated[int, Field(ge=0, le=16)]
 Several: TypeAlias = Annotated[int, Field(ge=2, le=MOST)]
 Top: TypeAlias = Annotated[int, Field(ge=1, le=MOST)]
 

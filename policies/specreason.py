@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
 
-from .grading import Placement, ask_grade, draft_several, expected, instructed, judge_several, likeliest, skips
-from .option_types import AtLeast1, Few, Grade, Share, Skip
+from .grading import ask_grade, draft_several, expected, judge_several, likeliest
+from .option_types import Few, Grade, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +31,6 @@ class SpecReason:
     question asks for the first wrong one: the draft is cut there. The grade of a step is then the probability that
     neither it nor an earlier one is wrong, times 9. This is for servers on which every verdict reads much of the chain
     again, and for judges that find an error among several steps. Budgets and traces count such a draft as one step.
-
-    The large model may also read less, which is not in the paper either. The *question* stands "after" every draft;
-    "before" the reasoning, with the problem, where a prefix cache holds it, so that only a short one follows the draft;
-    or nowhere, and only the "short" one is asked. "before" is also in view of the large model when it writes, so that
-    one cached chain serves both. With *skip* above 0, once the last *skip_after* steps are accepted drafts, that many
-    drafts are accepted without a verdict between two that are judged; the next rejected draft ends this. A wrong step
-    that is skipped stays. Incomplete steps, the end of the thinking and the answer are always judged.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -51,14 +43,6 @@ class SpecReason:
     read: Literal["greedy", "expected"] = "expected"
     sure: Share = 0.05
     judge_every: Few = 1
-    question: Placement = "after"
-    skip: Skip = 0
-    skip_after: AtLeast1 = 8
-
-    def __post_init__(self) -> None:
-        if self.judge_every > 1 and self.question != "after":
-            message = "judge_every asks its own question about several steps: leave out question, or judge_every"
-            raise ConfigurationError(message, option="question")
 
     @property
     def answerer(self) -> Model:
@@ -68,11 +52,9 @@ class SpecReason:
         return await draft_several(self.small, chain, self.judge_every)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        if skips(chain, draft, self.skip, self.skip_after):
-            return Accept(skipped=True)
         if self.judge_every > 1 and (verdict := await self._judge_all(chain, draft)):
             return verdict
-        grades = await ask_grade(self.large, chain.extend(draft), self.question)
+        grades = await ask_grade(self.large, chain.extend(draft))
         total = sum(grades.values())
         if total == 0 or total < self.sure:
             return Rollback(reason="no grade")
@@ -80,7 +62,7 @@ class SpecReason:
         return Accept(grade) if grade >= self.threshold else Rollback(reason="grade", score=grade)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.large.write(instructed(chain, self.question))
+        return await self.large.write(chain)
 
     async def _judge_all(self, chain: Chain, draft: Step) -> Verdict | None:
         """Judge all steps of *draft* at once; None if it is a single one."""

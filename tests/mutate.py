@@ -33,7 +33,7 @@ def about(name: str) -> str:
 POLICIES = {
     path.stem: (f"policies/{path.name}", about(path.stem)) for path in sorted((ROOT / "policies").glob("[a-z]*.py"))
 }
-GRADING = "tests/policies/test_grading.py tests/policies/test_cheaper_verdicts.py"
+GRADING = "tests/policies/test_grading.py"
 POLICIES["specreason"] = ("policies/specreason.py", f"{about('specreason')} {GRADING}")
 POLICIES["grading"] = ("policies/grading.py", GRADING)
 POLICIES["wrappers"] = (
@@ -60,13 +60,12 @@ CORE = {
     "budget": core("budget", "orchestrator/test_budget", *RUN),
     "chain": core("chain", "orchestrator/test_chain"),
     "concurrency": core("concurrency", "orchestrator/test_concurrency"),
-    "early_stopping": core("early_stopping", "orchestrator/test_early_stopping", "orchestrator/test_request_context"),
     "ledger": core("ledger", "orchestrator/test_ledger"),
     "lookahead": core("lookahead", *LOOP, slow=PROMISES),
     "reason": core("reason", *LOOP, slow=PROMISES),
     "repetition": core("repetition", "orchestrator/test_repetition"),
     "replicas": core("endpoints/replicas", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
-    "run": core("run", *RUN, "orchestrator/test_early_stopping"),
+    "run": core("run", *RUN),
     "run_options": core("run_options", "test_settings", slow=("test_run_options", "test_solver")),
     "admission": core("service/http/admission", "orchestrator/service/http/test_admission", slow=(MACHINES,)),
     "breaker": core(

@@ -55,7 +55,6 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["solve", "x", *DEAD, "-p", "bild", "-O", "run=0"], "option 'run': a whole number of 1 or more (got 0)"),
         (["solve", "x", *DEAD, "-p", "reward"], "needs a reward model"),
         (["solve", "x", *DEAD, "-p", "reward"], "pass --critic URL"),
-        (["solve", "x", *DEAD, "--stop-rule", "foo"], "--stop-rule: there is no stop rule 'foo'"),
         (["solve", "x", "--small", "localhost:9131"], "write it like http://localhost:9131/v1"),
         (["solve", "x", *DEAD, "--trace", "/proc/none/run.jsonl"], "--trace /proc/none/run.jsonl: "),
         (["solve", "--problems", "nope.txt"], "no problems in nope.txt: No such file or directory"),

@@ -1,4 +1,4 @@
-"""A solver with things of a user's own: a policy and a stop rule as classes, and prompts from a folder."""
+"""A solver with things of a user's own: a policy as a class, and prompts from a folder."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import asyncio
 import logging
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from stepspec import Chain, Model, Solver, prompts
+from stepspec import Solver, prompts
 from stepspec.evals import provenance
-from stepspec.orchestrator.early_stopping import STOP_RULES
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Started
 from stepspec.policies import METHODS, SpecReason
@@ -29,10 +27,9 @@ MINE = "How good is it, of 9? \\boxed{x} {braces}\n---\nIt is {"
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory, and registries that forget what a test adds."""
+    """An empty working directory, and a registry that forgets what a test adds."""
     monkeypatch.chdir(tmp_path)
-    for registry in (METHODS, STOP_RULES):
-        monkeypatch.setattr(registry, "_added", {})
+    monkeypatch.setattr(METHODS, "_added", {})
     return tmp_path
 
 
@@ -40,16 +37,6 @@ class Lenient(SpecReason):
     """Accept every draft that has a grade."""
 
     __slots__ = ()
-
-
-@dataclass(frozen=True)
-class AfterOne:
-    """End the thinking after its first step."""
-
-    large: Model
-
-    async def __call__(self, chain: Chain) -> bool:
-        return len(chain.steps) == 1
 
 
 def folder(at: Path, **files: str) -> Path:
@@ -88,29 +75,6 @@ async def test_a_class_is_a_policy_of_all_runs_or_of_one() -> None:
             with pytest.raises(ConfigurationError, match="policy 'Lenient', option 'threshold'"):
                 await solver.solve(PROBLEM, policy=Lenient, options={"threshold": 11})
     assert started == ["Lenient", "Lenient", "specreason"]
-
-
-@pytest.mark.parametrize("everywhere", [True, False])
-async def test_a_stop_rule_of_ones_own_ends_the_thinking(everywhere: bool) -> None:
-    async with serving() as servers:
-        async with servers.solver(stop_rule=AfterOne if everywhere else None) as solver:
-            solution = await solver.solve(PROBLEM, stop_rule=None if everywhere else AfterOne)
-        assert len([step for step in solution.steps if step.fate == "kept"]) < 3
-        assert solution.thinking.startswith("So one.")
-        assert "Then two" not in solution.thinking
-
-
-@pytest.mark.parametrize(
-    ("stop_rule", "complaint"),
-    [("soon", "there is no stop rule 'soon'; the stop rules"), (9, "9 is neither a stop rule's class")],
-)
-async def test_an_unknown_stop_rule_is_refused_where_it_comes_in(stop_rule: Any, complaint: str) -> None:
-    async with serving() as servers:
-        with pytest.raises(ConfigurationError, match=complaint):
-            servers.solver(stop_rule=stop_rule)
-        async with servers.solver() as solver:
-            with pytest.raises(ConfigurationError, match=complaint):
-                await solver.solve(PROBLEM, stop_rule=stop_rule)
 
 
 async def judged(servers: Servers, solver: Solver) -> set[bool]:

@@ -231,7 +231,6 @@ def test_no_line_of_the_examples_is_wrapped(
         ("stepspec calibrate aime", {"aime24", "aime25"}),
         ("stepspec eval math500 --policy specul", {"speculative-thinking"}),
         ("stepspec conf", {"config"}),
-        ("stepspec solve --stop-rule tri", {"trial-answer"}),
         ("stepspec solve --small-", {"--small-api-key"}),
     ],
 )

@@ -28,7 +28,7 @@ SCRIPT = '''
 import importlib.machinery, json, os, sys
 
 MODULE = "stepspec.orchestrator.run_options"
-ANCHOR = "    stop_rule: Annotated["
+ANCHOR = "    sure_bets: Annotated["
 DUMMY = '    dummy: Annotated[Count, RunOption("A dummy for a test.", commands=("solve", "serve"))] = 7\\n'
 
 class Loader(importlib.machinery.SourceFileLoader):

@@ -349,7 +349,7 @@ CALIBRATION = {
         ({"conditions": True}, {}, ""),
         ({"conditions": True}, {"options": {"threshold": 6.0, "read": "greedy"}}, "options.read"),
         ({"conditions": True}, {"options": {"threshold": 6.0, "read": "expected"}, "ahead": 4, "hedge": 0.5}, ""),
-        ({"conditions": True}, {"lead": 3, "stop_rule": "trial-answer"}, "lead, stop_rule"),
+        ({"conditions": True}, {"lead": 3, "ending": "judge"}, "ending, lead"),
         ({"conditions": True}, {"budget": {"steps": 4}}, "budget.steps"),
         ({"conditions": True}, {"sampling": Sampling(temperature=1.0, top_p=1.0)}, "sampling.temperature"),
     ],

@@ -23,7 +23,7 @@ from ..simulation.costs import ServerCosts
 GROUP = 4  # steps for which one question is asked, by those ways that ask less often
 MOST = 1024  # requests at once, up to which the curves are compared
 # Tokens of a question with the turns around it, in the vocabulary of Qwen3 with its chat template.
-QWEN3 = {"after": 69, "before": 25, "short": 36, "several": 87}
+QWEN3 = {"after": 69, "several": 87}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,9 @@ class Way:
 
 
 ANY = {"threshold": 0, "sure": 0}  # every verdict accepts
-SKIP = {"skip": GROUP - 1, "skip_after": 1}
 WAYS = (
     Way("as in the paper", "specreason", ANY, "after"),
-    Way("question: short", "specreason", {**ANY, "question": "short"}, "short"),
-    Way("question: before", "specreason", {**ANY, "question": "before"}, "before"),
     Way(f"judge_every: {GROUP}", "specreason", {**ANY, "judge_every": GROUP}, "several", GROUP, GROUP),
-    Way(f"skip: {GROUP - 1}", "specreason", {**ANY, **SKIP}, "after", GROUP),
-    Way(f"before, skip: {GROUP - 1}", "specreason", {**ANY, **SKIP, "question": "before"}, "before", GROUP),
     Way("BiLD's score", "bild", {"scale": "step", "rollback": 1000}, ""),
 )
 

@@ -54,7 +54,7 @@ from stepspec.orchestrator.nesting import servers
 from stepspec.orchestrator.run import FinishReason, Outcome
 from stepspec.orchestrator.run_options import RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
-from stepspec.policies.grading import DIGITS, QUESTIONS
+from stepspec.policies.grading import DIGITS, GRADE
 
 from ..sample import Arm
 
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from openai.types import CompletionUsage
 
 PUBLISHED = Arm.of("SpecReason as published", "specreason", {"read": "greedy"}, ahead=0)
-QUESTION = QUESTIONS["after"]
 THRESHOLD = 7  # of 9
 STEP_TOKENS, BUDGET, ANSWER_TOKENS = 512, 8192, 512
 TOP_LOGPROBS = 10
@@ -217,7 +216,7 @@ class _Run:
         with self._meter("large", "ask") as meter:
             reply = await client.completions.create(
                 model=await self._model(client),
-                prompt=self.prefix + self.chain.text + draft.text + self.template.ask(QUESTION.text, QUESTION.opening),
+                prompt=self.prefix + self.chain.text + draft.text + self.template.ask(GRADE.text, GRADE.opening),
                 temperature=0.0,
                 max_tokens=1,
                 logprobs=TOP_LOGPROBS,

@@ -417,7 +417,7 @@ async def _within(call: Call, seconds: float, message: str, work: Coroutine[Any,
         raise call.error(EndpointUnavailable, message.format(seconds)) from None
 
 
-AWAITED: Mapping[Purpose, int] = {"verify": 0, "watch": 0, "repair": 1, "answer": 2, "draft": 3}
+AWAITED: Mapping[Purpose, int] = {"verify": 0, "repair": 1, "answer": 2, "draft": 3}
 BETS: Mapping[Purpose, int] = {"verify": 60}
 OTHER_BETS = 61
 """Seconds: a request of that kind goes before one for which a run waits that began so much later."""

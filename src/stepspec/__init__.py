@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator import Budget, Chain, Ledger, Message, errors, events, trace
 from stepspec.orchestrator.chain import Accept, Rating, Rival, Rollback, Step, Token, Tool, ToolCall, Toolset, Verdict
-from stepspec.orchestrator.early_stopping import StopRule
 from stepspec.orchestrator.endpoints import Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
 from stepspec.orchestrator.events import Event, Observer
@@ -59,7 +58,6 @@ __all__ = [
     "Solver",
     "Step",
     "StepspecError",
-    "StopRule",
     "Task",
     "Threshold",
     "Token",

@@ -18,7 +18,6 @@ from stepspec.orchestrator.budget import Budget, Budgeted
 from stepspec.orchestrator.calibration import RunConditions
 from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
-from stepspec.orchestrator.early_stopping import STOP_RULES, StopRule
 from stepspec.orchestrator.endpoints import (
     CriticEndpoint,
     Endpoint,
@@ -316,8 +315,6 @@ class Solver:
         before = run or self.settings.run
         named: Any = configuration.by_name(overrides)
         resolved = before.with_overrides(named) if named else before
-        if resolved.stop_rule:
-            STOP_RULES.find(resolved.stop_rule)
         if (resolved.policy, resolved.options) != (before.policy, before.options):
             policies.check(resolved.policy, resolved.options, has_critic=self.settings.rates_steps)
         values = {
@@ -404,7 +401,6 @@ class Solver:
                     observe=watch,
                     fallback=models.policy("large", {}) if run.policy != "small" else None,
                     thinks=self.thinks,
-                    stop_rule=self._stop_rule(models, run),
                     answerer=(answerer := models.answerer(run.policy, run.answer)),
                     stop=stop,
                     by_method=answerer is None,
@@ -477,9 +473,6 @@ class Solver:
     def _ahead(self, options: RunOptions) -> LookaheadControl:
         load = self.large_load if options.load == "adapt" else None
         return LookaheadControl(options.ahead, options.hedge, load, self.sure_bets if options.sure_bets else None)
-
-    def _stop_rule(self, models: Models, options: RunOptions) -> StopRule | None:
-        return STOP_RULES.find(options.stop_rule)(models.large) if options.stop_rule and self.thinks else None
 
     @property
     def thinks(self) -> bool:
@@ -602,16 +595,10 @@ def _write_trace(path: Path, moments: Sequence[trace.Moment]) -> None:
 
 
 def check_policies(settings: Settings) -> None:
-    """
-    Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or another plugin.
-
-    These are the stop rule and a verifier.
-    """
+    """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or a verifier."""
     policies.check(settings.policy, settings.options, has_critic=settings.rates_steps)
     if isinstance(settings.critic, FunctionVerifier):
         VERIFIERS.find(settings.critic.function)
-    if settings.stop_rule:
-        STOP_RULES.find(settings.stop_rule)
     if isinstance(settings.small, NestedPair):
         check_nested_policies(settings.small.nested)
 

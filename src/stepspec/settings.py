@@ -20,7 +20,6 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from stepspec.orchestrator import early_stopping
 from stepspec.orchestrator.calibration import PROMPTS, Calibration
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
@@ -182,7 +181,7 @@ class SettingsOverrides(RunOverrides, total=False):
 
 def by_name(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return *overrides* with what is a class or a function in them as the names or settings to choose it by."""
-    named = {"policy": policies.named, "stop_rule": early_stopping.named, "critic": _function}
+    named = {"policy": policies.named, "critic": _function}
     return {name: named[name](value) if name in named and value else value for name, value in overrides.items()}
 
 
@@ -202,14 +201,12 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
 
 def named(exc: ConfigurationError, settings: Settings, arguments: Mapping[str, Any]) -> ConfigurationError:
     """
-    Let the error of a policy, its options or a stop rule name the flag, the variable or the key of the file at fault.
+    Let the error of a policy or its options name the flag, the variable or the key of the file at fault.
 
     *settings* were loaded with these *arguments*.
     """
     place = ("options", exc.option) if exc.option else ("policy",)
     known = settings.policy in policies.METHODS
-    if known and not exc.option and settings.stop_rule and settings.stop_rule not in early_stopping.STOP_RULES:
-        place, known = ("stop_rule",), False
     found = origin(layers(Settings, {name: value for name, value in arguments.items() if value is not None}), place)
     if found is None or found.source == "argument" or (known and not exc.option):
         return exc

@@ -15,10 +15,8 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 def test_a_method_is_named_with_its_options_and_those_of_the_solver() -> None:
     assert arm("specreason") == Arm.of("specreason", "specreason")
-    spec = "specreason:threshold=8.5, read=greedy,ahead=0,stop_rule=trial-answer"
-    assert arm(spec) == Arm.of(
-        spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, stop_rule="trial-answer"
-    )
+    spec = "specreason:threshold=8.5, read=greedy,ahead=0,sure_bets=true"
+    assert arm(spec) == Arm.of(spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, sure_bets=True)
     spec = "specreason:sure_bets=true"
     assert arm(spec) == Arm.of(spec, "specreason", sure_bets=True)
 

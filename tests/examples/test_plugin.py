@@ -20,9 +20,7 @@ from stepspec import policies
 from stepspec.evals.benchmarks import BUILT_IN as BENCHMARKS
 from stepspec.evals.benchmarks import load, read_benchmark
 from stepspec.evals.testbed.stand_in import stand_in_process
-from stepspec.orchestrator.early_stopping import BUILT_IN as STOP_RULES
-from stepspec.orchestrator.early_stopping import read_stop_rule
-from stepspec.orchestrator.registry import Registry, name_of
+from stepspec.orchestrator.registry import Registry
 from stepspec.policies.method import read_method
 
 from .. import program
@@ -75,10 +73,10 @@ def test_it_is_listed_and_explained_like_a_built_in_policy(site: Path, tmp_path:
     assert explained["options"]["threshold"]["means"].startswith("The small model is sure of a draft if")
 
 
-def test_it_solves_with_its_stop_rule(site: Path, servers: tuple[str, str], tmp_path: Path) -> None:
+def test_it_solves(site: Path, servers: tuple[str, str], tmp_path: Path) -> None:
     small, large = servers
     both = ("--small", small, "--large", large)
-    chosen = ("--policy", "confident", "--option", "threshold=1", "--stop-rule", "concluded", "--json")
+    chosen = ("--policy", "confident", "--option", "threshold=1", "--json")
     solution = json.loads(printed(stepspec(site, "solve", "What is 6 x 7?", *both, *chosen, cwd=tmp_path)))
     assert solution["answer"] == "42"
     assert solution["ledger"]["accepted"] == solution["ledger"]["drafts"] > 0
@@ -125,13 +123,11 @@ def test_its_parts_are_what_the_registries_take(site: Path, monkeypatch: pytest.
     assert method.threshold is not None
     assert method.threshold.option == "threshold"
     assert method.prompts == ("confident.check",)
-    rules = Registry("stop rule", "stop rules", "stepspec.stop_rules", STOP_RULES, read_stop_rule)
-    assert name_of(rules.find("concluded")) == "Concluded"
     benchmarks = Registry("benchmark", "benchmarks", "stepspec.benchmarks", BENCHMARKS, read_benchmark)
     tasks = load(benchmarks.find("units"))
     assert [task.answer for task in tasks] == ["205", "2800", "6000", "900", "72", "80"]
     assert "boxed" in tasks[0].problem
-    assert methods.broken == rules.broken == benchmarks.broken == {}
+    assert methods.broken == benchmarks.broken == {}
 
 
 def test_a_broken_plugin_is_named_and_disturbs_nothing_else(site: Path, tmp_path: Path) -> None:
@@ -158,7 +154,7 @@ def test_a_broken_plugin_is_named_and_disturbs_nothing_else(site: Path, tmp_path
 
 def test_the_entry_points_of_its_project_file_are_those_that_stepspec_reads() -> None:
     project: dict[str, Any] = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
-    assert set(project["entry-points"]) == {"stepspec.policies", "stepspec.stop_rules", "stepspec.benchmarks"}
+    assert set(project["entry-points"]) == {"stepspec.policies", "stepspec.benchmarks"}
 
 
 def test_the_code_in_the_documents_is_that_of_the_example() -> None:
@@ -183,7 +179,7 @@ def test_its_threshold_is_calibrated_with_its_prompt_among_the_conditions(
     printed(stepspec(site, "calibrate", "units", "--policy", "confident", *both, *loose, cwd=tmp_path))
     file = tomllib.loads((tmp_path / "policy.toml").read_text())
     assert (file["policy"], file["calibration"]["option"]) == ("confident", "threshold")
-    assert set(file["calibration"]["told"]["prompts"]) == {"confident.check"}
+    assert set(file["calibration"]["conditions"]["prompts"]) == {"confident.check"}
     served = stepspec(site, "solve", "What is 6 x 7?", "--config", "policy.toml", *both, "--json", cwd=tmp_path)
     assert json.loads(printed(served))["answer"] == "42"
     assert "its promise does not hold" not in served.stderr

@@ -13,7 +13,6 @@ from stepspec.api import Models
 from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rollback
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END, Step, Stop
-from stepspec.orchestrator.early_stopping import StopRule
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable
 from stepspec.orchestrator.events import (
     Answered,
@@ -64,7 +63,6 @@ class Case:
         *,
         ahead: int | LookaheadControl = 0,
         stop: Sequence[str] = (),
-        stop_rule: StopRule | None = None,
         thinks: bool = True,
         by_method: bool = True,
         answerer: ScriptedModel | None = None,
@@ -77,7 +75,6 @@ class Case:
             ahead=ahead,
             observe=self.events.append,
             fallback=make("large", *models),
-            stop_rule=stop_rule,
             stop=stop,
             thinks=thinks,
             by_method=by_method,
@@ -191,17 +188,6 @@ def test_thinking_that_is_cut_short_is_closed_and_answered() -> None:
     assert (outcome.reason, outcome.answer) == ("length", "42")
     assert [step.note for step in outcome.chain.steps][:2] == ["", "closed"]
     assert len(outcome.chain.parts()[0].steps) == 2
-
-
-async def at_once(chain: Chain) -> bool:
-    """A stop rule that ends the thinking after the first step."""
-    return True
-
-
-def test_a_stop_rule_may_end_the_thinking_and_not_the_answer() -> None:
-    case = Case()
-    outcome, _ = case.run(ahead=9, stop_rule=at_once)
-    assert (outcome.reason, outcome.answer) == ("stop", "42")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(8.0, "First, 6 x 7."), (1.0, "")])

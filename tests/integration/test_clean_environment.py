@@ -173,13 +173,11 @@ def test_the_commands_of_the_tutorial_work(programs: Path, servers: Sequence[str
     assert [(each.command, each.output) for each in ran if each.code] == []
 
 
-def test_the_policy_and_the_stop_rule_of_the_plugin_are_measured_and_calibrated(
-    run: Run, servers: Sequence[str], home: Path
-) -> None:
+def test_the_policy_of_the_plugin_is_measured_and_calibrated(run: Run, servers: Sequence[str], home: Path) -> None:
     arms = json.loads(run("stepspec", "eval", "units", "-p", "confident", "--limit", "2", "--json", *servers))
     assert "confident" in json.dumps(arms)
     assert "confident" in (home / "runs/units/samples.jsonl").read_text()
-    words = ["--policy", "confident", "--stop-rule", "concluded"]
+    words = ["--policy", "confident"]
     assert run("stepspec", "solve", PROBLEMS[0], *words, *servers).strip() == ANSWER
     rows = [json.dumps({"problem": f"What is {n} + {42 - n}?", "answer": ANSWER}) for n in range(24)]
     (home / "many.jsonl").write_text("\n".join(rows) + "\n")

@@ -242,8 +242,7 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
             return Tokenwise(small, large)
         case "specreason":
             read = "greedy" if seed % 2 else "expected"
-            question = ("after", "before", "short")[seed % 3]
-            policy = policies.make(name, small, large, read=read, question=question, skip=seed % 4, skip_after=1)
+            policy = policies.make(name, small, large, read=read)
             return policies.Led(policy, large, first=seed % 4)
         case "reflective":
             return policies.make(

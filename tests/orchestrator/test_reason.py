@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Budget, Chain, Ledger, Step, reason
+from stepspec.orchestrator import Budget, Chain, Ledger, Step
 from stepspec.orchestrator.answer import write_answer
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.events import (
     Called,
     Committed,
     Drafted,
-    Event,
     Judged,
     Lost,
     Repaired,
@@ -30,9 +29,7 @@ from .arms import (
     BOUNDED,
     PROBLEM,
     Arm,
-    Keeping,
     arm,
-    pair,
     taste,
     working,
 )
@@ -72,10 +69,9 @@ def test_the_events_determine_the_chain_and_the_fate_of_every_draft_and_token(
     assert replay([Started(PROBLEM.messages, name), *betting.events]) == chain
     expected, ledger = Ledger.of(plain.events), Ledger.of(betting.events)
     fates = Counter(type(event) for event in betting.events)
-    assert fates[Judged] <= fates[Drafted] == ledger.drafts + ledger.skipped + fates[Lost]
+    assert fates[Judged] <= fates[Drafted] == ledger.drafts + fates[Lost]
     assert fates[Repaired] == ledger.drafts - ledger.accepted
     assert (ledger.drafts, ledger.accepted) == (expected.drafts, expected.accepted)
-    assert ledger.skipped == expected.skipped
     for account in (ledger.small, ledger.large):
         calls = [event for event in betting.events if isinstance(event, Called) and event.role == account.role]
         assert account.kept == sum(len(step.tokens) for step in chain.steps if step.author == account.role)
@@ -170,17 +166,3 @@ def test_budgets_hold_exactly_with_room_for_the_answer(
     assert (end == "budget") == (not chain.finished and (chain.tokens == room or len(chain.steps) == steps))
     written, _ = run(write_answer(Budgeted(limited.large, budget.left), chain, limit=budget.for_answer))
     assert 1 <= len(written.tokens) <= budget.for_answer
-
-
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_a_stop_rule_may_end_the_thinking_at_the_kept_part_of_a_draft(ahead: int) -> None:
-    small, large = pair()
-    large.logprob = lambda before, token: -2.0 if token == " one" else -0.1
-    events: list[Event] = []
-
-    async def enough(chain: Chain) -> bool:
-        return bool(chain.steps)
-
-    (chain, end), _ = run(reason(Keeping(small, large), PROBLEM, ahead=ahead, stop_rule=enough, observe=events.append))
-    assert ([step.text for step in chain.steps], end) == (["The small"], "enough")
-    assert not [event for event in events if isinstance(event, Repaired)]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 import pytest
 
 from stepspec.orchestrator import Chain, Model, Rollback, Step, Verdict, reason
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.early_stopping import TrialAnswer
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.interfaces import REQUEST, RequestContext
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.run import run as run_to_the_answer
 from stepspec.policies import SpecReason
 
-from ..fakes import ScriptedModel, counting, run
+from ..fakes import run
 from .arms import PROBLEM, pair
 
 
@@ -118,23 +116,3 @@ def test_a_request_that_stays_open_has_its_last_step() -> None:
     run(reason(SpecReason(small, large), PROBLEM, ahead=2))
     drafts = [(call.step, call.last_step) for call in calls(events) if call.role == "small"]
     assert drafts == [(0, 3)]
-
-
-def test_trial_answers_and_shadows_have_purposes_of_their_own() -> None:
-    contexts: list[RequestContext] = []
-
-    @dataclass
-    class Spy(ScriptedModel):
-        async def write(self, chain: Chain, **options: object) -> Step:
-            contexts.append(REQUEST.get())
-            return Step("\n\n\\boxed{7}", "large", "until")
-
-    large = Spy("large", counting("large", 3))
-
-    async def main() -> None:
-        small, judge = pair(length=4)
-        await reason(SpecReason(small, judge), PROBLEM, stop_rule=TrialAnswer(large, every=1, sure=1.0, times=9))
-        await asyncio.sleep(0)
-
-    run(main())
-    assert contexts == [RequestContext("watch", 0), RequestContext("watch", 1), RequestContext("watch", 2)]

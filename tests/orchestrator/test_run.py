@@ -11,7 +11,6 @@ import pytest
 from stepspec.orchestrator import Budget, Chain, Ledger, Step
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.early_stopping import StopRule
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Answered, Answering, Committed, Degraded, Event, Finished
 from stepspec.orchestrator.interfaces import KEPT_OPEN
@@ -40,13 +39,10 @@ class Case:
         fallback: bool = True,
         thinks: bool = True,
         ahead: int = 1,
-        stop_rule: StopRule | None = None,
         answerer: ScriptedModel | None = None,
         stop: Sequence[str] = (),
     ) -> tuple[Outcome, float]:
-        return run(
-            self.solve(fallback=fallback, thinks=thinks, ahead=ahead, stop_rule=stop_rule, answerer=answerer, stop=stop)
-        )
+        return run(self.solve(fallback=fallback, thinks=thinks, ahead=ahead, answerer=answerer, stop=stop))
 
     async def solve(
         self,
@@ -54,7 +50,6 @@ class Case:
         fallback: bool = True,
         thinks: bool = True,
         ahead: int = 1,
-        stop_rule: StopRule | None = None,
         answerer: ScriptedModel | None = None,
         stop: Sequence[str] = (),
     ) -> Outcome:
@@ -68,7 +63,6 @@ class Case:
             observe=self.events.append,
             fallback=alone if fallback else None,
             thinks=thinks,
-            stop_rule=stop_rule,
             answerer=answerer,
             stop=stop,
         )
@@ -110,17 +104,6 @@ def test_an_early_answer_is_no_part_of_the_streams_that_the_lookahead_closes() -
     case.large = Seeing("large", counting("large", 4), log=case.small.log)
     assert case.run(ahead=9)[0].answer == "42"
     assert kept_open == [None]
-
-
-async def at_once(chain: Chain) -> bool:
-    """A stop rule that ends the thinking after the first step."""
-    return True
-
-
-def test_a_stop_rule_may_end_the_thinking() -> None:
-    case = Case()
-    outcome, _ = case.run(ahead=9, stop_rule=at_once)
-    assert (outcome.reason, outcome.answer, len(outcome.chain.steps)) == ("stop", "42", 1)
 
 
 @pytest.mark.parametrize("wrong", range(4))

@@ -48,9 +48,6 @@ def test_options_are_those_of_the_policy_without_its_models() -> None:
         "read": "expected",
         "sure": 0.05,
         "judge_every": 1,
-        "question": "after",
-        "skip": 0,
-        "skip_after": 8,
     }
     assert options("large") == options("small") == {}
 

@@ -23,8 +23,6 @@ RANGES: list[tuple[str, str, tuple[float, ...], tuple[object, ...]]] = [
     ("specreason", "threshold", (0, 9), (-0.5, 9.5, 10, "nan", "inf")),
     ("specreason", "sure", (0, 1), (-0.1, 7, "nan")),
     ("specreason", "judge_every", (1, 8), (0, 9, 1.5)),
-    ("specreason", "skip", (0, 16), (-1, 17, 1.5)),
-    ("specreason", "skip_after", (1,), (0, -1, 1.5)),
     ("speculative-thinking", "n1", (1,), (0, -3, 2.5)),
     ("speculative-thinking", "n2", (1,), (0, -3)),
     ("speculative-thinking", "n3", (1,), (0, -3)),

@@ -219,7 +219,7 @@ def ledger(ledgers: Iterable[Ledger]) -> dict[str, Any]:
     """Return the sum of the *ledgers* of some runs."""
     runs = tuple(ledgers)
     small, large, critic = (_sum([getattr(run, role) for run in runs]) for role in ("small", "large", "critic"))
-    counts = {name: sum(getattr(run, name) for run in runs) for name in ("drafts", "accepted", "chosen", "skipped")}
+    counts = {name: sum(getattr(run, name) for run in runs) for name in ("drafts", "accepted", "chosen")}
     nested = _by_path([account for run in runs for account in run.nested])
     sums = Ledger(small, large, critic=critic, nested=nested, sifted=_nested_drafts(runs), speculation=_longest(runs))
     total = replace(sums, **counts)

@@ -108,11 +108,10 @@ def summary(solution: Solution) -> Text:
     """Return the cost of the run in one line."""
     ledger = solution.ledger
     rate = "" if ledger.accept_rate is None else f"{ledger.accept_rate:.0%} of {ledger.drafts} drafts accepted, "
-    unjudged = f"{ledger.skipped} drafts not judged, " if ledger.skipped else ""
     wasted = ledger.small.discarded + ledger.large.discarded
     alone = f"{solution.share_alone:.0%} of the steps by the large model alone, " if solution.stretches else ""
     return Text(
-        f"{solution.seconds:.2f} s, {rate}{unjudged}{ledger.share_large:.0%} of the kept tokens by the large model, "
+        f"{solution.seconds:.2f} s, {rate}{ledger.share_large:.0%} of the kept tokens by the large model, "
         f"{alone}{wasted} {'token' if wasted == 1 else 'tokens'} discarded, finish reason: {solution.finish_reason}"
         f"{'' if solution.seed is None else f', seed: {solution.seed}'}{VERIFIED[solution.verified]}",
         style="dim",

@@ -37,7 +37,7 @@ KNOB = THRESHOLDS["specreason"]
 NON_DEFAULT = Settings.model_validate(
     {
         "options": {"threshold": 3, "read": "greedy"}, "ahead": 1, "hedge": 0.5, "lead": 2,
-        "stop_rule": "trial-answer", "sure_bets": True, "sampling": {"temperature": 0.8, "seed": 5},
+        "sure_bets": True, "sampling": {"temperature": 0.8, "seed": 5},
     }
 )  # fmt: skip
 ALMOST = 6.9999999
@@ -72,14 +72,14 @@ async def recorded_calls(base: int, *places: tuple[int, float | None]) -> list[d
 def test_the_calibrated_arm_has_the_settings_except_for_the_threshold() -> None:
     assert served_arm(NON_DEFAULT, "specreason", KNOB, 8) == Arm.of(
         "specreason", "specreason", {"threshold": 8, "read": "greedy"}, ahead=1, hedge=0.5, lead=2,
-        stop_rule="trial-answer", sure_bets=True,
+        sure_bets=True,
     )  # fmt: skip
     assert served_arm(NON_DEFAULT, "bild", THRESHOLDS["bild"], 1).options == {"rollback": 1}
 
 
 async def test_the_method_gets_the_settings_and_the_large_model_runs_alone() -> None:
     large, method = await recorded_calls(0, (3, None), (3, 8.5))
-    expected = {name: getattr(NON_DEFAULT, name) for name in ("ahead", "hedge", "lead", "stop_rule", "sure_bets")}
+    expected = {name: getattr(NON_DEFAULT, name) for name in ("ahead", "hedge", "lead", "sure_bets")}
     assert {name: method[name] for name in expected} == expected
     assert method["options"] == {"threshold": 8.5, "read": "greedy"}
     assert {name: large[name] for name in expected} == {name: getattr(LARGE.run, name) for name in expected}
@@ -107,7 +107,6 @@ async def test_the_seed_is_that_of_the_sampling() -> None:
 
 FILE = """
 lead = 1
-stop_rule = "trial-answer"
 ahead = 1
 
 [options]
@@ -159,7 +158,7 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
             assert solver.models == promise.models == {"small": "fake", "large": "fake"}
     loaded = settings.load()
     assert loaded.options == {"read": "greedy", "threshold": 0.5}
-    assert (loaded.lead, loaded.stop_rule, loaded.ahead, loaded.sure_bets) == (1, "trial-answer", 1, False)
+    assert (loaded.lead, loaded.ahead, loaded.sure_bets) == (1, 1, False)
     assert (loaded.sampling, loaded.budget.tokens) == (Sampling(temperature=0.7, top_p=0.95), 200)
     assert loaded.calibration is not None
     conditions = loaded.conditions()

@@ -36,7 +36,7 @@ from stepspec.evals.testbed.stand_in import StandIn
 from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 
-PAPER, SEVERAL, BILD = WAYS[0], WAYS[3], WAYS[-1]
+PAPER, SEVERAL, BILD = WAYS[0], WAYS[1], WAYS[-1]
 BLOCK = 16  # tokens of the server's prefix cache
 
 
@@ -52,10 +52,9 @@ async def test_every_way_reads_the_steps_and_its_own_question_and_no_more() -> N
     read = {one.way: one for one in found.ways if one.at_once == 2}
     # A verdict reads, besides the steps, a question; and up to a block of the cache again. A score reads the whole
     # chain where the cache ends with it, now and then.
-    paper, short, before, several, skipping, least, bild = (read[way.name].read for way in WAYS)
-    assert found.tokens < min(bild, least)
-    assert least < before < short < paper
-    assert least < skipping < several < paper
+    paper, several, bild = (read[way.name].read for way in WAYS)
+    assert found.tokens < bild
+    assert bild < several < paper
     for one in read.values():
         assert one.first > 600  # nothing is cached
         # Nothing that a verdict has read is read again before a repair, also where the question stands before it.

@@ -35,8 +35,7 @@ def test_the_order_is_verdict_repair_answer_draft_bet() -> None:
     assert all(one < other for one, other in pairwise(values))
 
 
-def test_a_watch_counts_as_a_verdict_and_a_hedge_and_an_early_answer_as_bets() -> None:
-    assert priority(RequestContext("watch", 3)) == priority(ORDER[0])
+def test_a_hedge_and_an_early_answer_count_as_bets() -> None:
     bets = {priority(RequestContext(purpose, 3, bet=True)) for purpose in ("hedge", "answer", "draft", "repair")}
     assert bets == {priority(ORDER[-1])}
 

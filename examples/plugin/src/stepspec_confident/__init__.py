@@ -1,1 +1,1 @@
-"""A policy, a stop rule and a benchmark for stepspec, in a package of their own."""
+"""A policy and a benchmark for stepspec, in a package of their own."""

@@ -18,9 +18,8 @@ export function ledgerOf(view) {
   );
   const isAccepted = (one) => (one.fate === "kept" && one.verdict?.kind === "accept") || one.repair?.chosen;
   const byMethod = view.drafts.filter((one) => !one.alone); // nobody judges what the large model writes alone
-  const judged = byMethod.filter((one) => !one.verdict?.skipped);
-  const accepted = judged.filter(isAccepted).length;
-  const drafts = accepted + judged.filter((one) => one.repair && !one.repair.chosen).length;
+  const accepted = byMethod.filter(isAccepted).length;
+  const drafts = accepted + byMethod.filter((one) => one.repair && !one.repair.chosen).length;
   const { small, large } = accounts;
   const kept = small.kept + large.kept;
   const discarded = small.discarded + large.discarded;
@@ -31,7 +30,6 @@ export function ledgerOf(view) {
     speculation: speculation(view.speculation),
     accepted,
     drafts,
-    skipped: byMethod.filter((one) => one.verdict?.skipped && isAccepted(one)).length,
     acceptRate: drafts ? accepted / drafts : null,
     shareLarge: kept ? large.kept / kept : 0,
     waste: kept + discarded ? discarded / (kept + discarded) : 0,
@@ -48,7 +46,7 @@ export const cheapestFirst = (paths) => [...new Set(paths)].sort().reverse();
 function sifted(verdicts) {
   const paths = [...new Set(verdicts.map((one) => one.path))].sort();
   return paths.map((path) => {
-    const judged = verdicts.filter((one) => one.path === path && !one.skipped);
+    const judged = verdicts.filter((one) => one.path === path);
     return { path, drafts: judged.length, accepted: judged.filter((one) => one.acceptedText !== null).length };
   });
 }
@@ -79,7 +77,6 @@ const PURPOSES = {
   repair: "repairing",
   hedge: "repairing",
   answer: "answer",
-  watch: "stop rule",
 };
 
 // The seconds that the requests of each of the *models* were open, by the purpose of the request. They may overlap.

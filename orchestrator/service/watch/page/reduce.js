@@ -72,8 +72,7 @@ const REDUCERS = {
     const score = number(verdict.score);
     const chosen = verdict.rivals?.find((rival) => !rival.reason);
     const acceptedText = "keep" in verdict ? (chosen?.step.text ?? null) : draft.text; // null: a repair stands there
-    const skipped = verdict.skipped ?? false;
-    const decision = { acceptedText, keep: verdict.keep ?? 0, score, reason: verdict.reason ?? "", skipped };
+    const decision = { acceptedText, keep: verdict.keep ?? 0, score, reason: verdict.reason ?? "" };
     const known = { path, draft, at, calls: view.calls.length, ...decision, owner: null, part: null };
     return { ...view, verdicts: [...view.verdicts, known] };
   },
@@ -82,9 +81,8 @@ const REDUCERS = {
     const place = view.drafts.findLastIndex((one) => one.index === index && one.text === draft.text && !one.verdict);
     if (place < 0) return view;
     const kind = "keep" in verdict ? "rollback" : "accept";
-    const skipped = verdict.skipped ?? false; // the policy judges only some drafts, and not this one
     const words = { reason: verdict.reason ?? "", detail: verdict.detail ?? "" };
-    const known = { kind, score: number(verdict.score), ...words, skipped, at };
+    const known = { kind, score: number(verdict.score), ...words, at };
     const fate = kind === "accept" ? "accepted" : "rejected";
     return { ...view, drafts: changed(view.drafts, place, { verdict: known, fate }) };
   },

@@ -28,7 +28,6 @@ export function showLedger(container, view, spans, unit) {
   const figures = [
     ["wall time", seconds(ledger.seconds)],
     ["drafts accepted", ledger.drafts ? `${percent(ledger.acceptRate)} of ${ledger.drafts}` : "–"],
-    ...(ledger.skipped ? [["not judged", count(ledger.skipped)]] : []),
     ["by the large model", percent(ledger.shareLarge)],
     ["waste", percent(ledger.waste)],
     ...ledger.sifted.map(({ path, drafts, accepted }) => [

@@ -105,10 +105,9 @@ def test_every_truncation_has_the_finish_reason_length(reason: FinishReason, fin
 
 def test_ledgers_add_up() -> None:
     one = Ledger(Account("small", kept=3, discarded=1, writing=0.5), Account("large", kept=1), drafts=2, accepted=1)
-    both = payloads.ledger([one, replace(one, accepted=2, chosen=1, skipped=3)])
+    both = payloads.ledger([one, replace(one, accepted=2, chosen=1)])
     assert (both["small"]["kept"], both["small"]["writing"], both["small"]["role"]) == (6, 1.0, "small")
     assert (both["accept_rate"], both["share_large"], both["chosen"]) == (0.75, 0.25, 1)
-    assert both["skipped"] == 3
     assert (both["nested"], both["sifted"]) == ((), ())
 
 

@@ -68,8 +68,8 @@ def test_the_ledger_is_the_librarys(runs: list[bytes]) -> None:
     ledgers = script("return given.map((text) => ledger.ledgerOf(seen(text)))", [trace.decode() for trace in runs])
     for trace, found in zip(runs, ledgers, strict=True):
         expected = Ledger.of(events(trace))
-        counts = (expected.drafts, expected.accepted, expected.skipped)
-        assert (found["drafts"], found["accepted"], found["skipped"]) == counts
+        counts = (expected.drafts, expected.accepted)
+        assert (found["drafts"], found["accepted"]) == counts
         assert (found["acceptRate"], found["shareLarge"]) == (expected.accept_rate, expected.share_large)
         for name in ("small", "large", "critic"):
             assert found[name] == account(getattr(expected, name))
@@ -100,7 +100,7 @@ def test_a_run_as_it_is_shown() -> None:
         (STEPS[3], "kept"),
     ]
     rejected = shown["drafts"][1]
-    verdict = {"kind": "rollback", "score": 2.25, "reason": "grade", "detail": "", "skipped": False}
+    verdict = {"kind": "rollback", "score": 2.25, "reason": "grade", "detail": ""}
     assert rejected["verdict"] | {"at": 0} == {**verdict, "at": 0}
     assert (rejected["repair"]["text"], rejected["repair"]["author"]) == (STEPS[1], "large")
     assert (shown["answer"]["text"], shown["finished"]["answer"]) == (ANSWER.strip(), "16")
