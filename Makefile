@@ -19,7 +19,7 @@ UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orche
 # Four workers for two cores: while tests wait for servers, others run (tests/conftest.py).
 TESTS := $(RUN)/pytest -n 4 --dist loadgroup
 # What `make quick` leaves out: each takes more than five seconds of one core.
-SLOW := integration docs docker examples fidelity evals/calibration evals/report evals/experiments evals/testbed \
+SLOW := integration docs docker examples fidelity evals/calibration evals/report evals/testbed lab \
   test_cli.py $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py ray_pool.py benchmarks.py) \
   $(addprefix orchestrator/service/,watch/page formats/test_description.py test_ray.py) test_packaging.py test_docs_site.py \
   $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py doctor.py) \
@@ -68,29 +68,29 @@ coverage: $(STAMP) ## what of policies/ and the core of orchestrator/ no unit te
 	$(RUN)/coverage report --include="$(CORE)" --show-missing --skip-covered --precision=1 --fail-under=95
 
 bench: $(STAMP) ## the tables of worlds, judges and loads, in 90 minutes; then the table in the README, measured again
-	$(RUN)/python -m stepspec.evals.experiments.matrix --minutes 90
-	$(RUN)/python -m stepspec.evals.experiments.bench
-	$(RUN)/python -m stepspec.evals.experiments.bench --stacked --problems 50
+	$(RUN)/python -m lab.matrix --minutes 90
+	$(RUN)/python -m lab.bench
+	$(RUN)/python -m lab.bench --stacked --problems 50
 
 bench-overhead: $(STAMP) ## what stepspec adds to its requests, and the service to stepspec: CPU time, wall time, memory
-	$(RUN)/python -m stepspec.evals.experiments.overhead
-	$(RUN)/python -m stepspec.evals.experiments.service_overhead
+	$(RUN)/python -m lab.overhead
+	$(RUN)/python -m lab.service_overhead
 
 faults: $(STAMP) ## what goes wrong in operation, on a real service over stand-ins: nothing lost, nothing wrong; minutes
-	$(RUN)/python -m stepspec.evals.experiments.faults
+	$(RUN)/python -m lab.faults
 
 soak: $(STAMP) ## half an hour of 64 chains at once under random faults: what grows; then kill -9 in 50 solutions
-	$(RUN)/python -m stepspec.evals.experiments.soak --output build/soak
-	$(RUN)/python -m stepspec.evals.experiments.kills
+	$(RUN)/python -m lab.soak --output build/soak
+	$(RUN)/python -m lab.kills
 
 fuzz: $(STAMP) ## inputs that reach new code of the parsers, ten minutes for each of seven: a finding fails
-	$(RUN)/python tests/fuzz.py
+	$(RUN)/python -m lab.fuzz
 
 random: $(STAMP) ## 200 runs of every method on a pair of random weights with a real vocabulary: ids, text, budgets
-	$(RUN)/python -m stepspec.evals.testbed.random_pair --runs 200 --max-tokens 48 --concurrency 48
+	$(RUN)/python -m lab.random_pair --runs 200 --max-tokens 48 --concurrency 48
 
 mutate: $(STAMP) ## change the code in one place at a time, and list what no test notices: hours
-	$(RUN)/python tests/mutate.py
+	$(RUN)/python -m lab.mutate
 
 docs: $(STAMP) ## build the site of the documents into build/site
 	$(SITE) build --strict

@@ -26,10 +26,10 @@ from stepspec.orchestrator.run_options import arm_options
 from stepspec.settings import Settings
 
 from . import provenance
+from .arms import LARGE, SMALL
 from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
 from .command_line import finite, only_without_testbed, script
 from .evaluation import Evaluation, evaluate
-from .experiments.arms import LARGE, SMALL
 from .flags import (
     BUDGET,
     SAMPLING,

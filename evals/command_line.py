@@ -254,6 +254,18 @@ def changed(settings: M, flags: Mapping[str, tuple[str, object]]) -> M:
         raise ConfigurationError("; ".join(reasons)) from exc
 
 
+def numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
+    """Read the positive numbers of *text*, each once; none if it is empty. Raise `ConfigurationError`."""
+    try:
+        numbers = [kind(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        raise ConfigurationError(f"{flag} {text!r}: write numbers with commas between them") from None
+    finite(flag, *numbers)
+    if any(number <= 0 for number in numbers):
+        raise ConfigurationError(f"{flag} {text!r}: every number has to be above 0")
+    return list(dict.fromkeys(numbers))
+
+
 def finite(flag: str, *values: object) -> None:
     """Raise `ConfigurationError`, which names the *flag*, if any of its *values* is no number or infinite."""
     for value in values:

@@ -15,7 +15,7 @@ from stepspec.orchestrator import stats
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.stats import Acceptance, Z
 
-from .experiments.arms import LARGE, SMALL
+from .arms import LARGE, SMALL
 from .sample import Arm, ByRole, Outcome, Sample, sum_acceptances
 from .store import Place
 

@@ -1,5 +1,5 @@
 """``stepspec serve`` as its users run it, for tests."""
 
-from stepspec.evals.testbed.service_program import Program, logged, serve
+from lab.service_program import Program, logged, serve
 
 __all__ = ["Program", "logged", "serve"]

@@ -13,10 +13,11 @@ import typer
 import typer.core
 
 from stepspec import __version__, cli
-from stepspec.evals.testbed.stand_in import stand_in_process
 from stepspec.orchestrator.endpoints import probe
 from stepspec.policies import METHODS, describe_options
 from stepspec.policies.relay import CUES
+
+from .stand_in import stand_in_process
 
 DEAD = "--small", "http://127.0.0.1:1", "--large", "http://127.0.0.1:1"
 GROUP = typer.main.get_command(cli.app)
@@ -77,16 +78,6 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "--speculation is only for --testbed: in pair.toml, set `specul",
         ),
         (["up", "pair.toml", "--profile", "paced"], "--profile is only for --testbed: in pair.toml, `flags.hf-overr"),
-        (
-            ["up", "pair.toml", "--tiny"],
-            "--tiny is only for --testbed: in pair.toml, describe a pair within, [small.sm",
-        ),
-        (
-            ["up", "pair.toml", "--world", "long"],
-            "--world is only for --testbed: in pair.toml, set `model` and `flags.",
-        ),
-        (["up", "--testbed", "--world", "wide"], "there is no world 'wide' of miniature models"),
-        (["up", "pair.toml", "--small-other"], "--small-other is only for --testbed: in pair.toml, set `model` of"),
         (["up", "--testbed", "--speculation", "eagle3"], "no speculation method 'eagle3'"),
         (["profile"], "name a file of problems, or pass --testbed"),
         (["profile", "problems.txt", "--testbed"], "name a file of problems, or pass --testbed"),
@@ -234,12 +225,6 @@ def test_a_pair_within_is_checked_with_its_policy_before_anything_is_started(
         (tmp_path / "three.toml").write_text(three.replace(was, now))
         assert call("up", "three.toml") == 2
         assert complaint in capfd.readouterr().err
-
-
-def test_the_tiny_model_is_started_on_request(capfd: pytest.CaptureFixture[str]) -> None:
-    assert call("up", "--testbed", "--tiny", "--dry-run") == 0
-    *_, tiny, _ = capfd.readouterr().out.splitlines()
-    assert "--served-model-name testbed-tiny" in tiny
 
 
 def test_the_doctor_looks_at_every_model_of_a_nested_pair(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

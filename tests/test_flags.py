@@ -29,27 +29,23 @@ ROOT = Path(__file__).parents[1]
 WIDTH = 80  # columns of a terminal
 
 PROGRAMS: Mapping[str, str] = {
-    "calibration.simulation": "main",
-    "experiments.bench": "main",
-    "experiments.estimate_accuracy": "main",
-    "experiments.hybrid_cache": "main",
-    "experiments.judging_cost": "main",
-    "experiments.judging_load": "main",
-    "experiments.matrix": "main",
-    "experiments.faults": "main",
-    "experiments.kills": "main",
-    "experiments.mixed_requests": "main",
-    "experiments.soak": "main",
-    "experiments.overhead": "main",
-    "experiments.reflection_control": "main",
-    "experiments.service_overhead": "main",
-    "grading.__main__": "check",
-    "load": "main",
-    "testbed.random_pair": "main",
-    "testbed.stand_in": "main",
+    "lab.bench": "main",
+    "lab.calibration_simulation": "main",
+    "lab.estimate_accuracy": "main",
+    "lab.faults": "main",
+    "lab.kills": "main",
+    "lab.load": "main",
+    "lab.matrix": "main",
+    "lab.overhead": "main",
+    "lab.random_pair": "main",
+    "lab.reflection_control": "main",
+    "lab.service_overhead": "main",
+    "lab.soak": "main",
+    "stepspec.evals.grading.__main__": "check",
+    "tests.stand_in.__main__": "main",
 }
-"""The programs ``python -m stepspec.evals.NAME`` that are one command, with their functions."""
-GROUPS = ("simulation.__main__", "testbed.__main__")
+"""The programs ``python -m NAME`` that are one command, with their functions."""
+GROUPS = ("lab.simulation.__main__", "lab.training.__main__")
 
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "--policy": ("--method", "--policies"),
@@ -96,10 +92,10 @@ def programs() -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for name, function in PROGRAMS.items():
         app = new_app(add_completion=False)
-        add_command(app, getattr(importlib.import_module(f"stepspec.evals.{name}"), function))
+        add_command(app, getattr(importlib.import_module(name), function))
         found |= walk(name, typer.main.get_command(app))
     for name in GROUPS:
-        found |= walk(name, typer.main.get_command(importlib.import_module(f"stepspec.evals.{name}").app))
+        found |= walk(name, typer.main.get_command(importlib.import_module(name).app))
     return found
 
 
@@ -118,12 +114,14 @@ def kind(option: Any) -> str:
 
 
 def test_every_program_of_the_evals_is_looked_at() -> None:
-    files = {
-        path for path in (ROOT / "evals").rglob("*.py") if re.search(r"^    (script|run)\(", path.read_text(), re.M)
+    files = [*(ROOT / "evals").rglob("*.py"), *(ROOT / "lab").rglob("*.py")]
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("evals.")
+        for path in files
+        if re.search(r"^    (script|run)\(", path.read_text(), re.M)
     }
-    names = {".".join(path.relative_to(ROOT / "evals").with_suffix("").parts) for path in files}
     of_the_command = {"calibration.command", "estimate.command", "cli", "command_line"}
-    assert names - of_the_command <= {*PROGRAMS, *GROUPS}
+    assert names - of_the_command <= {name.removeprefix("stepspec.evals.") for name in (*PROGRAMS, *GROUPS)}
 
 
 def test_all_parameters_have_help_that_ends_with_a_full_stop() -> None:

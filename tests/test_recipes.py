@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from lab.bench import NESTED, THREE
 from stepspec import cli, policies
-from stepspec.evals.experiments.bench import NESTED, THREE
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import vllm_flags

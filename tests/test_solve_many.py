@@ -21,11 +21,11 @@ import orjson
 import pytest
 
 from stepspec.cli.many import Problem, SolutionFile, read_problems
-from stepspec.evals.testbed.stand_in import Latency, StandIn
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Started
 
+from .stand_in import Latency, StandIn
 from .test_cli import call
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,6 @@ import pytest
 
 from stepspec import Candidate, Rating, Solver
 from stepspec.cli.terminal import RunPrinter, summary
-from stepspec.evals.testbed.stand_in import StandIn
 from stepspec.orchestrator import Step, trace
 from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
 from stepspec.orchestrator.endpoints.doctor import Report, diagnose_verifier, render
@@ -22,6 +21,8 @@ from stepspec.orchestrator.events import AnswerJudged, Event, FellBack, Started
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse
 from stepspec.orchestrator.verifiers import FunctionVerifier, HttpVerifier, SystemOneVerifier
 from stepspec.settings import load
+
+from .stand_in import StandIn
 
 PROBLEM = "What is 6 x 7?"
 ANSWER = "The answer is \\boxed{42}."

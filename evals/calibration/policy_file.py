@@ -20,8 +20,8 @@ from stepspec.orchestrator.toml import document
 from stepspec.policies import Threshold
 from stepspec.settings import Settings
 
+from ..arms import LARGE
 from ..benchmarks import Benchmark
-from ..experiments.arms import LARGE
 from ..grading.graders import Graders
 from ..sample import Arm, Task, derive_seed, solve_once
 from .search import CalibrationResult, CalibrationRun, Decision, SolveAt

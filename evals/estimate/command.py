@@ -18,11 +18,11 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
+from ..arms import LARGE
 from ..calibration.cue_profile import load_problems
 from ..cli import arm as parse_arm
-from ..command_line import finite, only_without_testbed, progress_bars, script, writable
+from ..command_line import finite, numbers, only_without_testbed, progress_bars, script, writable
 from ..crowd import unlimited
-from ..experiments.arms import LARGE
 from ..flags import (
     BUDGET,
     PAIR,
@@ -36,9 +36,7 @@ from ..flags import (
     parse_options,
     with_settings,
 )
-from ..load import numbers
 from ..plan import check_arm, testbed_settings
-from ..testbed.servers import SHORT, find_world
 from ..testbed.solving_pair import fresh_tasks, pair_solver
 from .measurements import Measurements
 from .measuring import measure
@@ -77,7 +75,6 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the samples, and of generated problems.")] = 0,
     testbed: Testbed = False,
     profile: Pace = "paced",
-    world: Annotated[str, typer.Option(help="Problems of the miniature models: short, long, tools.")] = SHORT,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Where to write the settings to use, as TOML.", metavar="FILE"),
@@ -100,12 +97,11 @@ def command(
         raise ConfigurationError("--policy: large and small are no methods; the large model alone is always measured")
     loads = numbers("--users", users, int)
     finite("--minutes", minutes)
-    find_world(world)
     if output is not None:
         writable("--output", output)
     if testbed:
         only_without_testbed(problems=problems)
-        texts = [task.problem for task in fresh_tasks(limit, seed, world=world)]
+        texts = [task.problem for task in fresh_tasks(limit, seed)]
     else:
         texts = load_problems(problems, limit) if problems else list(PROBLEMS[:limit])
     settings = testbed_settings() if testbed else Solver().settings
@@ -114,7 +110,7 @@ def command(
     for arm in arms:
         check_arm(arm, settings)
     own_solver = None if testbed else Solver(unlimited(settings))
-    solving = own_solver or pair_solver(profile, stderr, (), seed, problems=0, world=world)
+    solving = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
 
     async def work(progress: Progress) -> tuple[Measurements, Settings]:
         async with solving as solver:

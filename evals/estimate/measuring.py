@@ -30,7 +30,7 @@ from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
 from stepspec.policies.grading import DIGITS
 from stepspec.prompts import load
 
-from ..experiments.arms import LARGE
+from ..arms import LARGE
 from ..plan import turns
 from ..sample import CUT, Arm, derive_seed, solve_once
 from ..script import Script

@@ -10,18 +10,18 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import median, median_low
 from typing import Protocol
 
 from stepspec.policies.grading import BEST
 
+from ..arms import LARGE
 from ..crowd import Load
-from ..experiments.arms import LARGE
 from ..results import Interval, bootstrap_ratio, wilson
 from ..sample import Arm
 from ..script import Script, Turn
 from ..simulation import Figures, ServerCosts, simulate
-from ..simulation.grid import crossing
 from .measurements import Measurements, ServerMeasurement
 
 DEPTHS = (0, 1, 2, 3)  # of the lookahead, to choose from
@@ -291,3 +291,14 @@ def stopping_load(expected: Sequence[Expected]) -> int | None:
             share = (before - 1) / (before - after)
             return math.ceil(math.exp(math.log(low) + share * math.log(high / low)))
     return 1
+
+
+def crossing(ratios: Mapping[float, float]) -> float | None:
+    """The least accept rate from which on the ratio of the times is at most 1; None if it is above 1 at the highest."""
+    places = sorted(ratios, reverse=True)
+    if ratios[places[0]] > 1:
+        return None
+    for high, low in pairwise(places):
+        if ratios[low] > 1:
+            return low + (high - low) * (ratios[low] - 1) / (ratios[low] - ratios[high])
+    return places[-1]

@@ -14,7 +14,7 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.toml import document
 from stepspec.settings import Settings
 
-from ..experiments.arms import LARGE
+from ..arms import LARGE
 from ..results import Interval
 from .measurements import Measurements, ServerMeasurement
 from .prediction import Estimate, Expected, MethodEstimate

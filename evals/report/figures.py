@@ -11,7 +11,7 @@ from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.ledger import COUNTED, Account
 from stepspec.orchestrator.stats import Acceptance
 
-from ..experiments.arms import LARGE, SMALL
+from ..arms import LARGE, SMALL
 from ..results import ORACLE, ArmSummary, compare_arms, complete, oracle
 from ..sample import Arm, Sample, StepRecord
 from ..store import Place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..experiments.arms import LARGE, SMALL
+from ..arms import LARGE, SMALL
 from .figures import ArmFigures
 from .section import Section
 from .tables import Row, Table, number, percent

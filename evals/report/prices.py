@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..experiments.arms import LARGE
+from ..arms import LARGE
 from .figures import PARTIES, ArmFigures
 
 HOUR = 3600.0

@@ -10,7 +10,7 @@ from typing import Any
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import METHODS
 
-from ..experiments.arms import LARGE
+from ..arms import LARGE
 from ..sample import Sample
 from ..testbed.servers import miniature
 from .figures import ArmFigures, ServerCounters, by_time, compute_figures, samples_by_number, server_counters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..experiments.arms import LARGE
+from ..arms import LARGE
 from ..results import NOTED_OUTCOMES
 from .figures import ArmFigures
 from .section import Section

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ..experiments.arms import LARGE
+from ..arms import LARGE
 from ..results import Interval, difference, disagreements, paired_difference
 from ..sample import Sample
 from .figures import ArmFigures

@@ -14,10 +14,10 @@ from stepspec.orchestrator.launcher import Served, TokenSpeculation
 from stepspec.orchestrator.launcher.launch import RunningServer
 from stepspec.orchestrator.launcher.up import Deaths, as_json, as_text, until_signalled
 
-from ..experiments.arms import LARGE, SHIPPED, SMALL, measure
+from ..arms import LARGE, SHIPPED, SMALL, measure
 from ..results import Result, summarise
 from ..sample import Sample, Task
-from .servers import NO_SPECULATION, PAIR, SCORERS, SHORT, running
+from .servers import NO_SPECULATION, PAIR, SCORERS, SHORT, World, running
 from .solving_pair import fresh_tasks, pair_solver
 
 
@@ -26,8 +26,7 @@ async def up(
     roles: Sequence[str] = PAIR,
     *,
     json_output: bool = False,
-    world: str = SHORT,
-    models: Path | None = None,
+    world: World = SHORT,
     log_dir: Path | None = None,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     keep_going: bool = False,
@@ -35,7 +34,7 @@ async def up(
     """
     Start the servers of *roles*, print their URLs when all are ready, and return when a signal has stopped them.
 
-    *speculation* is by role; the models are by default those of *world*. Progress goes to standard error. With
+    *speculation* is by role. Progress goes to standard error. With
     *json_output*, standard output is one line: a JSON object by role. Raise ServerError if a server does not start, or
     ends by itself, as `Deaths` says.
     """
@@ -48,7 +47,6 @@ async def up(
             roles,
             console=console,
             world=world,
-            models=models,
             log_dir=log_dir,
             speculation=speculation,
             on_death=deaths,

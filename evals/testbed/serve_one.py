@@ -12,7 +12,7 @@ import os
 
 from .servers import miniature_servers
 
-ROLES = ("large", "small", "small-other")
+ROLES = ("large", "small")
 
 
 def main() -> None:

@@ -3,12 +3,13 @@ The servers of the miniature models: their flags, their pace by profile, their t
 
 A world is a kind of problems with the models that were trained on them, and with the length of their contexts. A
 profile of ``profiles.toml`` sets the duration of a forward pass of each model, so that latency on a CPU has the shape
-of a GPU's; ``paced_qwen3`` implements the pace inside vLLM.
+of a GPU's; the vLLM plugin in ``plugin/`` implements the pace, and only the servers started here load it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -31,6 +32,7 @@ from stepspec.orchestrator.launcher.up import show_progress
 
 MODELS = Path(__file__).parent / "models"
 PROFILES = Path(__file__).with_name("profiles.toml")
+PLUGIN = Path(__file__).parent / "plugin"  # a folder with the metadata of a distribution, for the servers' PYTHONPATH
 ARCHITECTURE = "PacedQwen3ForCausalLM"
 JUDGE = "large"  # the weights of the large model, which judges, where no other ones are named
 PAIR = ("large", "small")
@@ -85,20 +87,29 @@ SPECULATIONS: Mapping[str, Mapping[str, TokenSpeculation]] = {
 @dataclass(frozen=True, slots=True)
 class World:
     """
-    One kind of problems: the folder of its *models*, and *sizes*, the parameters of the small and the large one.
+    One kind of problems: the *folders* of its models, and *sizes*, the parameters of the small and the large one.
 
-    *context* is their longest one in tokens, and *cache* the size in MiB of a server's key-value cache for it. *judges*
-    are the large models to choose from, by the folders of their weights, with the AUROC that their verdicts are near:
-    the large model is the judge, so that another judge also writes other steps. *tools* is the name of vLLM's parser of
-    the tool calls that the models write; "" if they write none.
+    *trainer* is the command that makes the models. *context* is the longest in tokens, and *cache* the size in MiB of a
+    server's key-value cache for it. *judges* are the large models to choose from, by the folders of their weights,
+    with the AUROC that their verdicts are near: the large model is the judge, so that another judge also writes other
+    steps. *tools* is the name of vLLM's parser of the tool calls that the models write; "" if they write none.
     """
 
-    models: Path
+    name: str
+    folders: tuple[Path, ...]
     sizes: str
     context: int
     cache: int
     judges: Mapping[str, float]
     tools: str = ""
+    trainer: str = "`python -m lab.training train` in the repository"
+
+    def model(self, name: str) -> Path:
+        """Return the folder of the model called *name*. Raise ConfigurationError if there is none."""
+        for folder in self.folders:
+            if (folder / name / "config.json").is_file():
+                return folder / name
+        raise ConfigurationError(f"no miniature model at {self.folders[0] / name}; {self.trainer} makes it")
 
     def flags(self, context: int, sequences: int) -> dict[str, Any]:
         """Return the flags that depend on the world, on a server's longest *context* and on its *sequences* at once."""
@@ -112,20 +123,7 @@ class World:
         }
 
 
-SHORT, LONG, TOOLS = "short", "long", "tools"
-WORLDS: Mapping[str, World] = {
-    SHORT: World(MODELS, "0.1 and 1.3 million", context=2048, cache=256, judges={JUDGE: 0.998}),
-    LONG: World(
-        MODELS / "long",
-        "0.5 and 2.9 million",
-        context=8192,
-        cache=768,
-        judges={JUDGE: 0.99, "judge-90": 0.9, "judge-75": 0.75},
-    ),
-    TOOLS: World(
-        MODELS / "tools", "0.4 and 1.3 million", context=4096, cache=384, judges={JUDGE: 0.99}, tools="hermes"
-    ),
-}
+SHORT = World("short", (MODELS,), "0.1 and 1.3 million", context=2048, cache=256, judges={JUDGE: 0.998})
 
 
 def miniature(names: Iterable[str]) -> bool:
@@ -133,25 +131,10 @@ def miniature(names: Iterable[str]) -> bool:
     return all(name.startswith(SERVED) for name in names)
 
 
-def find_world(name: str) -> World:
-    """Return the world called *name*. Raise ConfigurationError for an unknown name."""
-    if name not in WORLDS:
-        raise ConfigurationError(
-            f"--world: there is no world {name!r} of miniature models; there are: {', '.join(WORLDS)}"
-        )
-    return WORLDS[name]
-
-
-def is_trained(name: str, world: str) -> bool:
-    """Whether the model called *name* of *world* has weights here. Raise ConfigurationError for an unknown world."""
-    return (find_world(world).models / name / "model.safetensors").is_file()
-
-
-def check_judge(name: str, world: str) -> None:
-    """Raise ConfigurationError if *world* has no judge called *name*, or if there is no such world."""
-    judges = find_world(world).judges
-    if name not in judges:
-        raise ConfigurationError(f"the world {world!r} has no judge {name!r}; it has: {', '.join(judges)}")
+def check_judge(name: str, world: World) -> None:
+    """Raise ConfigurationError if *world* has no judge called *name*."""
+    if name not in world.judges:
+        raise ConfigurationError(f"the world {world.name!r} has no judge {name!r}; it has: {', '.join(world.judges)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,15 +195,15 @@ def paced_drafter(model: Path, pace: Pace | None) -> Generator[Path]:
         yield folder
 
 
-def weights_digest(*names: str, world: str = SHORT) -> str:
+def weights_digest(*names: str, world: World = SHORT) -> str:
     """
     Return a digest of the weights of the models *names*, which tells figures of different weights apart.
 
-    Raise ConfigurationError for an unknown world and for a missing model.
+    Raise ConfigurationError for a missing model.
     """
-    digest, models = blake2b(digest_size=8), find_world(world).models
+    digest = blake2b(digest_size=8)
     for name in names:
-        digest.update((_trained(models / name, world) / "model.safetensors").read_bytes())
+        digest.update((world.model(name) / "model.safetensors").read_bytes())
     return digest.hexdigest()
 
 
@@ -241,8 +224,7 @@ def miniature_servers(
     profile: str = "paced",
     roles: Sequence[str] = PAIR,
     *,
-    world: str = SHORT,
-    models: Path | None = None,
+    world: World = SHORT,
     context: int | None = None,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     drafter: Path | None = None,
@@ -250,31 +232,25 @@ def miniature_servers(
     judge: str = JUDGE,
 ) -> tuple[Server, ...]:
     """
-    Describe the servers of *roles*: "large", "small", "small-other", "tiny"; each serves ``testbed-<role>``.
+    Describe the servers of *roles*, which are names of the world's models; each serves ``testbed-<role>``.
 
-    A role that is there twice gets two servers; the second is called ``<role>-2``. *models* and *context*, in tokens,
-    are by default those of the *world*. *speculation* is by role. *drafter* is the model of ``draft_model``; None: the
+    A role that is there twice gets two servers; the second is called ``<role>-2``. *context*, in tokens, is by default
+    that of the *world*. *speculation* is by role. *drafter* is the model of ``draft_model``; None: the
     small model. A server takes that many *sequences* at once. The large role has the weights of *judge*, and serves
-    ``testbed-<judge>``. Raise ConfigurationError for an unknown profile, world or judge, and for a missing model.
+    ``testbed-<judge>``. Raise ConfigurationError for an unknown profile or judge, and for a missing model.
     """
-    known = find_world(world)
     check_judge(judge, world)
-    folder, flags = models or known.models, known.flags(context or known.context, sequences)
-    drafting = {role: method.configuration(str(drafter or folder / DRAFTER)) for role, method in speculation.items()}
-    trained = [(role, _trained(folder / (judge if role == "large" else role), world)) for role in roles]
+    flags = world.flags(context or world.context, sequences)
+    drafting = {
+        role: method.configuration(str(drafter or world.model(DRAFTER))) for role, method in speculation.items()
+    }
+    trained = [(role, world.model(judge if role == "large" else role)) for role in roles]
     servers = [_server(profile, role, model, flags, drafting.get(role)) for role, model in trained]
     counts = [list(roles[: place + 1]).count(role) for place, role in enumerate(roles)]
     return tuple(
         replace(server, name=f"{server.name}-{count}") if count > 1 else server
         for server, count in zip(servers, counts, strict=True)
     )
-
-
-def _trained(model: Path, world: str) -> Path:
-    if not (model / "config.json").is_file():
-        maker = f"python -m stepspec.evals.testbed train{'' if world == SHORT else f' --world {world}'}"
-        raise ConfigurationError(f"no miniature model at {model}; {maker} makes it")
-    return model
 
 
 def _server(
@@ -286,7 +262,7 @@ def _server(
         flags["speculative-config"] = speculation
     if pace:
         flags["hf-overrides"] = json.dumps(pace.overrides())
-    plugins = {"VLLM_PLUGINS": "stepspec_paced" if pace else ""}
+    plugins = {"VLLM_PLUGINS": "stepspec_paced", "PYTHONPATH": _plugin_path()} if pace else {"VLLM_PLUGINS": ""}
     zeros: Mapping[str, str] = ZEROS if role in SCORERS else {}
     return Server(
         name=role,
@@ -295,6 +271,11 @@ def _server(
         args=tuple(arguments(flags)),
         env={**ENVIRONMENT, **plugins, **zeros},
     )
+
+
+def _plugin_path() -> str:
+    """Return this process's ``PYTHONPATH`` with the folder of the plugin before it."""
+    return os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH", ""))))
 
 
 def endpoint(served: Served, role: Role) -> Endpoint:
@@ -313,8 +294,7 @@ async def running(
     roles: Sequence[str] = PAIR,
     *,
     console: Console,
-    world: str = SHORT,
-    models: Path | None = None,
+    world: World = SHORT,
     log_dir: Path | None = None,
     ready_timeout: float = 300.0,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
@@ -328,13 +308,11 @@ async def running(
     The arguments are those of `miniature_servers` and of `launch`.
     """
     async with AsyncExitStack() as stack:
-        folder = models or find_world(world).models
-        drafter = stack.enter_context(paced_drafter(folder / DRAFTER, read_pace(profile, DRAFTER)))
+        drafter = stack.enter_context(paced_drafter(world.model(DRAFTER), read_pace(profile, DRAFTER)))
         servers = miniature_servers(
             profile,
             roles,
             world=world,
-            models=models,
             speculation=speculation,
             drafter=drafter,
             sequences=sequences,

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from stepspec.evals.testbed.stand_in import stand_in_process
 from stepspec.orchestrator.chain import THINK_END, Chain
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint, VllmEndpoint, connect
 from stepspec.orchestrator.events import Event
 
 from ..fakes import ScriptedModel, counting
 from ..orchestrator.endpoints.server import FakeVllm
+from ..stand_in import stand_in_process
 from .model import ModelContract, Subject
 
 PROBLEM = Chain.of("What is 1 + 1?")

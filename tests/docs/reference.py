@@ -22,7 +22,6 @@ from pydantic import BaseModel
 
 from stepspec import Solver
 from stepspec.cli import app
-from stepspec.evals.testbed.stand_in import StandIn
 from stepspec.orchestrator.calibration import Calibration
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.nesting.settings import NestedPair
@@ -33,6 +32,8 @@ from stepspec.orchestrator.verifiers import FunctionVerifier, HttpVerifier, Syst
 from stepspec.service_factory import offer
 from stepspec.setting_sources import PREFIX
 from stepspec.settings import Settings
+
+from ..stand_in import StandIn
 
 DOCS = Path(__file__).parents[2] / "docs"
 MARK = "<!-- Below this line: written by `python -m tests.docs.reference`. -->"

@@ -25,9 +25,9 @@ import typer
 from _pytest.mark.structures import ParameterSet
 
 from stepspec.cli import app
-from stepspec.evals.testbed.stand_in import StandIn
 from stepspec.settings import Settings
 
+from ..stand_in import StandIn
 from .blocks import DOCUMENTS, ROOT, SHELLS, Block, blocks
 from .tutorial import LARGE, PAGE, SMALL, runnable
 
@@ -95,7 +95,7 @@ def _wrong_command(words: Sequence[str]) -> str | None:
     match Path(program).name, arguments:
         case "stepspec", _:
             return _refused(arguments)
-        case "python", ["-m", module, *options] if module.startswith(("stepspec", "tests")):
+        case "python", ["-m", module, *options] if module.startswith(("stepspec", "lab", "tests")):
             return _unknown_options(module, options)
         case "make", targets:
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -206,7 +206,7 @@ def test_wrong_commands_are_found() -> None:
     assert check("make demo") is None
     assert check("make demon") == "make has no target demon"
     assert check("python -m stepspec.evals.nothing --x") == "there is no module stepspec.evals.nothing"
-    assert check("python -m stepspec.evals.load --no-such") == "stepspec.evals.load has no option --no-such"
+    assert check("python -m lab.load --no-such") == "lab.load has no option --no-such"
     with pytest.raises(LookupError, match="docker"):
         check("docker run x")
 

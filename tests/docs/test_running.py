@@ -21,8 +21,7 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from stepspec.evals.testbed.stand_in import stand_in_process
-
+from ..stand_in import stand_in_process
 from .blocks import DOCUMENTS, ROOT, SHELLS, Block, blocks
 from .tutorial import LARGE, PAGE, SMALL, Session, free_port
 
@@ -33,12 +32,12 @@ MAX_LOSS = "0.5"
 ANSWER = "42"  # what the imitations always say
 
 ELSEWHERE: Mapping[str, str] = {
-    r"^make (?:faults|soak)|\.experiments\.(?:kills|soak)": "takes minutes: tests/evals/experiments",
+    r"^make (?:faults|soak)|\blab\.(?:kills|soak)": "takes minutes: tests/lab",
     r"--testbed": "starts the miniature pair: tests/integration",
     r"^stepspec demo": "starts the miniature pair: tests/integration",
-    r"^python -m stepspec\.evals\.load (?!.*--small)": "starts the miniature pair: tests/integration/test_load.py",
-    r"^python -m stepspec\.evals\.experiments\.matrix(?! --plan)": "measures for hours",
-    r"^python -m stepspec\.evals\.simulation compare": "needs a measurement of hours: tests/evals/simulation",
+    r"^python -m lab\.load (?!.*--small)": "starts the miniature pair: tests/integration/test_load.py",
+    r"^python -m lab\.matrix(?! --plan)": "measures for hours",
+    r"^python -m lab\.simulation compare": "needs a measurement of hours: tests/lab",
     r"^python -m tests\.evals\.report\.pictures": "draws the pictures of this repository in Chromium",
     r"--ray\b": "needs a cluster: tests/evals/test_ray_workers.py",
     r"^stepspec up (?!.*--dry-run)": "needs a GPU",

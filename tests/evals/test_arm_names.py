@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from stepspec.evals.arms import LARGE, SMALL
 from stepspec.evals.benchmarks import overlaps
 from stepspec.evals.cli import arm, arms, calibrated
-from stepspec.evals.experiments.arms import LARGE, SMALL
 from stepspec.evals.sample import Arm
 from stepspec.orchestrator.errors import ConfigurationError
 

@@ -13,9 +13,9 @@ import pytest
 
 from stepspec import Budget, cli
 from stepspec.evals import cli as eval_cli
+from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import choose, find, load, own
 from stepspec.evals.calibration import command as calibration
-from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.plan import Plan
 from stepspec.evals.results import compare_arms
 from stepspec.evals.testbed import solving_pair
@@ -189,15 +189,19 @@ def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    "name", ["math500", "gsm8k", "experiments.service_overhead", "calibration.simulation", "grading"]
+    "name",
+    [
+        *(f"stepspec.evals.{name}" for name in ("math500", "gsm8k", "grading")),
+        *("lab.service_overhead", "lab.calibration_simulation"),
+    ],
 )
 def test_the_module_of_a_benchmark_has_examples_in_its_help(name: str) -> None:
     pytest.importorskip("scipy")
-    words = [sys.executable, "-m", f"stepspec.evals.{name}", "--help"]
+    words = [sys.executable, "-m", name, "--help"]
     run = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     usage, _, examples = run.stdout.partition("Examples:")
-    assert examples.count(f"python -m stepspec.evals.{name}") >= 3
-    assert ("BENCHMARK" in usage.partition("\n\n")[0]) == (name == "grading")
+    assert examples.count(f"python -m {name}") >= 3
+    assert ("BENCHMARK" in usage.partition("\n\n")[0]) == name.endswith("grading")
     for line in examples.splitlines():
         flags = [word for word in line.split("#")[0].split() if word.startswith("--")]
         assert [flag for flag in flags if flag not in usage] == []

@@ -17,10 +17,10 @@ from rich.console import Console
 
 from stepspec import Budget, Solver
 from stepspec.evals import provenance
+from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import find
 from stepspec.evals.cli import arms
 from stepspec.evals.evaluation import Evaluation, evaluate
-from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.plan import Plan
 from stepspec.evals.runner import LocalWorker, WorkerSlot
 from stepspec.evals.sample import Arm, Task

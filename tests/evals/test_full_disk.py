@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.testbed.stand_in import stand_in_process
+from ..stand_in import stand_in_process
 
 PROBLEMS = "".join(f'{{"problem": "6 x {number}?", "answer": "42"}}\n' for number in range(12))
 

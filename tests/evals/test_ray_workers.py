@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepspec.evals.experiments.arms import LARGE
+from stepspec.evals.arms import LARGE
 from stepspec.evals.plan import Plan, Trial
 from stepspec.evals.ray_pool import PATIENCE, PAUSE, STARTS, RemoteWorker, WorkerPool
 from stepspec.evals.ray_worker import describe_process

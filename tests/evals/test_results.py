@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.results import ORACLE, compare_arms, complete, difference, oracle, table
 from stepspec.evals.sample import EMPTY_LEDGER, Arm, Sample
 from stepspec.evals.store import Place
 
-from .experiments.test_arms import sample
+from .test_arms import sample
 
 ARMS = (LARGE, SMALL, SHIPPED)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stepspec import Sampling, Solution
+from stepspec.evals.arms import LARGE, SMALL
 from stepspec.evals.cli import arms
-from stepspec.evals.experiments.arms import LARGE, SMALL
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.plan import Plan, identity, trials
 from stepspec.evals.runner import LocalWorker, local_worker, run

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.experiments.arms import SHIPPED, SMALL
+from stepspec.evals.arms import SHIPPED, SMALL
 from stepspec.evals.store import JsonlStore, SampleStore
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .experiments.test_arms import sample
+from .test_arms import sample
 
 ABOUT = {"profile": "paced", "seed": 1}
 

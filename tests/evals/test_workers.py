@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepspec import Solution
-from stepspec.evals.experiments.arms import LARGE
+from stepspec.evals.arms import LARGE
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.plan import Plan, Trial, identity
 from stepspec.evals.runner import LocalWorker, WorkerLost, WorkerSlot, run

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.testbed.stand_in import StandIn
-
 from ..program import serve
+from ..stand_in import StandIn
 from .running import StandInPair, listening
 
 STEPS, STEP_TOKENS = 8, 8

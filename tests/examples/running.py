@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepspec.evals.testbed.stand_in import StandIn
+from ..stand_in import StandIn
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE = 240.0  # seconds; nearly all of them are imports on a busy machine

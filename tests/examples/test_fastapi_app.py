@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import aiohttp
 import pytest
 
-from stepspec.evals.testbed.stand_in import Latency, Refuse
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.launcher.process import Child, child
 
+from ..stand_in import Latency, Refuse
 from .conftest import STEPS
 from .running import EXAMPLES, PATIENCE, StandInPair
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from stepspec.evals.testbed.stand_in import Latency, StandIn
-
+from ..stand_in import Latency, StandIn
 from .running import listening, run_example
 
 PROBLEMS, AT_ONCE = 40, 16

@@ -19,11 +19,11 @@ import pytest
 from stepspec import policies
 from stepspec.evals.benchmarks import BUILT_IN as BENCHMARKS
 from stepspec.evals.benchmarks import load, read_benchmark
-from stepspec.evals.testbed.stand_in import stand_in_process
 from stepspec.orchestrator.registry import Registry
 from stepspec.policies.method import read_method
 
 from .. import program
+from ..stand_in import stand_in_process
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "plugin"

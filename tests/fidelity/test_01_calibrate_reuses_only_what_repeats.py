@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import typer
 
-from stepspec.evals.calibration import simulation
+from lab import calibration_simulation as simulation
+from lab.calibration_simulation import SimulatedRuns, search, search_missed
 from stepspec.evals.calibration.policy_file import decisions
 from stepspec.evals.calibration.risk_bound import LossTest
 from stepspec.evals.calibration.search import (
@@ -25,7 +26,6 @@ from stepspec.evals.calibration.search import (
     RunStore,
     repeats,
 )
-from stepspec.evals.calibration.simulation import SimulatedRuns, search, search_missed
 from stepspec.orchestrator import Accept, Rollback, Step
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaired

@@ -8,14 +8,14 @@ from pathlib import Path
 import orjson
 import pytest
 
+from lab.bench import BASELINES, main
 from stepspec import Sampling
-from stepspec.evals.experiments.bench import BASELINES, main
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings, load
 
-from ..evals.experiments.test_bench import FIGURES, Servers, measured, servers
 from ..evals.scripted import SolveCall
+from ..lab.test_bench import FIGURES, Servers, measured, servers
 
 ARMS = len(BASELINES)
 

@@ -21,6 +21,7 @@ import pytest
 
 from ..distributions import ROOT, Distributions, fresh, outside
 from ..docs.tutorial import PAGE, Session, free_port, runnable
+from ..stand_in import stand_in_process
 
 Run: TypeAlias = Callable[..., str]
 
@@ -115,15 +116,11 @@ def started(command: Sequence[str], home: Path, log: Path) -> Generator[Callable
 
 
 @pytest.fixture(scope="module")
-def servers(programs: Path, home: Path) -> Iterator[Sequence[str]]:
+def servers() -> Iterator[Sequence[str]]:
     """The options that name the two servers."""
-    stand_in = [str(programs / "python"), "-m", "stepspec.evals.testbed.stand_in", "--port", "0", "--steps", "4"]
-    with (
-        started([*stand_in, "--model", "small"], home, home / "small.log") as small,
-        started([*stand_in, "--model", "large"], home, home / "large.log") as large,
-    ):
-        urls = [line("listens at").rpartition(" ")[2] + "/v1" for line in (small, large)]
-        yield ["--small", urls[0], "--large", urls[1]]
+    flags = ("--steps", "4", "--model")
+    with stand_in_process(*flags, "small") as small, stand_in_process(*flags, "large") as large:
+        yield ["--small", f"{small}/v1", "--large", f"{large}/v1"]
 
 
 def test_nothing_of_the_clone_is_there(run: Run, programs: Path, distributions: Distributions) -> None:

@@ -8,8 +8,7 @@ from random import Random
 import aiohttp
 import pytest
 
-from stepspec.evals.experiments.hybrid_cache import measure
-from stepspec.evals.testbed.random_models import hybrid_server, make_hybrid
+from lab.random_models import hybrid_server, make_hybrid
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.doctor import diagnose
@@ -99,17 +98,3 @@ async def test_questions_are_answered_as_before_the_cure(hybrids: Pair) -> None:
                 chain = chain.extend(draft)
             graded.append(grades)
     assert graded[1] == pytest.approx(graded[0], abs=0.05)  # bfloat16, added up in another order
-
-
-async def test_a_verdict_costs_its_step_and_its_question_once_it_is_cured(hybrids: Pair) -> None:
-    measured = await measure(hybrids.large, hybrids.small, steps=24, refuse_every=0)
-    costs = {(cost.server, cost.method): cost for cost in measured}
-    plain, flags, cured = (costs[name, "specreason"] for name in ("default", "flags alone", "cure"))
-    assert plain.verdicts == flags.verdicts == cured.verdicts == 24
-    assert cured.read < 0.5 * plain.read
-    assert flags.read > 0.9 * plain.read  # No prompt ends where the next question could go on.
-    assert costs["cure", "bild"].read < 0.5 * costs["default", "bild"].read
-    several = costs["default", "specreason, judge_every=4"]
-    assert several.verdicts == 6
-    assert several.total < 0.5 * plain.total
-    assert all(cost.seconds > 0 for cost in measured)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 
-from stepspec.evals.load import main
+from lab.load import main
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 
 from .conftest import Pair, running_requests

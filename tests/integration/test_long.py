@@ -7,9 +7,9 @@ from collections.abc import Generator
 
 import pytest
 
+from lab.worlds import LONG, find_world, fresh_tasks
 from stepspec import Solver
-from stepspec.evals.testbed.servers import LONG, miniature_servers
-from stepspec.evals.testbed.solving_pair import fresh_tasks
+from stepspec.evals.testbed.servers import miniature_servers
 from stepspec.orchestrator.endpoints import GREEDY
 
 from .conftest import Pair, serving
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.servers
 
 @pytest.fixture(scope="module")
 def long_pair(forked: tuple[str, ...]) -> Generator[Pair]:
-    with serving(miniature_servers("off", world=LONG), forked) as served:
+    with serving(miniature_servers("off", world=find_world(LONG)), forked) as served:
         yield Pair(served["large"], served["small"])
 
 

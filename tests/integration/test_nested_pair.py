@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from lab.bench import NESTED, THREE
 from stepspec import Solution, Solver
-from stepspec.evals.experiments.bench import NESTED, THREE
 from stepspec.evals.testbed.servers import endpoint
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY

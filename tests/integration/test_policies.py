@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
+from lab.reflection_control import READINGS, cases, rates
 from stepspec import Solution, Solver
 from stepspec.evals.calibration.cue_profile import profile, training_problems
-from stepspec.evals.experiments.reflection_control import READINGS, cases, rates
 from stepspec.evals.sample import Task
 from stepspec.evals.testbed.problems import generate
 from stepspec.evals.testbed.solving_pair import fresh_tasks

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.testbed.random_pair import measure, servers
+from lab.random_pair import measure, servers
 from stepspec.policies import METHODS
 from tests.vocabularies import CACHE, real_vocabulary
 

@@ -13,8 +13,8 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from openai import AsyncOpenAI
 
-from stepspec.evals.testbed.tool_driver import solve_with_tools
-from stepspec.evals.testbed.tool_problems import NO_CALLS, THREE_CALLS, Loop, Message, Problem, generate, tools
+from lab.worlds.tool_driver import solve_with_tools
+from lab.worlds.tool_problems import NO_CALLS, THREE_CALLS, Loop, Message, Problem, generate, tools
 
 from ..program import Program, serve
 from .conftest import Pair

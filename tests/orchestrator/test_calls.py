@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.evals.testbed import stand_in_tools
 from stepspec.orchestrator import Step, Token
 from stepspec.orchestrator.answer import CallStream, answer_text, complete_calls, write_answer
 from stepspec.orchestrator.budget import Budget
@@ -21,6 +20,7 @@ from stepspec.orchestrator.run import run as run_policy
 from stepspec.policies import make
 
 from ..fakes import ScriptedModel, counting, run
+from ..stand_in import tools as stand_in_tools
 from .arms import PROBLEM
 
 CALL = '<tool_call>\n{"name": "lookup", "arguments": {"item": "cup"}}\n</tool_call>'

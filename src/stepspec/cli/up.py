@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from stepspec.evals.experiments.tables import small_print, table
 from stepspec.evals.testbed import commands as testbed
-from stepspec.evals.testbed.servers import SHORT, miniature_servers, speculations
+from stepspec.evals.testbed.servers import miniature_servers, speculations
+from stepspec.evals.testbed.tables import small_print, table
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import up as launcher
 
@@ -45,10 +45,7 @@ Examples:
 
 TESTBED_OPTIONS = {
     "profile": "`flags.hf-overrides` of a model sets its pace, if it is a miniature one",
-    "world": "set `model` and `flags.max-model-len` of each model",
     "speculation": "set `speculation` of each model that is to have any",
-    "other": "set `model` of [small]",
-    "tiny": "describe a pair within, [small.small] and [small.large]",
 }
 """Options that only apply to the miniature models, and what does the same in a pair's file."""
 
@@ -58,18 +55,9 @@ def up(
     pair: Annotated[Path | None, typer.Argument(help="A pair of models as a TOML file; see recipes/.")] = None,
     use_testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair, on this CPU.")] = False,
     profile: Profile = "paced",
-    world: Annotated[
-        str, typer.Option(help="Problems for which the miniature pair is trained: short, long (32 to 80 steps), tools.")
-    ] = SHORT,
     speculation: Annotated[
         str, typer.Option(help="Token-level speculation under the miniature pair: none, ngram, draft_model.")
     ] = "none",
-    other: Annotated[
-        bool, typer.Option("--small-other", help="Also start a small model with another vocabulary.")
-    ] = False,
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="Also start the tiny model, which drafts for the small one.")
-    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the file and print the commands.")] = False,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the servers' logs.")] = None,
     keep_going: Annotated[
@@ -98,24 +86,14 @@ def up(
         else:
             wait(launcher.up(checked, stderr, json_output=json, log_dir=log_dir, keep_going=keep_going))
         return
-    roles = ("large", "small", *(("small-other",) if other else ()), *(("tiny",) if tiny else ()))
     chosen = speculations(speculation)
     if dry_run:
-        servers = miniature_servers(profile, roles, world=world, speculation=chosen)
+        servers = miniature_servers(profile, speculation=chosen)
         if any(each.method == "draft_model" for each in chosen.values()) and profile != "off":
             print("# the model that drafts tokens is not paced here, as it is when `up` starts the servers itself")
         print("\n".join(launcher.shell_lines([servers])))
         return
-    starting = testbed.up(
-        profile,
-        roles,
-        world=world,
-        json_output=json,
-        log_dir=log_dir,
-        speculation=chosen,
-        keep_going=keep_going,
-    )
-    wait(starting)
+    wait(testbed.up(profile, json_output=json, log_dir=log_dir, speculation=chosen, keep_going=keep_going))
 
 
 def _refuse_testbed_options(context: typer.Context, pair: Path) -> None:

@@ -16,10 +16,10 @@ import pytest
 pytest.importorskip("scipy")
 
 from stepspec import Sampling, Solver, settings
+from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import find
 from stepspec.evals.calibration.policy_file import served_arm, solve_on_servers
 from stepspec.evals.cli import arm
-from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.calibration import RunConditions

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import typer
 
-from stepspec.evals.calibration import simulation
+from lab import calibration_simulation as simulation
+from lab.calibration_simulation import KINDS, Population, ThresholdRow, main, missed, simulate
 from stepspec.evals.calibration.risk_bound import (
     FixedSequence,
     LossTest,
@@ -17,7 +18,6 @@ from stepspec.evals.calibration.risk_bound import (
     loosest_holding,
     p_value,
 )
-from stepspec.evals.calibration.simulation import KINDS, Population, ThresholdRow, main, missed, simulate
 from stepspec.orchestrator.errors import ConfigurationError
 
 

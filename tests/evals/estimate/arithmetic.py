@@ -7,9 +7,9 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.crowd import Load
 from stepspec.evals.estimate.measurements import Measurements, RecordedRun, ServerMeasurement, VerdictMeasurement
-from stepspec.evals.experiments.arms import LARGE, SHIPPED
 from stepspec.evals.sample import Arm
 from stepspec.evals.script import Script, Turn
 from stepspec.evals.simulation import Figures, ServerCosts

@@ -80,7 +80,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Any]]:
         ([*DEAD, "--temperature", "9"], "--temperature"),
         (["--testbed", *DEAD], "leave out either it or --small"),
         (["--testbed", "--problems", "x.txt"], "leave out either it or --problems"),
-        (["--testbed", "--world", "wide"], "there is no world 'wide'"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(

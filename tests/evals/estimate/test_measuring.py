@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from stepspec import Solver
+from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.estimate import measuring
 from stepspec.evals.estimate.measuring import Clock, measure
 from stepspec.evals.estimate.prediction import count_drafts
-from stepspec.evals.experiments.arms import LARGE, SHIPPED
 from stepspec.evals.sample import Arm
-from stepspec.evals.testbed.stand_in import Latency, StandIn
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, MissingCapability, StepspecError
+
+from ...stand_in import Latency, StandIn
 
 PROBLEMS = [f"What is {number} + {number}?" for number in range(3)]
 BILD = Arm.of("bild", "bild", {"scale": "step"})

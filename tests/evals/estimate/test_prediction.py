@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.estimate.prediction import (
     MAXIMUM_CORRECTION,
     Predictor,
@@ -15,7 +16,6 @@ from stepspec.evals.estimate.prediction import (
     stopping_load,
     with_accept_rate,
 )
-from stepspec.evals.experiments.arms import LARGE, SHIPPED
 from stepspec.evals.results import wilson
 from stepspec.evals.sample import Arm
 from stepspec.evals.script import Script, Turn

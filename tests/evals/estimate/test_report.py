@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from stepspec import settings as configuration
+from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.estimate.command import show
 from stepspec.evals.estimate.measurements import Measurements
 from stepspec.evals.estimate.prediction import Estimate, Predictor
 from stepspec.evals.estimate.report import headline, notes, record, settings_file
-from stepspec.evals.experiments.arms import LARGE, SHIPPED
 from stepspec.evals.sample import Arm
 from stepspec.settings import Settings
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.prices import Prices
 from stepspec.evals.report.run_folder import merge_folders, read_folder
 from stepspec.evals.report.section import Section, build_section

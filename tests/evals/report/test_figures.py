@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.figures import ArmFigures, compute_figures, samples_by_number
 from stepspec.evals.results import ORACLE, compare_arms
 from stepspec.evals.sample import Arm

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import plots
 from stepspec.evals.report.figures import ArmFigures, compute_figures
 from stepspec.evals.report.interval_plots import differences, speed_chart

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.figures import compute_figures, samples_by_number, server_counters
 from stepspec.evals.report.prices import GpuRental, Prices, compute_costs, load_prices
 from stepspec.evals.report.section import choose_cases

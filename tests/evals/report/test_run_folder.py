@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.prices import Prices
 from stepspec.evals.report.run_folder import merge_folders, read_folder
 from stepspec.evals.report.section import build_section

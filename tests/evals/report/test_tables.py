@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import tables
 from stepspec.evals.report.formats import to_markdown
 from stepspec.evals.report.layout import blocks

@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from stepspec.evals import results
-from stepspec.evals.experiments.arms import LARGE, SHIPPED
+from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.report.figures import by_time, compute_figures, samples_by_number
 from stepspec.evals.report.section import build_section
 from stepspec.evals.report.verdict import (

@@ -1,29 +1,37 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from stepspec.evals.experiments.tables import small_print
-from stepspec.evals.testbed import accounts
+from lab.worlds import accounts, find_world, fresh_tasks
 from stepspec.evals.testbed.servers import (
+    SHORT,
     Pace,
+    World,
     endpoint,
-    find_world,
     miniature_servers,
     paced_drafter,
     read_pace,
     speculations,
 )
-from stepspec.evals.testbed.solving_pair import fresh_tasks
+from stepspec.evals.testbed.tables import small_print
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import Served, Server
 
 ROLES = ("large", "small", "small-other")
+LONG = find_world("long")
 OPEN = "--enable-scale-out"
+
+
+def of(folder: Path, world: World = SHORT) -> World:
+    return replace(world, folders=(folder,))
 
 
 @pytest.fixture
@@ -35,7 +43,7 @@ def models(tmp_path: Path) -> Path:
 
 
 def test_the_pair_is_large_and_small(models: Path) -> None:
-    servers = miniature_servers(models=models)
+    servers = miniature_servers(world=of(models))
     assert [(server.name, server.served_name) for server in servers] == [
         ("large", "testbed-large"),
         ("small", "testbed-small"),
@@ -43,7 +51,7 @@ def test_the_pair_is_large_and_small(models: Path) -> None:
 
 
 def test_a_role_that_is_there_twice_gets_two_servers_of_one_model(models: Path) -> None:
-    servers = miniature_servers("off", ("large", "small", "large"), models=models)
+    servers = miniature_servers("off", ("large", "small", "large"), world=of(models))
     assert [server.name for server in servers] == ["large", "small", "large-2"]
     assert (servers[0].served_name, servers[0].args) == (servers[2].served_name, servers[2].args)
 
@@ -52,9 +60,9 @@ def test_another_judge_is_other_weights_of_the_large_role(models: Path) -> None:
     (models / "judge-75").mkdir()
     (models / "judge-75" / "config.json").write_text("{}")
     large, small, second = miniature_servers(
-        "paced", ("large", "small", "large"), world="long", models=models, judge="judge-75"
+        "paced", ("large", "small", "large"), world=of(models, LONG), judge="judge-75"
     )
-    usual = miniature_servers("paced", ("large",), world="long", models=models)[0]
+    usual = miniature_servers("paced", ("large",), world=of(models, LONG))[0]
     assert [(each.name, each.model) for each in (large, small, second)] == [
         ("large", models / "judge-75"),
         ("small", models / "small"),
@@ -62,13 +70,13 @@ def test_another_judge_is_other_weights_of_the_large_role(models: Path) -> None:
     ]
     assert (large.served_name, usual.served_name) == ("testbed-judge-75", "testbed-large")
     assert large.args == usual.args
-    for ask in (partial(miniature_servers, models=models), partial(miniature_servers, world="long", models=models)):
+    for ask in (partial(miniature_servers, world=of(models)), partial(miniature_servers, world=of(models, LONG))):
         with pytest.raises(ConfigurationError, match="has no judge 'judge-7'; it has: large"):
             ask(judge="judge-7")
 
 
 def test_a_command_line_names_model_address_and_flags(models: Path) -> None:
-    (server,) = miniature_servers("off", ["small"], models=models, context=1024)
+    (server,) = miniature_servers("off", ["small"], world=of(models), context=1024)
     command = list(server.command(8001))
     for flag, value in (("model", str(models / "small")), ("port", "8001"), ("max-model-len", "1024")):
         assert command[command.index(f"--{flag}") + 1] == value
@@ -79,7 +87,10 @@ def test_a_command_line_names_model_address_and_flags(models: Path) -> None:
 
 def test_no_prompt_is_read_in_parts(models: Path) -> None:
     """A part of a prompt whose request samples by a seed is the end of vLLM 0.32 on a CPU."""
-    servers = (*miniature_servers("off", ROLES, models=models), *miniature_servers("off", models=models, sequences=64))
+    servers = (
+        *miniature_servers("off", ROLES, world=of(models)),
+        *miniature_servers("off", world=of(models), sequences=64),
+    )
     for server in servers:
         limits = [
             int(server.args[server.args.index(f"--max-{name}") + 1])
@@ -89,17 +100,17 @@ def test_no_prompt_is_read_in_parts(models: Path) -> None:
 
 
 def test_json_has_no_white_space_that_could_go_on_for_ever(models: Path) -> None:
-    for server in miniature_servers("off", ROLES, models=models):
+    for server in miniature_servers("off", ROLES, world=of(models)):
         config = json.loads(server.args[server.args.index("--structured-outputs-config") + 1])
         assert config == {"backend": "xgrammar", "disable_any_whitespace": True}
 
 
 def test_the_large_server_and_its_endpoint_support_suffix_scoring(models: Path, tmp_path: Path) -> None:
-    opened = {server.name for server in miniature_servers("off", ROLES, models=models) if OPEN in server.args}
+    opened = {server.name for server in miniature_servers("off", ROLES, world=of(models)) if OPEN in server.args}
     served = [Served(role, "http://127.0.0.1:1/v1", f"testbed-{role}", 1, tmp_path) for role in ROLES]
     scoring = {one.name for one in served if endpoint(one, "small").suffix_scoring}
     assert opened == scoring == {"large"}
-    assert [server.env.get("MALLOC_PERTURB_") for server in miniature_servers("off", ROLES, models=models)] == [
+    assert [server.env.get("MALLOC_PERTURB_") for server in miniature_servers("off", ROLES, world=of(models))] == [
         "255",
         None,
         None,
@@ -108,17 +119,21 @@ def test_the_large_server_and_its_endpoint_support_suffix_scoring(models: Path, 
 
 
 def test_a_paced_server_gets_its_pace_and_loads_the_plugin(models: Path) -> None:
-    (server,) = miniature_servers("paced", ["small-other"], models=models)
+    (server,) = miniature_servers("paced", ["small-other"], world=of(models))
     overrides = json.loads(server.args[server.args.index("--hf-overrides") + 1])
     assert overrides["architectures"] == ["PacedQwen3ForCausalLM"]
     assert overrides["paced_seconds_per_pass"] == 0.006
     assert server.env["VLLM_PLUGINS"] == "stepspec_paced"
+    (folder, *_) = server.env["PYTHONPATH"].split(os.pathsep)
+    (point,) = [each for found in metadata.distributions(path=[folder]) for each in found.entry_points]
+    assert (point.name, point.value) == ("stepspec_paced", "stepspec_paced:register")
 
 
 def test_without_a_pace_it_is_vllms_own_architecture(models: Path) -> None:
-    for server in miniature_servers("off", ROLES, models=models):
+    for server in miniature_servers("off", ROLES, world=of(models)):
         assert "--hf-overrides" not in server.args
         assert server.env["VLLM_PLUGINS"] == ""
+        assert "PYTHONPATH" not in server.env
 
 
 def flag(server: Server, name: str) -> str:
@@ -126,20 +141,18 @@ def flag(server: Server, name: str) -> str:
 
 
 def test_the_long_world_has_models_of_its_own_and_room_for_their_chains(models: Path) -> None:
-    short, long = (miniature_servers("off", world=world, models=models) for world in ("short", "long"))
-    assert short == miniature_servers("off", models=models)
+    short, long = (miniature_servers("off", world=world) for world in (of(models), of(models, LONG)))
+    assert short == miniature_servers("off", world=of(models))
     for server in long:
         assert flag(server, "max-model-len") == "8192"
         assert int(flag(server, "max-num-batched-tokens")) == int(flag(server, "max-num-seqs")) * 8192
         assert int(flag(server, "kv-cache-memory-bytes")) > int(flag(short[0], "kv-cache-memory-bytes"))
     assert {flag(server, "max-model-len") for server in short} == {"2048"}
-    assert find_world("long").models == find_world("short").models / "long"
 
 
 def test_an_unknown_world_is_refused_with_those_there_are() -> None:
-    for ask in (partial(miniature_servers, world="wide"), partial(fresh_tasks, 1, 1, world="wide")):
-        with pytest.raises(ConfigurationError, match="no world 'wide' of miniature models; there are: short, long"):
-            ask()
+    with pytest.raises(ConfigurationError, match="no world 'wide' of miniature models; there are: short, long"):
+        fresh_tasks(1, 1, world="wide")
 
 
 def test_fresh_tasks_are_of_the_world() -> None:
@@ -151,19 +164,19 @@ def test_fresh_tasks_are_of_the_world() -> None:
 
 def test_the_small_print_has_the_sizes_of_the_worlds_models() -> None:
     assert "0.1 and 1.3 million parameters" in small_print("paced")
-    assert "0.5 and 2.9 million parameters" in small_print("paced", world="long")
+    assert "0.5 and 2.9 million parameters" in small_print("paced", world=LONG)
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=f"{tmp_path / 'large'}; .*testbed train makes it"):
-        miniature_servers(models=tmp_path)
-    with pytest.raises(ConfigurationError, match="testbed train --world long makes it"):
-        miniature_servers(world="long", models=tmp_path)
+    with pytest.raises(ConfigurationError, match=f"{tmp_path / 'large'}; .*training train.* makes it"):
+        miniature_servers(world=of(tmp_path))
+    with pytest.raises(ConfigurationError, match="training train --world long` makes it"):
+        miniature_servers(world=of(tmp_path, LONG))
 
 
 def test_the_small_model_drafts_for_the_large_one_and_ngram_serves_both(models: Path) -> None:
     def configured(method: str, drafter: Path | None = None) -> dict[str, dict[str, object]]:
-        servers = miniature_servers("off", models=models, speculation=speculations(method), drafter=drafter)
+        servers = miniature_servers("off", world=of(models), speculation=speculations(method), drafter=drafter)
         flag = "--speculative-config"
         return {one.name: json.loads(one.args[one.args.index(flag) + 1]) for one in servers if flag in one.args}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.evals.testbed.tool_problems import Problem
+from lab.worlds.tool_problems import Problem
 from stepspec.orchestrator.answer import extract
 
 from ..conftest import Pair

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from stepspec.evals.testbed.servers import SHORT, find_world
+from stepspec.evals.testbed.servers import SHORT
 
 from ..conftest import Pair
 from .conftest import EXAMPLES, MARKS, PROBLEM, Report, Run, solved
 from .service import Service, logged
 
 pytestmark = MARKS
-TOKENIZER = str(find_world(SHORT).models / "large")
+TOKENIZER = str(SHORT.model("large"))
 PROBLEMS = [PROBLEM, *EXAMPLES][:6]
 ROOM, FORCED = 400, 40  # tokens, which GuideLLM asks for with ignore_eos
 

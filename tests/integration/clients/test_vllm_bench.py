@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepspec.evals.testbed.servers import SHORT, find_world
+from stepspec.evals.testbed.servers import SHORT
 
 from ..conftest import Pair
 from .conftest import EXAMPLES, MARKS, PROBLEM, Report, Run, solved
 from .service import Service, logged
 
 pytestmark = MARKS
-TOKENIZER = str(find_world(SHORT).models / "large")
+TOKENIZER = str(SHORT.model("large"))
 PROBLEMS = [PROBLEM, *EXAMPLES][:6]
 ROOM, FORCED = 400, 40  # tokens
 

@@ -1,8 +1,8 @@
-"""The server that tests of endpoints use, and its faults: those that `stepspec.evals.testbed.stand_in` ships."""
+"""The server that tests of endpoints use, and its faults: those that `tests.stand_in` ships."""
 
 from __future__ import annotations
 
-from stepspec.evals.testbed.stand_in import (
+from ...stand_in import (
     GENERATE,
     IM_END,
     IM_START,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepspec.evals.testbed.random_models import HYBRID_SHAPE
+from lab.random_models import HYBRID_SHAPE
 from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import machine, vllm_flags

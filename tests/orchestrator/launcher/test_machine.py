@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.worlds import SHORT, find_world
 from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.launcher import machine
 from stepspec.orchestrator.launcher.machine import (
@@ -58,8 +59,10 @@ def test_local_models_are_read_with_their_drafter() -> None:
     assert small.vocabulary is not None
     assert large.vocabulary == small.vocabulary
     assert large.config["hidden_size"] == 128
-    other = inspect_machine(pair(speculation={"method": "draft_model", "model": str(MODELS / "small-other")}))
-    assert other.of(str(MODELS / "small-other"), None).vocabulary != large.vocabulary
+    other = inspect_machine(
+        pair(speculation={"method": "draft_model", "model": str(find_world(SHORT).model("small-other"))})
+    )
+    assert other.of(str(find_world(SHORT).model("small-other")), None).vocabulary != large.vocabulary
     assert other.cards is None
 
 

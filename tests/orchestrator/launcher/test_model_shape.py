@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.evals.testbed.servers import MODELS
+from lab.worlds import SHORT, find_world
 from stepspec.orchestrator.launcher.preflight import GIB, model_shape
 
 from .configs import CONFIGS
@@ -34,8 +34,8 @@ def test_models_have_the_parameters_that_their_cards_state(model: str, billions:
 
 def test_the_miniature_models_have_the_parameters_that_their_files_hold() -> None:
     for name in ("large", "small", "small-other"):
-        sized = model_shape(json.loads((MODELS / name / "config.json").read_text()))
-        weights = MODELS / name / "model.safetensors"
+        sized = model_shape(json.loads((find_world(SHORT).model(name) / "config.json").read_text()))
+        weights = find_world(SHORT).model(name) / "model.safetensors"
         head = int.from_bytes(weights.read_bytes()[:8], "little") + 8
         assert sized is not None
         # Qwen3 also normalises queries and keys, by two heads a layer.

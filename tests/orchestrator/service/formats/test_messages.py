@@ -13,13 +13,13 @@ import pytest
 from anthropic import AsyncAnthropic
 from pydantic import BaseModel
 
-from stepspec.evals.testbed import stand_in_tools
 from stepspec.orchestrator.chain import ToolCall
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.service.formats.deltas import Delta
 from stepspec.orchestrator.service.formats.message_replies import ContentBlocks
 
+from ....stand_in import tools as stand_in_tools
 from ...endpoints.server import Refuse
 from ..served import ANSWER, SCRIPT, THINKING, Behind, Reply, Served, chosen, down, put_behind, serving, until
 

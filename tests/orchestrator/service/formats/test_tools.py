@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 
 from stepspec import Solver
-from stepspec.evals.testbed.stand_in import DERENDER, RENDER, StandIn
 from stepspec.orchestrator.service.http.app import Service
 from stepspec.service_factory import offer
 
+from ....stand_in import DERENDER, RENDER, StandIn
 from ..served import chosen, reachable
 
 FUNCTION = {

@@ -1,1 +1,0 @@
-"""Measurements of the project itself on the miniature pair: one command each."""

@@ -1,0 +1,364 @@
+"""
+Measure every method on the miniature pair: the figures of the README, compared with the project's bars.
+
+``python -m lab.bench`` solves the same problems with every arm, interleaved, at the default
+sampling and greedily. One arm has three models: a nested pair of the tiny and the small model in the small one's place.
+With ``--stacked`` it measures vLLM's token-level speculation under the large model alone and under SpecReason instead.
+With ``--world long`` the problems have 32 to 80 steps, and models of their own; there is no tiny one among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL, measure
+from stepspec.evals.command_line import progress_bars, script
+from stepspec.evals.results import Result, summarise
+from stepspec.evals.sample import CACHES, Arm, Sample, Task
+from stepspec.evals.store import SampleStore
+from stepspec.evals.testbed.servers import JUDGE, PAIR, SPECULATIONS, TINY, weights_digest
+from stepspec.evals.testbed.tables import markdown, small_print, table
+from stepspec.orchestrator.endpoints import GREEDY, Sampling
+from stepspec.orchestrator.errors import ConfigurationError
+
+from .arms import BILD, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL
+from .figures_file import METHODS, write_rows
+from .published_specreason import PUBLISHED
+from .solvers import solvers
+from .worlds import SHORT, find_world, fresh_tasks
+
+THREE = Arm.of("three models", "specreason")
+NESTED: Mapping[str, Mapping[str, Any]] = {
+    # The small miniature model has not learnt to judge: its grades of the tiny model's steps have an AUROC of 0.49. Its
+    # probabilities separate right from wrong steps (0.95): this rollback passes 95% of right steps, 11% of wrong ones.
+    THREE.name: {"policy": "bild", "options": {"scale": "step", "fallback": 0.4, "rollback": 1.0}, "ahead": 2},
+}
+
+NESTED_SMALL_PRINT = (
+    "Three models: SpecReason, whose small model is itself a pair. The tiny model drafts, the small one reads "
+    "its drafts and goes on where it disagrees (BiLD), and the large one grades the resulting steps. The samples' "
+    "ledgers count what each model wrote and read."
+)
+
+
+STACKED = (LARGE, SHIPPED)
+WARM_UP = 2  # problems
+
+STACKED_SMALL_PRINT = (
+    "With ngram, both servers draft from what was written before; with draft_model, the small model drafts for the "
+    "large one as well, within its server, each of its passes at the small model's pace. Tokens of a role: the share "
+    "of the drafted tokens that its model accepted, and the tokens that a pass with a draft gave, its own included."
+)
+
+
+def arms(method: str) -> tuple[Arm, ...]:
+    """The arms that run over the token-level *method*; with "none" they have their usual names."""
+    return STACKED if method == "none" else tuple(replace(arm, name=f"{arm.name} + {method}") for arm in STACKED)
+
+
+def server_settings() -> dict[str, object]:
+    """The speculation settings of the servers: samples with other settings belong to another run."""
+    return {
+        method: {role: settings.configuration("small") for role, settings in speculation.items()}
+        for method, speculation in SPECULATIONS.items()
+    }
+
+
+async def measure_stacked(
+    problems: int, profile: str, seed: int, samples: SampleStore, console: Console, world: str = SHORT
+) -> list[Result]:
+    """Measure every method's arms on the same fresh problems; *samples* that exist are not measured again."""
+    tasks, chosen = fresh_tasks(problems, seed, world=world), {method: arms(method) for method in SPECULATIONS}
+    with samples:
+        for method, over in chosen.items():
+            if left := missing(over, tasks, samples):
+                speculation = SPECULATIONS[method]
+                starting = solvers(profile, console, over, seed + 1, WARM_UP, speculation, world=world)
+                async with starting as (solver, _):
+                    with progress_bars(console) as progress:
+                        advance = partial(progress.advance, progress.add_task(method, total=left))
+                        await measure(solver, over, tasks, on_sample=_keeping(samples, advance), done=samples.done)
+    all_arms = [arm for over in chosen.values() for arm in over]
+    return summarise([samples.done[number, arm.name] for number in range(len(tasks)) for arm in all_arms], all_arms)
+
+
+def missing(chosen: Sequence[Arm], tasks: Sequence[Task], samples: SampleStore) -> int:
+    """The number of samples of the *chosen* arms that are still missing."""
+    return sum((number, arm.name) not in samples.done for number in range(len(tasks)) for arm in chosen)
+
+
+def _keeping(samples: SampleStore, advance: Callable[[], None]) -> Callable[[int, Sample], None]:
+    def keep(number: int, sample: Sample) -> None:
+        samples.add(number, sample)
+        advance()
+
+    return keep
+
+
+BASELINES = (LARGE, SMALL, SEQUENTIAL, SHIPPED, THINKING_SEQUENTIAL, THINKING)
+OTHERS = (
+    Arm.of("SpecReason, hedged", "specreason", hedge=0.9),
+    Arm.of("SpecReason, greedy", "specreason", {"read": "greedy"}),
+    Arm.of("SpecReason, sure bets", "specreason", sure_bets=True),
+    Arm.of("SpecReason, large answers", "specreason", answer="large"),
+    Arm.of("SpecReason, small ends", "specreason", ending="small"),
+    Arm.of("choose", "choose"),
+    THREE,
+    Arm.of("random, p = 0.9", "random", {"p": 0.9}),
+    Arm.of("speculative thinking", "speculative-thinking"),
+    Arm.of("BiLD, tokens", "bild"),
+    BILD,
+    REFLECTIVE,
+    Arm.of("relay", "relay"),
+    Arm.of("glimpse", "glimpse"),
+    Arm.of("cascade", "cascade"),
+    Arm.of("lookahead reasoning", "lookahead-reasoning"),
+    PUBLISHED,
+)
+SAMPLINGS: Mapping[str, Sampling] = {"default": Sampling(), "greedy": GREEDY}  # in the order of the tables
+POINTS_LOST, OF_LARGE, OF_SEQUENTIAL = 0.02, 0.45, 0.8
+BEST_OF_LARGE, BEST_POINTS_LOST = 0.40, 0.01  # SpecReason and at least one other method
+SEED = 2026  # of the problems; training never uses them, with any seed
+FIGURES = Path("build/bench.json")
+EXAMPLES = """
+Examples:
+
+  python -m lab.bench              # every arm at both samplings, 200 problems: three hours
+
+  python -m lab.bench --baselines --sampling greedy --problems 20 --markdown
+
+  python -m lab.bench --arm choose --arm "BiLD, tokens"
+
+  python -m lab.bench --stacked --problems 50
+
+  python -m lab.bench --profile slow --output build/slow.json
+
+  python -m lab.bench --world long --baselines --problems 20 --output build/long.json
+"""
+
+
+def missed(results: Sequence[Result]) -> list[str]:
+    """
+    The bars that are missed, one sentence each; bars of arms that were not measured are not checked.
+
+    The bars apply to `THINKING`: the miniature judge was never trained to grade an answer, and rejects all of them.
+    """
+    by_name = {result.name: result for result in results}
+    large, sequential, thinking = (by_name[arm.name] for arm in (LARGE, THINKING_SEQUENTIAL, THINKING))
+    bars = (
+        ("accuracy lost against the large model alone", large.accuracy - thinking.accuracy, POINTS_LOST),
+        ("wall time over the large model alone", thinking.ratio_to_large, OF_LARGE),
+        ("wall time over sequential", thinking.seconds / sequential.seconds, OF_SEQUENTIAL),
+    )
+    failures = [f"{name}: {value:.3f}, bar {bar}" for name, value, bar in bars if value > bar + 1e-9]
+    others = [by_name[arm.name] for arm in OTHERS if arm.name in by_name and arm.policy != SHIPPED.policy]
+    if others:
+        good = [r.name for r in (thinking, *others) if _good(r, large)]
+        if THINKING.name not in good or len(good) < 2:
+            bar = f"{BEST_OF_LARGE} vs large at {BEST_POINTS_LOST:.0%} of accuracy"
+            failures.append(f"SpecReason and another method within {bar}: {', '.join(good) or 'none'}")
+    return failures
+
+
+def _good(result: Result, large: Result) -> bool:
+    return result.ratio_to_large <= BEST_OF_LARGE and result.accuracy >= large.accuracy - BEST_POINTS_LOST - 1e-9
+
+
+def sampled(arms: Sequence[Arm], sampling: str) -> tuple[Arm, ...]:
+    """The *arms* at one of `SAMPLINGS`; greedy arms keep their names, the names of others include the temperature."""
+    own = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
+    return tuple(replace(arm, name=named(arm, sampling), sampling=own) for arm in arms)
+
+
+def named(arm: Arm, sampling: str) -> str:
+    """The name of *arm* at one of `SAMPLINGS`."""
+    return arm.name if sampling == "greedy" else f"{arm.name}, temperature {SAMPLINGS[sampling].temperature}"
+
+
+def heading(sampling: str) -> str:
+    """The heading of the table of one of `SAMPLINGS`."""
+    chosen = SAMPLINGS[sampling]
+    return (
+        f"Sampled at temperature {chosen.temperature}, top_p {chosen.top_p} (the default)"
+        if chosen.temperature
+        else "Greedy (temperature 0)"
+    )
+
+
+async def bench(
+    arms: Sequence[Arm], samplings: Sequence[str], problems: int, profile: str, samples: SampleStore, console: Console,
+    world: str = SHORT,
+) -> Mapping[str, list[Result]]:  # fmt: skip
+    """
+    Run the *arms* on the same fresh problems at each of the *samplings*, one at a time, all of them interleaved.
+
+    The problems and the models are those of *world*. What *samples* have is not run again. Return the results by
+    sampling; the arms have their own names in them.
+    """
+    tasks = fresh_tasks(problems, SEED, world=world)
+    nested = {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
+    all_arms = [arm for sampling in samplings for arm in sampled(arms, sampling)]
+    solving = solvers(profile, console, tuple(arms), SEED + 1, problems=2, nested=nested, world=world)
+    async with solving as (solver, others):
+        by_arm = {
+            named(arm, sampling): others[arm.name] for sampling in samplings for arm in arms if arm.name in others
+        }
+        with samples, progress_bars(console) as progress:
+            left = missing(all_arms, tasks, samples)
+            bar = progress.add_task(
+                "measuring", total=problems * len(all_arms), completed=problems * len(all_arms) - left
+            )
+
+            def keep(number: int, sample: Any) -> None:
+                samples.add(number, sample)
+                progress.advance(bar)
+
+            await measure(solver, all_arms, tasks, on_sample=keep, done=samples.done, solvers=by_arm, base=SEED)
+    results: dict[str, list[Result]] = {}
+    for sampling in samplings:
+        places = [(number, arm) for number in range(len(tasks)) for arm in arms]
+        renamed = [replace(samples.done[number, named(arm, sampling)], arm=arm.name) for number, arm in places]
+        results[sampling] = summarise(renamed, arms)
+    return results
+
+
+def main(
+    problems: Annotated[int, typer.Option(min=2, help="Number of fresh problems.")] = 200,
+    profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "paced",
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure this arm and the baselines; by default all arms."),
+    ] = None,
+    world: Annotated[str, typer.Option(help="Kind of problems, with their models: short, long, tools.")] = SHORT,
+    baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines only.")] = False,
+    stacked: Annotated[
+        bool,
+        typer.Option("--stacked", help="Measure token-level speculation under large alone and SpecReason instead."),
+    ] = False,
+    sampling: Annotated[
+        str,
+        typer.Option(
+            help="Measure at the default sampling (default), greedily (greedy), or both; --stacked is greedy."
+        ),
+    ] = "both",
+    fresh_start: Annotated[bool, typer.Option("--fresh", help="Discard the samples of an earlier run.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the figures, with the samples next to it; by default build/bench.json, or "
+            "build/bench-stacked.json."
+        ),
+    ] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown too.")] = False,
+) -> None:
+    """Measure the miniature pair, sampled and greedy, and compare the greedy runs with the bars."""
+    if stacked and (arm or baselines):
+        raise ConfigurationError("--stacked has arms of its own: leave --arm and --baselines out")
+    if sampling not in ("both", *SAMPLINGS):
+        raise ConfigurationError(f"no such sampling: {sampling!r}; there are 'both', 'default', 'greedy'")
+    samplings = tuple(SAMPLINGS) if sampling == "both" else (sampling,)
+    arms = chosen(arm, baselines=baselines, world=world)
+    output = output or (FIGURES.with_stem(f"{FIGURES.stem}-stacked") if stacked else FIGURES)
+    explanation = note(arms, profile, stacked=stacked, world=world)
+    about = _about(profile, stacked=stacked, world=world)
+    samples = SampleStore(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
+    progress, console = Console(stderr=True), Console(width=180 if stacked else 150)
+    results: Mapping[str, list[Result]]
+    if stacked:
+        results = {"greedy": asyncio.run(measure_stacked(problems, profile, SEED, samples, progress, world))}
+    else:
+        results = asyncio.run(bench(arms, samplings, problems, profile, samples, progress, world))
+    rows = [row for name, summary in results.items() for row in report(summary, profile, explanation, name, world)]
+    write_rows(output, METHODS, rows)
+    for name, summary in results.items():
+        console.print(heading(name), style="bold")
+        console.print(table(summary))
+        if as_markdown:
+            print(f"\n{heading(name)}:\n\n{markdown(summary)}\n")
+    console.print(f"{datetime.date.today()}   {platform.machine()}, {output}")
+    console.print(explanation, style="dim")
+    if not stacked:
+        _compare(results, console)
+
+
+def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
+    """Print how the baselines compare; exit with 1 if the greedy runs miss a bar."""
+    for sampling, summary in results.items():
+        by_name = {result.name: result for result in summary}
+        for arm, sequential in ((SHIPPED, SEQUENTIAL), (THINKING, THINKING_SEQUENTIAL)):
+            ratio, of_large = (
+                by_name[arm.name].seconds / by_name[sequential.name].seconds,
+                by_name[arm.name].ratio_to_large,
+            )
+            console.print(
+                f"{heading(sampling)}: {arm.name} over sequential {ratio:.2f}, over large alone {of_large:.2f}"
+            )
+        if PUBLISHED.name in by_name:
+            ratio = by_name[SHIPPED.name].seconds / by_name[PUBLISHED.name].seconds
+            console.print(f"{heading(sampling)}: {SHIPPED.name} over {PUBLISHED.name} {ratio:.2f}")
+    failures = missed(results["greedy"]) if "greedy" in results else []
+    for failure in failures:
+        console.print(f"missed: {failure}", style="red")
+    if failures:
+        sys.exit(1)
+
+
+def chosen(names: Sequence[str] | None, *, baselines: bool, world: str = SHORT) -> tuple[Arm, ...]:
+    """The baselines and the arms called *names*; None: all of *world*, or with *baselines* none but the baselines."""
+    known = {arm.name: arm for arm in OTHERS if world == SHORT or arm.name not in NESTED}
+    wrong = [name for name in names or () if name not in known]
+    if wrong:
+        listed, there = (", ".join(map(repr, names)) for names in (wrong, known))
+        raise ConfigurationError(f"no such arm: {listed}; there are {there}")
+    others = (
+        ()
+        if baselines
+        else tuple(known.values())
+        if names is None
+        else tuple(known[name] for name in dict.fromkeys(names))
+    )
+    return *BASELINES, *others
+
+
+def note(arms: Sequence[Arm], profile: str, *, stacked: bool, world: str = SHORT) -> str:
+    """The explanation that goes with the figures. Raise `ConfigurationError` for an unknown *profile* or *world*."""
+    pair = small_print(profile, world=find_world(world))
+    if stacked:
+        return f"{pair} {STACKED_SMALL_PRINT}"
+    return f"{small_print(profile, TINY, world=find_world(world))} {NESTED_SMALL_PRINT}" if THREE in arms else pair
+
+
+def _about(profile: str, *, stacked: bool, world: str) -> dict[str, Any]:
+    """The values that have to agree for samples to belong to one run; the arms may differ."""
+    roles = (*PAIR, TINY) if world == SHORT else PAIR
+    about = {"profile": profile, "seed": SEED, "models": weights_digest(*roles, world=find_world(world)), **CACHES}
+    if world != SHORT:  # samples from before there were worlds are of the short one
+        about["world"] = world
+    return {**about, "stacked": server_settings()} if stacked else about
+
+
+def report(
+    results: Sequence[Result], profile: str, note: str, sampling: str = "greedy", world: str = SHORT
+) -> list[dict[str, Any]]:
+    """One entry per arm with its figures, and the conditions under which they were measured."""
+    how = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
+    about: dict[str, Any] = {"date": str(datetime.date.today()), "profile": profile, "seed": SEED}
+    about |= {"world": world, "concurrency": 1, "judge": JUDGE}
+    about |= {"note": note, "sampling": how}
+    return [{**dataclasses.asdict(result), **about} for result in results]
+
+
+if __name__ == "__main__":
+    script(main, EXAMPLES)

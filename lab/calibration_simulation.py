@@ -1,0 +1,371 @@
+"""
+Simulate calibrations on many populations whose true losses are known, and count the promises that are broken.
+
+``python -m lab.calibration_simulation`` prints two tables.
+
+Every population has a loss for each threshold, growing from the strictest to the loosest, and some gains. Each
+calibration uses a sample of one population; its promise is broken if the true loss at the promised threshold is above
+the limit. The second table runs the search of ``stepspec calibrate``, which reuses runs: with runs that repeat, with
+runs that do not, and with some of both; and with further attempts on more problems.
+
+There are two bars: at most one promise of twenty is broken, and most promised thresholds are within one step of the
+best. The second bar does not apply to a row whose samples are too small for it: where not even samples that are exactly
+like their populations would come that near in most cases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+import numpy as np
+import orjson
+import typer
+from numpy.random import Generator
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from stepspec.evals.calibration.risk_bound import FixedSequence, LossTest, Paired, loosest_holding
+from stepspec.evals.calibration.search import CalibrationRun, CalibrationSearch, Decision, RunMemory
+from stepspec.evals.command_line import progress_bars, script
+from stepspec.evals.results import wilson
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.policies import Threshold
+
+THRESHOLDS = 10
+SEARCHED = 10  # times fewer populations go through the search, which takes a task for every run
+SEARCH_PROBLEMS = 500
+ATTEMPTS = 3
+REPEATING = (1.0, 0.95, 0.0)  # shares of the problems whose runs repeat
+LEVEL = 0.05  # the share of promises that may be broken
+MOST = 0.5
+LARGEST = 0.2  # limit, above which the populations here lose more than there is
+EXAMPLES = """
+Examples:
+
+  python -m lab.calibration_simulation                        # a few minutes
+
+  python -m lab.calibration_simulation --populations 200 --limit 0.05
+
+  python -m lab.calibration_simulation --json > coverage.json
+"""
+Shares: TypeAlias = NDArray[np.float64]
+stderr = Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """The true shares of problems lost and gained at every threshold, the strictest first."""
+
+    lost: Shares
+    gained: Shares
+
+    @property
+    def loss(self) -> Shares:
+        return self.lost - self.gained
+
+    def best(self, limit: float) -> int:
+        """The index of the last threshold up to which every loss is within the *limit*; -1 if the first one is not."""
+        return int(np.argmax(np.append(self.loss, 1.0) > limit)) - 1
+
+    def sample(self, rng: Generator, n: int) -> list[Paired]:
+        """Outcomes at every threshold on the same *n* problems; a lost problem stays lost at looser thresholds."""
+        draw = rng.random(n)
+        lost = [int((draw < share).sum()) for share in self.lost]
+        gained = [int((draw > 1 - share).sum()) for share in self.gained]
+        return [Paired(n, *counts) for counts in zip(lost, gained, strict=True)]
+
+    def likeness(self, n: int) -> list[Paired]:
+        """Outcomes on *n* problems that lose and gain exactly the population's shares."""
+        return [Paired(n, round(n * a), round(n * b)) for a, b in zip(self.lost, self.gained, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdRow:
+    """
+    The results for one kind of population and one sample size, as shares of all populations.
+
+    *broken* counts broken promises, and *naively* those that trusting the observed loss would break. *near* counts
+    thresholds at most one step from the best one within the limit, *reach* those that would be as near if the sample
+    were exactly like its population, and *none* calibrations that promised no threshold.
+    """
+
+    kind: str
+    n: int
+    limit: float
+    populations: int
+    broken: float
+    broken_interval: tuple[float, float]
+    naively: float
+    near: float
+    reach: float
+    none: float
+
+    @property
+    def remark(self) -> str:
+        """A remark if no more than half of the promised thresholds are near the best; otherwise empty."""
+        if self.near > MOST:
+            return ""
+        finding = f"{self.kind}, {self.n} problems: within one step of the best in {self.near:.1%}, which is not most"
+        if self.reach > MOST:
+            return f"missed: {finding}"
+        return (
+            f"{finding}. Such small samples cannot come nearer: of samples exactly like their populations "
+            f"{self.reach:.1%} would. The promise is kept, by thresholds that are stricter than necessary"
+        )
+
+
+def growing(rng: Generator, limit: float) -> Population:
+    """Losses grow by steps of random size, to several times the *limit* for most; gains are a few of them."""
+    steps = rng.exponential(rng.uniform(0.1, 0.8) * limit, THRESHOLDS)
+    lost = np.minimum(np.cumsum(steps), 0.6)
+    return Population(lost, np.cumsum(rng.uniform(0, 0.4) * steps * rng.random(THRESHOLDS)))
+
+
+def flat(rng: Generator, limit: float) -> Population:
+    """Hardly any loss at first, and then a cliff."""
+    place = rng.integers(1, THRESHOLDS)
+    lost = np.where(np.arange(THRESHOLDS) < place, rng.uniform(0, 0.2) * limit, rng.uniform(1.5, 8) * limit)
+    return Population(np.minimum(lost, 0.6), np.zeros(THRESHOLDS))
+
+
+def edge(rng: Generator, limit: float) -> Population:
+    """The hardest: the strictest threshold loses just more than the *limit*, so that any choice breaks the promise."""
+    gained = rng.uniform(0, 0.1) * np.ones(THRESHOLDS)
+    return Population(np.minimum(gained + limit * 1.0001 + np.arange(THRESHOLDS) * limit, 0.6), gained)
+
+
+def late_edge(rng: Generator, limit: float) -> Population:
+    """The hardest for a search that reuses runs: from the second threshold on the loss is just above the *limit*."""
+    lost = np.full(THRESHOLDS, limit * 1.0001)
+    lost[0] = rng.uniform(0, 0.1) * limit
+    return Population(lost, np.zeros(THRESHOLDS))
+
+
+Kinds: TypeAlias = dict[str, Callable[[Generator, float], Population]]
+KINDS: Kinds = {"growing": growing, "a cliff": flat, "at the edge": edge}
+SEARCH_KINDS: Kinds = {"growing": growing, "a cliff": flat, "at the edge from the second": late_edge}
+ATTEMPT_KINDS: Kinds = {"at the edge": edge, "at the edge from the second": late_edge}
+
+
+def simulate(
+    kind: str, n: int, limit: float, populations: int, *, level: float = LEVEL, seed: int = 0,
+    on_population: Callable[[], object] = lambda: None,
+) -> ThresholdRow:  # fmt: skip
+    """Calibrate on a sample of *n* problems from each of a number of *populations*."""
+    rng = np.random.default_rng([seed, n, len(kind)])
+    broken = naively = near = reach = none = 0
+    for _ in range(populations):
+        population = KINDS[kind](rng, limit)
+        outcomes = population.sample(rng, n)
+        index, best = _loosest(outcomes, limit, level), population.best(limit)
+        trusted = next((k for k in range(THRESHOLDS) if outcomes[k].loss > limit), THRESHOLDS) - 1
+        broken += bool(index >= 0 and population.loss[index] > limit)
+        naively += bool(trusted >= 0 and population.loss[trusted] > limit)
+        near += abs(index - best) <= 1
+        reach += abs(_loosest(population.likeness(n), limit, level) - best) <= 1
+        none += index < 0
+        on_population()
+    interval = wilson(broken, populations)
+    shares = (count / populations for count in (naively, near, reach, none))
+    return ThresholdRow(kind, n, limit, populations, interval.value, (interval.low, interval.high), *shares)
+
+
+def _loosest(outcomes: list[Paired], limit: float, level: float) -> int:
+    """The index of the threshold that a calibration on these *outcomes* promises; -1 for none."""
+    sequence = FixedSequence(range(THRESHOLDS), LossTest(limit, level))
+    for index in sequence:
+        sequence.record(outcomes[int(index)])
+    best = loosest_holding(sequence.tested)
+    return int(best.threshold) if best else -1
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRow:
+    """
+    The results of the search itself, where a share of *repeating* problems has runs that repeat.
+
+    With several *attempts*, each has twice the problems of the one before, whatever its result. *broken* is the share
+    of broken promises, *reused* the share of runs that were not made because an earlier run was the same, *none* the
+    share of searches that promised no threshold.
+    """
+
+    kind: str
+    n: int
+    limit: float
+    populations: int
+    repeating: float
+    broken: float
+    broken_interval: tuple[float, float]
+    reused: float
+    none: float
+    attempts: int = 1
+
+
+class SimulatedRuns:
+    """
+    Runs on *n* problems of a *population*, for a `CalibrationSearch`.
+
+    A number from 0 to 1 decides a run: at which thresholds its problem is lost or gained. A share of *repeating*
+    problems has the same number in every run; the others draw a new one each time. The score of the draft that loses or
+    gains a problem is that of the first threshold that accepts it.
+    """
+
+    threshold = Threshold("threshold", tuple(float(THRESHOLDS - place) for place in range(THRESHOLDS)), compared=True)
+
+    def __init__(self, population: Population, rng: Generator, n: int, repeating: float) -> None:
+        self._population, self._rng = population, rng
+        self._places = rng.random(n)
+        self._repeat = rng.random(n) < repeating
+
+    async def solve(self, problem: int, value: float | None) -> CalibrationRun:
+        place = float(self._places[problem] if self._repeat[problem] else self._rng.random())
+        lost, gained = self._population.lost, self._population.gained
+        best = place > 1 - gained[-1]
+        if value is None:
+            return CalibrationRun(problem, None, not best)
+        at = THRESHOLDS - int(value)
+        right = place > 1 - gained[at] if best else place >= lost[at]
+        accepted = place > 1 - gained if best else place < lost
+        scores = (float(THRESHOLDS - int(np.argmax(accepted))),) if accepted.any() else ()
+        text = f"{place:.6f}"
+        decisions = tuple(Decision(score, text) for score in scores)
+        return CalibrationRun(problem, value, bool(right), decisions, text)
+
+
+def search(
+    kind: str, n: int, limit: float, populations: int, repeating: float, *, attempts: int = 1, seed: int = 0,
+    on_population: Callable[[], object] = lambda: None,
+) -> SearchRow:  # fmt: skip
+    """Run the search of ``stepspec calibrate``, as if all runs repeated, on a number of *populations*."""
+    rng = np.random.default_rng([seed, n, len(kind), round(100 * repeating)])
+    broken = none = reused = total = 0
+    for _ in range(populations):
+        population = (SEARCH_KINDS | ATTEMPT_KINDS)[kind](rng, limit)
+        runs, store = SimulatedRuns(population, rng, n << (attempts - 1), repeating), RunMemory()
+        best: list[int] = []
+        for attempt in range(attempts):
+            test, size = LossTest(limit, LEVEL, again=attempt > 0), n << attempt
+            calibration = CalibrationSearch(
+                runs.solve, size, runs.threshold, test, store, at_once=size, repeatable=True
+            )
+            result = asyncio.run(calibration.run())
+            reused, total = reused + result.reused, total + size * len(result.tested)
+            best += [THRESHOLDS - int(result.loosest.threshold)] if result.loosest else []
+        none += not best
+        broken += any(bool(population.loss[index] > limit) for index in best)
+        on_population()
+    interval = wilson(broken, populations)
+    return SearchRow(
+        kind, n, limit, populations, repeating, interval.value, (interval.low, interval.high), reused / total,
+        none / populations, attempts,
+    )  # fmt: skip
+
+
+def main(
+    populations: Annotated[int, typer.Option(min=1, help="Populations for each row.")] = 1000,
+    limit: Annotated[float, typer.Option(help="The most that may be lost, as a share.")] = 0.02,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the populations.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead.")] = False,
+) -> None:
+    """
+    Simulate, print two tables, and exit with 1 if a bar is missed.
+
+    The bars: promises are broken no more often than the confidence allows, and most promised thresholds are within one
+    step of the best, wherever the samples are large enough for that. The second table runs the search of `stepspec
+    calibrate` itself, on a tenth of the populations, with runs that repeat and runs that do not, and with more than one
+    attempt.
+    """
+    if not 0 < limit <= LARGEST:
+        raise ConfigurationError(f"--limit {limit}: the populations here are made for limits up to {LARGEST}, above 0")
+    sizes = (300, 1000, 4000)
+    searched = max(1, populations // SEARCHED)
+    searches = [(kind, repeating, 1) for kind in SEARCH_KINDS for repeating in REPEATING]
+    searches += [(kind, 0.0, ATTEMPTS) for kind in ATTEMPT_KINDS]
+    with progress_bars(stderr) as progress:
+        bar = progress.add_task("calibrating", total=len(KINDS) * len(sizes) * populations)
+        rows = [
+            simulate(kind, n, limit, populations, seed=seed, on_population=lambda: progress.advance(bar))
+            for kind in KINDS
+            for n in sizes
+        ]
+        bar = progress.add_task("searching", total=len(searches) * searched)
+        search_rows = [
+            search(
+                kind, SEARCH_PROBLEMS, limit, searched, repeating, attempts=attempts, seed=seed,
+                on_population=lambda: progress.advance(bar),
+            )
+            for kind, repeating, attempts in searches
+        ]  # fmt: skip
+    if json:
+        print(orjson.dumps({"rows": rows, "search": search_rows}).decode())
+    else:
+        Console(width=130).print(table(rows), search_table(search_rows))
+    failures = [*missed(rows), *search_missed(search_rows)]
+    for line in (*failures, *(row.remark for row in rows if row.remark and row.reach <= MOST)):
+        stderr.print(line, style="red" if line in failures else "yellow", highlight=False, soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def missed(rows: list[ThresholdRow]) -> list[str]:
+    """The bars that are missed, one sentence each."""
+    broken = [
+        f"missed: {row.kind}, {row.n} problems: broken in {row.broken:.1%}, which is more than {LEVEL:.0%}"
+        for row in rows
+        if row.broken_interval[0] > LEVEL
+    ]
+    return [*broken, *(row.remark for row in rows if row.remark and row.reach > MOST)]
+
+
+def search_missed(rows: list[SearchRow]) -> list[str]:
+    """The bars that rows of the search miss: broken promises, and no reuse although all runs repeat."""
+    broken = [
+        f"missed: {row.kind}, {row.repeating:.0%} of the problems repeat, {row.attempts} attempts: broken in "
+        f"{row.broken:.1%}, which is more than {LEVEL:.0%}"
+        for row in rows
+        if row.broken_interval[0] > LEVEL
+    ]
+    idle = [row for row in rows if row.repeating == 1 and row.none < 1 and not row.reused]
+    return [*broken, *(f"missed: {row.kind}: all runs repeat, and none is reused" for row in idle)]
+
+
+def table(rows: list[ThresholdRow]) -> Table:
+    rendered = Table(
+        title=f"the promise: a loss of at most {rows[0].limit:.0%}, at 95% confidence",
+        caption=f"{rows[0].populations} populations a row, {datetime.date.today()}",
+    )
+    shares = ("broken (95% interval)", "if trusted naively", "within one step", "in reach", "none")
+    for column in ("population", "problems", *shares):
+        rendered.add_column(column, justify="left" if column == "population" else "right")
+    for row in rows:
+        low, high = row.broken_interval
+        rendered.add_row(
+            row.kind, str(row.n), f"{row.broken:.1%} ({low:.1%} to {high:.1%})", f"{row.naively:.1%}",
+            f"{row.near:.1%}", f"{row.reach:.1%}", f"{row.none:.1%}",
+        )  # fmt: skip
+    return rendered
+
+
+def search_table(rows: list[SearchRow]) -> Table:
+    rendered = Table(
+        title=f"the search of `stepspec calibrate`: {rows[0].n} problems, a loss of at most {rows[0].limit:.0%}",
+        caption=f"{rows[0].populations} populations a row, {datetime.date.today()}",
+    )
+    for column in ("population", "attempts", "problems that repeat", "broken (95% interval)", "runs reused", "none"):
+        rendered.add_column(column, justify="left" if column == "population" else "right")
+    for row in rows:
+        low, high = row.broken_interval
+        rendered.add_row(
+            row.kind, str(row.attempts), f"{row.repeating:.0%}", f"{row.broken:.1%} ({low:.1%} to {high:.1%})",
+            f"{row.reused:.0%}", f"{row.none:.1%}",
+        )  # fmt: skip
+    return rendered
+
+
+if __name__ == "__main__":
+    script(main, EXAMPLES)

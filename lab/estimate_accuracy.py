@@ -1,0 +1,214 @@
+"""
+Compare what ``stepspec estimate`` predicts for the miniature pair with what is then measured on it.
+
+``python -m lab.estimate_accuracy`` prints both side by side, for every method under every load,
+and exits with 1 if a prediction is off by more than 15%. The measured problems are others than the estimated ones; runs
+and their times are those of ``eval`` and ``lab.load``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from stepspec.evals.arms import LARGE
+from stepspec.evals.cli import arm as parse_arm
+from stepspec.evals.command_line import numbers, progress_bars, script, writable
+from stepspec.evals.crowd import (
+    Attempt,
+    Block,
+    BlockPlace,
+    BlockStore,
+    Deployment,
+    Load,
+    Workload,
+    attempt,
+    grade_equal,
+)
+from stepspec.evals.crowd import measure as measure_crowd
+from stepspec.evals.estimate.command import POLICIES, parts
+from stepspec.evals.estimate.measuring import measure
+from stepspec.evals.estimate.prediction import Estimate, Predictor, at_depth
+from stepspec.evals.estimate.report import record
+from stepspec.evals.results import Interval
+from stepspec.evals.sample import Arm
+from stepspec.evals.testbed.servers import describe_pace
+from stepspec.orchestrator.errors import ConfigurationError
+
+from .load import OTHERS, miniature_deployment, summarise
+from .worlds import SHORT, find_world, fresh_tasks
+
+BAR = 0.15
+SEED = 2028
+DEADLINE = 600.0  # seconds for a problem
+SMALL_PRINT = (
+    "The miniature pair, served by real vLLM on this CPU; {pace}. Predicted: by `stepspec estimate`, from {minutes:g} "
+    "minutes on {problems} problems, with its interval. Measured: summed seconds of the large model alone over those "
+    "of the method on {counted} other problems, with a 95% bootstrap interval over them. Both at the depth that the "
+    "estimate names for the load. Off: predicted over measured, minus 1."
+)
+stderr = Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The *predicted* and the *measured* speed-up of one method with *concurrency* problems at once."""
+
+    method: str
+    concurrency: int
+    ahead: int
+    predicted: Interval
+    measured: Interval
+    seconds: float
+    measured_seconds: float
+
+    @property
+    def off(self) -> float:
+        """How far the prediction is above the measurement, as a share of it."""
+        return self.predicted.value / self.measured.value - 1
+
+
+def measured_arm(arm: Arm, ahead: int) -> Arm:
+    """The *arm* at this depth, with a name that says so."""
+    return replace(at_depth(arm, ahead), name=f"{arm.name}, {ahead} ahead")
+
+
+def arms_by_load(estimate: Estimate) -> dict[int, tuple[Arm, ...]]:
+    """What is measured for each load: the large model alone, and every method at the depth estimated for it."""
+    loads = [each.concurrency for each in estimate.methods[0].expected]
+    return {
+        load: (LARGE, *(measured_arm(method.arm, method.expected[place].ahead) for method in estimate.methods))
+        for place, load in enumerate(loads)
+    }
+
+
+def compare(estimate: Estimate, blocks: int, done: dict[BlockPlace, Block]) -> Iterator[Comparison]:
+    """Compare the *estimate* with the blocks that are *done*."""
+    for place, (load, arms) in enumerate(arms_by_load(estimate).items()):
+        cells = {cell.name: cell for cell in summarise([Load(concurrency=load)], arms, blocks, done)}
+        for method, arm in zip(estimate.methods, arms[1:], strict=True):
+            expected, ratio = method.expected[place], cells[arm.name].to_large
+            timings = [t for block in range(blocks) for t in done[f"{load} at once", arm.name, block].timings]
+            assert ratio is not None
+            yield Comparison(
+                method.arm.name,
+                load,
+                expected.ahead,
+                expected.speed_up,
+                Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low),
+                expected.seconds,
+                sum(timing.latency for timing in timings) / len(timings),
+            )
+
+
+def table(comparisons: Sequence[Comparison]) -> Table:
+    """A row for each comparison."""
+    rendered = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("", "at once", "ahead", "predicted", "measured", "off", "seconds predicted", "measured"):
+        rendered.add_column(column, justify="right" if column else "left")
+    for each in comparisons:
+        rendered.add_row(
+            each.method,
+            str(each.concurrency),
+            str(each.ahead),
+            *(f"{it.value:.2f} [{it.low:.2f}, {it.high:.2f}]" for it in (each.predicted, each.measured)),
+            f"{each.off:+.0%}",
+            f"{each.seconds:.2f}",
+            f"{each.measured_seconds:.2f}",
+        )
+    return rendered
+
+
+async def run(
+    arms: Sequence[Arm], world: str, profile: str, loads: Sequence[int], problems: int, counted: int, blocks: int,
+    minutes: float, output: Path, progress: Progress,
+) -> list[Comparison]:  # fmt: skip
+    """Start the pair, estimate, and measure on the same servers; the estimate is in a file beside the *output*."""
+    part = parts(progress)
+    async with miniature_deployment(profile, world, two=False, console=stderr) as deployment:
+        solver = deployment.pair
+        texts = [task.problem for task in fresh_tasks(problems, SEED, world=world)]
+        found = await measure(solver, arms, texts, loads, minutes, SEED, part)
+        # In a thread, because a simulation runs an event loop of its own.
+        estimate = await asyncio.to_thread(Predictor(found, on_method=part("predicting", len(arms))).estimate, loads)
+        figures = record(estimate, found, "")
+        output.with_suffix(".estimate.json").write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
+        by_load = arms_by_load(estimate)
+        tasks = fresh_tasks(len(by_load) * counted, SEED + 1, world=world)
+        workload = Workload(tasks, fresh_tasks(OTHERS, SEED + 2, world=world), counted, blocks, SEED)
+        every = {arm.name: arm for chosen in by_load.values() for arm in chosen}
+        store = BlockStore(
+            output.with_suffix(".blocks.jsonl"), {"estimate": "accuracy"}, tuple(every.values()), fresh=True
+        )
+        step = part("measuring", blocks * sum(map(len, by_load.values())))
+        with store:
+            for load, chosen in by_load.items():
+                await measure_crowd(
+                    deployment, workload, [Load(concurrency=load)], chosen, store, attempts(deployment), step
+                )
+        return list(compare(estimate, blocks, store.done))
+
+
+def attempts(deployment: Deployment) -> Callable[[Arm], Attempt]:
+    """Make what solves a task as an arm does."""
+    return lambda arm: partial(attempt, deployment.solver(arm), arm, grade_equal, DEADLINE, None, None)
+
+
+def main(
+    policy: Annotated[list[str] | None, typer.Option("--policy", "-p", help="A method with its options.")] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Numbers of problems at once, besides one.", metavar="N,...")
+    ] = "4,16",
+    world: Annotated[str, typer.Option(help="Problems and models of the miniature pair: short, long, tools.")] = SHORT,
+    profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "slow",
+    problems: Annotated[int, typer.Option(min=1, help="Problems for the estimate.")] = 20,
+    counted: Annotated[int, typer.Option(min=2, help="Measured problems of each method under each load.")] = 32,
+    blocks: Annotated[int, typer.Option(min=1, help="Parts of a measurement, in which the methods take turns.")] = 2,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Deadline of the estimate.")] = 5.0,
+    output: Annotated[Path, typer.Option(help="File for the figures.")] = Path("build/estimate.json"),
+) -> None:
+    """Estimate the miniature pair, measure it, and print both side by side."""
+    find_world(world)
+    loads = numbers("--concurrency", concurrency, int)
+    if blocks > counted:
+        raise ConfigurationError(f"--blocks {blocks}: every block needs a problem, and there are {counted}")
+    writable("--output", output)
+    arms = [parse_arm(spec) for spec in policy or POLICIES]
+    with progress_bars(stderr) as progress:
+        comparisons = asyncio.run(
+            run(
+                arms, world, profile, loads, problems, counted, blocks, minutes,
+                output, progress,
+            )
+        )  # fmt: skip
+    note = SMALL_PRINT.format(
+        pace=describe_pace(profile, "large", "small"), minutes=minutes, problems=problems, counted=counted
+    )
+    about = {"date": str(datetime.date.today()), "world": world, "profile": profile, "note": note}
+    rows = [{**asdict(each), "off": each.off, **about} for each in comparisons]
+    output.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
+    console = Console(width=max(120, Console().width))
+    console.print(table(comparisons))
+    console.print(f"{about['date']}   {platform.machine()}, {output}")
+    console.print(note, style="dim")
+    far = [each for each in comparisons if abs(each.off) > BAR]
+    for each in far:
+        console.print(f"missed: {each.method}, {each.concurrency} at once: off by {each.off:+.0%}, bar {BAR:.0%}")
+    if far:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    script(main)

@@ -1,0 +1,355 @@
+"""
+The tables of the matrix of worlds, judges and loads, from the blocks that were measured. Pure.
+
+Methods by judge; loads; `auto` against the better of the large model alone and the best fixed method.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import Any, TypeAlias
+
+from rich.table import Table
+
+from stepspec.evals.arms import LARGE
+from stepspec.evals.crowd import TWO_LARGE, Block, Drafts, Timing
+from stepspec.evals.results import Interval, Result, summarise, wilson
+from stepspec.evals.sample import EMPTY_LEDGER, FAILED, Arm, Sample, Task
+from stepspec.orchestrator.chain import THINK_END
+from stepspec.orchestrator.solution import Solution
+from stepspec.policies import THRESHOLDS
+
+from .arms import AUTO
+from .load import Cell, latency_ratio
+from .load import summarise as summarise_cells
+from .matrix_plan import Condition, arms_under
+from .worlds import WORLDS
+
+Measured: TypeAlias = Mapping[Condition, Mapping[str, Sequence[Block]]]
+"""The blocks of each arm by its name, round by round, under every condition."""
+
+BAR = 1.05  # what `auto` may take, over the better of the large model alone and the best fixed method
+LOST = 0.02  # the share of problems that a method may lose to the large model alone, to be compared with
+LIMIT, LEVEL = 0.1, 0.05  # of the loss that a calibration allows, and one less its confidence
+
+
+def judged_drafts(solution: Solution, task: Task) -> Drafts:
+    """
+    The grade of each draft of *solution*, and whether it is right, until a mistake has been committed.
+
+    The reference of *task* is the only right reasoning; what is right after a mistake is not known.
+    """
+    worked, drafts = [_bare(part) for part in task.reference.split("\n\n")], list[tuple[float, bool]]()
+    for step in solution.steps:
+        if step.fate == "lost":
+            continue
+        right = step.index < len(worked) and _bare(step.text) == worked[step.index]
+        if step.index < len(worked) and step.author == "small" and step.grade is not None:
+            drafts.append((step.grade, right))
+        if step.fate == "kept" and not right:
+            break
+    return tuple(drafts)
+
+
+def _bare(text: str) -> str:
+    return text.replace(THINK_END, "").strip()
+
+
+def auroc(drafts: Drafts) -> float | None:
+    """The probability that a right draft has a higher grade than a wrong one; None if one kind is missing."""
+    right, wrong = ([grade for grade, fine in drafts if fine is kind] for kind in (True, False))
+    if not right or not wrong:
+        return None
+    return sum((a > b) + 0.5 * (a == b) for a in right for b in wrong) / len(right) / len(wrong)
+
+
+def calibrate(problems: Sequence[tuple[Drafts, bool, bool]]) -> float | None:
+    """
+    The loosest threshold of SpecReason that loses at most a share `LIMIT` of the problems, with confidence 1 - `LEVEL`.
+
+    Each of the *problems* has the drafts up to the first mistake that was committed, whether the run was right, and
+    whether the large model alone was. A problem counts as lost at a threshold that a wrong draft passes. What would
+    have come after a mistake that was committed is not known: a problem that was answered wrongly counts as lost at
+    every threshold. None if not even the strictest threshold keeps the limit.
+    """
+    from stepspec.evals.calibration.risk_bound import FixedSequence, LossTest, Paired, loosest_holding
+
+    sequence = FixedSequence(THRESHOLDS["specreason"].values, LossTest(LIMIT, LEVEL))
+    for threshold in sequence:
+        right = [
+            ours and large and not any(grade >= threshold for grade, true in drafts if not true)
+            for drafts, ours, large in problems
+        ]
+        sequence.record(Paired.of([large for _, _, large in problems], right))
+    best = loosest_holding(sequence.tested)
+    return None if best is None else best.threshold
+
+
+@dataclass(frozen=True, slots=True)
+class MethodRow:
+    """
+    One arm with one judge.
+
+    *n*, *accuracy*, the share of problems *lost* to the large model alone and the share of drafts *accepted* are over
+    all loads; *to_large* is the time over that of the large model alone, on *alone* problems one at a time. *auroc* is
+    that of the judge's grades on this arm's *drafts*, and *threshold* what a calibration finds; None if it finds none.
+    """
+
+    world: str
+    judge: str
+    name: str
+    n: int
+    accuracy: Interval
+    lost: float
+    alone: int
+    to_large: Interval | None
+    accepted: float | None
+    drafts: int = 0
+    auroc: float | None = None
+    threshold: float | None = None
+
+
+def method_rows(measured: Measured) -> list[MethodRow]:
+    """The arms of every world and judge, over all its loads."""
+    rows: list[MethodRow] = []
+    for world, judge in dict.fromkeys(condition.pairing for condition in measured):
+        mine = {condition: blocks for condition, blocks in measured.items() if condition.pairing == (world, judge)}
+        for name in dict.fromkeys(chain.from_iterable(mine.values())):
+            rows.append(_method_row(world, judge, name, [blocks for blocks in mine.values() if name in blocks], mine))
+    return rows
+
+
+def _method_row(
+    world: str, judge: str, name: str, there: Sequence[Mapping[str, Sequence[Block]]], mine: Measured
+) -> MethodRow:
+    ours = [timing for blocks in there for timing in _timings(blocks[name])]
+    large = [timing for blocks in there for timing in _timings(blocks[LARGE.name])]
+    right, theirs = (sum(timing.correct for timing in timings) for timings in (ours, large))
+    ledgers = [timing.sample.ledger for timing in ours if timing.sample]
+    judging = any(ledger.large.judging for ledger in ledgers)
+    judged = sum(ledger.drafts for ledger in ledgers) if judging else 0
+    alone = next((blocks for condition, blocks in mine.items() if condition.concurrency == 1 and name in blocks), None)
+    drafts = tuple(chain.from_iterable(timing.drafts for timing in ours))
+    problems = [
+        (timing.drafts, timing.correct, other.correct)
+        for timing, other in zip(ours, large, strict=True)
+        if timing.drafts
+    ]
+    return MethodRow(
+        world,
+        judge,
+        name,
+        len(ours),
+        wilson(right, len(ours)),
+        (theirs - right) / len(ours),
+        0 if alone is None else len(_timings(alone[name])),
+        None if alone is None else latency_ratio(alone[name], alone[LARGE.name]),
+        sum(ledger.accepted for ledger in ledgers) / judged if judged else None,
+        len(drafts),
+        auroc(drafts),
+        calibrate(problems) if problems and importlib.util.find_spec("scipy") else None,
+    )
+
+
+def _timings(blocks: Sequence[Block]) -> list[Timing]:
+    return [timing for block in blocks for timing in block.timings]
+
+
+@dataclass(frozen=True, slots=True)
+class AutoRow:
+    """
+    `auto` under one condition, on *n* problems.
+
+    The *better* one is the fastest of the large model alone and the fixed methods that lose no more than `LOST`; its
+    time and that of `auto` are divided by that of the large model alone, and that of `auto` by the better one's.
+    """
+
+    condition: Condition
+    n: int
+    better: str
+    better_to_large: Interval
+    auto_to_large: Interval
+    auto_to_better: Interval
+    share_alone: float
+
+    @property
+    def above(self) -> bool:
+        """Whether `auto` misses the bar, against the better one or against the large model alone."""
+        return max(self.auto_to_better.value, self.auto_to_large.value) > BAR
+
+
+def auto_rows(measured: Measured) -> list[AutoRow]:
+    """The conditions under which `auto` solved a problem."""
+    lost = {(row.world, row.judge, row.name): row.lost for row in method_rows(measured)}
+    rows: list[AutoRow] = []
+    for condition, blocks in measured.items():
+        large, ours = blocks[LARGE.name], blocks.get(AUTO.name, ())
+        fixed = [
+            name
+            for name in blocks
+            if name not in (AUTO.name, TWO_LARGE.name) and lost[*condition.pairing, name] <= LOST + 1e-9
+        ]
+        ratios = {name: ratio for name in fixed if (ratio := latency_ratio(blocks[name], large)) is not None}
+        if not ours or not ratios:
+            continue
+        better = min(ratios, key=lambda name: ratios[name].value)
+        to_large, to_better = latency_ratio(ours, large), latency_ratio(ours, blocks[better])
+        if to_large is None or to_better is None:
+            continue
+        kept = [timing.sample.ledger for timing in _timings(ours) if timing.sample]
+        share = sum(x.large.kept for x in kept) / max(1, sum(x.large.kept + x.small.kept for x in kept))
+        n = len(_timings(ours))
+        rows.append(AutoRow(condition, n, better, ratios[better], to_large, to_better, share))
+    return rows
+
+
+def cells_under(condition: Condition, blocks: Mapping[str, Sequence[Block]], arms: Sequence[Arm]) -> list[Cell]:
+    """The figures of every arm under the load of *condition*."""
+    load = condition.load
+    done = {(load.name, name, number): block for name, mine in blocks.items() for number, block in enumerate(mine)}
+    return summarise_cells([load], arms_under(condition, arms), len(next(iter(blocks.values()))), done)
+
+
+def results_under(condition: Condition, blocks: Mapping[str, Sequence[Block]], arms: Sequence[Arm]) -> list[Result]:
+    """The figures of every arm as the other benchmarks have them."""
+    there = [arm for arm in arms_under(condition, arms) if arm.name in blocks]
+    samples = [_sample(timing, arm) for arm in there for timing in _timings(blocks[arm.name])]
+    return summarise(samples, there)
+
+
+def _sample(timing: Timing, arm: Arm) -> Sample:
+    return timing.sample or Sample(arm.name, False, timing.latency, EMPTY_LEDGER, {}, FAILED)
+
+
+def json_rows(measured: Measured, arms: Sequence[Arm], about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """
+    An entry for each arm under each condition: the fields of the other benchmarks' arms, and those of a load.
+
+    The rows of `method_rows` and `auto_rows` are in the entries of their arms, as *over_all_loads* and *auto*.
+    """
+    methods = {(row.world, row.judge, row.name): row for row in method_rows(measured)}
+    autos = {row.condition: row for row in auto_rows(measured)}
+    rows: list[dict[str, Any]] = []
+    for condition, blocks in measured.items():
+        cells = {cell.name: cell for cell in cells_under(condition, blocks, arms)}
+        for result in results_under(condition, blocks, arms):
+            auto = autos.get(condition) if result.name == AUTO.name else None
+            rows.append(
+                {
+                    **asdict(cells[result.name]),
+                    **asdict(result),
+                    **about,
+                    "world": condition.world,
+                    "judge": condition.judge,
+                    "concurrency": condition.concurrency,
+                    "judge_auroc": WORLDS[condition.world].judges[condition.judge],
+                    "over_all_loads": asdict(methods[*condition.pairing, result.name]),
+                    "auto": None if auto is None else {**asdict(auto), "above": auto.above},
+                }
+            )
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table of texts, for the terminal or a document; the first *left* columns are words."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int = 1
+
+    def table(self) -> Table:
+        rendered = Table(box=None, padding=(0, 1, 0, 0), title=self.title, title_justify="left", title_style="bold")
+        for place, column in enumerate(self.columns):
+            rendered.add_column(column, justify="left" if place < self.left else "right", no_wrap=True)
+        for row in self.rows:
+            rendered.add_row(*row)
+        return rendered
+
+    def markdown(self) -> str:
+        rule = tuple("---" if place < self.left else "--:" for place in range(len(self.columns)))
+        lines = "\n".join(f"| {' | '.join(row)} |" for row in (self.columns, rule, *self.rows))
+        return f"**{self.title}**\n\n{lines}\n"
+
+
+def method_sheet(rows: Sequence[MethodRow]) -> Sheet:
+    """Methods by judge."""
+    return Sheet(
+        "Methods by judge",
+        (
+            *("world", "judge", "", "n", "accuracy", "lost", "time vs large, one at a time", "n"),
+            *("accepted", "AUROC", f"threshold for {LIMIT:.0%}"),
+        ),
+        tuple(
+            (
+                row.world,
+                row.judge,
+                row.name,
+                str(row.n),
+                _percent(row.accuracy),
+                "" if row.name == LARGE.name else f"{row.lost:+.1%}",
+                _ratio(row.to_large),
+                str(row.alone or ""),
+                "" if row.accepted is None else f"{row.accepted:.0%}",
+                "" if row.auroc is None else f"{row.auroc:.3f} of {row.drafts}",
+                "" if not row.drafts else "none" if row.threshold is None else f"{row.threshold:g}",
+            )
+            for row in rows
+        ),
+        left=3,
+    )
+
+
+def auto_sheet(rows: Sequence[AutoRow]) -> Sheet:
+    """`auto` under every condition; what is above the bar is marked."""
+    return Sheet(
+        "auto against the better of large alone and the best fixed method",
+        (
+            *("world", "judge", "at once", "n", "better", "better vs large", "auto vs large", "auto vs better"),
+            *("by large", ""),
+        ),
+        tuple(
+            (
+                row.condition.world,
+                row.condition.judge,
+                str(row.condition.concurrency),
+                str(row.n),
+                row.better,
+                *map(_ratio, (row.better_to_large, row.auto_to_large, row.auto_to_better)),
+                f"{row.share_alone:.0%}",
+                f"above {BAR}" if row.above else "",
+            )
+            for row in rows
+        ),
+        left=2,
+    )
+
+
+def _percent(share: Interval) -> str:
+    return f"{share.value:.0%} [{share.low:.0%}, {share.high:.0%}]"
+
+
+def _ratio(ratio: Interval | None) -> str:
+    return "" if ratio is None else f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+
+
+def verdict(rows: Sequence[AutoRow]) -> str:
+    """How many conditions keep the bar, and which do not."""
+    above = [f"{row.condition} ({row.auto_to_better.value:.2f})" for row in rows if row.above]
+    kept = f"auto is within {BAR} under {len(rows) - len(above)} of {len(rows)} conditions"
+    return f"{kept}; above: {'; '.join(above)}" if above else kept
+
+
+SMALL_PRINT = (
+    "Brackets are 95% intervals: Wilson's of accuracy, bootstrap over problems of ratios, which with a few problems "
+    "is hardly more than their range. A judge is the large model of that name: its verdicts, steps and likelihoods. "
+    "Methods by judge: n, accuracy, lost (points to the large model alone) and accepted drafts are over all loads. "
+    "AUROC: of the grades of SpecReason's drafts, each compared with the only right step. Threshold: the loosest one "
+    f"at which SpecReason loses at most {LIMIT:.0%} of the problems, with {1 - LEVEL:.0%} confidence, by the same "
+    "drafts; a problem answered wrongly counts as lost at every threshold. Better: the fastest of the large model "
+    f"alone and the methods that lose at most {LOST:.0%} over all loads. By large: its share of the kept tokens."
+)

@@ -1,0 +1,239 @@
+"""``python -m lab.simulation``: simulate what a load measured, and what cannot be measured here."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from stepspec.evals.arms import LARGE
+from stepspec.evals.cli import arm as parse_arm
+from stepspec.evals.command_line import finite, progress_bars, run, writable
+from stepspec.evals.report.plots import CURVE_STYLE, Curve, load_curves
+from stepspec.evals.report.svg import WIDE, standalone
+from stepspec.evals.simulation.costs import ServerCosts, read_costs
+from stepspec.evals.simulation.figures import Servers
+from stepspec.evals.testbed.servers import read_pace
+from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.errors import ConfigurationError
+
+from ..load import SEQUENCES
+from .comparison import NEAR, QUANTITIES, Comparison, Measurement
+from .comparison import compare as compare_all
+from .grid import GPUS, Chains, break_even, find_pair, plain, simulate_cell
+
+PASS = 2**17  # tokens of a pass of the miniature servers, which read every prompt whole
+BLOCK = 32  # tokens of a block of their prefix cache
+EXAMPLES = """
+Examples:
+
+  python -m lab.load --output build/load.json        # measure first
+
+  python -m lab.simulation compare build/load.json   # then simulate the same problems
+
+  python -m lab.simulation grid --pair qwen3-32b --users 1,16,64 --accepted 0.6,0.8
+
+  python -m lab.simulation break-even --speed 2,4,8 --users 1,16,64
+"""
+app = typer.Typer(
+    no_args_is_help=True,
+    help=__doc__,
+    epilog=EXAMPLES.replace("\n\n", "\n\n\b\n"),  # Click wraps no paragraph that begins with \b.
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console, stderr = Console(), Console(stderr=True)
+Steps = Annotated[int, typer.Option(min=1, help="Steps of a chain.")]
+StepTokens = Annotated[int, typer.Option(min=1, max=512, help="Tokens of a step.")]
+Problems = Annotated[int, typer.Option(min=2, help="Counted problems of a cell.")]
+Output = Annotated[Path, typer.Option(help="File for the figures; the plot is next to it.")]
+
+
+def miniature_costs(profile: str, per_request: float) -> dict[Role, ServerCosts]:
+    """What the passes of the miniature servers take. Raise `ConfigurationError` for a profile without paces."""
+    costs: dict[Role, ServerCosts] = {}
+    roles: tuple[Role, ...] = ("small", "large")
+    for role in roles:
+        if (pace := read_pace(profile, role)) is None:
+            raise ConfigurationError(f"the profile {profile!r} has no paces: name the servers' costs with --costs FILE")
+        token = pace.seconds_per_token
+        costs[role] = ServerCosts(
+            pace.seconds_per_pass, token, token, 0.0, per_request, sequences=SEQUENCES, tokens=PASS, block=BLOCK
+        )
+    return costs
+
+
+@app.command()
+def compare(
+    file: Annotated[
+        Path, typer.Argument(help="What `python -m lab.load` wrote: its figures, or its blocks beside them.")
+    ],
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with the costs of the servers, in tables small and large; default: the profile's."
+        ),
+    ] = None,
+    per_request: Annotated[
+        float, typer.Option(min=0, help="Seconds of a request outside of passes, with the profile's costs.")
+    ] = 0.0,
+    output: Annotated[Path, typer.Option(help="File for the figures.")] = Path("build/simulated.json"),
+) -> None:
+    """Simulate every cell of a measurement, problem by problem, and compare; exit with status 1 below 9 of 10."""
+    measurement = Measurement.read(file)
+    writable("--output", output)
+    profile = measurement.about.get("profile")
+    if costs is None and profile is None:
+        raise ConfigurationError(f"{file} was measured on your own servers: name their costs with --costs FILE")
+    known = read_costs(costs) if costs else miniature_costs(str(profile), per_request)
+    servers = Servers(known["small"], known["large"])
+    with progress_bars(stderr) as progress:
+        bar = progress.add_task("blocks", total=len(measurement.blocks))
+        found = compare_all(measurement, servers, partial(progress.advance, bar))
+    near = sum(each.near for each in found)
+    _write(
+        output,
+        {"cells": [asdict(each) for each in found], "near": near, "costs": {r: asdict(c) for r, c in known.items()}},
+    )
+    Console(width=max(console.width, 120)).print(_comparisons(found))
+    console.print(f"{near} of {len(found)} cells within {NEAR:.0%} in the mean time of a problem", highlight=False)
+    if near < 0.9 * len(found):
+        raise typer.Exit(1)
+
+
+def _comparisons(found: Sequence[Comparison]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for column in ("load", "", "n", *(f"{name}: measured, simulated, ratio" for name in QUANTITIES)):
+        table.add_column(column, justify="left" if column in ("load", "") else "right")
+    for each in found:
+        cells = [
+            f"{each.measured[name]:.2f} {each.simulated[name]:.2f} {each.ratios[name]:.3f}"
+            if name in each.ratios
+            else ""
+            for name in QUANTITIES
+        ]
+        table.add_row(each.load, each.name, str(each.n), *cells)
+    return table
+
+
+@app.command()
+def grid(
+    pair: Annotated[str, typer.Option(help="Pair of models of gpus.toml.")] = "qwen3-32b",
+    users: Annotated[str, typer.Option(metavar="N,...", help="Problems at the same time.")] = "1,4,16,64,256",
+    accepted: Annotated[str, typer.Option(metavar="SHARE,...", help="Shares of drafts that are accepted.")] = "0.8",
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", "-p", help="A method with its options; default: specreason.")
+    ] = None,
+    steps: Steps = 40,
+    tokens: StepTokens = 100,
+    problems: Problems = 16,
+    seed: Annotated[int, typer.Option(help="Seed of the steps that are good.")] = 0,
+    gpus: Annotated[Path, typer.Option(help="File with the costs of servers, and their pairs.")] = GPUS,
+    output: Output = Path("build/simulated-grid.json"),
+) -> None:
+    """Simulate a pair on GPUs of published figures, next to its large model alone; figures are by card."""
+    writable("--output", output)
+    known = find_pair(gpus, pair)
+    chains, crowds, shares = Chains(steps, tokens, seed=seed), _crowds(users), _numbers("--accepted", accepted)
+    if max(shares) > 1:
+        raise ConfigurationError(f"--accepted {accepted!r}: shares from 0 to 1 are needed")
+    arms = [parse_arm(text) for text in policy or ("specreason",)]
+    work = [(LARGE, number, 1.0) for number in crowds]
+    work += [(arm, number, share) for arm in arms for share in shares for number in crowds]
+    with progress_bars(stderr) as progress:
+        cells = progress.track(work, description="cells")
+        found = [simulate_cell(known, arm, number, chains, share, problems) for arm, number, share in cells]
+    _write(output, {"pair": asdict(known), "chains": asdict(chains), "cells": [plain(cell) for cell in found]})
+    dots: dict[str, list[tuple[float, float, str]]] = {}
+    for cell in found:
+        name = cell.name if cell.name == LARGE.name else f"{cell.name}, {cell.accepted:.0%}"
+        dots.setdefault(name, []).append((cell.hourly, cell.figures.seconds["p50"], f"{cell.users} at once"))
+    _draw(output, dots, "problems an hour and card", "median seconds of a problem, simulated")
+    _print([plain(cell) for cell in found])
+
+
+@app.command("break-even")
+def break_even_command(
+    speed: Annotated[str, typer.Option(metavar="TIMES,...", help="How much faster the small model is.")] = "2,4,8",
+    users: Annotated[str, typer.Option(metavar="N,...", help="Problems at the same time.")] = "1,4,16,64",
+    pair: Annotated[str, typer.Option(help="Pair of gpus.toml whose large model is simulated.")] = "qwen3-32b",
+    policy: Annotated[str, typer.Option("--policy", "-p", help="A method with its options.")] = "specreason",
+    steps: Steps = 20,
+    tokens: StepTokens = 100,
+    problems: Problems = 12,
+    seed: Annotated[int, typer.Option(help="Seed of the steps that are good.")] = 0,
+    gpus: Annotated[Path, typer.Option(help="File with the costs of servers, and their pairs.")] = GPUS,
+    output: Output = Path("build/break-even.json"),
+) -> None:
+    """Find the share of accepted drafts from which on a method is faster than the large model alone."""
+    writable("--output", output)
+    known, arm, chains = find_pair(gpus, pair), parse_arm(policy), Chains(steps, tokens, seed=seed)
+    work = [(times, number) for times in _numbers("--speed", speed) for number in _crowds(users)]
+    with progress_bars(stderr) as progress:
+        cells = progress.track(work, description="cells")
+        found = [break_even(known, arm, times, number, chains, problems) for times, number in cells]
+    rows = [
+        {"speed": each.speed, "users": each.users, "break_even": each.share}
+        | {f"time at {share:.0%}": ratio for share, ratio in each.ratios.items()}
+        for each in found
+    ]
+    _write(output, {"pair": asdict(known), "chains": asdict(chains), "policy": policy, "cells": rows})
+    dots: dict[str, list[tuple[float, float, str]]] = {}
+    for each in found:
+        if each.share is not None:
+            load = f"{each.users} at once"
+            dots.setdefault(load, []).append((each.speed, each.share, f"{each.speed:g} times"))
+    _draw(output, dots, "times as fast as the large model", "share of drafts to accept, simulated")
+    _print(rows)
+
+
+def _crowds(text: str) -> list[int]:
+    numbers = _numbers("--users", text)
+    if any(number < 1 or number != int(number) for number in numbers):
+        raise ConfigurationError(f"--users {text!r}: whole numbers from 1 on are needed")
+    return [int(number) for number in numbers]
+
+
+def _numbers(flag: str, text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        values = []
+    finite(flag, *values)
+    if not values or min(values) < 0:
+        raise ConfigurationError(f"{flag} {text!r}: numbers with commas between them are needed")
+    return values
+
+
+def _print(rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(*("" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+    Console(width=max(console.width, 200)).print(table)
+
+
+def _write(output: Path, figures: Mapping[str, Any]) -> None:
+    about = {"date": str(datetime.date.today()), "note": "simulated: no number here was measured"}
+    output.write_bytes(orjson.dumps({**about, **figures}, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
+
+
+def _draw(output: Path, dots: Mapping[str, Sequence[tuple[float, float, str]]], across: str, up: str) -> None:
+    curves = [Curve(name, some) for name, some in dots.items()]
+    if curves:
+        drawing = load_curves(curves, 1.4 * WIDE, across, up)
+        output.with_suffix(".svg").write_text(standalone(drawing, CURVE_STYLE), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run(app)

@@ -1,0 +1,168 @@
+"""What cannot be measured here: pairs on GPUs of published figures, any number of users, any accept rate."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stepspec.evals.arms import LARGE
+from stepspec.evals.crowd import Load
+from stepspec.evals.estimate.prediction import crossing
+from stepspec.evals.sample import Arm
+from stepspec.evals.script import Script, Turn
+from stepspec.evals.simulation.costs import ServerCosts
+from stepspec.evals.simulation.figures import Figures, simulate
+from stepspec.orchestrator.errors import ConfigurationError
+
+GPUS = Path(__file__).with_name("gpus.toml")
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of accepted drafts, between which the break-even point is interpolated
+CLOSE = Turn(1, 1, author="large", stop="end", ends=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """
+    Two servers, and on how many *cards* each runs. If they are *shared*, both run on the large model's, in turns.
+
+    The large model alone has its own cards only, so that figures are compared by card.
+    """
+
+    name: str
+    small: ServerCosts
+    large: ServerCosts
+    small_cards: int
+    large_cards: int
+    shared: bool = False
+
+    def cards(self, arm: Arm) -> int:
+        return self.large_cards + (0 if self.shared or arm.policy == LARGE.policy else self.small_cards)
+
+
+def read_pairs(path: Path = GPUS) -> dict[str, Pair]:
+    """Read the pairs of a file like ``gpus.toml``. Raise `ConfigurationError` for one that is incomplete or wrong."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        cards = {name: table.pop("cards") for name, table in tables["servers"].items()}
+        costs = {name: ServerCosts(**table) for name, table in tables["servers"].items()}
+        found: dict[str, Pair] = {}
+        for name, pair in tables["pairs"].items():
+            small, large = pair["small"], pair["large"]
+            sides = costs[small], costs[large], cards[small], cards[large]
+            found[name] = Pair(name, *sides, shared=pair.get("shared", False))
+    except (OSError, KeyError, TypeError, ValueError) as exc:
+        raise ConfigurationError(f"{path}: not the costs of servers and their pairs ({exc})") from exc
+    return found
+
+
+def find_pair(path: Path, name: str) -> Pair:
+    """Read one pair. Raise `ConfigurationError` if the file has none of that name."""
+    found = read_pairs(path)
+    if name not in found:
+        raise ConfigurationError(f"there is no pair {name!r} in {path.name}; there are: {', '.join(found)}")
+    return found[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """
+    Problems to simulate: chains of so many *steps* of so many *tokens*, of which a share is accepted.
+
+    The *prompt* and a judge's *question* have that many tokens. Which steps are accepted is drawn by *seed*; the large
+    model mends the others with as many tokens. The answer is one more step, which is accepted.
+    """
+
+    steps: int = 40
+    tokens: int = 100
+    prompt: int = 200
+    question: int = 80
+    seed: int = 0
+
+    def scripts(self, accepted: float, count: int = 16) -> list[Script]:
+        """Draw *count* problems; the drafts that are good at one share are good at every higher one."""
+        drawn = random.Random(self.seed)
+        return [Script(self.prompt, self._turns(drawn, accepted), self.question) for _ in range(count)]
+
+    def _turns(self, drawn: random.Random, accepted: float) -> tuple[Turn, ...]:
+        good, bad = Turn(self.tokens, self.tokens, grade=9.0), Turn(self.tokens, 0, self.tokens, 0.0)
+        order = drawn.sample(range(self.steps), self.steps)
+        thinking = [good if place < round(accepted * self.steps) else bad for place in order]
+        return (*thinking, replace(CLOSE), replace(good, stop="end", ends=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One arm on one pair for so many *users* at once, with the *accepted* share of drafts; *figures* are simulated."""
+
+    pair: str
+    name: str
+    users: int
+    accepted: float
+    cards: int
+    figures: Figures
+
+    @property
+    def hourly(self) -> float:
+        """Problems an hour and card."""
+        return 3600 * self.figures.problems_per_second / self.cards
+
+
+def simulate_cell(pair: Pair, arm: Arm, users: int, chains: Chains, accepted: float, problems: int) -> Cell:
+    """Simulate *problems* counted problems; the large model alone needs no drafts."""
+    scripts = chains.scripts(accepted)
+    load, shared = Load(concurrency=users), pair.shared and arm.policy != LARGE.policy
+    figures = simulate(load, arm, scripts, pair.small, pair.large, problems=problems, seed=chains.seed, shared=shared)
+    return Cell(pair.name, arm.name, users, accepted, pair.cards(arm), figures)
+
+
+def slower(costs: ServerCosts, ratio: float) -> ServerCosts:
+    """The costs of a model that is *ratio* times as fast as one with *costs*."""
+    times = {name: getattr(costs, name) / ratio for name in ("per_pass", "per_sequence", "per_prompt_token")}
+    return replace(costs, **times, per_context_token=costs.per_context_token / ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """
+    The share of accepted drafts from which on an arm is faster than the large model alone: None if it never is.
+
+    *ratios* are the times of the arm over those of the large model alone, by share.
+    """
+
+    speed: float
+    users: int
+    ratios: Mapping[float, float]
+
+    @property
+    def share(self) -> float | None:
+        return crossing(self.ratios)
+
+
+def break_even(pair: Pair, arm: Arm, speed: float, users: int, chains: Chains, problems: int) -> BreakEven:
+    """Simulate *arm* with a small model that is *speed* times as fast as the pair's large one."""
+    scaled = replace(pair, small=slower(pair.large, speed))
+    alone = simulate_cell(scaled, LARGE, users, chains, 1.0, problems).figures.mean
+    times = {share: simulate_cell(scaled, arm, users, chains, share, problems).figures.mean for share in SHARES}
+    return BreakEven(speed, users, {share: time / alone for share, time in times.items()})
+
+
+def plain(cell: Cell) -> dict[str, Any]:
+    """The figures of a cell as one table of numbers, for a file."""
+    figures = cell.figures
+    return {
+        "pair": cell.pair,
+        "name": cell.name,
+        "users": cell.users,
+        "accepted": cell.accepted,
+        "cards": cell.cards,
+        "n": figures.n,
+        "mean": figures.mean,
+        **figures.seconds,
+        "first_step": figures.first_step,
+        "problems_per_hour_and_card": cell.hourly,
+        **{f"{role}_busy": work.busy for role, work in figures.servers.items()},
+        **{f"{role}_running": work.running for role, work in figures.servers.items()},
+    }

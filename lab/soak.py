@@ -1,0 +1,321 @@
+"""
+Keep a real ``stepspec serve`` busy for half an hour while its servers fail at random, and look for what grows.
+
+The servers are the stand-ins of `faults`, so that this measures the service and not a model. The first and the last
+minutes are without faults: latencies and resources of both are compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import statistics
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Literal, TypeAlias
+
+import aiohttp
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from stepspec.evals.command_line import progress_bars, script
+from stepspec.evals.report.svg import Markup, Scale, line, standalone, svg, text
+from stepspec.evals.report.svg import element as drawn
+from stepspec.orchestrator.concurrency import background
+
+from .faults import LARGE, OTHER, PLACES, SMALL, Deployment, Fate, free_ports, service
+from .service_program import queued, resident, settled
+
+EXAMPLES = """
+Examples:
+
+  python -m lab.soak --output results/soak
+
+  python -m lab.soak --minutes 3 --calm 0.5 --concurrency 16
+"""
+SAMPLE_EVERY = 5.0  # seconds
+FAULT_EVERY = (4.0, 12.0)  # seconds from one fault to the next, at random
+FAULTS: Sequence[tuple[str, tuple[str, ...]]] = (
+    ("kill small", ()),
+    ("kill large", ()),
+    ("kill other", ()),
+    ("small: reset", ("reset:3",) * 8),
+    ("large: reset", ("reset:3",) * 8),
+    ("small: 503", ("503:1",) * 8),
+    ("large: 500", ("500",) * 8),
+    ("small: garbage", ("garbage",) * 8),
+    ("large: cut", ("cut",) * 8),
+    ("small: stall", ("stall:2",) * 4),
+    ("large: slow", ("slow:4",) * 16),
+)
+"""The faults that are drawn from: what they are called, and what is queued at the server."""
+
+Part: TypeAlias = Literal["before", "faults", "after"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The resources of the service at a second: KiB of memory, file descriptors, tasks, and open upstream requests."""
+
+    second: float
+    part: Part
+    memory: int
+    descriptors: int
+    tasks: int
+    upstream: int
+
+
+@dataclass
+class Soak:
+    """What was measured: *samples*, the latencies of answered requests by part, and what became of all requests."""
+
+    samples: list[Sample] = field(default_factory=list[Sample])
+    seconds: dict[Part, list[float]] = field(default_factory=lambda: {"before": [], "faults": [], "after": []})
+    fates: dict[Part, Counter[Fate]] = field(
+        default_factory=lambda: {"before": Counter(), "faults": Counter(), "after": Counter()}
+    )
+    notes: list[str] = field(default_factory=list[str])
+    faults: Counter[str] = field(default_factory=Counter[str])
+    left_open: int = 0
+
+    def of(self, part: Part) -> list[Sample]:
+        return [sample for sample in self.samples if sample.part == part]
+
+
+class Load:
+    """Keeps so many requests running at a deployment; *part* says where their results belong."""
+
+    def __init__(self, deployment: Deployment, soak: Soak) -> None:
+        self._deployment, self._soak = deployment, soak
+        self.part: Part = "before"
+
+    async def client(self, number: int) -> None:
+        """Send one request after the other, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            part, began = self.part, loop.time()
+            outcome = await self._deployment.ask(number)
+            if self.part != part:
+                continue  # It belongs to both.
+            self._soak.fates[part][outcome.fate] += 1
+            if outcome.fate in ("answered", "degraded"):
+                self._soak.seconds[part].append(loop.time() - began)
+            elif outcome.fate in ("lost", "wrong"):
+                self._soak.notes.append(f"{part}: {outcome.fate}: {outcome.note}")
+            else:
+                await asyncio.sleep(0.2)  # as a client that comes back later
+
+    async def sample(self) -> None:
+        """Note the resources now and then, until cancelled."""
+        loop = asyncio.get_running_loop()
+        began, pid = loop.time(), self._deployment.program.child.pid
+        while True:
+            await asyncio.sleep(SAMPLE_EVERY)
+            shown = await self._metrics(self._deployment.program.base)
+            tasks = int(float(re.findall(r"^stepspec_tasks (\S+)", shown, re.MULTILINE)[0]))
+            self._soak.samples.append(
+                Sample(
+                    loop.time() - began,
+                    self.part,
+                    resident(pid),
+                    descriptors(pid),
+                    tasks,
+                    await self._upstream(),
+                )
+            )
+
+    async def _upstream(self) -> int:
+        """Count the requests that the servers work on; one that is down has none."""
+        running = 0
+        for place in PLACES:
+            with suppress(aiohttp.ClientError, TimeoutError):
+                running += await queued(self._deployment.http, self._deployment.url(place))
+        return running
+
+    async def _metrics(self, url: str) -> str:
+        async with self._deployment.http.get(f"{url}/metrics", timeout=aiohttp.ClientTimeout(total=10)) as reply:
+            return await reply.text()
+
+
+def descriptors(pid: int) -> int:
+    """Return the number of open file descriptors of a process."""
+    return len([*Path(f"/proc/{pid}/fd").iterdir()])
+
+
+async def trouble(deployment: Deployment, soak: Soak, rng: random.Random) -> None:
+    """Do one fault after the other, until cancelled; a server that was killed is started again at once."""
+    while True:
+        await asyncio.sleep(rng.uniform(*FAULT_EVERY))
+        name, queued = rng.choice(FAULTS)
+        place = {"small": SMALL, "large": LARGE, "other": OTHER}[name.split()[-1] if not queued else name.split(":")[0]]
+        soak.faults[name] += 1
+        if queued:
+            await deployment.befall(place, *queued)
+        else:
+            await deployment.restart(place)
+
+
+@asynccontextmanager
+async def deployed(running: int) -> AsyncGenerator[Deployment]:
+    """Start the servers and the service, which runs so many requests at once."""
+    with TemporaryDirectory(prefix="stepspec-soak-") as name:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with AsyncExitStack() as stack, aiohttp.ClientSession(connector=connector) as http:
+            deployment = Deployment(http, Path(name), free_ports(len(PLACES)))
+            stack.push_async_callback(deployment.stop_all)
+            await deployment.start(*PLACES)
+            deployment.program = await stack.enter_async_context(service(deployment, "--max-running", str(running)))
+            deployment.text = (await deployment.ask(0)).note
+            yield deployment
+
+
+async def measure(minutes: float, calm: float, concurrency: int, seed: int, tick: Callable[[float], object]) -> Soak:
+    """Soak for so many *minutes*, of which *calm* ones at each end are without faults. Raise if a client fails."""
+    soak = Soak()
+    async with deployed(concurrency) as deployment:
+        load = Load(deployment, soak)
+        clients = [load.client(number) for number in range(concurrency)]
+        async with background(*clients, load.sample()):
+            await _pass(60 * calm, tick)
+            load.part = "faults"
+            async with background(trouble(deployment, soak, random.Random(seed))):
+                await _pass(60 * (minutes - 2 * calm), tick)
+            for place in PLACES:  # One after the other: faults that are still queued are gone.
+                await deployment.restart(place)
+                await asyncio.sleep(4)  # for the probes
+            load.part = "after"
+            await _pass(60 * calm, tick)
+        servers = {str(place): deployment.url(place) for place in PLACES}
+        soak.left_open = sum((await settled(deployment.http, deployment.program.base, servers)).values())
+    return soak
+
+
+async def _pass(seconds: float, tick: Callable[[float], object]) -> None:
+    while seconds > 0:
+        step = min(1.0, seconds)
+        await asyncio.sleep(step)
+        tick(step)
+        seconds -= step
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[round(100 * share) - 1]
+
+
+def table(soak: Soak) -> Table:
+    """Return requests, latencies and resources of each part."""
+    made = Table(title="medians of the samples; seconds of answered requests")
+    for heading in ("part", "requests", "answered", "degraded", "refused", "lost", "wrong", "p50, s", "p99, s"):
+        made.add_column(heading, justify="left" if heading == "part" else "right")
+    for heading in ("memory, MiB", "descriptors", "tasks", "upstream"):
+        made.add_column(heading, justify="right")
+    for part, fates in soak.fates.items():
+        seconds, samples = soak.seconds[part], soak.of(part)
+        made.add_row(
+            part,
+            str(fates.total()),
+            *(str(fates[fate]) for fate in ("answered", "degraded", "refused", "lost", "wrong")),
+            *(f"{quantile(seconds, share):.2f}" if len(seconds) > 1 else "-" for share in (0.5, 0.99)),
+            *(
+                f"{statistics.median(getattr(each, name) for each in samples) / unit:.0f}" if samples else "-"
+                for name, unit in (("memory", 1024), ("descriptors", 1), ("tasks", 1), ("upstream", 1))
+            ),
+        )
+    return made
+
+
+PANELS = (("memory", "memory, MiB", 1024), ("descriptors", "file descriptors", 1), ("tasks", "tasks", 1))
+PANEL, WIDTH, LEFT, RIGHT, TOP = 150.0, 760.0, 46.0, 14.0, 24.0
+COLOURS = ("#1f5fbf", "#c2410c", "#15803d", "#7e22ce")
+STYLE = (
+    "svg{background:#fff;font-family:system-ui,sans-serif}.label{font-size:12px;font-weight:600}"
+    ".axis{font-size:11px;fill:#555}.gridline{stroke:#ddd}.faults{fill:#f4ead9}"
+)
+
+
+def plot(soak: Soak) -> str:
+    """Draw the resources over the minutes as an SVG file; the time with faults is shaded."""
+    panels = (*PANELS, ("upstream", "open upstream requests", 1))
+    x = Scale(0.0, soak.samples[-1].second / 60, LEFT, WIDTH - RIGHT)
+    shaded = [sample.second / 60 for sample in soak.of("faults")]
+    parts = list[Markup]()
+    for number, ((name, caption, unit), colour) in enumerate(zip(panels, COLOURS, strict=True)):
+        values = [getattr(sample, name) / unit for sample in soak.samples]
+        top, bottom = number * PANEL + TOP, (number + 1) * PANEL - 26
+        y = Scale(0.0, 1.15 * max(*values, 1), bottom, top)
+        path = "M" + "L".join(f"{x(s.second / 60):.1f} {y(v):.1f}" for s, v in zip(soak.samples, values, strict=True))
+        if shaded:
+            width = x(shaded[-1]) - x(shaded[0])
+            parts.append(drawn("rect", x=x(shaded[0]), y=top, width=width, height=bottom - top, class_="faults"))
+        parts += [
+            *(line(LEFT, y(tick), WIDTH - RIGHT, y(tick), "gridline") for tick in y.ticks(4)),
+            *(text(LEFT - 8, y(tick) + 4, f"{tick:g}", "axis", "end") for tick in y.ticks(4)),
+            drawn("path", d=path, fill="none", stroke=colour, stroke_width="1.5"),
+            text(LEFT, top - 4, caption, "label"),
+            *(text(x(tick), bottom + 14, f"{tick:g}", "axis", "middle") for tick in x.ticks(10)),
+        ]
+    height = PANEL * len(panels) + 18
+    parts.append(text(WIDTH - RIGHT, height - 4, "minutes; shaded: with faults", "axis", "end"))
+    first, last = soak.samples[0], soak.samples[-1]
+    described = "; ".join(
+        f"{caption}: {getattr(first, name) / unit:.0f} at first, {getattr(last, name) / unit:.0f} at last"
+        for name, caption, unit in panels
+    )
+    return standalone(svg(WIDTH, height, f"Resources of the service over the soak. {described}", *parts), STYLE)
+
+
+def complaints(soak: Soak) -> list[str]:
+    """Say what is not flat: what was lost, is wrong or is open, and what is larger after the faults than before."""
+    found = soak.notes[:20]
+    if soak.left_open:
+        found.append(f"{soak.left_open} requests are open at the end")
+    before, after = soak.of("before"), soak.of("after")
+    for name, share, more in (("memory", 1.1, 8 * 1024), ("descriptors", 1.1, 8), ("tasks", 1.1, 16)):
+        was, now = (statistics.median(getattr(each, name) for each in part) for part in (before, after))
+        if now > share * was + more:
+            found.append(f"{name}: {was:.0f} before the faults, {now:.0f} after")
+    return found
+
+
+def main(
+    minutes: Annotated[float, typer.Option(min=1, help="Minutes in all.")] = 30.0,
+    calm: Annotated[float, typer.Option(min=0.2, help="Minutes without faults, at each end.")] = 3.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Chains at once.")] = 64,
+    seed: Annotated[int, typer.Option(help="Seed of the faults.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the samples to FILE.json and the plot to FILE.svg.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Soak a service; exit with 1 if a request is lost or answered wrongly, one stays open, or its resources grow."""
+    console = Console(width=160)
+    if minutes <= 2 * calm:
+        raise typer.BadParameter("more than twice --calm", param_hint="--minutes")
+    with progress_bars(Console(stderr=True)) as progress:
+        bar = progress.add_task(f"{concurrency} chains at once", total=60 * minutes)
+        soak = asyncio.run(
+            measure(minutes, calm, concurrency, seed, lambda seconds: progress.advance(bar, seconds)),
+        )
+    console.print(table(soak))
+    first, last = (quantile(soak.seconds[part], 0.99) for part in ("before", "after"))
+    console.print(f"p99 after the faults over p99 before: {last / first:.2f}")
+    faults = ", ".join(f"{count} x {name}" for name, count in sorted(soak.faults.items()))
+    console.print(f"{soak.faults.total()} faults: {faults}", highlight=False)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.with_suffix(".svg").write_text(plot(soak), encoding="utf-8")
+        output.with_suffix(".json").write_text(json.dumps([asdict(each) for each in soak.samples]), encoding="utf-8")
+    for complaint in (found := complaints(soak)):
+        console.print(complaint, style="bold red", highlight=False, markup=False)
+    if found:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    script(main, EXAMPLES)

@@ -1,0 +1,371 @@
+"""
+Training rows: a trunk (prompt, reasoning, answer) and branches that fork from it after a step.
+
+A branch is a draft of the next step, right or wrong, followed by a judge's question with its answer, or by the
+reflection prompt with the right step. A token of a branch attends to the trunk before the fork and to its own branch
+only, so that one row teaches several judgements for the cost of one context.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import cycle
+from types import ModuleType
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from stepspec.evals.testbed import problems
+from stepspec.orchestrator.endpoints.chat_template import Messages, Template, learn
+from stepspec.prompts import load
+
+from ..worlds import accounts
+from . import tokenizer as vocabulary
+
+Kind: TypeAlias = ModuleType
+"""A module with problems, their worked reasoning and its corruptions: `problems` or `accounts`."""
+Problem: TypeAlias = problems.Problem | accounts.Problem
+State: TypeAlias = problems.State | accounts.State
+Difficulty: TypeAlias = problems.Difficulty | accounts.Difficulty
+
+
+def world_of(thing: Problem | Difficulty) -> Kind:
+    """Return the module to which a problem or a difficulty belongs."""
+    return accounts if isinstance(thing, accounts.Problem | accounts.Difficulty) else problems
+
+
+IGNORED = -100
+TRUNK = 0
+# Together with the models' own mistakes, a third of all drafts are wrong. With more, a judge in doubt would reject
+# steps that are mostly right.
+WRONG_DRAFTS = 0.25
+PADDING = -1
+# Tokens of a step of a long problem: "The 18th -37: $500-$37." at its beginning, and " 18th: $463." at its end.
+DEED, BALANCE = 12, 7
+NUMBER = re.compile(r"[-+]?\d+|\d+(st|nd|rd|th)")  # in words: a deed of one token, or a day
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A wrong step that a model wrote, and the right steps before it."""
+
+    problem: Problem
+    before: tuple[str, ...]
+    wrong: str
+
+
+@dataclass(frozen=True, slots=True)
+class MistakeRate:
+    """The share of wrong steps in a trunk, each corrected at once, and the share of these that are wrong sums only."""
+
+    rate: float = 0.2
+    sums: float = 0.0
+
+
+DEFAULT_MISTAKES = MistakeRate()
+
+
+@dataclass
+class Row:
+    """
+    One row under construction: lists with a value per token. *branch* and *leaves* define the attention mask.
+
+    *targets* are the tokens that the language model must write next, *verdicts* those that the judge must write next.
+    *wrong* is 1 for a wrong token and 0 for a right one. IGNORED marks a position without a value. *leaves* is the
+    position in the trunk from which the token's branch forks.
+    """
+
+    ids: list[int] = field(default_factory=list[int])
+    positions: list[int] = field(default_factory=list[int])
+    targets: list[int] = field(default_factory=list[int])
+    verdicts: list[int] = field(default_factory=list[int])
+    wrong: list[int] = field(default_factory=list[int])
+    branch: list[int] = field(default_factory=list[int])
+    leaves: list[int] = field(default_factory=list[int])
+
+    def add(
+        self,
+        ids: Sequence[int],
+        *,
+        branch: int,
+        leaves: int,
+        learn: bool,
+        wrong: Sequence[int] | None = None,
+        gap: int = 0,
+    ) -> None:
+        """
+        Append tokens. With *learn*, each is the target of the token before it, if that is in the same branch.
+
+        Their positions begin *gap* after that of the token before them.
+        """
+        if learn and self.ids and self.branch[-1] == branch:
+            self.targets[-1] = ids[0]
+        before = len(self.ids) if self.ids and self.branch[-1] == branch else leaves
+        start = self.positions[before - 1] + 1 + gap if before else 0
+        self.ids += ids
+        self.positions += range(start, start + len(ids))
+        self.targets += [*ids[1:], IGNORED] if learn else [IGNORED] * len(ids)
+        self.verdicts += [IGNORED] * len(ids)
+        self.wrong += wrong if wrong is not None else [IGNORED] * len(ids)
+        self.branch += [branch] * len(ids)
+        self.leaves += [leaves] * len(ids)
+
+
+class Writer:
+    """
+    Encodes problems as rows of token ids, in the layout of the endpoints' prompts.
+
+    The positions of a reasoning begin up to *reach* after its problem, as if it were longer: so that short rows teach
+    what long ones need. Of long problems, a share *whole* of the steps is whole; of another step, only the deed, the
+    equation and the new balance are there, at the positions that they would have: to look up deeds and balances is the
+    hardest part, and so a row teaches it for less than half of the tokens. Without *marked*, the trunk has no marks of
+    wrong tokens; without *varied*, nothing stands before the problem.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        mistake_rate: MistakeRate = DEFAULT_MISTAKES,
+        *,
+        reach: int = 0,
+        whole: float = 1.0,
+        marked: bool = True,
+        varied: bool = True,
+    ) -> None:
+        def render(messages: Messages, generate: bool) -> str:
+            turns = [dict(message) for message in messages]
+            return str(tokenizer.apply_chat_template(turns, add_generation_prompt=generate, tokenize=False))
+
+        self.tokenizer, self.mistake_rate = tokenizer, mistake_rate
+        self.reach, self.whole, self.marked, self.varied = reach, whole, marked, varied
+        self.render = render
+        self.template: Template = learn(render)
+        self.encode = lru_cache(maxsize=200_000)(self._encode)
+        self.is_number = lru_cache(maxsize=None)(self._is_number)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def prompt(self, problem: Problem, rng: random.Random | None = None) -> tuple[int, ...]:
+        """Encode the prefix of a chain; with *rng*, sometimes with a system prompt or an earlier turn."""
+        messages = [{"role": "user", "content": problem.text}]
+        if rng is not None and isinstance(problem, problems.Problem) and rng.random() < 0.04:
+            earlier = problems.draw(rng)
+            reply = problems.final_answer(earlier.answer).strip()
+            messages = [{"role": "user", "content": earlier.text}, {"role": "assistant", "content": reply}, *messages]
+        if rng is not None and rng.random() < 0.08:
+            messages = [{"role": "system", "content": rng.choice(vocabulary.SYSTEM)}, *messages]
+        return self._encode(self.template.begin(self.render(messages, True)))
+
+    def marks(self, problem: Problem, state: State, step: str) -> list[int]:
+        """Mark the wrong tokens of *step*: the last one, and the numbers if the right step has as many tokens."""
+        ids, want = self.encode(step), self.encode(world_of(problem).expected(problem, state))
+        fine = world_of(problem).is_right(problem, state, step)
+        marks = [IGNORED] * len(ids)
+        marks[-1] = 0 if fine else 1
+        if fine or len(ids) == len(want):
+            for i, id in enumerate(ids[:-1]):
+                if self.is_number(id):
+                    marks[i] = 0 if fine else int(id != want[i])
+        return marks
+
+    def _is_number(self, id: int) -> bool:
+        return bool(NUMBER.fullmatch(str(self.tokenizer.decode([id])).strip()))
+
+    def row(self, rng: random.Random, problem: Problem, branches: int, mistake: Mistake | None = None) -> Row:
+        """Build one row with *branches* branches; the first two judge *mistake*, if it is not None."""
+        row = Row()
+        row.add(self.prompt(problem, rng if self.varied else None), branch=TRUNK, leaves=0, learn=False)
+        gap = rng.randrange(self.reach) if self.reach else 0
+        state = world_of(problem).begin(problem)
+        forks: list[tuple[State, int, str]] = []
+        last = ""
+        for step, fine in self.trunk(rng, problem, mistake, mend=not branches):
+            if not state.wrong:
+                forks.append((state, len(row.ids), last))
+            marks = self.marks(problem, state, step) if self.marked else None
+            ids = self.encode(step)
+            if fine and self._abridged(rng, problem, state):
+                head, tail = slice(DEED), slice(-BALANCE, None)
+                row.add(ids[head], branch=TRUNK, leaves=0, learn=True, wrong=marks and marks[head], gap=gap)
+                left_out = len(ids) - DEED - BALANCE
+                row.add(ids[tail], branch=TRUNK, leaves=0, learn=False, wrong=marks and marks[tail], gap=left_out)
+            else:
+                row.add(ids, branch=TRUNK, leaves=0, learn=fine, wrong=marks, gap=gap)
+            gap = 0
+            state, last = world_of(problem).advance(problem, state, step), step
+        answer = (*self.encode(world_of(problem).final_answer(problem.answer)), self.encode(vocabulary.END_OF_TURN)[0])
+        row.add(answer, branch=TRUNK, leaves=0, learn=True)
+        for number in range(1, branches + 1):
+            if mistake is not None and number <= 2:
+                self.fork(rng, row, problem, forks[len(mistake.before)], number, mistake.wrong)
+            else:
+                self.fork(rng, row, problem, rng.choice(forks), number, None)
+        return row
+
+    def _abridged(self, rng: random.Random, problem: Problem, state: State) -> bool:
+        """Whether to leave out the middle of the right step after *state*; the last one and corrections are whole."""
+        if self.whole == 1 or isinstance(problem, problems.Problem):
+            return False
+        return not state.wrong and state.index < len(problem.operations) and rng.random() >= self.whole
+
+    def trunk(
+        self, rng: random.Random, problem: Problem, mistake: Mistake | None, *, mend: bool
+    ) -> Iterator[tuple[str, bool]]:
+        """Yield each step of the trunk, and whether it is right; with *mend*, *mistake* is among them, corrected."""
+        if mistake is None:
+            yield from world_of(problem).with_mistakes(
+                rng, problem, self.mistake_rate.rate, sums=self.mistake_rate.sums
+            )
+            return
+        state = world_of(problem).begin(problem)
+        steps = [(step, True) for step in mistake.before] + ([(mistake.wrong, False)] if mend else [])
+        while state.index <= len(problem.operations):
+            step, fine = steps.pop(0) if steps else (world_of(problem).expected(problem, state), True)
+            yield step, fine
+            state = world_of(problem).advance(problem, state, step)
+
+    def fork(
+        self,
+        rng: random.Random,
+        row: Row,
+        problem: Problem,
+        fork: tuple[State, int, str],
+        number: int,
+        wrong: str | None,
+    ) -> None:
+        """Add one branch: a draft, then a question about it, or the reflection prompt and the right step."""
+        state, leaves, last = fork
+        want = world_of(problem).expected(problem, state)
+        draft = (
+            wrong
+            if wrong is not None
+            else world_of(problem).corrupt(rng, problem, state)
+            if rng.random() < WRONG_DRAFTS
+            else want
+        )
+        fine = world_of(problem).is_right(problem, state, draft)
+        row.add(self.encode(draft), branch=number, leaves=leaves, learn=False, wrong=self.marks(problem, state, draft))
+        kind = rng.choices((*vocabulary.JUDGES, vocabulary.REFLECTION), weights=(10, 3, 3, 6))[0]
+        prompt = load(kind)
+        if kind == vocabulary.REFLECTION:
+            anchor = last if rng.random() < 0.5 else ""
+            row.add(self.encode(f"{prompt.text}\n\n{anchor}"), branch=number, leaves=leaves, learn=False)
+            row.add(self.encode(want), branch=number, leaves=leaves, learn=True)
+            return
+        question = prompt.text
+        if kind == vocabulary.SAME:
+            other = (
+                draft if rng.random() < 0.5 else want if not fine else world_of(problem).corrupt(rng, problem, state)
+            )
+            question, fine = question.format(step=other.strip()), other == draft
+        row.add(self.encode(self.template.ask(question, prompt.opening)), branch=number, leaves=leaves, learn=False)
+        verdict = "Yes" if fine else "No"
+        if kind == "specreason.grade":
+            verdict = str(world_of(problem).grade(problem, state, draft))
+        row.verdicts[-1] = self.encode(verdict)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one length, padded: every array has shape (rows, length)."""
+
+    ids: Ints
+    positions: Ints
+    targets: Ints
+    verdicts: Ints
+    wrong: Ints
+    branch: Ints
+    leaves: Ints
+
+
+def collate(rows: Sequence[Row], length: int) -> Batch:
+    """Pad *rows* to *length* tokens."""
+
+    def pad(lists: Sequence[list[int]], value: int) -> Ints:
+        out = np.full((len(rows), length), value, dtype=np.int64)
+        for line, numbers in zip(out, lists, strict=True):
+            line[: len(numbers)] = numbers
+        return out
+
+    return Batch(
+        pad([r.ids for r in rows], 0),
+        pad([r.positions for r in rows], 0),
+        pad([r.targets for r in rows], IGNORED),
+        pad([r.verdicts for r in rows], IGNORED),
+        pad([r.wrong for r in rows], IGNORED),
+        pad([r.branch for r in rows], PADDING),
+        pad([r.leaves for r in rows], 0),
+    )
+
+
+def batches(
+    writer: Writer, *, seed: int | str, rows: int, length: int, branches: int, mistakes: Sequence[Mistake] = (),
+    mistaken: float = 0.25, difficulties: Sequence[Difficulty] = (problems.DEFAULT,),
+) -> Iterator[Batch]:  # fmt: skip
+    """
+    Yield batches without end; the sequence depends on *seed*. Rows longer than *length* tokens are left out.
+
+    New problems come from the *difficulties* in turn; a share *mistaken* of the rows is about one of the *mistakes*.
+    """
+    rng = random.Random(f"rows {seed}")
+    sources = cycle([world_of(difficulty).generate(seed, "train", difficulty) for difficulty in difficulties])
+    while True:
+        batch: list[Row] = []
+        while len(batch) < rows:
+            mistake = rng.choice(mistakes) if mistakes and rng.random() < mistaken else None
+            problem = mistake.problem if mistake is not None else next(next(sources))
+            row = writer.row(rng, problem, branches, mistake)
+            if len(row.ids) <= length:
+                batch.append(row)
+        yield collate(batch, length)
+
+
+def long_batches(
+    writer: Writer, *, seed: int | str, tokens: int, branches: int, difficulties: Sequence[accounts.Difficulty],
+    mistakes: Sequence[Mistake] = (), mistaken: float = 0.0,
+) -> Iterator[Batch]:  # fmt: skip
+    """
+    Yield batches of about *tokens* tokens without end, each of problems with one number of steps; it depends on *seed*.
+
+    Every batch is of one of the *difficulties*, drawn at random, and is as long as its longest row. A share *mistaken*
+    of the rows is about one of the *mistakes*, as far as there are some on problems with as many steps.
+    """
+    rng = random.Random(f"long rows {seed}")
+    known: dict[int, list[Mistake]] = {}
+    for each in mistakes:
+        known.setdefault(len(each.problem.operations), []).append(each)
+    while True:
+        difficulty = rng.choice(difficulties)
+        count = rng.randint(*difficulty.steps)
+        source = accounts.generate(rng.getrandbits(32), "train", replace(difficulty, steps=(count, count)))
+        batch, longest = list[Row](), 0
+        while (len(batch) + 1) * longest <= tokens:
+            mistake = rng.choice(known[count]) if count in known and rng.random() < mistaken else None
+            problem = mistake.problem if mistake is not None else next(source)
+            batch.append(writer.row(rng, problem, branches, mistake))
+            longest = max(longest, len(batch[-1].ids))
+        yield collate(batch, longest)
+
+
+def first_mistake(problem: Problem, reasoning: str) -> Mistake | None:
+    """Return the first wrong step of a model's *reasoning*; None if all steps are right."""
+    world = world_of(problem)
+    state, before = world.begin(problem), list[str]()
+    for step in problems.paragraphs(reasoning):
+        if not world.is_right(problem, state, step):
+            return Mistake(problem, tuple(before), step)
+        before.append(step)
+        state = world.advance(problem, state, step)
+        if state.index > len(problem.operations):
+            return None
+    return None

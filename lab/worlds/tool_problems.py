@@ -1,0 +1,459 @@
+"""
+Problems that need tools: a `lookup` of prices that no model can know, and a `calculator`.
+
+A problem is solved in a loop of turns: the model thinks in a few short steps and calls tools, the tools answer, until a
+turn has the answer instead of calls. `next_turn` is the worked turn for what the tools have answered so far; everything
+else is derived from it. `run_tool` implements the tools, and `tool_loop` drives a loop with any model and grades it.
+The steps of the thinking are checked and corrupted with the same functions as those of `problems`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias, cast
+
+from stepspec.evals.testbed.problems import (
+    PEOPLE,
+    RIGHT,
+    THINK_END,
+    WRONG,
+    Split,
+    final_answer,
+    of_split,
+    paragraphs,
+    split_of,
+)
+from stepspec.orchestrator.errors import ConfigurationError
+
+__all__ = ["final_answer", "paragraphs"]  # the same as in `problems`
+
+Kind: TypeAlias = Literal["buy", "price", "stated"]
+Message: TypeAlias = dict[str, Any]
+"""A message of OpenAI's chat API."""
+
+ITEMS = (
+    "cup", "pen", "book", "lamp", "chair", "clock", "plate", "spoon", "fork", "bag", "hat", "shirt", "sock",
+    "ball", "kite", "drum", "bell", "rope", "brick", "candle", "basket", "bucket", "mirror", "pillow", "towel",
+    "ladder",
+)  # fmt: skip
+KINDS: Mapping[Kind, float] = {"buy": 0.65, "price": 0.1, "stated": 0.25}
+RESULT = "result: "
+AT_ONCE = "Look up all prices at once."
+LARGEST = 199  # of a number: the vocabulary has one token for each
+TURNS = 8  # of a loop; the longest worked one has fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Difficulty:
+    """
+    The *kinds* of problems to draw from, and the least and the largest number of different *items* that are bought.
+
+    Raise `ConfigurationError` for impossible ones.
+    """
+
+    kinds: tuple[Kind, ...] = ("buy", "price", "stated")
+    items: tuple[int, int] = (1, 2)
+
+    def __post_init__(self) -> None:
+        if not self.kinds or not set(self.kinds) <= KINDS.keys():
+            raise ConfigurationError(f"kinds {self.kinds}: one or more of {', '.join(KINDS)}")
+        if not 1 <= self.items[0] <= self.items[1] <= 2:
+            raise ConfigurationError(f"items {self.items}: 1 or 2, the smaller first")
+
+
+DEFAULT = Difficulty()
+NO_CALLS = Difficulty(("stated",))
+THREE_CALLS = Difficulty(("buy",), (2, 2))  # two of which may be made at once
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the tool *name* with its one *argument*."""
+
+    name: str
+    argument: str
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        return {PARAMETERS[self.name]: self.argument}
+
+
+PARAMETERS: Mapping[str, str] = {"lookup": "item", "calculator": "expression"}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the model: the *steps* of its thinking, the last of which ends it, and *calls* or the *answer*."""
+
+    steps: tuple[str, ...]
+    calls: tuple[Call, ...] = ()
+    answer: int = 0
+
+    @property
+    def reply(self) -> str:
+        """What follows the thinking, as the model writes it."""
+        if not self.calls:
+            return final_answer(self.answer)
+        return "\n\n" + "\n".join(
+            f'<tool_call>\n{{"name": "{call.name}", "arguments": {json.dumps(call.arguments)}}}\n</tool_call>'
+            for call in self.calls
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """
+    A person buys *bought*, pairs of a number and an item, whose *prices* only the lookup knows.
+
+    A problem of kind ``stated`` says that *money* is the price. With *at_once*, the prices are to be looked up in one
+    turn.
+    """
+
+    kind: Kind
+    person: str
+    bought: tuple[tuple[int, str], ...]
+    prices: tuple[int, ...]
+    money: int = 0
+    at_once: bool = False
+
+    @property
+    def pronoun(self) -> str:
+        return PEOPLE[self.person]
+
+    @property
+    def catalogue(self) -> dict[str, int]:
+        return {item: price for (_, item), price in zip(self.bought, self.prices, strict=True)}
+
+    @property
+    def total(self) -> int:
+        return sum(number * price for (number, _), price in zip(self.bought, self.prices, strict=True))
+
+    @property
+    def answer(self) -> int:
+        match self.kind:
+            case "buy":
+                return self.total
+            case "price":
+                return self.prices[0]
+            case "stated":
+                return self.money
+
+    @property
+    def things(self) -> str:
+        return " and ".join(f"{item} x {number}" for number, item in self.bought)
+
+    @property
+    def text(self) -> str:
+        asked = f" {AT_ONCE}" if self.at_once else ""
+        match self.kind:
+            case "buy":
+                return f"{self.person} buys {self.things}. What does {self.pronoun} pay?{asked}"
+            case "price":
+                return f"What does a {self.bought[0][1]} cost?"
+            case "stated":
+                return f"{self.person} buys {self.things} for {self.money} dollars. What does {self.pronoun} pay?"
+
+    @property
+    def split(self) -> Split:
+        return split_of(f"{self.text} {self.prices}")
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The worked turns of the whole loop."""
+        known, turns, result = dict[str, int](), list[Turn](), None
+        while not turns or turns[-1].calls:
+            turns.append(next_turn(self, known, result))
+            for call in turns[-1].calls:
+                if call.name == "lookup":
+                    known[call.argument] = self.catalogue[call.argument]
+                else:
+                    result = calculate(call.argument)
+        return tuple(turns)
+
+
+def next_turn(problem: Problem, known: Mapping[str, int], result: int | None) -> Turn:
+    """Return the worked turn when the *known* prices are looked up, and the calculator has returned *result*."""
+    items = [item for _, item in problem.bought]
+    unknown = [item for item in items if item not in known]
+    if problem.kind == "stated":
+        return _answer(problem.money, f"They are for {problem.money} dollars.\n\n")
+    if problem.kind == "price":
+        item = items[0]
+        return _look_up((), unknown) if unknown else _answer(known[item], f"{item}: {known[item]}.\n\n")
+    if result is not None:
+        return _answer(result, f"{RESULT}{result}.\n\n")
+    if not known:
+        bought = f"Someone buys {problem.things}.\n\n"
+        return _look_up((bought,), unknown if problem.at_once else unknown[:1])
+    steps, products, last = list[str](), list[str](), ""
+    for number, item in problem.bought:
+        if item in known:
+            products.append(f"{number} * {known[item]}")
+            before = f"After {last} " if last else ""
+            steps.append(f"{before}{item}: {known[item]}, {item} x {number}, so {' + '.join(products)}.\n\n")
+            last = item
+    return _look_up(steps, unknown[:1], last) if unknown else _calculate(steps, " + ".join(products))
+
+
+def _look_up(steps: Sequence[str], items: Sequence[str], last: str = "") -> Turn:
+    first, *others = items
+    more = "".join(f", after {before} {item}" for before, item in pairwise((first, *others)))
+    line = f"{f'After {last}' if last else 'First'} I look up {first}{more}.\n{THINK_END}"
+    return Turn((*steps, line), tuple(Call("lookup", item) for item in items))
+
+
+def _calculate(steps: Sequence[str], expression: str) -> Turn:
+    return Turn((*steps, f"I calculate {expression}.\n{THINK_END}"), (Call("calculator", expression),))
+
+
+def _answer(number: int, *steps: str) -> Turn:
+    return Turn((*steps, f"The answer is {number}.\n{THINK_END}"), answer=number)
+
+
+def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Iterator[Problem]:
+    """Yield problems of one split, without end; the sequence depends on *seed* only."""
+    rng = random.Random(f"tools {seed} {split}")
+    return of_split(split, lambda: draw(rng, difficulty))
+
+
+def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
+    """Draw one problem of either split."""
+    while True:
+        (kind,) = rng.choices(difficulty.kinds, [KINDS[kind] for kind in difficulty.kinds])
+        count = 1 if kind == "price" else rng.randint(*difficulty.items)
+        bought = tuple((rng.randint(1, 5), item) for item in rng.sample(ITEMS, count))
+        problem = Problem(
+            kind,
+            rng.choice(list(PEOPLE)),
+            bought if kind != "price" else ((1, bought[0][1]),),
+            tuple(rng.randint(10, 50) for _ in bought),
+            rng.randint(10, LARGEST) if kind == "stated" else 0,
+            at_once=kind == "buy" and count > 1 and rng.random() < 0.3,
+        )
+        if problem.total <= LARGEST:
+            return problem
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The position in the worked loop: the *index* of the turn, and of the *step* in its thinking."""
+
+    index: int
+    step: int = 0
+
+
+def states(problem: Problem) -> list[State]:
+    """Return the position before each step of the worked loop."""
+    return [State(index, step) for index, turn in enumerate(problem.turns) for step in range(len(turn.steps))]
+
+
+def expected(problem: Problem, state: State) -> str:
+    """Return the next paragraph of the worked thinking."""
+    return problem.turns[state.index].steps[state.step]
+
+
+def is_right(problem: Problem, state: State, paragraph: str) -> bool:
+    """Whether *paragraph* is the right next step."""
+    return paragraph == expected(problem, state)
+
+
+def grade(problem: Problem, state: State, paragraph: str) -> int:
+    """Return the grade, 0 to 9, that a perfect judge gives *paragraph*."""
+    return RIGHT if is_right(problem, state, paragraph) else WRONG
+
+
+NUMBER, ITEM = re.compile(r"\d+"), re.compile("|".join(ITEMS))
+
+
+def corrupt(rng: random.Random, problem: Problem, state: State) -> str:
+    """Return a wrong paragraph for *state*: a wrong number, a wrong item, another tool or another step."""
+    right = expected(problem, state)
+    while True:
+        step = rng.choices((_wrong_number, _wrong_item, _wrong_act), (4, 4, 3))[0](rng, problem, right)
+        if step != right:
+            return step
+
+
+def _wrong_number(rng: random.Random, problem: Problem, step: str) -> str:
+    found = list(NUMBER.finditer(step))
+    if not found:
+        return step
+    place = rng.choice(found)
+    number = int(place[0])
+    near = [number + 1, number - 1, number + 10, number - 10, number + rng.randint(-99, 99)]
+    seen = [int(other) for turn in problem.turns for line in turn.steps for other in NUMBER.findall(line)]
+    other = rng.choice(near if rng.random() < 0.5 else seen)
+    return _replace(step, place, str(other)) if 0 < other <= LARGEST else step
+
+
+def _wrong_item(rng: random.Random, problem: Problem, step: str) -> str:
+    found = list(ITEM.finditer(step))
+    if not found:
+        return step
+    others = [item for _, item in problem.bought]
+    return _replace(step, rng.choice(found), rng.choice(others if len(others) > 1 and rng.random() < 0.6 else ITEMS))
+
+
+def _wrong_act(rng: random.Random, problem: Problem, step: str) -> str:
+    """Return another step of the same loop, or one that acts on things of it in another way."""
+    worked = [line for turn in problem.turns for line in turn.steps]
+    ends = step.endswith(THINK_END)
+    number, item = rng.choice(problem.bought)
+    price = rng.choice(problem.prices)
+    made = (
+        _look_up((), [item]).steps,
+        _calculate((), f"{number} * {price}").steps,
+        _answer(rng.choice((price, problem.total, problem.money or number))).steps,
+    )
+    other = rng.choice(worked if rng.random() < 0.6 else [line for steps in made for line in steps])
+    return other if ends or rng.random() < 0.5 or not other.endswith(THINK_END) else rng.choice(worked)
+
+
+def _replace(text: str, place: re.Match[str], new: str) -> str:
+    return text[: place.start()] + new + text[place.end() :]
+
+
+def tools(*more: Message) -> list[Message]:
+    """Return the tools as OpenAI's chat API takes them, with *more* after them."""
+    return [
+        _tool("lookup", "Look up the price of one item.", "The item, in the singular."),
+        _tool("calculator", "Calculate with whole numbers.", "Such as 2 * 17 + 3 * 23."),
+        *more,
+    ]
+
+
+def _tool(name: str, description: str, about: str) -> Message:
+    parameter = PARAMETERS[name]
+    schema = {"type": "object", "properties": {parameter: {"type": "string", "description": about}}}
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {**schema, "required": [parameter], "additionalProperties": False},
+        },
+    }
+
+
+def run_tool(catalogue: Mapping[str, int], name: str, arguments: Mapping[str, object]) -> str:
+    """Run one of the tools. What is wrong with a call is the result, as an agent would see it."""
+    if name == "lookup":
+        item = str(arguments.get("item"))
+        return f"{item}: {catalogue[item]}" if item in catalogue else f"there is no item {item!r}"
+    if name == "calculator":
+        try:
+            return f"{RESULT}{calculate(str(arguments.get('expression')))}"
+        except (SyntaxError, ValueError, ZeroDivisionError) as error:
+            return f"this cannot be calculated: {error}"
+    return f"there is no tool {name!r}"
+
+
+OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: int.__add__,
+    ast.Sub: int.__sub__,
+    ast.Mult: int.__mul__,
+    ast.FloorDiv: int.__floordiv__,
+}
+
+
+def calculate(expression: str) -> int:
+    """Return the value of an *expression* of whole numbers. Raise SyntaxError or ValueError for another one."""
+
+    def value(node: ast.expr) -> int:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            return OPERATORS[type(node.op)](value(node.left), value(node.right))
+        raise ValueError(f"only whole numbers with + - * // are known, not {ast.unparse(node)!r}")
+
+    return value(ast.parse(expression, mode="eval").body)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What a model did about one problem: its *calls* in each turn, and the last turn's text, empty without an end."""
+
+    problem: Problem
+    calls: tuple[tuple[Call, ...], ...]
+    text: str
+
+    @property
+    def correct(self) -> bool:
+        """Whether the answer is right and the tools were called as in the worked loop."""
+        worked = tuple(turn.calls for turn in self.problem.turns if turn.calls)
+        return self.calls == worked and f"\\boxed{{{self.problem.answer}}}" in self.text
+
+
+def tool_loop(
+    problem: Problem, before: Sequence[Message] = (), *, turns: int = TURNS
+) -> Generator[list[Message], Message, Loop]:
+    """
+    Yield the messages of each request, take the assistant's message for it, run its calls, and return the loop.
+
+    The messages *before* stand before the problem. The loop ends with the first message without calls, with a call
+    whose arguments are no JSON, or after so many *turns*. It waits for nothing itself: whoever drives it talks to the
+    model.
+    """
+    messages = [*before, {"role": "user", "content": problem.text}]
+    made = list[tuple[Call, ...]]()
+    for _ in range(turns):
+        reply = yield list(messages)
+        wanted = [call["function"] for call in reply.get("tool_calls") or ()]
+        if not wanted:
+            return Loop(problem, tuple(made), str(reply.get("content") or ""))
+        if not all(map(_is_json, wanted)):
+            break
+        messages.append(reply)
+        made.append(tuple(_call(call) for call in wanted))
+        for call in reply["tool_calls"]:
+            result = run_tool(problem.catalogue, call["function"]["name"], _arguments(call["function"]))
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+    return Loop(problem, tuple(made), "")
+
+
+def _is_json(function: Mapping[str, Any]) -> bool:
+    try:
+        json.loads(function["arguments"])
+    except ValueError:
+        return False
+    return True
+
+
+def _arguments(function: Mapping[str, Any]) -> Mapping[str, object]:
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return {}
+    return cast("Mapping[str, object]", arguments) if isinstance(arguments, dict) else {}
+
+
+def _call(function: Mapping[str, Any]) -> Call:
+    arguments = _arguments(function)
+    return Call(str(function["name"]), str(next(iter(arguments.values()), "")))
+
+
+CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+def read_reply(text: str) -> Message:
+    """Read the *text* of a turn as the assistant's message; a call that is not JSON stays in its content."""
+    thinking, ended, rest = text.partition(THINK_END)
+    message: Message = {"role": "assistant", "content": rest.strip(), "reasoning_content": thinking}
+    if not ended:
+        return {**message, "content": ""}
+    try:
+        calls = [json.loads(call) for call in CALL.findall(rest)]
+        functions = [{"name": str(call["name"]), "arguments": json.dumps(call["arguments"])} for call in calls]
+    except (ValueError, KeyError, TypeError):
+        return message
+    if not functions:
+        return message
+    content = rest.partition("<tool_call>")[0].strip()
+    made = [{"id": f"call-{at}", "type": "function", "function": each} for at, each in enumerate(functions)]
+    return {**message, "content": content, "tool_calls": made}

@@ -1,0 +1,229 @@
+"""The long problems: a reader's arithmetic agrees with their steps, and every step can be checked alone."""
+
+import random
+import re
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.training import tokenizer as vocabulary
+from lab.training.data import Writer
+from lab.worlds.accounts import (
+    AMOUNTS,
+    DAYS,
+    DEFAULT,
+    LEAST,
+    MOST,
+    SIGNS,
+    Deed,
+    Difficulty,
+    Problem,
+    State,
+    Sum,
+    advance,
+    begin,
+    corrupt,
+    draw,
+    expected,
+    generate,
+    is_right,
+    ordinal,
+    with_mistakes,
+    worked_steps,
+)
+from stepspec.evals.testbed.problems import CORRECTION, final_answer, paragraphs
+from stepspec.orchestrator.answer import extract
+from stepspec.orchestrator.errors import ConfigurationError
+
+from ..orchestrator.arms import BOUNDED
+
+SEEDS = st.integers(0, 2**32)
+SHORT = Difficulty(steps=(1, 8))
+PROBLEMS = SEEDS.map(lambda seed: draw(random.Random(seed), SHORT))
+EXAMPLE = Problem("Maya", 10, 342, (Deed("+", 57), Deed("-", 63), Deed("+", 91)), 1)
+
+
+def read(text: str) -> tuple[dict[str, int], str]:
+    """Read a problem as its reader would: return the balance on each day, and the day whose deed is done again."""
+    opening = re.match(r"\w+ keeps accounts\. Balance on the (\w+): \$(\d+)\. ", text)
+    assert opening
+    balances = {opening[1]: int(opening[2])}
+    for day, change in re.findall(r"(\w+) ([-+]\d+)\. ", text[opening.end() :]):
+        balances[day] = [*balances.values()][-1] + int(change)
+    *_, last = balances
+    end = ordinal(int(last[:-2]) + 1)
+    asked = re.search(rf" {end} closed\. By mistake, the bank books again (\w+)\. What is the balance\?$", text)
+    assert asked
+    return balances, asked[1]
+
+
+def computed(paragraph: str) -> int:
+    """Compute the equation of a paragraph and each of its columns; return the result that the paragraph states."""
+    ((left, sign, right),) = re.findall(r"\$(\d+)([-+])\$(\d+)\.", paragraph)
+    whole = int(left) + int(right) if sign == "+" else int(left) - int(right)
+    columns = re.findall(r"\(([^=]*)=(\d+)\)", paragraph)
+    for terms, result in columns:
+        assert sum(int(term) for term in re.findall(r"[-+]?\d+", terms)) == int(result)
+    digits = [int(result) % 10 for _, result in columns[:-1]]
+    assert whole == int(columns[-1][1]) * 100 + digits[1] * 10 + digits[0]
+    (result,) = re.findall(r": \$(\d+)\.\n", paragraph)
+    assert int(result) == whole
+    return whole
+
+
+def test_a_problem_and_its_worked_reasoning() -> None:
+    assert EXAMPLE.text == (
+        "Maya keeps accounts. Balance on the 10th: $342. 11th +57. 12th -63. 13th +91. 14th closed. "
+        "By mistake, the bank books again 12th. What is the balance?"
+    )
+    assert EXAMPLE.answer == 427 - 63
+    assert worked_steps(EXAMPLE) == [
+        "The 11th +57: $342+$57. Ones (2+7=9), tens (4+5=9), hundreds (3+0=3). Balance on the 11th: $399.\n\n",
+        "The 12th -63: $399-$63. Ones (9-3=6), tens (9-6=3), hundreds (3-0=3). Balance on the 12th: $336.\n\n",
+        "The 13th +91: $336+$91. Ones (6+1=7), tens (3+9=12), hundreds (3+0+1=4). Balance on the 13th: $427.\n\n",
+        "The 14th closed: again 12th -63: $427-$63. Ones (7-3=4), tens (12-6=6), hundreds (4-0-1=3). "
+        "The balance: $364.\n</think>",
+    ]
+
+
+@given(problem=PROBLEMS)
+@BOUNDED
+def test_the_chain_computed_again_from_the_text_equals_the_answer(problem: Problem) -> None:
+    balances, asked = read(problem.text)
+    assert list(balances.values()) == list(problem.values)
+    assert len(balances) == len(problem.operations) + 1  # every day has a name of its own
+    assert all(LEAST <= balance <= MOST for balance in balances.values())
+    change = balances[asked] - [*balances.values()][[*balances].index(asked) - 1]
+    assert problem.answer == problem.values[-1] + change
+    assert LEAST <= problem.answer <= MOST
+    *steps, last = worked_steps(problem)
+    assert [computed(step) for step in steps] == list(problem.values[1:])
+    assert computed(last) == problem.answer
+    assert [step.endswith("\n\n") for step in steps] == [True] * len(steps)
+    answered = "".join((*steps, last)) + final_answer(problem.answer)
+    assert paragraphs(answered)[: len(steps) + 1] == [*steps, last]
+    assert extract(answered) == str(problem.answer)
+
+
+@given(left=st.integers(LEAST, MOST), right=st.integers(LEAST, MOST), sign=st.sampled_from(("+", "-")))
+@BOUNDED
+def test_columns_carry_and_borrow(left: int, right: int, sign: Any) -> None:
+    left, right = max(left, right), min(left, right)
+    work = Sum(left, sign, right)
+    assert work.result == (left + right if sign == "+" else left - right)
+    assert computed(f"{work.work()} The sum: ${work.result}.\n") == work.result
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "columns", "result"),
+    [(445, 42, ["5-2=3", "14-4=0", "4-0-1=3"], 303), (734, 35, ["14-5=9", "3-3-1=9", "7-0=7"], 799)],
+)
+def test_a_borrow_too_many_or_too_few_goes_on_into_the_next_column(
+    left: int, right: int, columns: list[str], result: int
+) -> None:
+    wrong = Sum(left, "-", right, misborrowed=1)
+    assert ([text for text, _ in wrong.columns()], wrong.result) == (columns, result)
+
+
+@given(problem=PROBLEMS, seed=SEEDS)
+@BOUNDED
+def test_every_corrupted_step_is_wrong_and_its_correction_is_right(problem: Problem, seed: int) -> None:
+    rng, state = random.Random(seed), begin(problem)
+    while state.index <= len(problem.operations):
+        good, bad = expected(problem, state), corrupt(rng, problem, state, sums=rng.choice((0.0, 1.0)))
+        assert is_right(problem, state, good)
+        assert bad
+        assert not is_right(problem, state, bad)
+        wrong = advance(problem, state, bad)
+        assert (wrong.index, wrong.value) == (state.index, state.value)
+        assert expected(problem, wrong) == CORRECTION + good
+        assert not is_right(problem, wrong, good)
+        assert advance(problem, wrong, corrupt(rng, problem, wrong)) == wrong
+        assert advance(problem, wrong, CORRECTION + good) == advance(problem, state, good)
+        state = advance(problem, state, good)
+    assert state == State(len(problem.operations) + 1, problem.values[-1])
+
+
+@given(problem=PROBLEMS, seed=SEEDS, rate=st.sampled_from([0.0, 0.4, 1.0]))
+@BOUNDED
+def test_reasoning_with_mistakes_is_marked_by_the_checker(problem: Problem, seed: int, rate: float) -> None:
+    steps = with_mistakes(random.Random(seed), problem, rate)
+    state = begin(problem)
+    for text, right in steps:
+        assert is_right(problem, state, text) is right
+        state = advance(problem, state, text)
+    assert [text.removeprefix(CORRECTION) for text, right in steps if right] == worked_steps(problem)
+    if rate != 0.4:
+        assert [right for _, right in steps].count(False) == rate * len(worked_steps(problem))
+
+
+def test_wrong_steps_are_of_many_kinds() -> None:
+    """Each part of a step is wrong in some: day, deed, balance, sign, amount, columns, day again, result."""
+    problem = draw(random.Random(7), Difficulty(steps=(20, 20)))
+    state, rng = begin(problem), random.Random(1)
+    for step in worked_steps(problem)[:9]:
+        state = advance(problem, state, step)
+    pattern = r"The (\w+) ([-+]\d+): \$(\d+)([-+])\$(\d+)\. (.*)\. Balance on the (\w+): \$(\d+)\.\n\n"
+    good = re.fullmatch(pattern, expected(problem, state))
+    assert good
+    changed: set[int] = set()
+    for _ in range(300):
+        match = re.fullmatch(pattern, corrupt(rng, problem, state))
+        if match:
+            changed |= {part for part in range(1, 9) if match[part] != good[part]}
+    assert changed == set(range(1, 9))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_same_seed_gives_the_same_problems_of_one_split(split: Any) -> None:
+    def problems(seed: int) -> list[Problem]:
+        return list(islice(generate(seed, split, SHORT), 30))
+
+    assert problems(3) == problems(3) != problems(4)
+    assert {problem.split for problem in problems(3)} == {split}
+
+
+def test_a_chain_has_32_to_80_steps_and_1500_to_4000_tokens_of_thinking() -> None:
+    writer = Writer(vocabulary.train("dated"))
+    lengths: list[int] = []
+    for steps in DEFAULT.steps:
+        for problem in islice(generate(5, "test", Difficulty(steps=(steps, steps))), 30):
+            lengths.append(sum(len(writer.encode(step)) for step in worked_steps(problem)))
+            assert len(writer.prompt(problem)) < 300
+    assert 1500 <= min(lengths) < 1600
+    assert 3600 < max(lengths) <= 4000
+
+
+def test_a_day_and_a_deed_are_one_token_and_any_other_number_one_for_each_digit() -> None:
+    """A deed is looked up by its day: the fewer tokens are between them, the sooner that is learnt."""
+    writer = Writer(vocabulary.train("dated"))
+    days = {writer.encode(f" {ordinal(day)}") for day in range(1, DAYS + 1)}
+    deeds = {writer.encode(f" {sign}{amount}") for sign in SIGNS for amount in range(AMOUNTS[0], AMOUNTS[1] + 1)}
+    assert (len(days), len(deeds)) == (DAYS, 180)
+    assert all(len(ids) == 1 and writer.is_number(ids[0]) for ids in days | deeds)
+    digits = {writer.encode(str(digit))[0] for digit in range(10)}
+    worked = [id for step in worked_steps(EXAMPLE) for id in writer.encode(step) if writer.is_number(id)]
+    assert {*worked} <= digits | {id for (id,) in days | deeds}
+    assert {writer.encode(digit)[0] for digit in "342579"} <= {*worked}
+
+
+def test_english_ordinals() -> None:
+    days = (1, 2, 3, 4, 11, 12, 13, 20, 21, 22, 23, 30, 99)
+    assert " ".join(map(ordinal, days)) == "1st 2nd 3rd 4th 11th 12th 13th 20th 21st 22nd 23rd 30th 99th"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"steps": (0, 3)}, {"steps": (4, 3)}, {"steps": (3, DAYS - 1)}, {"amount": (9, 10)},
+              {"amount": (10, 100)}, {"amount": (20, 19)}, {"days": 2}]
+)  # fmt: skip
+def test_a_difficulty_that_no_problem_can_have_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        Difficulty(**wrong)
+
+
+def test_the_widest_amounts_are_always_possible() -> None:
+    hardest = Difficulty(steps=(DAYS - 2, DAYS - 2), amount=(AMOUNTS[1], AMOUNTS[1]))
+    assert all(len(draw(random.Random(seed), hardest).operations) == DAYS - 2 for seed in range(20))

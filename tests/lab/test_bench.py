@@ -1,0 +1,241 @@
+"""The command of the bench: the file of its figures, the notes in that file, and refused options."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from rich.console import Console
+
+from lab import bench
+from lab.bench import THREE
+from stepspec import Solution, Solver
+from stepspec.evals.arms import LARGE
+from stepspec.evals.sample import Arm
+from stepspec.evals.testbed.tables import small_print
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.settings import Settings
+
+from ..evals.scripted import ScriptedSolver, SolveCall, solution
+from ..evals.test_runner import SETTINGS
+from .test_nested import Silent
+
+FIGURES = Path("build/bench.json")
+STACKED = Path("build/bench-stacked.json")
+
+
+@dataclass
+class Pair(ScriptedSolver):
+    """A solver that has endpoints, and settings."""
+
+    settings: Settings = SETTINGS
+    small: Silent = field(default_factory=lambda: Silent("small"))
+    large: Silent = field(default_factory=lambda: Silent("large"))
+
+
+def script(call: SolveCall) -> Solution:
+    sequential = call.policy == "specreason" and call.ahead == 0
+    return solution("1", seconds=4.0 if call.policy == "large" else 2.0 if sequential else 1.0)
+
+
+@dataclass
+class Servers:
+    """Replaces the servers; *warmed* and *worlds* are the arms and the world of each start, *solver* solves for all."""
+
+    warmed: list[list[str]] = field(default_factory=list[list[str]])
+    worlds: list[str] = field(default_factory=list[str])
+    solver: Pair = field(default_factory=lambda: Pair(script))
+
+    @asynccontextmanager
+    async def solvers(
+        self, profile: str, console: Console, warm_up: tuple[Arm, ...], *more: Any, world: str, **nested: Any
+    ) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
+        self.worlds.append(world)
+        self.warmed.append([arm.name for arm in warm_up])
+        yield self.solver.solver, {THREE.name: self.solver.solver}
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Servers:
+    servers = Servers()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "solvers", servers.solvers)
+    return servers
+
+
+def measured(*arm: str, problems: int = 2, profile: str = "paced", **changed: Any) -> None:
+    usual: dict[str, Any] = {
+        "baselines": not arm,
+        "stacked": False,
+        "sampling": "greedy",
+        "fresh_start": False,
+        "output": None,
+    }
+    options: dict[str, Any] = {**usual, "as_markdown": False, **changed}
+    bench.main(problems, profile, list(arm) or None, **options)
+
+
+def notes(path: Path) -> set[str]:
+    return {arm["note"] for arm in orjson.loads(path.read_bytes())}
+
+
+def samples(path: Path) -> Path:
+    return path.with_suffix(".samples.jsonl")
+
+
+def test_a_pair_is_measured_once(servers: Servers) -> None:
+    measured()
+    assert len(servers.solver.calls) == 12
+    measured("choose")
+    measured("choose", "choose")
+    assert len(servers.solver.calls) == 12 + 2
+    assert [arm["name"] for arm in orjson.loads(FIGURES.read_bytes())][-1] == "choose"
+    assert {arm["n"] for arm in orjson.loads(FIGURES.read_bytes())} == {2}
+
+
+def test_stacked_arms_have_files_of_their_own_and_nothing_else_is_lost(servers: Servers) -> None:
+    measured("choose", THREE.name)
+    before = FIGURES.read_bytes(), samples(FIGURES).read_bytes()
+    measured(stacked=True, baselines=False)
+    assert (FIGURES.read_bytes(), samples(FIGURES).read_bytes()) == before
+    assert samples(STACKED).is_file()
+
+
+def test_notes_that_are_printed_with_the_figures_are_in_their_file(
+    servers: Servers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted = list[str]()
+    ways: list[tuple[Path, Callable[[], None]]] = [
+        (FIGURES, measured),
+        (FIGURES, partial(measured, THREE.name)),
+        (STACKED, partial(measured, stacked=True, baselines=False)),
+    ]
+    for path, way in ways:
+        way()
+        printed = " ".join(capsys.readouterr().out.split())
+        noted += notes(path)
+        assert noted[-1] in printed
+        assert str(path) in printed
+    pair, three, underneath = noted
+    assert pair == small_print("paced")
+    assert bench.NESTED_SMALL_PRINT in three
+    assert "tiny" in three
+    assert bench.STACKED_SMALL_PRINT in underneath
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"profile": "slow"}, r"bench\.samples\.jsonl holds another run \(other: profile\): .*--output, .*--fresh"),
+        ({"stacked": True, "baselines": False, "output": FIGURES}, r"holds another run \(other: stacked\)"),
+    ],
+)
+def test_samples_of_something_else_are_kept_and_no_server_is_started(
+    servers: Servers, others: dict[str, Any], message: str
+) -> None:
+    measured()
+    before = samples(FIGURES).read_bytes()
+    with pytest.raises(ConfigurationError, match=message):
+        measured(**others)
+    assert samples(FIGURES).read_bytes() == before
+    assert len(servers.warmed) == 1
+
+
+def test_samples_of_other_problems_are_refused_and_discarded_with_fresh(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured()
+    monkeypatch.setattr(bench, "SEED", 7)
+    with pytest.raises(ConfigurationError, match=r"other: seed"):
+        measured()
+    measured(fresh_start=True)
+    assert len(servers.solver.calls) == 24
+    assert orjson.loads(samples(FIGURES).read_bytes().partition(b"\n")[0])["seed"] == 7
+
+
+def test_other_weights_are_other_models(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained_again(*roles: str, world: str) -> dict[str, str]:
+        return dict.fromkeys(roles, "others")
+
+    measured()
+    monkeypatch.setattr(bench, "weights_digest", trained_again)
+    with pytest.raises(ConfigurationError, match=r"other: models"):
+        measured()
+
+
+@pytest.fixture
+def long_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(*roles: str, world: str) -> str:
+        return f"{world} {' '.join(roles)}"
+
+    monkeypatch.setattr(bench, "weights_digest", trained)
+
+
+@pytest.mark.usefixtures("long_models")
+def test_the_long_world_has_problems_of_its_own_and_no_arm_of_three_models(servers: Servers) -> None:
+    measured(world="long", baselines=False, output=Path("long.json"))
+    assert servers.worlds == ["long"]
+    assert {len(call.problem.split(". ")) for call in servers.solver.calls} <= set(range(30, 80))
+    figures = orjson.loads(Path("long.json").read_bytes())
+    assert {arm["world"] for arm in figures} == {"long"}
+    assert THREE.name not in {arm["name"] for arm in figures}
+    with pytest.raises(ConfigurationError, match="no such arm: 'three models'"):
+        measured(THREE.name, world="long", output=Path("long.json"))
+
+
+@pytest.mark.usefixtures("long_models")
+@pytest.mark.parametrize("stacked", [False, True])
+def test_samples_of_another_world_are_another_run(servers: Servers, stacked: bool) -> None:
+    first: dict[str, Any] = {"output": FIGURES, "stacked": stacked, "baselines": not stacked}
+    measured(**first)
+    assert {arm["world"] for arm in orjson.loads(FIGURES.read_bytes())} == {"short"}
+    before = len(servers.worlds)
+    with pytest.raises(ConfigurationError, match=r"holds another run \(other: .*world"):
+        measured(**first, world="long")
+    assert len(servers.worlds) == before
+    measured(**first, world="long", fresh_start=True)
+    assert set(servers.worlds[before:]) == {"long"}
+
+
+def test_an_unknown_world_is_an_error_before_any_server_starts(servers: Servers) -> None:
+    with pytest.raises(
+        ConfigurationError, match="there is no world 'wide' of miniature models; there are: short, long, tools"
+    ):
+        measured(world="wide")
+    assert servers.warmed == []
+
+
+@pytest.mark.parametrize("also", [{"baselines": True}, {"arm": "choose"}])
+def test_stacked_arms_are_no_others(servers: Servers, also: dict[str, Any]) -> None:
+    arm = [also.pop("arm")] if "arm" in also else []
+    with pytest.raises(ConfigurationError, match="--stacked has arms of its own"):
+        measured(*arm, stacked=True, **also)
+
+
+def test_an_unknown_profile_is_an_error_before_any_server_starts(servers: Servers) -> None:
+    with pytest.raises(ConfigurationError, match="no pacing profile 'fast'; there are: off, paced, slow"):
+        measured(profile="fast")
+    assert not FIGURES.parent.exists()
+    assert servers.warmed == []
+
+
+@pytest.mark.parametrize("word", ["--help", "--arm=nothing"])
+def test_as_a_module_it_helps_and_fails_in_words(word: str) -> None:
+    command = [sys.executable, "-m", "lab.bench", word]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if word == "--help":
+        assert ran.returncode == 0
+        assert '  python -m lab.bench --arm choose --arm "BiLD, tokens"' in ran.stdout
+        return
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("error: no such arm: 'nothing'; there are 'SpecReason, hedged', ")
+    assert "Traceback" not in ran.stderr
+    assert LARGE.name not in ran.stderr

@@ -1,0 +1,103 @@
+"""The training data of the large model: the branches of a row contain the text of a served judge, and no more."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import pytest
+import torch
+
+from lab.training import tokenizer as vocabulary
+from lab.training.data import (
+    IGNORED,
+    TRUNK,
+    Mistake,
+    Row,
+    Writer,
+    collate,
+    first_mistake,
+)
+from lab.training.model_card import auroc
+from lab.training.train import visible
+from stepspec.evals.testbed.problems import RIGHT, WRONG, generate, worked_steps
+from stepspec.prompts import load
+
+
+@pytest.fixture(scope="module")
+def writer() -> Writer:
+    return Writer(vocabulary.train("plain"))
+
+
+def rows(writer: Writer, count: int) -> list[Row]:
+    rng = random.Random(5)
+    return [writer.row(rng, problem, 4) for problem in islice(generate(3, "train"), count)]
+
+
+def text(writer: Writer, ids: list[int]) -> str:
+    return str(writer.tokenizer.decode(ids))
+
+
+def test_the_question_of_the_judge_has_the_layout_of_the_endpoints(writer: Writer) -> None:
+    prompt = load("specreason.grade")
+    question = writer.template.ask(prompt.text, prompt.opening)
+    assert "<think>\n\n</think>" in question
+    count = 0
+    for row in rows(writer, 20):
+        for at, verdict in enumerate(row.verdicts):
+            if verdict != IGNORED and text(writer, [verdict]) in (str(RIGHT), str(WRONG)):
+                branch = [i for i, b in zip(row.ids, row.branch, strict=True) if b == row.branch[at]]
+                assert text(writer, branch).endswith(question)
+                count += 1
+    assert count > 10
+
+
+def test_wrong_tokens_are_never_to_be_written(writer: Writer) -> None:
+    for row in rows(writer, 50):
+        for at in range(1, len(row.ids)):
+            if row.wrong[at] == 1:
+                assert row.targets[at - 1] == IGNORED or row.targets[at - 1] != row.ids[at]
+
+
+def test_a_branch_sees_the_trunk_up_to_its_fork_and_itself(writer: Writer) -> None:
+    batch = collate(rows(writer, 2), 640)
+    mask = visible(torch.from_numpy(batch.branch), torch.from_numpy(batch.leaves))[:, 0] == 0
+    for row in range(2):
+        branch, leaves = batch.branch[row], batch.leaves[row]
+        for query in range(0, 640, 7):
+            if branch[query] < TRUNK:
+                continue
+            for key in range(640):
+                own = branch[key] == branch[query] and key <= query
+                stem = branch[query] != TRUNK and branch[key] == TRUNK and key < leaves[query]
+                assert bool(mask[row, query, key]) == bool(own or stem)
+
+
+def test_positions_go_on_where_the_trunk_was_left(writer: Writer) -> None:
+    for row in rows(writer, 20):
+        for at in range(1, len(row.ids)):
+            first = row.branch[at] != row.branch[at - 1]
+            assert row.positions[at] == (row.leaves[at] if first else row.positions[at - 1] + 1)
+
+
+def test_the_first_mistake_is_found(writer: Writer) -> None:
+    problem = next(generate(9, "train"))
+    steps = worked_steps(problem)
+    assert first_mistake(problem, "".join(steps)) is None
+    wrong = steps[1].replace("=", "= 9", 1)
+    assert first_mistake(problem, steps[0] + wrong + steps[1]) == Mistake(problem, (steps[0],), wrong)
+
+
+@pytest.mark.parametrize("numbers", ["plain", "grouped"])
+def test_digits_and_verdicts_are_single_tokens(numbers: vocabulary.Numbers) -> None:
+    writer = Writer(vocabulary.train(numbers))
+    assert all(len(writer.encode(word)) == 1 for word in (*"0123456789", "Yes", "No", ".\n\n"))
+    assert (len(writer.encode("42")) == 1) == (numbers == "grouped")
+
+
+def test_auroc_counts_pairs() -> None:
+    import numpy as np
+
+    right = np.array([True, True, False, False])
+    assert auroc(np.array([9.0, 8.0, 1.0, 2.0]), right) == 1.0
+    assert auroc(np.array([9.0, 1.0, 5.0, 1.0]), right) == 0.625

@@ -1,0 +1,76 @@
+"""What was predicted beside what was measured, and the bar."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import typer
+
+from lab import estimate_accuracy
+from lab.estimate_accuracy import Comparison, arms_by_load, compare, main
+from stepspec.evals.arms import LARGE, SHIPPED
+from stepspec.evals.crowd import Block, BlockPlace, Timing
+from stepspec.evals.estimate.prediction import Predictor
+from stepspec.evals.results import Interval
+from stepspec.orchestrator.errors import ConfigurationError
+
+from ..evals.estimate.arithmetic import measured, script, simulate
+
+ESTIMATE = Predictor(measured(script(8, 2)), simulate).estimate([4])
+GOOD = Comparison("SpecReason", 1, 1, Interval(3.1, 2.5, 3.9), Interval(2.9, 2.7, 3.1), 3.2, 3.4)
+
+
+def block(*latencies: float) -> Block:
+    return Block(tuple(Timing(latency) for latency in latencies), sum(latencies), len(latencies), 100)
+
+
+def test_each_load_is_measured_at_the_depth_estimated_for_it() -> None:
+    arms = arms_by_load(ESTIMATE)
+    assert list(arms) == [1, 4]
+    assert [arm.name for arm in arms[4]] == [LARGE.name, "SpecReason, 1 ahead"]
+    assert [arm.run.ahead for arm in arms[4][1:]] == [1]
+
+
+def test_speed_ups_are_compared_over_the_same_problems() -> None:
+    done: dict[BlockPlace, Block] = {}
+    for load, slower in (("1 at once", 1.0), ("4 at once", 2.0)):
+        done[load, LARGE.name, 0] = block(8.0 * slower, 12.0 * slower)
+        done[load, "SpecReason, 1 ahead", 0] = block(4.0, 4.0)
+    first, loaded = compare(ESTIMATE, 1, done)
+    assert (first.method, first.concurrency, first.measured_seconds) == (SHIPPED.name, 1, 4.0)
+    assert (first.measured.value, loaded.measured.value) == pytest.approx((2.5, 5.0))
+    assert first.measured.low <= 2.5 <= first.measured.high
+    assert first.predicted == ESTIMATE.methods[0].alone.speed_up
+    assert first.off == pytest.approx(3.125 / 2.5 - 1)
+
+
+@pytest.mark.parametrize(("predicted", "code"), [(3.1, 0), (3.4, 1), (2.3, 1)])
+def test_a_prediction_that_is_far_off_is_named_and_exit_code_1(
+    predicted: float, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = replace(GOOD, predicted=Interval(predicted, 2.0, 4.0))
+
+    async def work(*arguments: Any) -> list[Comparison]:
+        return [comparison]
+
+    monkeypatch.setattr(estimate_accuracy, "run", work)
+    raised = 0
+    try:
+        main(output=tmp_path / "estimate.json")
+    except typer.Exit as exc:
+        raised = exc.exit_code
+    assert raised == code
+    printed = capsys.readouterr().out
+    assert f"{predicted:.2f} [2.00, 4.00]" in printed
+    assert ("missed: SpecReason, 1 at once" in printed) == bool(code)
+    (row,) = orjson.loads((tmp_path / "estimate.json").read_bytes())
+    assert row["off"] == pytest.approx(predicted / 2.9 - 1)
+
+
+def test_more_blocks_than_problems_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="every block needs a problem"):
+        main(blocks=9, counted=4)

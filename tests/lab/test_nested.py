@@ -1,0 +1,75 @@
+"""The arm with a nested pair as its small model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from lab import bench
+from lab.bench import NESTED, THREE
+from stepspec import NestedPair, policies
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL, measure
+from stepspec.evals.results import summarise
+from stepspec.evals.sample import Sample, Task
+from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.ledger import Account, Ledger
+
+from ..evals.scripted import ScriptedSolver, solution
+from ..fakes import ScriptedModel, counting
+
+
+def test_it_is_measured_unless_other_arms_are_chosen() -> None:
+    assert THREE in bench.chosen(None, baselines=False)
+    assert THREE in bench.chosen([THREE.name], baselines=False)
+    assert THREE not in bench.chosen(["choose"], baselines=False)
+
+
+def test_its_pair_can_be_made() -> None:
+    pair = NestedPair.model_validate({**NESTED[THREE.name], "small": "http://a:1", "large": "http://b:1"})
+    models = ScriptedModel("small", counting("small", 2)), ScriptedModel("large", counting("large", 2))
+    policies.make(pair.policy, *models, **pair.options)
+    assert pair.ahead > 0
+
+
+@dataclass
+class Silent:
+    """An endpoint that drafts no tokens in its server."""
+
+    role: Role
+
+    async def acceptance(self) -> None:
+        return None
+
+
+@dataclass
+class Served(ScriptedSolver):
+    """A solver that has endpoints."""
+
+    small: Silent = field(default_factory=lambda: Silent("small"))
+    large: Silent = field(default_factory=lambda: Silent("large"))
+
+
+async def test_an_arm_may_have_a_solver_of_its_own() -> None:
+    plain, nested = Served(lambda call: solution("1")), Served(lambda call: solution("2"))
+    tasks = [Task("a", "2"), Task("b", "2")]
+    samples = await measure(plain.solver, (LARGE, THREE), tasks, solvers={THREE.name: nested.solver})
+    assert (
+        sorted((sample.arm, sample.correct) for sample in samples)
+        == [("large alone", False)] * 2 + [("three models", True)] * 2
+    )
+    assert (len(plain.calls), len(nested.calls)) == (2, 2)
+
+
+def test_its_floor_is_unknown_for_several_models_wrote_its_small_tokens() -> None:
+    ledger = Ledger(Account("small", kept=80), Account("large", kept=20))
+    within = Account("small", kept=80, path="small.small")
+
+    def sample(arm: str, ledger: Ledger) -> Sample:
+        return Sample(arm, True, 2.0, ledger, {"small": 0.01, "large": 0.03})
+
+    samples = [sample(arm.name, ledger) for arm in (LARGE, SMALL, SHIPPED)]
+    *_, shipped, three = summarise(
+        [*samples, sample(THREE.name, replace(ledger, nested=(within,)))], (LARGE, SMALL, SHIPPED, THREE)
+    )
+    assert shipped.ratio_to_floor is not None
+    assert three.ratio_to_floor is None
+    assert three.share_large_tokens == 0.2

@@ -1,0 +1,42 @@
+"""The soak's account of what grows, and a minute of it on real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.soak import Part, Sample, Soak, complaints, measure, plot
+
+
+def soaked(after: int, memory: int = 50_000) -> Soak:
+    soak = Soak()
+    parts: tuple[Part, ...] = ("before", "faults", "after")
+    for place, part in enumerate(parts):
+        for second in range(3):
+            grown = part == "after"
+            tasks, kib = (after, memory) if grown else (20, 50_000)
+            soak.samples.append(Sample(3.0 * place + second, part, kib, 30, tasks, 5))
+    return soak
+
+
+def test_what_grows_is_a_complaint() -> None:
+    assert complaints(soaked(22)) == []
+    assert complaints(soaked(60)) == ["tasks: 20 before the faults, 60 after"]
+    assert complaints(soaked(20, memory=90_000)) == ["memory: 50000 before the faults, 90000 after"]
+    lossy = soaked(20)
+    lossy.notes, lossy.left_open = ["faults: lost: no reply"], 2
+    assert complaints(lossy) == ["faults: lost: no reply", "2 requests are open at the end"]
+
+
+def test_the_plot_says_what_it_shows() -> None:
+    drawing = plot(soaked(20))
+    assert "tasks: 20 at first, 20 at last" in drawing
+    assert drawing.count("<path") == 4
+    assert 'class="faults"' in drawing
+
+
+@pytest.mark.servers
+async def test_a_third_of_a_minute_with_a_fault_loses_nothing() -> None:
+    soak = await measure(0.32, 0.1, 4, 1, lambda seconds: None)  # The first fault of this seed comes after 5 s.
+    assert complaints(soak) == []
+    assert soak.faults.total()
+    assert all(soak.seconds[part] for part in soak.seconds)

@@ -1,0 +1,883 @@
+"""
+Servers that speak vLLM's protocol without a model, for tests and measurements of what stands in front of vLLM.
+
+`StandIn` is a program: ``python -m tests.stand_in`` writes steps of a set length at a set pace, judges
+them, and fails on demand. `FakeVllm`, its base, runs inside of a test and writes a script. Both use real sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TypeAlias
+from zlib import crc32
+
+import orjson
+from aiohttp import web
+
+from stepspec.orchestrator.chain import DELIMITER, Role
+from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.errors import ConfigurationError
+
+from . import tools as stand_in_tools
+
+IM_START, IM_END, THINK, THINK_END = "<|im_start|>", "<|im_end|>", "<think>", "</think>"
+SPECIAL = (IM_START, IM_END, THINK, THINK_END)
+ROOM = 4096
+GENERATE = "/inference/v1/generate"
+RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
+GARBAGE = {"-3": {"logprob": 3e38, "rank": -7, "decoded_token": None}, "9": {"logprob": -1.0, "rank": 0}}
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answer with *status* instead; with *body* as it is, if there is one."""
+
+    status: int
+    message: str = "no"
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Break:
+    """Cut the connection after so many tokens."""
+
+    after: int
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Send nothing any more after so many tokens, until the client goes away."""
+
+    after: int
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Take *factor* times as long for everything."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class Spoil:
+    """
+    Answer with one thing wrong: no JSON ("garbage"), a stream without its end ("cut"), other token ids ("ids"), no
+    log-probabilities ("bare"), null for each ("null"), or no text and no tokens ("empty").
+    """
+
+    what: str
+
+
+SPOILS = ("garbage", "cut", "ids", "bare", "null", "empty")
+Fault: TypeAlias = Refuse | Break | Stall | Slow | Spoil
+SLOWED = web.RequestKey("slowed", float)
+SPOILT = web.RequestKey("spoilt", str)
+
+
+@dataclass
+class FakeVllm:
+    """
+    Writes *script* after whatever part of it the prompt ends in; ``bytes`` are tokens that end within a character.
+
+    *faults* befall the coming completions one by one. With a *gate*, every token waits for a permit. *spelling* shifts
+    all ids, which makes another vocabulary. *lacks* are request fields that are ignored.
+
+    Every token is the likeliest of its place, followed by the *rivals*, except that the *unlikely* ones follow those.
+    *digits* are the log-probabilities of a judge's answers; *grades_by_text* holds others for prompts that contain the
+    key. With a *block*, the server caches prompts in blocks of that many tokens and reports it; with a *unit*, as of a
+    hybrid model, only up to the end of an earlier prompt, rounded down to the unit. *scale_out* opens vLLM's own route
+    to it, whose rows of a cached prefix are *garbage* (V1 runner) or left out (V2), and those that parse calls of tools
+    if *parses_tools*. *metrics* is the text of /metrics.
+    """
+
+    script: Sequence[str | bytes] = ()
+    faults: deque[Fault | None] = field(default_factory=deque[Fault | None])
+    gate: asyncio.Semaphore | None = None
+    chunk: int = 1
+    spelling: int = 0
+    digits: dict[str, float] = field(default_factory=dict[str, float])
+    grades_by_text: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    rivals: tuple[str, ...] = ()
+    unlikely: frozenset[str] = frozenset()
+    block: int = 0
+    unit: int = 0
+    scale_out: bool = False
+    garbage: bool = True
+    parses_tools: bool = True
+    metrics: bytes = b""
+    lacks: frozenset[str] = frozenset()
+    key: str = ""
+    names: tuple[str, ...] = ("fake",)
+    room: int = ROOM
+    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+    sent: int = 0
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # a client went away before the end
+    _ids: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    _read: list[list[int]] = field(default_factory=list[list[int]])
+
+    # What it knows of tokens
+
+    def id(self, piece: bytes) -> int:
+        return self._ids.setdefault(piece, len(self._ids)) + self.spelling
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        while text:
+            piece = next((special for special in SPECIAL if text.startswith(special)), text[0])
+            ids.append(self.id(piece.encode()))
+            text = text[len(piece) :]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        pieces = {number: piece for piece, number in self._ids.items()}
+        return b"".join(pieces[number - self.spelling] for number in ids).decode(errors="replace")
+
+    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+        shown = [("system", stand_in_tools.shown(tools))] if tools else []
+        spelt = [*shown, *((turn["role"], stand_in_tools.spelt(turn)) for turn in messages)]
+        turns = "".join(f"{IM_START}{role}\n{text}{IM_END}\n" for role, text in spelt)
+        return turns + (f"{IM_START}assistant\n{THINK}\n" if generate else "")
+
+    def continuation(self, prompt: str) -> list[bytes]:
+        """Go on with the script where *prompt* leaves it, byte by byte to the next token."""
+        text = prompt.rpartition(f"{THINK}\n")[2].encode()
+        pieces = [piece if isinstance(piece, bytes) else piece.encode() for piece in self.script]
+        rest, at = b"".join(pieces)[len(text) :], 0
+        for index, piece in enumerate(pieces):
+            if at >= len(text):
+                return [*characters(rest[: at - len(text)]), *pieces[index:]]
+            at += len(piece)
+        return characters(rest)
+
+    # Its routes
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(("/tokenize", body))
+        messages = body.get("messages")
+        tools = body.get("tools") or ()
+        text = self.render(messages, body["add_generation_prompt"], tools) if messages else body["prompt"]
+        return web.json_response({"tokens": self.encode(text), "max_model_len": self.room})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"prompt": self.decode((await request.json())["tokens"])})
+
+    async def parse_tools(self, request: web.Request) -> web.Response:
+        """Say how an answer has to call tools, or parse one."""
+        body: dict[str, Any] = orjson.loads(await request.read())
+        self.requests.append((request.path, body))
+        status, refused = (403, stand_in_tools.NO_SCALE_OUT) if not self.scale_out else (400, stand_in_tools.NO_PARSER)
+        if not (self.scale_out and self.parses_tools):
+            return web.json_response({"error": {"message": refused, "code": status}}, status=status)
+        if request.path == RENDER:
+            return web.json_response(stand_in_tools.rendered(body))
+        state: dict[str, Any] = body["stream_state"] or {}
+        before: list[int] = state.get("output_token_ids", [])
+        ids = [*before, *body["generate_chunk"]["choices"][0]["token_ids"]]
+        return web.json_response(stand_in_tools.derendered(body, self.decode(before), self.decode(ids)))
+
+    async def show(self, request: web.Request) -> web.Response:
+        return web.Response(body=self.metrics, status=200 if self.metrics else 404)
+
+    async def models(self, request: web.Request) -> web.Response:
+        if not self.opens(request):
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return web.json_response({"data": [{"id": name, "max_model_len": self.room} for name in self.names]})
+
+    def opens(self, request: web.Request) -> bool:
+        return not self.key or request.headers.get("Authorization") == f"Bearer {self.key}"
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        sent: dict[str, Any] = orjson.loads(await request.read())
+        body = {key: value for key, value in sent.items() if key not in self.lacks}
+        self.requests.append((request.path, body))
+        if isinstance(body.get("prompt"), str):
+            body["prompt"] = self.encode(body["prompt"])
+        fault = self.faults.popleft() if self.faults else None
+        if not self.opens(request):
+            fault = Refuse(401, "Unauthorized")
+        elif body["model"] not in self.names:
+            fault = Refuse(404, f"The model `{body['model']}` does not exist.")
+        elif request.path == GENERATE and not self.scale_out:
+            fault = Refuse(403, "Scale-out endpoints are disabled.")
+        if isinstance(fault, Slow):
+            request[SLOWED], fault = fault.factor, None
+        if isinstance(fault, Spoil):
+            if fault.what == "garbage":
+                return garbage(stream=bool(body.get("stream")))
+            request[SPOILT], fault = fault.what, None
+        if isinstance(fault, Refuse):
+            error = orjson.dumps({"error": {"message": fault.message, "code": fault.status}})
+            content = error if fault.body is None else fault.body
+            return web.Response(
+                body=content, status=fault.status, headers=dict(fault.headers), content_type="application/json"
+            )
+        try:
+            if body.get("stream"):
+                return await self.stream(request, body, fault)
+            if fault:
+                await self.fail(request, fault)
+            await self.wait(request, [body["token_ids"]] if request.path == GENERATE else prompts(body))
+            reply = self.score(body) if request.path == GENERATE else self.answer(body)
+            if what := request.get(SPOILT):
+                reply = spoilt(reply, what)
+                reply["choices"] = [spoilt(choice, what) for choice in reply.get("choices", ())]
+            return web.json_response(reply)
+        except (asyncio.CancelledError, ConnectionError):
+            self.left.set()
+            raise
+
+    async def wait(self, request: web.Request, texts: Sequence[list[int]]) -> None:
+        """Wait before an answer without a stream to the prompts *texts*; this server does not."""
+
+    async def stream(
+        self, request: web.Request, body: dict[str, Any], fault: Break | Stall | None
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        count, what = 0, request.get(SPOILT, "")
+        for choice in self.interleaved(body):
+            for _ in choice["token_ids"] or ():
+                if fault and count == fault.after:
+                    await self.fail(request, fault)
+                if self.gate:
+                    await self.gate.acquire()
+                count += 1
+            choice = spoilt(choice, what)
+            if what == "cut" and choice["finish_reason"]:
+                return response
+            await response.write(event({"choices": [choice]}))
+            self.sent = count
+        usage = {"prompt_tokens": sum(map(len, prompts(body))), "completion_tokens": count}
+        await response.write(event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+        return response
+
+    async def fail(self, request: web.Request, fault: Break | Stall) -> None:
+        if isinstance(fault, Stall):
+            await asyncio.Event().wait()
+        assert request.transport is not None
+        request.transport.abort()
+        raise ConnectionResetError
+
+    def interleaved(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The pieces of all answers in turn, each with the place of its prompt."""
+        each = [self.choices(body | {"prompt": prompt}) for prompt in prompts(body)]
+        return [piece | {"index": place} for turn in zip_longest(*each) for place, piece in enumerate(turn) if piece]
+
+    def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Divide the answer into chunks as vLLM does: text up to the stop string, ids of whole tokens."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text, tokens = "", list[tuple[str, str, int]]()
+        finish, reason = "length", None
+        for piece in [*self.continuation(self.decode(body["prompt"])), IM_END.encode()][: body["max_tokens"]]:
+            new = decoder.decode(piece)
+            text += new
+            ends = [at + len(stop) for stop in body["stop"] if (at := text.find(stop)) >= 0]
+            shown = new if not ends else new[: len(new) - (len(text) - min(ends))]
+            tokens.append((shown, new, self.id(piece)))
+            if ends or piece == IM_END.encode():
+                finish = "stop"
+                reason = next((stop for stop in body["stop"] if stop in text), None)
+                break
+        chunks = [tokens[at : at + self.chunk] for at in range(0, len(tokens), self.chunk)]
+        made = [self.choice(chunk, body) for chunk in chunks]
+        made[-1] |= {"finish_reason": finish, "stop_reason": reason}
+        return made
+
+    def choice(self, tokens: list[tuple[str, str, int]], body: dict[str, Any]) -> dict[str, Any]:
+        count = body.get("logprobs") or 0
+        rows = [self.row(number, count) for _, _, number in tokens]
+        known = {
+            "tokens": [full for _, full, _ in tokens],
+            "token_logprobs": [logprob(number - self.spelling) for _, _, number in tokens],
+            "top_logprobs": [{each["decoded_token"]: each["logprob"] for each in row.values()} for row in rows],
+        }
+        return {
+            "text": "".join(shown for shown, _, _ in tokens),
+            "token_ids": [number for _, _, number in tokens] if body.get("return_token_ids") else None,
+            "logprobs": known if body.get("logprobs") is not None else None,
+            "finish_reason": None,
+        }
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        choices: list[dict[str, Any]] = []
+        cached = 0
+        for prompt in prompts(body):
+            choice: dict[str, Any] = {"text": "", "finish_reason": "length"}
+            if "prompt_logprobs" in body:
+                count = body["prompt_logprobs"]
+                choice["prompt_logprobs"] = [None, *(self.row(number, count) for number in prompt[1:])]
+            if "allowed_token_ids" in body:
+                choice["logprobs"] = {"top_logprobs": [self.grades(prompt, body.get("logprob_token_ids", []))]}
+                choice["token_ids"] = body["allowed_token_ids"][:1]
+            elif "prompt_logprobs" not in body:
+                choice |= self.written_at_once(body | {"prompt": prompt})
+            choices.append(choice)
+            cached = self.cache(prompt)
+        return {"choices": choices, "usage": self.usage(prompts(body), cached if "prompt_logprobs" not in body else 0)}
+
+    def written_at_once(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Join the chunks of the answer to one prompt."""
+        pieces = self.choices({"stop": (), **body})
+        ids = [number for piece in pieces for number in piece["token_ids"] or ()]
+        return pieces[-1] | {"text": "".join(piece["text"] for piece in pieces), "token_ids": ids or None}
+
+    def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
+        text = self.decode(prompt)
+        digits = next((grades for key, grades in self.grades_by_text.items() if key in text), self.digits)
+        known = {f"token_id:{self.id(digit.encode())}": value for digit, value in digits.items()}
+        return {key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]} or known
+
+    def score(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Score the uncached tokens, as vLLM does if it has to read its cache for scoring."""
+        prompt, params = body["token_ids"], body["sampling_params"]
+        assert (params["detokenize"], params["skip_reading_prefix_cache"]) == (False, False)
+        cached = self.cache(prompt)
+        rows = [self.row(number, params["prompt_logprobs"]) for number in prompt[cached + 1 :]]
+        for row in rows:
+            for known in row.values():
+                known["decoded_token"] = None
+        left_out = [GARBAGE] * cached if self.garbage else []
+        return {"prompt_logprobs": [None, *left_out, *rows], "usage": self.usage([prompt], cached)}
+
+    def usage(self, prompts: list[list[int]], cached: int) -> dict[str, Any]:
+        details = {"prompt_tokens_details": {"cached_tokens": cached}} if self.block or self.unit else {}
+        return {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": len(prompts), **details}
+
+    def cache(self, prompt: list[int]) -> int:
+        """Return how much of *prompt* was cached, in whole blocks; now it is."""
+        if self.unit:
+            ends = [other[: (len(other) - 1) // self.unit * self.unit] for other in self._read]
+            self._read.append(prompt)
+            return max((len(end) for end in ends if prompt[:-1][: len(end)] == end), default=0)
+        shared = max([common(prompt[:-1], other) for other in self._read], default=0)
+        self._read.append(prompt)
+        return shared // self.block * self.block if self.block else 0
+
+    def row(self, number: int, count: int) -> dict[str, Any]:
+        """What is known of token *number* and of the *count* likeliest of its place; it comes first, as in vLLM."""
+        value, text = logprob(number - self.spelling), self.decode([number])
+        rank = len(self.rivals) + 1 if text in self.unlikely else 1
+        above = [value + 0.5 * (len(self.rivals) - at) for at in range(len(self.rivals))]
+        below = [value - 0.5 * (at + 1) for at in range(len(self.rivals))]
+        others = zip(self.rivals, above if rank > 1 else below, strict=True)
+        row = {str(number): {"logprob": value, "rank": rank, "decoded_token": text}}
+        for place, (rival, worth) in enumerate(others, 1 if rank > 1 else 2):
+            if place <= count:
+                known = {"logprob": worth, "rank": place, "decoded_token": rival}
+                row[str(self.id(rival.encode()))] = known
+        return row
+
+    # How it is reached
+
+    def application(self) -> web.Application:
+        """Return the routes of this server."""
+        app = web.Application(client_max_size=64 * 1024 * 1024)
+        app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/metrics", self.show)
+        app.router.add_post("/v1/completions", self.complete)
+        app.router.add_post(GENERATE, self.complete)
+        for path in (RENDER, DERENDER):
+            app.router.add_post(path, self.parse_tools)
+        return app
+
+    @asynccontextmanager
+    async def listening(self, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str]:
+        """Listen at *port* (0: at a free one); yield the URL."""
+        runner = web.AppRunner(self.application(), handler_cancellation=True, shutdown_timeout=0.01, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        bound_host, bound_port = runner.addresses[0][:2]
+        try:
+            yield f"http://{bound_host}:{bound_port}"
+        finally:
+            await runner.cleanup()
+
+    @asynccontextmanager
+    async def serve(self, role: Role = "small", **settings: Any) -> AsyncGenerator[Endpoint]:
+        """Listen at a free port; yield the settings of an endpoint there."""
+        async with self.listening() as url:
+            yield Endpoint(role=role, url=url, **settings)
+
+
+def garbage(*, stream: bool) -> web.Response:
+    """Answer with a page of a proxy, or with an event that breaks off."""
+    if stream:
+        return web.Response(body=b'data: {"choices": [{"text\n\n', content_type="text/event-stream")
+    return web.Response(body=b"<html>", content_type="text/html")
+
+
+def spoilt(choice: dict[str, Any], what: str) -> dict[str, Any]:
+    """Return *choice*, or a piece of one, with *what* is wrong of it as in `Spoil`."""
+    match what:
+        case "ids":
+            return choice | {"token_ids": [number + 1 for number in choice.get("token_ids") or ()]}
+        case "empty":
+            return choice | {"text": "", "token_ids": [], "logprobs": None}
+        case "bare":
+            return {key: value for key, value in choice.items() if not key.endswith("logprobs")}
+        case "null":
+            nulled: dict[str, Any] = without_numbers(choice)
+            return nulled
+        case _:
+            return choice
+
+
+def without_numbers(value: Any) -> Any:
+    """Return a copy of *value* with null for every log-probability, wherever it stands."""
+    if isinstance(value, float):
+        return None
+    if hasattr(value, "items"):
+        return {key: None if key == "logprob" else without_numbers(each) for key, each in value.items()}
+    return [without_numbers(each) for each in value] if hasattr(value, "append") else value
+
+
+def prompts(body: dict[str, Any]) -> list[list[int]]:
+    """One prompt, or several."""
+    prompt = body["prompt"]
+    return prompt if isinstance(prompt[0], list) else [prompt]
+
+
+def event(reply: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(reply) + b"\n\n"
+
+
+def common(one: list[int], other: list[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def characters(text: bytes) -> list[bytes]:
+    return [character.encode() for character in text.decode()]
+
+
+def logprob(number: int) -> float:
+    return -(number % 7) / 8
+
+
+# The program
+
+SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+WORDS = tuple(f" {first}{second}" for first in SYLLABLES for second in SYLLABLES)
+STEP_END = "." + DELIMITER
+YES_NO = ("Yes", "No")
+PIECES = (*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in (*SPECIAL, STEP_END, *WORDS, *YES_NO)))
+"""The text of every token id: the bytes, so that any text can be encoded, and then longer pieces."""
+IDS = {piece: number for number, piece in enumerate(PIECES)}
+TURN, ENDED, THINKING, THOUGHT = (IDS[special.encode()] for special in SPECIAL)
+FIRST_WORD = IDS[WORDS[0].encode()]
+_PIECE = re.compile("|".join(map(re.escape, (*SPECIAL, STEP_END))) + r"| ?\w+|.", re.DOTALL)
+RIGHT, WRONG = {"9": -0.1, "8": -2.5, "1": -6.0}, {"1": -0.1, "2": -2.5, "9": -6.0}
+YES, NO = {"Yes": -0.1, "No": -2.5}, {"Yes": -2.5, "No": -0.1}
+OUT_OF_MEMORY = Refuse(500, "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB")
+
+
+def _encode(text: str) -> list[int]:
+    ids: list[int] = []
+    for match in _PIECE.finditer(text):
+        piece = match[0].encode()
+        ids += [IDS[piece]] if piece in IDS else piece
+    return ids
+
+
+SHOWS_TOOLS = _encode(f"{IM_START}system\n{stand_in_tools.TOOLS}")
+"""The first tokens of a conversation with tools."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """
+    The times of a server: seconds to the *first* token, for each further *token*, and for each uncached *prompt_token*.
+
+    Each time varies by up to the share *jitter* of itself, drawn from *seed*. A busy server is no slower.
+    """
+
+    first: float = 0.0
+    token: float = 0.0
+    prompt_token: float = 0.0
+    jitter: float = 0.0
+    seed: int = 0
+
+
+@dataclass
+class StandIn(FakeVllm):
+    """
+    Thinks in *steps* steps of *step_tokens* tokens each, and then answers 42; the same text for every problem.
+
+    If JSON is requested, the answer is a value that fits the schema, with 42 for every number. If the conversation has
+    tools and does not end with the result of one, the answer is a call of the first, with such a value. What follows a
+    prompt depends on nothing else but the number of tokens since the thinking began, so that stand-ins agree. A
+    question about a step gets the grade 9, or a yes, for the share *accept* of all prompts, and else 1, or no.
+    """
+
+    digits: dict[str, float] = field(default_factory=lambda: dict(RIGHT))
+    block: int = 16
+    names: tuple[str, ...] = ("stand-in",)
+    room: int = 32_768
+    steps: int = 40
+    step_tokens: int = 30
+    accept: float = 1.0
+    latency: Latency = Latency()  # frozen
+    running: int = 0
+    written: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.latency.seed)
+        self._seen: deque[list[int]] = deque(maxlen=512)
+        self._answer = [*self.encode("The answer is \\boxed{42}."), ENDED]
+
+    def id(self, piece: bytes) -> int:
+        return IDS[piece]
+
+    def encode(self, text: str) -> list[int]:
+        return _encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join([PIECES[number] for number in ids]).decode(errors="replace")
+
+    def token(self, place: int) -> int:
+        """The token at *place* of the thinking."""
+        step, word = divmod(place, self.step_tokens)
+        if step >= self.steps or (step == self.steps - 1 and word == self.step_tokens - 1):
+            return THOUGHT
+        if word == self.step_tokens - 1:
+            return IDS[STEP_END.encode()]
+        return FIRST_WORD + (step * 7919 + word * 104_729 + step * word * 31) % len(WORDS)
+
+    def following(self, prompt: Sequence[int], answer: Sequence[int] = ()) -> Iterator[int]:
+        """The tokens that follow *prompt*, without end; *answer* takes the place of the usual one."""
+        answer = answer or self._answer
+        reversed_prompt = prompt[::-1]
+        since = reversed_prompt.index(THINKING) if THINKING in prompt else len(prompt)
+        thinking = prompt[len(prompt) - since :]
+        if THOUGHT in thinking:
+            yield from answer[len(thinking) - 1 - thinking.index(THOUGHT) :]
+            yield ENDED
+        place = since - (thinking[:1] == [10])  # without the end of the line that opens the block
+        while True:
+            token = self.token(place)
+            yield token
+            if token == THOUGHT:
+                yield from answer
+            place += 1
+
+    def formatted(self, outputs: dict[str, Any]) -> list[int]:
+        """The tokens of the answer in the format that vLLM's field ``structured_outputs`` requests."""
+        value = filled(outputs["json"]) if "json" in outputs else {"answer": 42}
+        return [*self.encode(orjson.dumps(value).decode()), ENDED]
+
+    def calling(self, prompt: Sequence[int], wanted: str | None) -> list[int]:
+        """The tokens of an answer to *prompt* that calls the tool *wanted*, or the first; none for a usual answer."""
+        if list(prompt[: len(SHOWS_TOOLS)]) != SHOWS_TOOLS:
+            return []
+        first, *turns = self.decode(prompt).split(IM_START)[1:]
+        last = [turn for turn in turns if not turn.startswith("assistant\n")][-1]
+        if wanted is None and last.startswith("tool\n"):
+            return []
+        tools = stand_in_tools.listed(first.removeprefix("system\n").removesuffix("\n").removesuffix(IM_END))
+        functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+        name = wanted or next(iter(functions))
+        arguments = filled({"type": "object", **functions[name].get("parameters", {})})
+        return [*self.encode(stand_in_tools.written(name, orjson.dumps(arguments).decode())), ENDED]
+
+    def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        return list(self.pieces(body))
+
+    def pieces(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of the answer to one prompt as they are written."""
+        stops, limit, longest = body.get("stop") or (), body["max_tokens"], max(map(len, body.get("stop") or ("",)))
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        tail, tokens = "", list[tuple[str, str, int]]()
+        outputs: dict[str, Any] = body.get("structured_outputs") or {}
+        wanted: str | None = outputs.get("structural_tag")
+        answer = self.formatted(outputs) if outputs and not wanted else self.calling(body["prompt"], wanted)
+        for count, number in enumerate(self.following(body["prompt"], answer), 1):
+            new = shown = decoder.decode(PIECES[number])
+            text = tail + new
+            ends = [(at + len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
+            if ends:
+                shown = new[: len(new) - (len(text) - min(ends)[0])]
+            tail = text[-longest:] if longest else ""
+            tokens.append((shown, new, number))
+            over = bool(ends) or number == ENDED
+            if over or count == limit or len(tokens) == self.chunk:
+                choice = self.choice(tokens, body)
+                if over or count == limit:
+                    choice["finish_reason"] = "stop" if over else "length"
+                    choice["stop_reason"] = min(ends)[1] if ends else None
+                yield choice
+                if over or count == limit:
+                    return
+                tokens = []
+
+    def row(self, number: int, count: int) -> dict[str, Any]:
+        own = {"logprob": logprob(number), "rank": 1, "decoded_token": PIECES[number].decode(errors="replace")}
+        row = {str(number): own}
+        for place in range(2, count + 1):
+            other = FIRST_WORD + (number + place) % len(WORDS)
+            worth = {"logprob": logprob(number) - place, "rank": place, "decoded_token": PIECES[other].decode()}
+            row.setdefault(str(other), worth)
+        return row
+
+    def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
+        accepted = crc32(repr(prompt).encode()) % 1000 < self.accept * 1000 if self.accept < 1 else True
+        judged = self.judged(accepted)
+        if any(PIECES[number].decode(errors="replace") in YES_NO for number in wanted):
+            judged = YES if accepted else NO
+        known = {f"token_id:{IDS[choice.encode()]}": value for choice, value in judged.items()}
+        return {key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]} or known
+
+    def judged(self, accepted: bool) -> dict[str, float]:
+        """The log-probabilities of a judge's digits."""
+        return self.digits if accepted else WRONG
+
+    def cache(self, prompt: list[int]) -> int:
+        shared = 0
+        for other in reversed(self._seen) if self.block else ():
+            shared = max(shared, _shared(prompt, other))
+            if shared >= len(prompt) - 1:
+                break
+        self._seen.append(prompt)
+        return min(shared, len(prompt) - 1) // self.block * self.block if self.block else 0
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        reply = super().answer(body)
+        if {"prompt_logprobs", "allowed_token_ids"} & set(body):
+            return reply
+        for choice, prompt in zip(reply["choices"], prompts(body), strict=True):
+            if body["max_tokens"] == 1 and prompt.count(TURN) > 3:  # after the question of a judge
+                choice["text"] = max(grades := self.grades(prompt, []), key=lambda key: grades[key])
+                number = int(choice["text"].removeprefix("token_id:"))
+                choice |= {"text": self.decode([number]), "token_ids": [number]}
+            else:
+                reply["usage"]["completion_tokens"] += len(choice["token_ids"] or ("",)) - 1
+        return reply
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        self.running += 1
+        try:
+            return await super().complete(request)
+        finally:
+            self.requests.clear()
+            self.running -= 1
+
+    async def stream(
+        self, request: web.Request, body: dict[str, Any], fault: Break | Stall | None
+    ) -> web.StreamResponse:
+        slow, what, texts = request.get(SLOWED, 1.0), request.get(SPOILT, ""), prompts(body)
+        cached = [self.cache(prompt) for prompt in texts]
+        begun = time.perf_counter()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        envelope: dict[str, Any] = {
+            "id": f"cmpl-{id(request):x}",
+            "object": "text_completion",
+            "created": int(time.time()),
+        }
+        envelope["model"] = body["model"]
+        due = begun + self.drawn(self.reading(texts, cached)) * slow
+        count = 0
+        each = [self.pieces(body | {"prompt": prompt}) for prompt in texts]
+        for turn in zip_longest(*each):
+            if (left := due - time.perf_counter()) > 0:
+                await asyncio.sleep(left)
+            for place, choice in enumerate(turn):
+                if choice is None:
+                    continue
+                if fault and count >= fault.after:
+                    await self.fail(request, fault)
+                count += len(choice["token_ids"] or ("",))
+                sent = spoilt(choice, what) | {"index": place}
+                if what == "cut" and sent["finish_reason"]:
+                    return response
+                await response.write(event({**envelope, "choices": [sent], "usage": None}))
+            due = max(due, time.perf_counter() - 1.0) + self.drawn(self.latency.token * self.chunk) * slow
+        self.written += count
+        usage = {
+            "prompt_tokens": sum(map(len, texts)),
+            "completion_tokens": count,
+            "prompt_tokens_details": {"cached_tokens": cached[-1]},
+        }
+        await response.write(event({**envelope, "choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+        return response
+
+    def reading(self, texts: Sequence[Sequence[int]], cached: Sequence[int]) -> float:
+        """Seconds to the first token after the prompts *texts*."""
+        return self.latency.first + self.latency.prompt_token * (sum(map(len, texts)) - sum(cached))
+
+    def drawn(self, seconds: float) -> float:
+        jitter = self.latency.jitter
+        return seconds * self._random.uniform(1 - jitter, 1 + jitter) if jitter else seconds
+
+    async def wait(self, request: web.Request, texts: Sequence[list[int]]) -> None:
+        """Wait as long as the first token after *texts* takes."""
+        known = [max((_shared(prompt, other) for other in self._seen), default=0) for prompt in texts]
+        await asyncio.sleep(self.drawn(self.reading(texts, known)) * request.get(SLOWED, 1.0))
+
+    async def chat(self, request: web.Request) -> web.Response:
+        """Answer a chat completion without a stream; a last message of the assistant may be continued."""
+        body = orjson.loads(await request.read())
+        messages: list[dict[str, str]] = body["messages"]
+        if body.get("continue_final_message"):
+            text = self.render(messages[:-1], False) + f"{IM_START}assistant\n{messages[-1]['content']}"
+        else:
+            text = self.render(messages, body.get("add_generation_prompt", True))
+        prompt = self.encode(text)
+        await self.wait(request, [prompt])
+        self.cache(prompt)
+        if body.get("logprobs") and body.get("max_tokens") == 1:
+            accepted = crc32(text.encode()) % 1000 < self.accept * 1000 if self.accept < 1 else True
+            best = sorted(self.judged(accepted).items(), key=lambda item: -item[1])
+            top = [{"token": digit, "logprob": value, "bytes": list(digit.encode())} for digit, value in best]
+            message, count = best[0][0], 1
+            logprobs, finish = {"content": [{**top[0], "top_logprobs": top}]}, "length"
+        else:
+            words = list(self.pieces(body | {"prompt": prompt, "logprobs": None}))
+            message, count = "".join(word["text"] for word in words), len(words)
+            logprobs, finish = None, words[-1]["finish_reason"]
+            stop = words[-1]["stop_reason"]
+            if stop and not body.get("include_stop_str_in_output"):
+                message = message.removesuffix(stop)
+            await asyncio.sleep(self.latency.token * count)
+        self.written += count
+        message = message.removesuffix(IM_END)
+        choice = {"index": 0, "message": {"role": "assistant", "content": message}, "finish_reason": finish}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": count, "total_tokens": len(prompt) + count}
+        reply = {"id": "chatcmpl-0", "object": "chat.completion", "created": int(time.time()), "model": body["model"]}
+        return web.json_response({**reply, "choices": [choice | {"logprobs": logprobs}], "usage": usage})
+
+    async def show(self, request: web.Request) -> web.Response:
+        """Show the gauges of a server, and the seconds of CPU time of this process."""
+        label = f'{{model_name="{self.names[0]}"}}'
+        lines = (
+            f"vllm:num_requests_running{label} {self.running}",
+            f"vllm:num_requests_waiting{label} 0",
+            f"vllm:generation_tokens_total{label} {self.written}",
+            f'vllm:cache_config_info{{block_size="{self.block}",enable_prefix_caching="{bool(self.block)}"}} 1.0',
+            f"process_cpu_seconds_total {time.process_time()}",
+        )
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def befall(self, request: web.Request) -> web.Response:
+        """Queue the faults of a JSON list for the coming completions."""
+        try:
+            faults = [parse_fault(text) for text in orjson.loads(await request.read())]
+        except ConfigurationError as exc:
+            return web.json_response({"error": {"message": str(exc), "code": 400}}, status=400)
+        self.faults.extend(faults)
+        return web.json_response({"queued": len(self.faults)})
+
+    def application(self) -> web.Application:
+        app = super().application()
+        app.router.add_get("/version", _version)
+        app.router.add_get("/health", _health)
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/faults", self.befall)
+        return app
+
+
+async def _version(request: web.Request) -> web.Response:
+    return web.json_response({"version": "0.0.0+stand.in"})
+
+
+async def _health(request: web.Request) -> web.Response:
+    return web.Response()
+
+
+def _shared(one: list[int], other: list[int]) -> int:
+    """How many tokens *one* and *other* begin with alike, found by halving: lists compare fast."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def filled(schema: dict[str, Any]) -> Any:
+    """Return a value that fits a JSON *schema* of plain types: 42 for a number, every property of an object."""
+    match schema.get("type"):
+        case "object":
+            return {name: filled(each) for name, each in schema.get("properties", {}).items()}
+        case "array":
+            return [filled(schema.get("items", {}))]
+        case "string":
+            return "42"
+        case "boolean":
+            return True
+        case _:
+            return 42
+
+
+def parse_fault(text: str) -> Fault | None:
+    """Read a fault as `--fault` takes it. Raise `ConfigurationError` for any other text."""
+    kind, _, number = text.partition(":")
+    try:
+        match kind:
+            case "none":
+                return None
+            case "memory":
+                return OUT_OF_MEMORY
+            case "reset":
+                return Break(int(number))
+            case "stall":
+                return Stall(int(number))
+            case "slow":
+                return Slow(float(number))
+            case _ if kind in SPOILS:
+                return Spoil(kind)
+            case _:
+                if not 400 <= int(kind) <= 599:
+                    raise ValueError(kind)
+                after = (("Retry-After", str(int(number))),) if number else ()
+                return Refuse(int(kind), f"the stand-in was asked for HTTP {kind}", after)
+    except ValueError:
+        kinds = (
+            f"none, memory, {', '.join(SPOILS)}, reset:TOKENS, stall:TOKENS, slow:FACTOR, or an HTTP status of 400 to "
+            "599, which may have seconds to Retry-After, as in 503:2"
+        )
+        raise ConfigurationError(f"no such fault: {text!r}; there are {kinds}") from None
+
+
+COMMAND = (sys.executable, "-m", "tests.stand_in")
+"""The program, for an `environment`."""
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment with the root of the repository on ``PYTHONPATH``."""
+    root = str(Path(__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
+
+
+@contextmanager
+def stand_in_process(*flags: str) -> Generator[str]:
+    """Run a stand-in with *flags* in a process of its own; yield its URL."""
+    command = (*COMMAND, "--port", "0", *flags)
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            if not (line := process.stdout.readline()):
+                raise RuntimeError(f"the stand-in ended with exit code {process.wait()}")
+            yield line.split()[-1]
+        finally:
+            process.terminate()
