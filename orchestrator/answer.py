@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import orjson
 
@@ -16,10 +17,19 @@ from .events import Answering, Calling
 from .interfaces import AnswerParser, Model
 from .markers import opens_block
 
-BOXED = "\\boxed{"
 CLOSED = "closed"  # the note of a step that ends the thinking although the models had not
 PARSE_EVERY = 0.05  # seconds from one reply of a parser to the next request, which each read the answer anew
-BRACE = re.compile(r"\\boxed\{|[{}]")
+BOX_MARK = re.compile(
+    r"\\(?:boxed|fbox|framebox(?:\s*\[[^\]\n]*\])*)(?:\s*\{|\s*(?P<bare>-?\d+(?:[.,]\d+)*|(?<=\s)[A-Za-z](?!\w)))"
+    r"|\\(?!\\(?:boxed|fbox|framebox))[\\{}]|[{}]"
+)
+BLANK = re.compile(r"(?:\s|~|\\[,;:! ]|\\q?quad|\\text\w*|\\phantom|\\square|\\(?:[lc]?dots)|[{}_?$…]|\.{3})*")
+EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
+_GAP = r"(?:(?!\n\s*\n)[\s$*~]|\\[,;:! ()\[\]]|\\q?quad)"
+JOINT = re.compile(  # between two boxes of one answer
+    rf"{_GAP}*(?:,|;|\\text\s*\{{[\s,]*(?:and|or)\s*\}}|and\b|or\b){_GAP}*(?:(?:and|or)\b{_GAP}*)?"
+    rf"(?:[a-zA-Z](?:_\w)?\s*=\s*)?{_GAP}*"
+)
 
 
 def has_thought(chain: Chain) -> bool:
@@ -291,27 +301,52 @@ def require_json(text: str, url: str) -> None:
 
 
 def extract(text: str) -> str:
-    r"""Return the content of the last complete ``\boxed{}`` of *text*, or else its last line that is not empty."""
+    """Return the content of the boxes at the end of *text*, or else its last line that is not empty."""
     inside = boxed(text)
     if inside is not None:
         return inside
-    lines = text.strip().splitlines()
+    lines = EMPTY_BOX.sub("", text).strip().splitlines()
     return lines[-1].strip() if lines else ""
 
 
 def boxed(text: str) -> str | None:
-    r"""Return the content of the complete ``\boxed{}`` of *text* that begins last; None if there is none."""
-    open_boxes: list[tuple[int, int]] = []  # start of the content, number of braces that were open before
-    last, content, depth = -1, None, 0
-    for brace in BRACE.finditer(text):
-        if brace[0] == "}":
+    r"""
+    Return the content of the last complete ``\boxed{}`` of *text* that is not empty; None if there is none.
+
+    Boxes that a comma, "and" or "or" joins to it are one answer: ``\boxed{3}, \boxed{5}`` is ``3, 5``.
+    """
+    boxes = [box for box in _boxes(text) if not BLANK.fullmatch(box.content)]
+    if not boxes:
+        return None
+    last = boxes.pop()
+    contents = [last.content]
+    while boxes and JOINT.fullmatch(text, boxes[-1].end, last.begin):
+        last = boxes.pop()
+        contents.insert(0, last.content)
+    return ", ".join(dict.fromkeys(contents))
+
+
+class _Box(NamedTuple):
+    begin: int
+    end: int
+    content: str
+
+
+def _boxes(text: str) -> list[_Box]:
+    """Return the complete boxes of *text* in the order of their beginnings."""
+    found: list[_Box] = []
+    opened: list[tuple[int, int, int]] = []  # begin of a box, of its content, and number of braces open before it
+    depth = 0
+    for mark in BOX_MARK.finditer(text):
+        if mark["bare"]:
+            found.append(_Box(mark.start(), mark.end(), mark["bare"]))
+        elif mark[0] == "}":
             depth -= 1
-            if open_boxes and open_boxes[-1][1] == depth:
-                start, _ = open_boxes.pop()
-                if start > last:
-                    last, content = start, text[start : brace.start()]
-        else:
-            if brace[0] == BOXED:
-                open_boxes.append((brace.end(), depth))
+            if opened and opened[-1][2] == depth:
+                begin, start, _ = opened.pop()
+                found.append(_Box(begin, mark.end(), text[start : mark.start()].strip()))
+        elif mark[0][-1] == "{" and mark[0] != r"\{":
+            if mark[0] != "{":
+                opened.append((mark.start(), mark.end(), depth))
             depth += 1
-    return content.strip() if content is not None else None
+    return sorted(found)

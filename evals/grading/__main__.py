@@ -21,7 +21,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from ..benchmarks import find, load
 from ..command_line import finite, progress_bars, script
 from ..sample import Task
-from .answers import Metric, compare_plainly, extract_answer
+from .answers import Metric, extract_answer
 from .graders import SECONDS, Graders, Mark, require
 
 EXAMPLES = """
@@ -42,29 +42,18 @@ class Agreement:
     """
     How the solutions of *tasks* were graded, and how each was against the *next* problem's answer.
 
-    *plain* counts those that took no algebra, and *algebra* is what it says about all of them. *seconds* is the time
-    for the first grading, which is the one that evaluations do, and *algebra_seconds* that for all by algebra.
+    *seconds* is the time for the first grading, which is the one that evaluations do.
     """
 
     tasks: Sequence[Task]
     metric: Metric
     grades: Sequence[Mark]
     swapped: Sequence[Mark]
-    algebra: Sequence[bool | None]
     seconds: float
-    algebra_seconds: float
 
     @property
     def agreed(self) -> int:
         return sum(grade == "right" for grade in self.grades)
-
-    @property
-    def plain(self) -> int:
-        compared = (
-            compare_plainly(extract_answer(task.reference, self.metric), task.answer, self.metric)
-            for task in self.tasks
-        )
-        return sum(same is not None for same in compared)
 
     def exceptions(self) -> list[str]:
         """Each solution that does not agree, with the reason."""
@@ -96,30 +85,22 @@ def _reason(task: Task, grade: Mark, metric: Metric) -> str:
 
 
 async def agreement(tasks: Sequence[Task], metric: Metric, workers: int, seconds: float) -> Agreement:
-    """Grade every reference of *tasks*, as evaluations do, then by algebra alone, then against another's answer."""
+    """Grade every reference of *tasks*, as evaluations do, then against another's answer."""
     async with Graders(workers, seconds) as graders:
         with progress_bars(stderr) as progress:
-            bar = progress.add_task("grading", total=3 * len(tasks))
+            bar = progress.add_task("grading", total=2 * len(tasks))
 
             async def grade(task: Task, gold: str) -> Mark:
                 verdict = await graders.grade(task.reference, gold, metric)
                 progress.advance(bar)
                 return verdict
 
-            async def compare(task: Task) -> bool | None:
-                verdict = await graders.same(rf"\boxed{{{extract_answer(task.reference, metric)}}}", task.answer)
-                progress.advance(bar)
-                return verdict
-
             began = time.perf_counter()
             grades = await asyncio.gather(*(grade(task, task.answer) for task in tasks))
             took = time.perf_counter() - began
-            began = time.perf_counter()
-            algebra = await asyncio.gather(*map(compare, tasks))
-            longer = time.perf_counter() - began
             pairs = zip(tasks, _next(tasks), strict=True)
             swapped = await asyncio.gather(*(grade(task, other.answer) for task, other in pairs))
-    return Agreement(tasks, metric, grades, swapped, algebra, took, longer)
+    return Agreement(tasks, metric, grades, swapped, took)
 
 
 def check(
@@ -142,10 +123,6 @@ def check(
     n = len(tasks)
     stdout.print(
         f"{result.agreed} of {n} solutions agree with the answer, in {result.seconds:.1f} s, {workers} processes"
-    )
-    stdout.print(
-        f"{result.plain} of them took no algebra; by algebra alone {sum(map(bool, result.algebra))} agree, "
-        f"in {result.algebra_seconds:.1f} s"
     )
     for line in result.exceptions():
         stdout.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)

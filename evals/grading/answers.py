@@ -1,85 +1,116 @@
-"""Extract the answer of a text, and compare it with the true one where that takes no algebra. Pure; no I/O."""
+"""Find the answer in a text, and grade choices and texts. Pure; no I/O."""
+
+# ruff: noqa: RUF001 (the characters that models write)
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from stepspec.orchestrator.answer import boxed
+from stepspec.orchestrator.answer import EMPTY_BOX, boxed
 
 Metric: TypeAlias = Literal["math", "number", "choice", "exact"]
 
 LETTERS = "ABCD"
 HASHES = "####"  # GSM8K's own, before the answer
-LONGEST = 300  # characters of a number; no problem has a longer answer, and Python refuses to parse very long ones
 
-_NUMBER = re.compile(r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?\.\d+")
-_WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}")
-_NOISE = re.compile(r"\\[!,;: ]|\\left|\\right|\\displaystyle|\^\s*\{?\\circ\}?|\\%|\\\$|[%$]|\s+")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_PLAIN = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:/(\d+))?")
-_FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
-_LETTER = re.compile(rf"\W*([{LETTERS}])(?:\W*|\s*[).:].*)", re.DOTALL)
-_STATED = re.compile(rf"(?i:answer|choice|option)\W+(?:(?:is|are|must|be|would|therefore|thus)\W+)*\(?([{LETTERS}])\b")
+_OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_SIZE = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,|~)\d{3})+|\d+)(?:\.\d+)?|\.\d+"
+_SIGN = r"(?:(?<![\w)}])[-−])?"
+_NUMBER = re.compile(
+    rf"{_SIGN}(?:\\?[$€£])?{_SIGN}(?:\d*\s?\\[dt]?frac\{{\d+\}}\{{\d+\}}|\d+ \d+/\d+|(?:{_SIZE})(?:/\d+)?)"
+)
+_MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_ANSWER_IS = re.compile(r"\banswer\b[^.\n\d$\\]{0,40}?(?:\bis\b|[:=])(?!\W*not\b)([^\n]*)", re.IGNORECASE)
+_ASIDE = re.compile(r"(?<=[\w$}]) \([^()]*[a-z]{2}[^()]*\)")
+_SENTENCE_END = re.compile(r"\.(?:\s|$)")
+
+_WORDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|boldsymbol)\s*\{([^{}]*)\}")
+_MARKUP = re.compile(r"\\[()\[\],;! ]|[*$~_`]")
+_LETTER = rf"\(?([{LETTERS}])\)?(?![\w'])"
+# The article "A" is no letter of a choice, and of two letters neither is the answer.
+_SURE = (
+    rf"(?!\s+(?!(?:because|since|as|and|is|for|by|due|which|with|or|are|does|will)\b)[a-z])"
+    rf"(?!\s*(?:,|/|or|and|nor)\s*\(?[{LETTERS}]\b)"
+)
+_DENIED = (
+    r"(?!\s*(?:is|are|was|would be|seems|ca|can|does|has)?\s*(?:not\b|n't|cannot|never|wrong|incorrect|false|invalid))"
+)
+_STATEMENTS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"(?i:\b(?:answer|choice|option)s?)\W+(?:(?i:is|are|must|be|would|should|therefore|thus|clearly|option|choice"
+        rf"|letter|the|correct|one)\W+)*{_LETTER}{_SURE}{_DENIED}",
+        rf"\b(?i:I|we|I'll|I'd|let's|would|will|to)\W+(?i:pick|choose|select|go with|going with|take)\W+"
+        rf"(?:(?i:the|option|choice|answer|letter)\W+)*{_LETTER}{_SURE}{_DENIED}",
+        rf"\b(?i:thus|so|therefore|hence|it is|it must be)\W+{_LETTER}(?=[\s.]*$)",
+        rf"(?<![\w(]){_LETTER}\W+(?i:is|must be)\W+(?:(?i:the)\W+)?(?i:correct|right|true|answer|best)",
+    )
+)
+_ONLY_LETTER = re.compile(rf"\W*(?:(?i:the|final|correct|answer|option|choice|is)\W+)*\(?([{LETTERS}])\)?\W*")
+_LETTER_FIRST = re.compile(rf"\W*(?:(?i:option|choice|answer)\W+)?\(?([{LETTERS}])\s*[).:](.*)", re.DOTALL)
+_OTHER_LETTER = re.compile(rf"(?<!\w)\(?[{LETTERS}][).:]|\b(?:or|and)\s+\(?[{LETTERS}]\b")
 
 
 def extract_answer(text: str, metric: Metric) -> str:
     r"""
-    Return the answer in *text*: the content of its last complete ``\boxed{}``, or else what looks like an answer.
+    Return the answer in *text*: the content of its last boxes, or else what looks like an answer.
 
     *text* is the text after the thinking, without the problem and without drafts. Empty if it has no answer.
     """
     inside = boxed(text)
     if inside is not None:
         return inside
+    text = _OPEN_BOX.split(EMPTY_BOX.sub("", text))[0]  # A box that was cut off may lack its last digits.
     last = text.rpartition(HASHES)[2].strip()
     match metric:
-        case "number":
-            numbers = _NUMBER.findall(last)
-            return numbers[-1] if numbers else ""
         case "choice":
-            stated = _STATED.findall(text)
-            alone = _LETTER.fullmatch(last.splitlines()[-1]) if last else None
-            return stated[-1] if stated else alone[1] if alone else ""
+            return _stated_letter(last)
         case "exact":
             return last.splitlines()[-1].strip() if last else ""
-        case "math":
-            return last
+        case "number" | "math":
+            return _stated_value(last, metric)
 
 
-def compare_plainly(answer: str, gold: str, metric: Metric) -> bool | None:
-    """Compare *answer* with *gold*; None where that takes algebra."""
-    if not answer:
-        return False
-    if metric == "choice":
-        letter = _LETTER.fullmatch(_words(answer))
-        return letter is not None and letter[1] == gold
-    if answer.strip() == gold.strip():
-        return True
-    if metric == "exact":
-        return False
-    ours, theirs = number(answer), number(gold)
-    if metric == "number" and ours is not None and theirs is not None:
-        return ours == theirs
-    return None
+def _stated_value(text: str, metric: Metric) -> str:
+    """Return what *text* states as the answer, or else its last formula or number."""
+    for stated in reversed(_ANSWER_IS.findall(text)):
+        value = _last_value(_ASIDE.sub("", _SENTENCE_END.split(stated.strip())[0]), metric)
+        if value:
+            return value
+    value = _last_value(text, metric)
+    return value or (text.splitlines()[-1].strip() if text and metric == "math" else "")
 
 
-def number(text: str) -> Fraction | None:
-    r"""
-    Parse *text* as one number: ``1,234.50``, ``\$18``, ``50\%``, ``18\text{ eggs}``, ``\frac{1}{2}``.
-
-    Currency and per cent signs are dropped, as GSM8K's answers have neither. None for other or too long texts.
-    """
-    bare = _NOISE.sub("", _WORDS.sub("", text)).rstrip(".")
-    bare = _FRACTION.sub(r"\1/\2", _THOUSANDS.sub("", bare))
-    match = _PLAIN.fullmatch(bare) if len(bare) <= LONGEST else None
-    if match is None or (match[3] is not None and not int(match[3])):
-        return None
-    size = Fraction(match[2]) / int(match[3] or 1)
-    return -size if match[1] == "-" else size
+def _last_value(text: str, metric: Metric) -> str:
+    formulas = list(_MATH.finditer(text)) if metric == "math" else []
+    numbers = list(_NUMBER.finditer(text))
+    if formulas and not (numbers and numbers[-1].start() >= formulas[-1].end()):
+        return "".join(filter(None, formulas[-1].groups())).strip()
+    return numbers[-1][0].strip() if numbers else ""
 
 
-def _words(text: str) -> str:
-    """Take the words out of their LaTeX commands."""
-    return _WORDS.sub(r"\1", text).strip()
+def _stated_letter(text: str) -> str:
+    """Return the letter that *text* states as the answer, or which is its last line."""
+    plain = _plain(text)
+    found = [match for statement in _STATEMENTS for match in statement.finditer(plain)]
+    if found:
+        return max(found, key=lambda match: match.end(1))[1]
+    alone = _ONLY_LETTER.fullmatch(plain.splitlines()[-1]) if plain else None
+    first = _LETTER_FIRST.fullmatch(plain.splitlines()[-1]) if plain else None
+    return alone[1] if alone else first[1] if first and not _OTHER_LETTER.search(first[2]) else ""
+
+
+def same_letter(answer: str, gold: str) -> bool:
+    """Whether *answer* names the choice *gold* and no other."""
+    plain = _plain(answer)
+    plain = plain.upper() if len(plain.strip("(). ")) == 1 else plain
+    alone = _ONLY_LETTER.fullmatch(plain)
+    if alone:
+        return alone[1] == gold
+    first = _LETTER_FIRST.fullmatch(plain)
+    return first is not None and first[1] == gold and not _OTHER_LETTER.search(first[2])
+
+
+def _plain(text: str) -> str:
+    return _MARKUP.sub("", _WORDS.sub(r"\1", text)).replace("’", "'").strip()

@@ -21,7 +21,8 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.installation import install_command
 
 from . import worker as worker_script
-from .answers import Metric, compare_plainly, extract_answer
+from .answers import Metric, extract_answer, same_letter
+from .compare import same
 
 Mark: TypeAlias = Literal["right", "wrong", "ungraded"]
 
@@ -68,13 +69,22 @@ class Graders:
     async def grade(self, text: str, gold: str, metric: Metric) -> Mark:
         """Grade the answer that *text* gives, against *gold*."""
         answer = extract_answer(text, metric)
-        same = compare_plainly(answer, gold, metric)
-        if same is None:
-            same = await self.same(answer if answer == text.strip() else rf"\boxed{{{answer}}}", gold)
-        return "ungraded" if same is None else "right" if same else "wrong"
+        if not answer:
+            return "wrong"
+        if answer.strip() == gold.strip():
+            return "right"
+        right: bool | None
+        match metric:
+            case "choice":
+                right = same_letter(answer, gold)
+            case "exact":
+                right = False
+            case "number" | "math":
+                right = await same(answer, gold, self.algebra)
+        return "ungraded" if right is None else "right" if right else "wrong"
 
-    async def same(self, answer: str, gold: str) -> bool | None:
-        """Compare by algebra; None if that takes too long."""
+    async def algebra(self, gold: str, answer: str) -> bool | None:
+        """Compare two expressions by algebra; None if that takes too long."""
         worker = await self._idle.get()
         try:
             return await worker.ask(answer, gold)

@@ -17,7 +17,8 @@ import sys
 from typing import Any
 
 MEMORY = 4 * 2**30  # bytes of address space: enough for any answer, and not enough to starve the machine
-WARM_UP = r"\boxed{\frac{1}{2}}"  # loads what the library loads only when it is needed
+DIGITS = 10  # after the point that two numbers have in common
+WARM_UP = r"\frac{1}{2}"  # loads what the library loads only when it is needed
 
 
 def main(seconds: float) -> None:
@@ -25,18 +26,27 @@ def main(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     library: Any = importlib.import_module("math_verify")
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that it keeps no deadline; we do
-    library.verify(
-        library.parse(WARM_UP, parsing_timeout=None), library.parse("0.5", parsing_timeout=None), timeout_seconds=None
+    parser: Any = importlib.import_module("math_verify.parser")
+    plain = parser.NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=False, nits=False, boxed="last", equations=False
     )
+    # Its own plain numbers, which it finds in anything, its units and its repairs would take a wrong answer for right.
+    latex = [library.LatexExtractionConfig(boxed_match_priority=0, normalization_config=plain)]
+
+    def parse(expression: str) -> Any:
+        return library.parse(rf"\boxed{{{expression}}}", latex, parsing_timeout=None)
+
+    def same(gold: str, answer: str) -> bool:
+        return bool(library.verify(parse(gold), parse(answer), float_rounding=DIGITS, timeout_seconds=None))
+
+    same(WARM_UP, "0.5")
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, seconds)  # nobody handles the signal: it ends the process
-        gold = library.parse(rf"\boxed{{{request['gold']}}}", parsing_timeout=None)
-        answer = library.parse(request["answer"], parsing_timeout=None)
-        same = bool(library.verify(gold, answer, timeout_seconds=None))
+        verdict = same(request["gold"], request["answer"])
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(same), flush=True)
+        print(json.dumps(verdict), flush=True)
 
 
 if __name__ == "__main__":

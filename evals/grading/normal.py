@@ -1,0 +1,230 @@
+r"""
+Rewrite answers so that equal ones look alike: one notation for spaces, fractions, mixed numbers, decimals and units.
+
+The text of a model reaches the algebra library only in this form, because the library guesses at the rest: it reads
+``5 6`` as 56 and ``2\frac{1}{2}`` as a product. Pure; no I/O.
+"""
+
+# ruff: noqa: RUF001 (the characters that models write)
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from fractions import Fraction
+
+LONGEST = 300  # characters of a number; no problem has a longer answer, and Python refuses to parse very long ones
+
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_SYMBOLS = {
+    "−": "-", "‐": "-", "‑": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/",
+    "π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
+    "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "°": r"^\circ ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}",
+    "⟨": r"\langle ", "⟩": r"\rangle ", "¢": r"\text{cents}", "…": r"\ldots ", "’": "'",
+    "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
+}  # fmt: skip
+_SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"^(?:USD?|EUR|GBP|INR|Rs\.?)\s*(?=\\?[$\d])", ""),
+        (r"√\s*(\d+|[a-z])", r"\\sqrt{\1}"),
+        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\{,\}|,\s*\\!\s*", ","),
+        (r"\\(?:left|right)\s*\.", ""),
+        (r"\\(?:left|right|[bB]ig[glr]*|middle|limits)(?![a-zA-Z])", ""),
+        (r"\\(?:displaystyle|textstyle|[lL]arge|LARGE|small|bf|rm|it)(?![a-zA-Z])", ""),
+        (r"\\(?:text)?color\s*\{[^{}]*\}|(?<!\\)\\!", ""),
+        (r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|mbox|hbox|emph)(?![a-zA-Z])", r"\\text"),
+        (r"\\(?:mathrm|mathsf|mathtt|operatorname)\s*(?=\{\s*[a-zA-Z]{2})", r"\\text"),
+        (r"\\(?:mathbf|mathit|boldsymbol|bm|ensuremath|underline|mathrm|boxed|fbox)(?=\s*\{)", ""),
+        (r"\\h?phantom\s*\{[^{}]*\}|\\hspace\*?\s*\{[^{}]*\}|(?<!\\)\\[,;: ]|~|\\q?quad\b|\\thinspace\b|\s", " "),
+        (r"\\text\s*\{\s*(?:,\s*)?(?:and|or)\s*\}|,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])(?![^{]*\})", ","),
+        (r"\\text\s*\{([^{}a-zA-Z]*)\}", r" \1 "),
+        (r"\\text\s*\{\s*([^{}]*?)\s*\}", r"\\text{\1}"),
+        (r"^\\text\{(-?\\?\$?\d[^{}]*)\}$", r"\1"),
+        (r"^\\text\{[^{}]*[:=]\}|(?<!^)\\text\{\([^{}()\d]*\)\}$", ""),
+        (r"^<([^<>]*,[^<>]*)>$", r"(\1)"),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\frac\s*(\d)\s*(?=\d|\{)", r"\\frac{\1}"),
+        (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
+        (r"\\frac\s*(\{[^{}]*\})\s*\{", r"\\frac\1{"),
+        (r"\\sqrt\s*(\d)", r"\\sqrt{\1}"),
+        (r"\\l(?:eq|eqslant)(?![a-zA-Z])", r"\\le "),
+        (r"\\g(?:eq|eqslant)(?![a-zA-Z])", r"\\ge "),
+        (r"<=", r"\\le "),
+        (r">=", r"\\ge "),
+        (r"\\lt(?![a-zA-Z])", "<"),
+        (r"\\gt(?![a-zA-Z])", ">"),
+        (r"\\neq(?![a-zA-Z])", r"\\ne "),
+        (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"\\langle(?![a-zA-Z])", "("),
+        (r"\\rangle(?![a-zA-Z])", ")"),
+        (r"\\mathbb\s*\{?\s*R\s*\}?|\\Reals?(?![a-zA-Z])", r"(-\\infty,\\infty)"),
+        (r"\\c?dots(?![a-zA-Z])|\.{3,}", r"\\ldots "),
+        (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])", r"\\text{degrees}"),
+        (r"\\%", "%"),
+        (r"\\cdot(?![a-zA-Z])", r"\\times "),
+    )
+)
+_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
+_CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
+_CURRENCY = re.compile(r"^([+-]?)\s*\\?([$€£¥₹])\s*(?=[+-]?[\d.])|(?<=\d)\s*\\?([$€£¥₹])$")
+_THOUSANDS = re.compile(
+    r"(?<![\d,.(\[])(?<![(\[]-)(?<![(\[][ ])(?<!\\\{)\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?!,? ?\d)(?!\s*/)"
+)
+_LAKHS = re.compile(r"(?<![\d,.(\[])\d{1,2}(?:,\d\d)+,\d{3}(?!,?\d)")
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
+_MIXED = re.compile(r"(?<![\d.^_a-zA-Z])(\d{1,9})(?:\s*\\frac\{(\d{1,9})\}\{(\d{1,9})\}| (\d{1,9})/(\d{1,9})(?![\d.]))")
+_SPACE = re.compile(r"(?<![a-zA-Z0-9]) +| +(?![a-zA-Z0-9\\])| +(?=\\(?!text))")
+_ANSWER = re.compile(r"^(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}?\s*", re.IGNORECASE)
+
+_SIZE = r"\d+(?:\.\d*)?|\.\d+"
+_NUMBER = re.compile(
+    rf"\(?([+-]?)(?:\((\d+)\+\\frac\{{(\d+)\}}\{{(\d+)\}}\)|\\frac\{{(-?(?:{_SIZE}))\}}\{{(-?(?:{_SIZE}))\}}"
+    rf"|({_SIZE})(?:/({_SIZE})|\\times ?10\^\{{?(-?\d{{1,2}})\}}?|[eE]([+-]?\d{{1,2}})(?!\d))?)"
+)
+
+MAGNITUDES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+# A number followed by one of these words is not that number with a unit.
+_NOT_UNITS = re.compile(
+    r"\b(?:or|and|to|of|out|half|halves|quarters?|thirds?|fourths?|fifths|tenths|(?:hundred|thousand)ths|times|plus|minus"
+    r"|more|less|least|most|than|not|mod(?:ulo)?|squared|cubed|factorial|root|point|below|above|over|under|negative"
+    r"|divided|multiplied|choose|remainder|between|except|if|when|where|for|unless|approximately|infinity|pi|alpha|beta"
+    r"|gamma|delta|theta|lambda|sigma|omega|epsilon|sqrt|frac|log|sin|cos|tan|sinh|cosh|tanh"
+    r"|one|two|three|four|five|six|seven|eight|nine|ten)\b"
+)
+_SMALL_WORDS = frozenset({"a", "an", "per", "each", "the", "square", "sq", "cubic", "in", "of"})
+_ALIASES = {
+    "cm": "centimeter", "centimetre": "centimeter", "mm": "millimeter", "millimetre": "millimeter",
+    "m": "meter", "metre": "meter", "km": "kilometer", "kilometre": "kilometer", "ft": "foot", "feet": "foot",
+    "inche": "inch", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "mg": "milligram", "lb": "pound",
+    "oz": "ounce", "l": "liter", "litre": "liter", "ml": "milliliter", "millilitre": "milliliter",
+    "s": "second", "sec": "second", "min": "minute", "h": "hour", "hr": "hour", "usd": "dollar", "buck": "dollar",
+    "deg": "degree", "cent": "cent", "%": "percent", "mph": "mile", "sq": "square",
+}  # fmt: skip
+_BARE = (  # shorter units; other short words may be a product of variables
+    r"(?:[cmk]?m/s|km/h|[cmk]m|ft|yd|mi|[km]g|lbs?|oz|m[lL]|hrs?|secs?|mins?|mph|USD|deg|in|day|men|pie|car|dog|cat|egg)"
+)
+_WORD = (
+    rf"(?:\\text\{{[^{{}}]*\}}|(?<![a-zA-Z])(?:[A-Za-z][a-z]{{3,}}|{_BARE}(?![a-zA-Z])))"
+    r"(?:\^\{?[123]\}?)?"
+)
+_UNIT = re.compile(
+    rf"(?<=[\d)}}\]a-z.])\s*(%|(?:/ ?|-)?{_WORD}(?:(?: ?/ ?| per | an? | of | the |[ .*-]|\\times )*{_WORD})*)\.?$"
+)
+
+
+def normal(text: str) -> str:
+    r"""Return *text*, an answer, in one notation: ``\dfrac12``, ``½`` and ``\frac{1}{2}`` become the last of them."""
+    text = re.sub(r"[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
+    for symbol, replacement in _SYMBOLS.items():
+        text = text.replace(symbol, replacement)
+    text = unicodedata.normalize("NFKC", text)
+    text = _undelimited(text.strip())
+    for pattern, replacement in _SPELLINGS:
+        text = pattern.sub(replacement, text)
+    text = _CURRENCY.sub(lambda match: f"{match[1] or ''}{match[2] or match[3]}", text.strip())
+    text = re.sub(r"(?<!^)(?<!^-)\\?\$(?!$)", "", text)
+    text = _ANSWER.sub("", _undelimited(text.strip()))
+    text = _THOUSANDS.sub(lambda match: re.sub(r"[, ]", "", match[0]), text)
+    text = _LAKHS.sub(lambda match: match[0].replace(",", ""), text)
+    text = _MIXED.sub(_mixed, _REPEATING.sub(_repeating, text))
+    text = _SPACE.sub("", re.sub(r" +", " ", text))
+    text = re.sub(r"(?<=[_^])\{([\da-zA-Z])\}(?![\da-zA-Z])", r"\1", text)
+    text = re.sub(r"^\{((?:[^{}\\]|\\frac\{[^{}]*\}\{[^{}]*\})*)\}$", r"\1", text)
+    return text.strip(" ").rstrip(".,").removeprefix("+")
+
+
+def _undelimited(text: str) -> str:
+    for opening, closing in _DELIMITERS:
+        inside = text[len(opening) : len(text) - len(closing)].strip()
+        enclosed = len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing)
+        if enclosed and opening not in inside and not inside.endswith("\\"):
+            return _undelimited(inside)
+    return text
+
+
+def _repeating(match: re.Match[str]) -> str:
+    """Spell the repeating decimal as a fraction."""
+    whole, fixed, period = match[1] or "0", match[2], match[3]
+    if len(match[0]) > LONGEST:
+        return match[0]
+    scale = 10 ** len(fixed) * (10 ** len(period) - 1)
+    value = Fraction(int(whole + fixed + period) - int(whole + fixed), scale)
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def _mixed(match: re.Match[str]) -> str:
+    """Spell a mixed number as a sum. A whole number before an improper fraction is left as it is."""
+    over, under = match[2] or match[4], match[3] or match[5]
+    return rf"({match[1]}+\frac{{{over}}}{{{under}}})" if int(over) < int(under) else match[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """An expression without its unit; *value* is its number, if it is just a number."""
+
+    expression: str
+    unit: frozenset[str] = frozenset()
+    value: Fraction | None = None
+
+
+def quantity(text: str) -> Quantity:
+    """Divide *text*, in its normal form, into an expression and a unit."""
+    unit: set[str] = set()
+    currency = _CURRENCY.search(text)
+    if currency:
+        unit.add(_CURRENCIES[currency[2] or currency[3]])
+        text = _CURRENCY.sub(lambda match: match[1] or "", text)
+    factor = 1
+    found = _UNIT.search(text)
+    words = _words_of(found[1]) if found else []
+    if found and not _NOT_UNITS.search(" ".join(words)):
+        text = text[: found.start()]
+        if words and words[0] in MAGNITUDES:
+            factor = MAGNITUDES[words.pop(0)]
+        unit.update(_canonical(word) for word in words if word not in _SMALL_WORDS)
+    value = _value(text)
+    if factor != 1 and value is None:
+        text = f"{factor}({text})"
+    return Quantity(text, frozenset(unit), None if value is None else value * factor)
+
+
+def _words_of(unit: str) -> list[str]:
+    return ["%"] if unit == "%" else re.findall(r"[a-z']+", re.sub(r"\\(?:text|times)", " ", unit).lower())
+
+
+def _canonical(word: str) -> str:
+    single = word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 2 else word
+    return _ALIASES.get(single, _ALIASES.get(word, single))
+
+
+def _value(text: str) -> Fraction | None:
+    """Return the number that *text* is; None for other or too long texts."""
+    text = text[1:-1] if re.fullmatch(r"\(-?[\d.]+\)|\{-?[\d.]+\}", text) else text
+    match = _NUMBER.fullmatch(text) if len(text) <= LONGEST else None
+    if match is None:
+        return None
+    sign, whole, over, under, top, bottom, size, divisor, power, exponent = match.groups()
+    try:
+        if whole:
+            value = Fraction(whole) + Fraction(int(over), int(under))
+        elif top:
+            value = Fraction(top) / Fraction(bottom)
+        else:
+            value = Fraction(size) / Fraction(divisor or 1) * Fraction(10) ** int(power or exponent or 0)
+    except ZeroDivisionError:
+        return None
+    return -value if sign == "-" else value
+
+
+def number(text: str) -> Fraction | None:
+    r"""
+    Parse *text* as one number: ``1,234.50``, ``\$18``, ``50\%``, ``18\text{ eggs}``, ``1\frac{1}{2}``.
+
+    Currency, per cent signs and units are dropped, as GSM8K's answers have none. None for other or too long texts.
+    """
+    return quantity(normal(text)).value
