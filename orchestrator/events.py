@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from .chain import Message, Party, Role, Rollback, Step, Tool, Verdict
-from .stats import Acceptance
 
 Verb: TypeAlias = Literal["write", "score", "ask", "rate"]
 Fate: TypeAlias = Literal["done", "cancelled", "failed"]
@@ -242,26 +241,6 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Speculated:
-    """
-    The tokens that the server at *url* drafted and accepted itself, from second *since* of a run to second *until*.
-
-    *counted* is read from the server's own counters, which include the requests of all its clients. *shared* says that
-    other runs are known to have used the server. If the counters were last read before the run began, *since* is 0, and
-    what they grew by before it counts too; it is another run's, which makes the period shared. *role* and *path* are
-    those of `Called`.
-    """
-
-    role: Party
-    counted: Acceptance
-    since: float
-    until: float
-    shared: bool = False
-    url: str = ""
-    path: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
     """A run has ended after *seconds*; *reason* says why the thinking or the answer ended."""
 
@@ -288,7 +267,6 @@ Event: TypeAlias = (
     | Degraded
     | Moved
     | Decided
-    | Speculated
     | Finished
 )
 """Whatever may happen in a run."""

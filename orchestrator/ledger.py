@@ -18,9 +18,7 @@ from .events import (
     Judged,
     JudgedWithin,
     Repaired,
-    Speculated,
 )
-from .stats import Acceptance
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +59,6 @@ COUNTED = tuple(field.name for field in fields(Account) if field.name not in ("r
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
-    """
-    The tokens that the servers of one model drafted and accepted themselves while a run was under way.
-
-    *counted* includes the requests of all clients of these servers. With *shared*, other runs are known to have used
-    them at the same time; unknown clients may have done so in any case. The counters were read from second *since* of
-    the run to second *until*. *path* is that of `Account`.
-    """
-
-    role: Party
-    counted: Acceptance
-    since: float
-    until: float
-    shared: bool = False
-    path: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.path or self.role
-
-    @property
-    def seconds(self) -> float:
-        return self.until - self.since
-
-
-@dataclass(frozen=True, slots=True)
 class Ledger:
     """
     The accounts of both models and of the critic, and how many of the judged drafts were accepted.
@@ -105,7 +77,6 @@ class Ledger:
     chosen: int = 0
     nested: tuple[Account, ...] = ()
     sifted: tuple[tuple[str, int, int], ...] = ()
-    speculation: tuple[Speculation, ...] = ()
 
     @property
     def accept_rate(self) -> float | None:
@@ -137,7 +108,6 @@ class Ledger:
             chosen=chosen,
             nested=_nested(events),
             sifted=_sifted(events),
-            speculation=_speculation(events),
         )
 
 
@@ -167,24 +137,6 @@ def _sifted(events: tuple[Event, ...]) -> tuple[tuple[str, int, int], ...]:
     drafts = Counter(event.path for event in judged)
     stood = Counter(event.path for event in judged if isinstance(event.verdict, Accept) or event.verdict.chosen)
     return tuple((path, drafts[path], stood[path]) for path in sorted(drafts))
-
-
-def _speculation(events: tuple[Event, ...]) -> tuple[Speculation, ...]:
-    readings: dict[tuple[Party, str], list[Speculated]] = {}
-    for event in events:
-        if isinstance(event, Speculated):
-            readings.setdefault((event.role, event.path), []).append(event)
-    return tuple(
-        Speculation(
-            role,
-            sum((event.counted for event in own), Acceptance()),
-            min(event.since for event in own),
-            max(event.until for event in own),
-            shared=any(event.shared for event in own),
-            path=path,
-        )
-        for (role, path), own in sorted(readings.items())
-    )
 
 
 def _kept(events: tuple[Event, ...]) -> list[Step]:

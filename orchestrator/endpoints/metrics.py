@@ -1,24 +1,20 @@
 """
 What vLLM's ``/metrics`` tells: queue gauges, counters of token-level speculation, and the prefix cache's configuration.
 
-`poll_queue` and `AcceptanceMonitor` read gauges and counters again and again; `AcceptanceWindows` assigns what the
-counters grew by to a run, because a server counts for all of its clients. Any server but vLLM shows none of these.
+`poll_queue` and `AcceptanceMonitor` read gauges and counters again and again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from math import gcd, inf
-from typing import Protocol, TypeAlias, cast
+from math import gcd
+from typing import Protocol, TypeAlias
 
-from ..chain import Party
 from ..concurrency import background
-from ..events import Answering, Called, Event, Finished, Speculated
 from ..stats import Acceptance
 from .settings import Endpoint
 
@@ -138,12 +134,10 @@ def total(parts: Iterable[Acceptance | None]) -> Acceptance | None:
     return sum(known, Acceptance()) if known else None
 
 
-# Token-level speculation: the poller, and the windows of one run
+# Token-level speculation: the poller
 
 ACCEPTANCE_POLL_SECONDS = 1.0  # between two readings of one server
-MIN_POLL_SECONDS = 0.25  # the same, after `AcceptanceMonitor.poll_soon`
-POLL_TIMEOUT = 5 * ACCEPTANCE_POLL_SECONDS  # seconds for one reading; an older one is no base for a run's first window
-UNREAD = 32  # tokens that a server may have written for a cancelled request beyond those that arrived
+POLL_TIMEOUT = 5 * ACCEPTANCE_POLL_SECONDS  # seconds for one reading
 
 
 class SpeculatingServer(Protocol):
@@ -168,19 +162,14 @@ NamedServer: TypeAlias = tuple[str, SpeculatingServer]
 
 class AcceptanceMonitor:
     """
-    Polls the counters of all speculating servers, and knows how many users share them.
+    Polls the counters of all speculating servers.
 
-    *servers* returns every server with the role of its model, or the model's path in a nested pair. A user is a run or
-    any other work of this process, such as a shadow check. A run's windows count for that run alone only while it is
-    the single user.
+    *servers* returns every server with the role of its model, or the model's path in a nested pair.
     """
 
     def __init__(self, servers: Callable[[], Iterable[NamedServer]]) -> None:
         self._servers = servers
-        self._poll_soon = asyncio.Event()
         self._last: dict[tuple[str, str], AcceptanceReading] = {}  # by name and URL
-        self._users = 0
-        self._last_left = self._last_shared = -inf  # seconds of the loop's clock
         self.totals: dict[str, Acceptance] = {}  # by name, since the first reading, for all clients
         self.speculating: tuple[NamedServer, ...] = ()
 
@@ -191,48 +180,11 @@ class AcceptanceMonitor:
         async with background(self._poll()):
             yield
 
-    def poll_soon(self) -> None:
-        """Have the servers polled before the usual interval is over; return at once."""
-        if self.speculating:
-            self._poll_soon.set()
-
-    @contextmanager
-    def user(self) -> Generator[None]:
-        """Count the work of the block, which belongs to no run, as one more user of the servers."""
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
-
-    def enter(self) -> float:
-        """Count one more user; return the second at which a user left last."""
-        self._users += 1
-        return self._last_left
-
-    def leave(self) -> None:
-        """Count one user less."""
-        if self._users > 1:
-            self._last_shared = _now()
-        self._users -= 1
-        self._last_left = _now()
-
-    @property
-    def last_shared(self) -> float:
-        """The last second at which several users shared the servers, which may be now."""
-        return _now() if self._users > 1 else self._last_shared
-
     async def _poll(self) -> None:
-        interval = ACCEPTANCE_POLL_SECONDS
         while True:
-            self._poll_soon.clear()
-            await asyncio.gather(*[_read(server) for _, server in self.speculating if _due(server, interval)])
+            await asyncio.gather(*[_read(server) for _, server in self.speculating if _due(server)])
             self._update()
-            interval = ACCEPTANCE_POLL_SECONDS
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ACCEPTANCE_POLL_SECONDS):
-                    await self._poll_soon.wait()
-                    interval = MIN_POLL_SECONDS
+            await asyncio.sleep(ACCEPTANCE_POLL_SECONDS)
 
     def _update(self) -> None:
         """Find the speculating servers, and add what their counters grew by to `totals`."""
@@ -244,75 +196,9 @@ class AcceptanceMonitor:
                 self._last[name, server.settings.url] = reading
 
 
-class AcceptanceWindows:
-    """
-    The `Speculated` events of one run: windows from one reading of a server's counters to the next.
-
-    *clock* returns the seconds since the run began. A window is marked as shared if the *monitor* counted another user
-    meanwhile, or if the server wrote more tokens than the run requested. Windows exist between `begin` and `end`.
-    """
-
-    def __init__(self, monitor: AcceptanceMonitor, clock: Callable[[], float]) -> None:
-        self._monitor, self._clock = monitor, clock
-        self._bases: dict[tuple[str, str], AcceptanceReading] = {}  # where each server's next window begins
-        self._open = self._answering = False
-        self._left_before = -inf  # the second at which another user left last, before this run
-        self._requested, self._served = Counter[str](), Counter[str]()  # tokens by name: for this run, for all clients
-
-    def begin(self) -> None:
-        """Count the run as a user; its first windows begin at the newest readings, unless these are too old."""
-        began = _now()
-        self._zero = began - self._clock()
-        self._left_before = self._monitor.enter()
-        for name, server in self._monitor.speculating:
-            if server.reading is not None and began - server.reading.at <= POLL_TIMEOUT:
-                self._bases[name, server.settings.url] = server.reading
-        self._open = True
-
-    def end(self) -> None:
-        """Count the run as a user no longer; may be called twice."""
-        if self._open:
-            self._open = False
-            self._monitor.leave()
-
-    def complete(self, event: Event) -> Iterator[Event]:
-        """Yield the windows that are complete when *event* happens, then *event* itself."""
-        if self._open and self._monitor.speculating:
-            if isinstance(event, Called):
-                self._requested[event.path or event.role] += event.written + (0 if event.fate == "done" else UNREAD)
-            elif isinstance(event, Answering) and not self._answering:
-                self._answering = True  # The run may be over before the next regular poll.
-                self._monitor.poll_soon()
-            last = isinstance(event, Finished)
-            for name, server in self._monitor.speculating:
-                yield from self._window(name, server, last=last)
-        yield event
-
-    def _window(self, name: str, server: SpeculatingServer, *, last: bool) -> Iterator[Speculated]:
-        if (reading := server.reading) is None:
-            return
-        key = name, server.settings.url
-        base = self._bases.setdefault(key, reading)
-        if (growth := reading.since(base)) is None:
-            self._bases[key] = reading
-            return
-        if not last and not growth.drafted:
-            return
-        self._bases[key] = reading
-        self._served[name] += reading.written - base.written
-        shared = max(self._left_before, self._monitor.last_shared) >= base.at
-        # Clients outside this process are seen only by what the server wrote beyond this run's requests.
-        foreign = last and self._served[name] > self._requested[name] + UNREAD
-        if reading.at > base.at or foreign:
-            since, until = max(0.0, base.at - self._zero), max(0.0, reading.at - self._zero)
-            role, _, inner = name.partition(".")
-            path = name if inner else ""
-            yield Speculated(cast("Party", role), growth, since, until, shared or foreign, server.settings.url, path)
-
-
-def _due(server: SpeculatingServer, interval: float) -> bool:
-    """Whether the last poll is *interval* seconds ago; never where requests are limited, as a poll is a request too."""
-    return server.settings.requests_per_second is None and _now() - server.polled_at >= interval
+def _due(server: SpeculatingServer) -> bool:
+    """Whether to read the counters of *server*; never where requests are limited, as a reading is a request too."""
+    return server.settings.requests_per_second is None and _now() - server.polled_at >= ACCEPTANCE_POLL_SECONDS
 
 
 async def _read(server: SpeculatingServer) -> None:

@@ -30,7 +30,7 @@ from stepspec.orchestrator.endpoints import (
 )
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.interfaces import ServerParser
-from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, poll_queue
+from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable
 from stepspec.orchestrator.events import Event, Observer, Stage, Started
@@ -371,7 +371,6 @@ class Solver:
         limits = run.budget.budget().fit(room)
         seeded = run.sampling.seeded()
         recorder = trace.Recorder(clock := clock or trace.Stopwatch())
-        windows = AcceptanceWindows(self.acceptance, clock)
         observers: list[Observer] = [
             recorder,
             self.large_load.observe,
@@ -381,9 +380,8 @@ class Solver:
         ]
 
         def watch(event: Event) -> None:
-            for each in windows.complete(event):
-                for observer in observers:
-                    observer(each)
+            for observer in observers:
+                observer(event)
 
         models = self._models(limits, seeded, watch, clock, answering)
         auto = self._auto(models, run)
@@ -391,7 +389,6 @@ class Solver:
         threshold = policies.threshold(run.policy, run.options)
         watch(Started(chain.messages, run.policy, names, known, threshold, chain.tools))
         try:
-            windows.begin()
             with carrying(self._session(session), run.priority, session or ""), prompts.replacing(self.prompts):
                 outcome = await run_policy(
                     self._policy(models, run),
@@ -411,7 +408,6 @@ class Solver:
             if format is not None and outcome.reason == "stop":
                 require_json(outcome.text, self.large.settings.url)
         finally:
-            windows.end()
             models.leave()
             if trace_to is not None:
                 _write_trace(trace_to, recorder.moments)

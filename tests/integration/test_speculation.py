@@ -16,7 +16,6 @@ from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.endpoints.doctor import diagnose
-from stepspec.orchestrator.endpoints.metrics import ACCEPTANCE_POLL_SECONDS, SpeculatingServer
 from stepspec.orchestrator.launcher import Served
 from stepspec.policies import METHODS
 from stepspec.prompts import load
@@ -77,42 +76,6 @@ async def test_fifty_problems_are_solved_and_judged_with_the_acceptance_in_the_l
     grades = [step.grade for solution in solutions for step in solution.steps if step.grade is not None]
     assert len(grades) >= 150
     assert min(grades) < 3 < 7 < max(grades)
-
-
-async def test_the_ledger_has_the_counters_and_whether_they_are_shared(
-    speculated: Speculating, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tasks = fresh_tasks(12, 17)
-    async with speculated.solver() as solver:
-        together = await asyncio.gather(*(solver.solve(task.problem, policy="large") for task in tasks))
-        alone: list[Solution] = []
-        for task in tasks[:3]:
-            await polled(solver)  # so that the last look before it knows nothing of whoever was there
-            await asyncio.sleep(ACCEPTANCE_POLL_SECONDS / 2)  # so that the next one falls into the run
-            alone.append(await solver.solve(task.problem, policy="large"))
-    crowded, quiet = (
-        [one for solution in solutions for one in solution.ledger.speculation if one.counted.drafted]
-        for solutions in (together, alone)
-    )
-    with capsys.disabled():
-        for one in (*crowded[:2], *quiet):
-            print(f"\n{speculated.method}: {one}")
-    assert {one.name for one in (*crowded, *quiet)} <= DRAFTING[speculated.method]
-    assert all(one.counted.rate is not None and 0 <= one.counted.rate <= 1 for one in (*crowded, *quiet))
-    assert {one.shared for one in crowded} == {True}
-    assert {one.shared for one in quiet} == {False}
-
-
-async def polled(solver: Solver) -> None:
-    """Wait until the counters of all servers have been read once more."""
-    now = asyncio.get_running_loop().time()
-
-    def unread(server: SpeculatingServer) -> bool:
-        return server.reading is None or server.reading.at <= now
-
-    async with asyncio.timeout(60):
-        while any(unread(server) for _, server in solver.acceptance.speculating):  # noqa: ASYNC110  # a poll sets no event
-            await asyncio.sleep(ACCEPTANCE_POLL_SECONDS / 10)
 
 
 @pytest.mark.parametrize("policy", JUDGING)

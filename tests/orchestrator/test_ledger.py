@@ -18,12 +18,10 @@ from stepspec.orchestrator.events import (
     Judged,
     Lost,
     Repaired,
-    Speculated,
     Started,
     Verb,
 )
-from stepspec.orchestrator.ledger import Account, Speculation
-from stepspec.orchestrator.stats import Acceptance
+from stepspec.orchestrator.ledger import Account
 
 
 def step(text: str, author: Role, tokens: int, note: str = "") -> Step:
@@ -165,26 +163,3 @@ def test_requests_to_judge_take_nothing_from_the_discarded_tokens() -> None:
 def test_the_requests_of_a_nested_model_add_up_although_each_event_has_a_path_of_its_own() -> None:
     calls = [replace(call("large", "write", written=tokens), path="".join(("small", ".large"))) for tokens in (3, 4)]
     assert Ledger.of(calls).nested == (Account("large", discarded=7, requests=2, writing=2.0, path="small.large"),)
-
-
-WINDOWS: list[Event] = [
-    Speculated("large", Acceptance(2, 8, 6), -0.5, 1.5, url="http://one"),
-    Speculated("large", Acceptance(1, 4, 0), 1.5, 2.5, shared=True, url="http://one"),
-    Speculated("large", Acceptance(3, 12, 12), 0.25, 3.0, url="http://two"),
-    Speculated("small", Acceptance(), 0.0, 1.0, path="small.large"),
-    Speculated("small", Acceptance(5, 5, 5), 0.0, 2.0, path="small.small"),
-]
-
-
-def test_counters_of_servers_are_summed_by_model() -> None:
-    ledger = Ledger.of([*RUN, *WINDOWS])
-    large, *within = ledger.speculation
-    assert large == Speculation("large", Acceptance(6, 24, 18), -0.5, 3.0, shared=True)
-    assert (large.name, large.seconds, large.counted.rate, large.counted.length) == ("large", 3.5, 0.75, 4.0)
-    assert within == [
-        Speculation("small", Acceptance(), 0.0, 1.0, path="small.large"),
-        Speculation("small", Acceptance(5, 5, 5), 0.0, 2.0, path="small.small"),
-    ]
-    assert [one.name for one in within] == ["small.large", "small.small"]
-    assert Ledger.of([*reversed(WINDOWS), *RUN]) == ledger
-    assert replace(ledger, speculation=()) == Ledger.of(RUN)

@@ -33,10 +33,8 @@ from stepspec.orchestrator.events import (
     Lost,
     Moved,
     Repaired,
-    Speculated,
     Started,
 )
-from stepspec.orchestrator.stats import Acceptance
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, read, replay, write
 
 from ..fakes import run
@@ -103,16 +101,6 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
         st.booleans(),
         NUMBERS,
         NUMBERS,
-    ),
-    Speculated: st.builds(
-        Speculated,
-        ROLES,
-        st.builds(Acceptance, NUMBERS, NUMBERS, NUMBERS),
-        SECONDS.map(lambda seconds: -seconds),
-        SECONDS,
-        st.booleans(),
-        st.text(),
-        st.text(),
     ),
     Calling: st.builds(Calling, NUMBERS, st.text(), st.text(), st.text()),
     AnswerJudged: st.builds(AnswerJudged, NUMBERS, STEPS, st.none() | st.booleans(), SCORES, st.text(), st.booleans()),

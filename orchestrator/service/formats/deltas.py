@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ...chain import THINK_END, ToolCall
 from ...events import Answered, Answering, Called, Calling, Committed, Event
-from ...ledger import COUNTED, Account, Ledger, Speculation
+from ...ledger import COUNTED, Account, Ledger
 from ...solution import Solution
 from ..settings import Thinking
 from ..watch.records import MESSAGES_PATH, RunEvent, RunResult
@@ -202,7 +202,6 @@ def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
         "degraded": list(solution.degraded),
         "verified": solution.verified,
         "rejection": solution.rejection or None,
-        "speculation": {model.name: _speculation(model) for model in ledger.speculation} or None,
     }
 
 
@@ -221,26 +220,12 @@ def ledger(ledgers: Iterable[Ledger]) -> dict[str, Any]:
     small, large, critic = (_sum([getattr(run, role) for run in runs]) for role in ("small", "large", "critic"))
     counts = {name: sum(getattr(run, name) for run in runs) for name in ("drafts", "accepted", "chosen")}
     nested = _by_path([account for run in runs for account in run.nested])
-    sums = Ledger(small, large, critic=critic, nested=nested, sifted=_nested_drafts(runs), speculation=_longest(runs))
+    sums = Ledger(small, large, critic=critic, nested=nested, sifted=_nested_drafts(runs))
     total = replace(sums, **counts)
     return dataclasses.asdict(total) | {
         "accept_rate": total.accept_rate,
         "share_large": total.share_large,
-        "speculation": [_speculation(model) for model in total.speculation],
     }
-
-
-def _speculation(model: Speculation) -> dict[str, Any]:
-    return dataclasses.asdict(model) | {"rate": model.counted.rate, "length": model.counted.length}
-
-
-def _longest(ledgers: Sequence[Ledger]) -> tuple[Speculation, ...]:
-    """Take each model's longest window: all runs read the counters of the same servers, so a sum counts twice."""
-    windows = [window for ledger in ledgers for window in ledger.speculation]
-    longest: dict[str, Speculation] = {}
-    for window in sorted(windows, key=lambda window: window.seconds):
-        longest[window.name] = replace(window, shared=window.shared or window.name in longest)
-    return tuple(longest[name] for name in sorted(longest))
 
 
 def _sum(accounts: Sequence[Account]) -> Account:

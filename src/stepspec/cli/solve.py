@@ -23,7 +23,6 @@ from .many import Problem, SolutionFile, read_problems, settings_digest, solve_a
 from .terminal import (
     RunPrinter,
     nested_lines,
-    speculation_line,
     stderr,
     stdout,
     summary,
@@ -188,5 +187,3 @@ def _print_costs(solution: Solution) -> None:
     stderr.print(summary(solution))
     for line in nested_lines(solution.ledger):
         stderr.print(line, soft_wrap=True)
-    for speculation in solution.ledger.speculation:
-        stderr.print(speculation_line(speculation), soft_wrap=True)

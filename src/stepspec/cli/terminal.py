@@ -16,7 +16,7 @@ from rich.text import Text
 from stepspec.evals.flags import Json, LargeUrl, SmallUrl
 from stepspec.evals.flags import Pace as Profile
 from stepspec.orchestrator.events import AnswerJudged, Degraded, Event, FellBack, Moved
-from stepspec.orchestrator.ledger import Ledger, Speculation
+from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
 
@@ -28,7 +28,6 @@ __all__ = [
     "SmallUrl",
     "nested_lines",
     "print_json",
-    "speculation_line",
     "stderr",
     "stdout",
     "step_line",
@@ -124,13 +123,3 @@ def nested_lines(ledger: Ledger) -> Iterator[Text]:
     for model in ledger.nested:
         drafts = sifted.get(model.path, "")
         yield Text(f"{model.path}: {model.kept} tokens kept, {model.discarded} discarded{drafts}", style="dim")
-
-
-def speculation_line(speculation: Speculation) -> Text:
-    """Return, in one line, how many tokens the servers of a model drafted and accepted themselves."""
-    others = "others at work there too" if speculation.shared else "nobody else known to be at work there"
-    return Text(
-        f"token-level speculation under {speculation.name}: {speculation.counted} "
-        f"(its servers' counters over {speculation.seconds:.1f} s, {others})",
-        style="dim",
-    )

@@ -27,7 +27,6 @@ export function ledgerOf(view) {
     ...accounts,
     nested: modelsWithin(view.calls).map((path) => ({ path, ...account(view, path, (call) => call.path === path) })),
     sifted: sifted(view.verdicts),
-    speculation: speculation(view.speculation),
     accepted,
     drafts,
     acceptRate: drafts ? accepted / drafts : null,
@@ -48,26 +47,6 @@ function sifted(verdicts) {
   return paths.map((path) => {
     const judged = verdicts.filter((one) => one.path === path);
     return { path, drafts: judged.length, accepted: judged.filter((one) => one.acceptedText !== null).length };
-  });
-}
-
-// By its name, what each model's servers counted while the run was under way; *shared* with whoever else was there.
-function speculation(windows) {
-  const nameOf = (one) => one.path || one.role;
-  const names = [...new Set(windows.map(nameOf))].sort();
-  return names.map((name) => {
-    const mine = windows.filter((one) => nameOf(one) === name);
-    const sum = (key) => mine.reduce((all, { counted }) => all + counted[key], 0);
-    const [drafts, drafted, accepted] = ["drafts", "drafted", "accepted"].map(sum);
-    return {
-      name,
-      ...{ drafts, drafted, accepted },
-      rate: drafted ? accepted / drafted : null,
-      length: drafts ? 1 + accepted / drafts : null,
-      since: Math.min(...mine.map((one) => one.since)),
-      until: Math.max(...mine.map((one) => one.until)),
-      shared: mine.some((one) => one.shared),
-    };
   });
 }
 

@@ -14,7 +14,6 @@ export const EMPTY = Object.freeze({
   // the number of requests that were reported before it.
   verdicts: [],
   calls: [],
-  speculation: [], // windows of what servers counted of the tokens that they draft themselves
   notices: [],
   decided: null, // the last decision about who writes on: the method or the large model alone
   restarts: [], // when drafting began anew, after a repair or the choice of a rival
@@ -135,7 +134,6 @@ const REDUCERS = {
   },
 
 
-  Speculated: (view, window) => ({ ...view, speculation: [...view.speculation, window] }),
 
   Degraded: (view, { role, path, cause, at }) =>
     noticed(view, at, `The ${path || role} model failed; the run goes on without it.`, cause),

@@ -14,14 +14,6 @@ const ROWS = [
   ["failed", "failed"],
 ];
 const BECAME = { ...FATES, other: "discarded otherwise", judging: "judging" };
-const UNDERNEATH = [
-  ["drafted", ({ drafted }) => count(drafted)],
-  ["accepted", ({ rate }) => (rate === null ? "–" : percent(rate))],
-  ["tokens a pass", ({ length }) => (length === null ? "–" : length.toFixed(2))],
-  ["looked at for", ({ since, until }) => seconds(until - since)],
-  ["others there", ({ shared }) => (shared ? "yes" : "none known")],
-];
-
 // *unit* is "seconds" or "tokens".
 export function showLedger(container, view, spans, unit) {
   const ledger = ledgerOf(view);
@@ -44,7 +36,6 @@ export function showLedger(container, view, spans, unit) {
     ),
     fatesBar(unit === "seconds" ? secondsByFate(spans) : tokensByFate(view, ledger), FORMATS[unit]),
     ...tables,
-    ...(ledger.speculation.length ? [underneath(ledger.speculation)] : []),
   );
 }
 
@@ -122,15 +113,6 @@ function accounts(columns, caption) {
     columns.map(([name]) => name),
     shownRows.map(([name, key]) => [name, columns.map(([, account]) => count(account[key]))]),
     true,
-  );
-}
-
-// The counters are those of whole servers: nobody may take them for the run's own.
-function underneath(models) {
-  return table(
-    h("caption", {}, "Meanwhile, token-level speculation in the servers"),
-    models.map(({ name }) => name),
-    UNDERNEATH.map(([name, tell]) => [name, models.map(tell)]),
   );
 }
 
