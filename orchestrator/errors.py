@@ -44,7 +44,13 @@ class ConfigurationError(StepspecError, ValueError):
 
 
 class EndpointError(StepspecError):
-    """A served model failed: *role* and *url* name the model, *verb* the kind of request."""
+    """
+    A served model failed: *role* and *url* name the model, *verb* the kind of request.
+
+    *status* is the HTTP status of the response, or of the error inside of one; 0 without any.
+    """
+
+    status: int = 0
 
     def __init__(self, message: str, *, role: Role | str = "", url: str = "", verb: str = "") -> None:
         where = f"the {role} model at {url}" if role else url

@@ -1,8 +1,9 @@
 """The vLLM client: settings, and models that write, score and ask over HTTP."""
 
 from .chat_template import Template, learn
-from .interfaces import ModelEndpoint
-from .replicas import ReplicatedEndpoint, ReplicatedModel, connect
+from .interfaces import ModelEndpoint, ModelServer
+from .placement import ReplicatedModel
+from .replicas import ReplicatedEndpoint, connect
 from .reward_model import RewardModelEndpoint
 from .settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from .vllm import VllmEndpoint, VllmModel
@@ -14,6 +15,7 @@ __all__ = [
     "Deadlines",
     "Endpoint",
     "ModelEndpoint",
+    "ModelServer",
     "ReplicatedEndpoint",
     "ReplicatedModel",
     "RewardModelEndpoint",

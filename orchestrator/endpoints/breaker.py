@@ -1,14 +1,32 @@
-"""The circuit breaker of one server: whether calls may be sent there, and when it is probed. `replicas` sends both."""
+"""
+The health of a model's servers: each is behind a circuit `Breaker`, and `Health` probes those that failed.
+
+See docs/decisions/0028 for what a failure is, and who waits for a probe.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from weakref import WeakSet
 
-from ..errors import EndpointError, StepspecError
+from ..chain import Chain, Role
+from ..concurrency import background
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, StepspecError
+from .settings import Endpoint
+
+if TYPE_CHECKING:
+    from .interfaces import ModelServer
 
 PROBE_SECONDS = 5.0  # for a probe of a server at which no request waits
 FIRST_PAUSE = 1.0  # seconds from the first failed probe to the next; each further pause is twice as long
+PROBE = Chain.of("1 + 1")
+"""The conversation about which a probe has one token written."""
+UNUSABLE = frozenset({401, 403, 404, 405})
+"""HTTP statuses of a rejection that every request to the server would get."""
 
 State: TypeAlias = Literal["closed", "half-open", "open"]
 
@@ -18,15 +36,16 @@ class Breaker:
     Closed while the server works, half-open while a probe decides, open from a failed probe on.
 
     The pause before the next probe doubles up to *longest* seconds. A server that fails again within *longest* seconds
-    after a probe is paused on from where it was. *failing* is set unless the circuit is closed, *settled* unless it is
-    half-open.
+    after a probe is paused on from where it was. *failing* is set unless the circuit is closed, *working* only while it
+    is closed, and *settled* unless it is half-open.
     """
 
     def __init__(self, longest: float) -> None:
         self.state: State = "closed"
         self.error: StepspecError | None = None
         self.pause = 0.0
-        self.failing, self.settled = asyncio.Event(), asyncio.Event()
+        self.failing, self.working, self.settled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.working.set()
         self.settled.set()
         self._longest, self._closed_at = longest, 0.0
 
@@ -44,12 +63,14 @@ class Breaker:
             if asyncio.get_running_loop().time() - self._closed_at >= self._longest:
                 self.pause = 0.0
             self.settled.clear()
+            self.working.clear()
             self.failing.set()
 
     def open(self, exc: StepspecError) -> None:
         """Note that a probe failed."""
         self.error, self.state = exc, "open"
         self.pause = min(2 * self.pause or FIRST_PAUSE, self._longest)
+        self.working.clear()
         self.failing.set()
         self.settled.set()
 
@@ -57,4 +78,172 @@ class Breaker:
         """Note that a probe succeeded."""
         self.state, self._closed_at = "closed", asyncio.get_running_loop().time()
         self.failing.clear()
+        self.working.set()
         self.settled.set()
+
+
+@dataclass(eq=False)
+class Replica:
+    """
+    One server behind its *breaker*, with the *runs* that are placed there.
+
+    *endpoint* is None until the server was up for the first time.
+    """
+
+    settings: Endpoint
+    breaker: Breaker
+    endpoint: ModelServer | None = None
+    runs: WeakSet[Any] = field(default_factory=lambda: WeakSet[Any]())
+
+    @property
+    def url(self) -> str:
+        return self.settings.url
+
+
+class Health:
+    """
+    The servers that *settings* list, connected by *make*, and a task for each that probes it while it fails.
+
+    A probe connects anew, and the server's endpoint takes over what the new connection has learnt: the server may have
+    been started again with other flags. `refuses` gives a reason against a server, or "".
+    """
+
+    def __init__(self, settings: Endpoint, make: Callable[[Endpoint], ModelServer]) -> None:
+        self.role: Role = settings.role
+        self.refuses: Callable[[ModelServer], str] = lambda endpoint: ""
+        self.replicas = tuple([Replica(each, Breaker(each.deadlines.rest)) for each in settings.each])
+        self._make = make
+        self._exit, self._probing = AsyncExitStack(), AsyncExitStack()
+
+    async def start(self, *, optional: bool) -> None:
+        """Connect to all servers and begin to probe those that are down. Raise unless one is up or none has to be."""
+        try:
+            entered = await asyncio.gather(*map(self._connect, self.replicas), return_exceptions=True)
+            for replica, exc in zip(self.replicas, entered, strict=True):
+                if isinstance(exc, EndpointUnavailable):
+                    replica.breaker.open(exc)
+                elif isinstance(exc, BaseException):
+                    raise exc
+            if not optional and not any(self.entered):
+                raise self.none_left()
+            await self._probing.enter_async_context(background(*map(self._watch, self.replicas)))
+        except BaseException:
+            await self._exit.aclose()
+            raise
+
+    async def stop(self) -> None:
+        await self._probing.aclose()
+        await self._exit.aclose()
+
+    @property
+    def entered(self) -> Iterator[ModelServer]:
+        """The endpoints of the servers that were up at least once."""
+        return (replica.endpoint for replica in self.replicas if replica.endpoint is not None)
+
+    @property
+    def up(self) -> list[ModelServer]:
+        """The endpoints of the servers whose circuits are closed."""
+        closed = (replica for replica in self.replicas if replica.breaker.state == "closed")
+        return [replica.endpoint for replica in closed if replica.endpoint is not None]
+
+    @property
+    def down(self) -> Mapping[str, str]:
+        """The URL and the cause of every server that failed and has passed no probe since."""
+        return {each.url: each.breaker.cause for each in self.replicas if each.breaker.state != "closed"}
+
+    def report(self, url: str, exc: StepspecError) -> None:
+        """Have the server at *url* probed, at which a request of others failed."""
+        for replica in self.replicas:
+            if replica.url == url:
+                replica.breaker.fail(exc)
+
+    def none_left(self) -> EndpointUnavailable:
+        """Make the error for a call when no server works."""
+        first = self.replicas[0].breaker.error
+        if len(self.replicas) == 1 and isinstance(first, EndpointError):
+            kind = type(first) if isinstance(first, EndpointUnavailable) else EndpointUnavailable
+            error = kind(first.cause, role=first.role, url=first.url, verb=first.verb)
+        else:
+            causes = "; ".join(f"{each.url}: {each.breaker.cause}" for each in self.replicas if each.breaker.error)
+            urls = ", ".join(replica.url for replica in self.replicas)
+            error = EndpointUnavailable(f"no replica is left: {causes}", role=self.role, url=urls)
+        wanted = [getattr(each.breaker.error, "retry_after", 0.0) for each in self.replicas]
+        error.retry_after = min(wanted)
+        return error
+
+    async def _connect(self, replica: Replica) -> None:
+        async with AsyncExitStack() as stack:
+            endpoint = await stack.enter_async_context(self._make(replica.settings))
+            self._check(replica, endpoint)
+            replica.endpoint = endpoint
+            self._exit.push_async_exit(stack.pop_all())
+
+    async def _watch(self, replica: Replica) -> None:
+        """Probe *replica* while its circuit is not closed: at once, and then after pauses."""
+        breaker = replica.breaker
+        while True:
+            await breaker.failing.wait()
+            if breaker.state == "open":
+                await asyncio.sleep(breaker.pause)
+            try:
+                await self._probe(replica)
+            except StepspecError as exc:
+                breaker.open(exc)
+            else:
+                breaker.close()
+
+    async def _probe(self, replica: Replica) -> None:
+        """
+        Connect anew and write one token. Raise a `StepspecError` if that fails, or takes longer than `PROBE_SECONDS`.
+
+        Where requests wait at the server, the token has as long as any other request's first.
+        """
+        now = asyncio.get_running_loop().time
+        began = now()
+        try:
+            async with asyncio.timeout(PROBE_SECONDS) as limit:
+                await self._try(replica, limit)
+        except TimeoutError:
+            late = f"no answer to a probe within {now() - began:.0f} s"
+            raise EndpointUnavailable(late, role=self.role, url=replica.url, verb="probe") from None
+
+    async def _try(self, replica: Replica, limit: asyncio.Timeout) -> None:
+        """Send each request of a probe once; then the replica's endpoint knows what the server is now."""
+        settings = replica.settings
+        async with self._make(settings.model_copy(update={"retries": 0})) as fresh:
+            self._check(replica, fresh)
+            await fresh.check_health()
+            queue = await fresh.queue()
+            if queue and queue.waiting:
+                limit.reschedule(asyncio.get_running_loop().time() + settings.deadlines.unstreamed)
+            await fresh.model().write(PROBE, limit=1)
+            if replica.endpoint is not None:
+                replica.endpoint.adopt(fresh)
+        if replica.endpoint is None:
+            await self._connect(replica)
+
+    def _check(self, replica: Replica, fresh: ModelServer) -> None:
+        """
+        Raise `EndpointRejected` unless *fresh* may serve as *replica*.
+
+        It must serve what the other servers do that are up, and the model that was served here before.
+        """
+        others = [other for other in self.replicas if other is not replica and other.endpoint is not None]
+        up = [other.endpoint for other in others if other.breaker.state == "closed"]
+        known = [endpoint for endpoint in (*up, replica.endpoint, *(other.endpoint for other in others)) if endpoint]
+        wrong = _difference(fresh, known[0], whole=bool(up)) if known else ""
+        if why := wrong or self.refuses(fresh):
+            raise EndpointRejected(why, role=self.role, url=replica.url, verb="connect")
+
+
+def _difference(fresh: ModelServer, known: ModelServer, *, whole: bool) -> str:
+    """Say how the model at *fresh* differs from that at *known*; not *whole*: by name, as it may have been updated."""
+    where = "before" if fresh.settings.url == known.settings.url else ""
+    other = f"its replica at {known.settings.url}"
+    if fresh.name != known.name:
+        return f"serves {fresh.name!r}, and {where or other} {known.name!r}"
+    if whole and fresh.vocabulary != known.vocabulary:
+        return f"has another vocabulary than {other}"
+    if whole and fresh.template != known.template:
+        return f"has another chat template than {other}"
+    return ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
@@ -123,6 +124,7 @@ class Connection:
         self.endpoint = endpoint
         self._table = table or endpoint.role
         self.priorities = endpoint.priorities
+        self.opened = 0  # connections so far
         self._session: aiohttp.ClientSession | None = None
         self._proxy = _proxy(endpoint.url)
         self._try = 1  # of the request that was sent last
@@ -137,11 +139,19 @@ class Connection:
     def _open_session(self) -> aiohttp.ClientSession:
         # aiohttp alone: through a client of the openai SDK every request costs the time of another ten tokens.
         key = self.endpoint.api_key.get_secret_value() if self.endpoint.api_key else "none"
+        context = _ssl_context(self.endpoint.url)
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, ssl=_ssl_context(self.endpoint.url)),
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=KEEP_ALIVE, ssl=context, socket_factory=self._open_socket
+            ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.endpoint.deadlines.connect),
             headers={"Authorization": f"Bearer {key}", "Accept": "application/json"},
         )
+
+    def _open_socket(self, address: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
+        self.opened += 1
+        family, kind, protocol = address[:3]
+        return socket.socket(family, kind, protocol)
 
     def call(self, verb: str) -> Call:
         """Describe a request, for its errors."""

@@ -74,6 +74,22 @@ class ModelEndpoint(Protocol):
     ) -> None: ...
 
 
+class ModelServer(ModelEndpoint, Protocol):
+    """One server, which may be started again with other flags while it is in use."""
+
+    async def check_health(self) -> None:
+        """Raise `EndpointUnavailable` if the server says of itself that it cannot work."""
+        ...
+
+    async def check_unchanged(self) -> None:
+        """Raise `EndpointUnavailable` if the server is not as it was learnt any more."""
+        ...
+
+    def adopt(self, fresh: ModelEndpoint) -> None:
+        """Take over what *fresh*, a new connection to the same server, has learnt."""
+        ...
+
+
 class ServerParser:
     """The `AnswerParser` of one answer with *toolset*, by the server of *endpoint*."""
 

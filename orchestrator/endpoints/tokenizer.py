@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
@@ -16,7 +16,15 @@ from .client import Connection
 from .settings import Endpoint
 from .text_encoder import TEXTS, AsyncCache, TextEncoder
 from .tool_protocol import message_fields, tool_fields
-from .vllm_protocol import COMPLETIONS, GREEDY, EncodedPrompt, completion_body, spell, tokenize_body
+from .vllm_protocol import (
+    COMPLETIONS,
+    GREEDY,
+    EncodedPrompt,
+    completion_body,
+    spell,
+    tokenize_body,
+    tokenize_messages_body,
+)
 
 CONVERSATIONS_KEPT, CHOICES_KEPT = 256, 64  # entries of the caches
 FIRST_WORDS = 16  # tokens; a model that thinks opens its block within them
@@ -42,6 +50,7 @@ class ModelTokenizer(TextEncoder):
     template: Template
     room: int
     faithful: bool
+    rendered_last: list[int]  # the ids of the last of `CONVERSATIONS`
 
     def __init__(self, connection: Connection, model: str) -> None:
         super().__init__(connection, model)
@@ -58,6 +67,7 @@ class ModelTokenizer(TextEncoder):
             await self.render(messages, generate=generate, template=self._variables)
             for messages, generate in CONVERSATIONS
         ]
+        self.rendered_last = rendered[-1]
         texts = [await self.decode(ids) for ids in rendered]
         try:
             shown = cut(texts)
@@ -69,6 +79,19 @@ class ModelTokenizer(TextEncoder):
         block = await self.literally(self.template.markers.opening + self.template.markers.closing)
         between = await self.literally(self.template.turn + self.template.answer)
         self._turns = frozenset(await self._mark_ids(between)) - frozenset(block)
+
+    async def changed(self) -> bool:
+        """Whether the server has another vocabulary, chat template or context than when it was learnt."""
+        messages, generate = CONVERSATIONS[-1]
+        body = tokenize_messages_body(self._model, messages, generate=generate, template=self._variables)
+        return await self.tokenize(body) != (self.rendered_last, self.room)
+
+    def on(self, connection: Connection) -> ModelTokenizer:
+        """Return an encoder that has learnt the same, and sends its requests over *connection*."""
+        other = ModelTokenizer(connection, self._model)
+        other.vocabulary, other.template, other.room = self.vocabulary, self.template, self.room
+        other.faithful, other.rendered_last, other._turns = self.faithful, self.rendered_last, self._turns
+        return other
 
     async def encode(self, text: str) -> tuple[int, ...]:
         """Encode *text* of a chain, with the model's own spelling of `THINK_END`, its only special token."""
@@ -202,10 +225,15 @@ class ModelTokenizer(TextEncoder):
 
 
 class ChainIds:
-    """The ids of the chain of one run, which grows: the steps that the chain before had too are not encoded again."""
+    """
+    The ids of the chain of one run, which grows: the steps that the chain before had too are not encoded again.
 
-    def __init__(self, encoder: ModelTokenizer) -> None:
-        self._encoder = encoder
+    *encoder* returns the encoder of the served model, which is another one if the server was started again.
+    """
+
+    def __init__(self, encoder: Callable[[], ModelTokenizer]) -> None:
+        self._current = encoder
+        self._encoder = encoder()
         self._messages: tuple[Message, ...] = ()
         self._tools: tuple[Tool, ...] = ()
         self._steps: tuple[Step, ...] = ()
@@ -213,6 +241,8 @@ class ChainIds:
 
     async def __call__(self, chain: Chain) -> EncodedPrompt:
         """Return the ids that `ModelTokenizer.chain` returns for *chain*."""
+        if self._current() is not self._encoder:
+            self._encoder, self._parts = self._current(), []
         if not self._encoder.template.thinks:  # How a step is encoded depends on the rest of the chain then.
             return EncodedPrompt.of(await self._encoder.chain(chain))
         if self._parts and (self._messages, self._tools) == (chain.messages, chain.tools):

@@ -29,6 +29,7 @@ from ..step_ends import StepEnds
 from . import tool_protocol, vllm_protocol
 from .chat_template import Template
 from .client import ConnectedEndpoint
+from .interfaces import ModelEndpoint
 from .metrics import (
     AcceptanceReading,
     CacheConfig,
@@ -45,12 +46,13 @@ from .text_encoder import AsyncCache
 from .token_stream import RequestMeter, StepBuilder, TokenStream, generate, grow, grow_each, or_now, step_ends
 from .tokenizer import ChainIds, ModelTokenizer
 from .tool_protocol import DERENDER, RENDER, ParserState
-from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, Body, Call, EncodedPrompt, Reply
+from .vllm_protocol import COMPLETIONS, GENERATE, HEALTH, METRICS, Body, Call, EncodedPrompt, Reply
 
 WARM_UP_TOKENS = 8
 WARM_UP_BATCHES = (1, 4)  # requests at the same time: compilers make a version of their own for a size of 1
 WARM_UP_SECONDS = 120.0
 TOOLSETS = 64  # whose formats are remembered
+CHECK_SECONDS = 1.0  # between two looks at whether the server is still the same
 
 
 class VllmEndpoint(ConnectedEndpoint[Endpoint]):
@@ -69,10 +71,12 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         self.cache: CacheConfig | None = None  # its prefix cache; None if it does not describe it
         self._can: Capabilities | None = None
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
+        self._checked = (0, -inf)  # how many connections were opened when the server was looked at last, and when
 
     async def _learn(self) -> None:
         self.encoder = ModelTokenizer(self.connection, self.name)
         await self.encoder.learn()
+        self._checked = self.connection.opened, -inf
         # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the engine ends.
         self.by_id = False if await self.acceptance() is not None else None
 
@@ -114,8 +118,37 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         return read_acceptance(metrics) if metrics is not None else None
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
-        """Count the tokens that a chain about *messages* begins with."""
+        """
+        Count the tokens that a chain about *messages* begins with.
+
+        A server that was started again has closed every connection: after a new one, look whether it is the same.
+        """
+        opened, now = self.connection.opened, asyncio.get_running_loop().time()
+        if opened > self._checked[0] and now - self._checked[1] >= CHECK_SECONDS:
+            await self.check_unchanged()
+            self._checked = opened, now
         return len(await self.encoder.prefix(messages, tools))
+
+    async def check_health(self) -> None:
+        """Raise `EndpointUnavailable` if ``/health`` answers with a failure; a server without it is healthy."""
+        with suppress(EndpointRejected):
+            await self.connection.get(self.connection.call("probe"), HEALTH)
+
+    async def check_unchanged(self) -> None:
+        """Raise `EndpointUnavailable` if the server's vocabulary, chat template or context is not as it was learnt."""
+        if await self.encoder.changed():
+            message = "another server answers here, or the same one with other flags: it is to be learnt anew"
+            raise self.connection.call("connect").error(EndpointUnavailable, message)
+
+    def adopt(self, fresh: ModelEndpoint) -> None:
+        """Take over what *fresh*, a new connection to the same server, has learnt."""
+        assert isinstance(fresh, VllmEndpoint)
+        ours, theirs = ((each.rendered_last, each.vocabulary, each.template) for each in (self.encoder, fresh.encoder))
+        if ours != theirs:
+            self.encoder = fresh.encoder.on(self.connection)
+        self.encoder.room = fresh.room
+        self.by_id, self.cache, self._can = fresh.by_id, fresh.cache, None
+        self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
 
     async def tool_format(self, toolset: Toolset) -> vllm_protocol.Format | None:
         """
@@ -228,7 +261,7 @@ class VllmModel:
         self._endpoint, self._sampling = endpoint, sampling
         self._format: vllm_protocol.Format | None = format
         self._observe, self._clock = observe, clock
-        self._chain_ids = ChainIds(endpoint.encoder)
+        self._chain_ids = ChainIds(lambda: endpoint.encoder)
         self._sticky: WeakKeyDictionary[AsyncExitStack, StickyStream] = WeakKeyDictionary()
 
     @property
@@ -429,7 +462,7 @@ class VllmModel:
         except EndpointUnavailable as exc:
             if known:
                 raise
-            if exc.cause.startswith("HTTP 500"):  # vLLM's answer while it speculates on tokens
+            if exc.status == 500:  # vLLM's answer while it speculates on tokens
                 endpoint.by_id = False
             return None
         probabilities = vllm_protocol.choice_probabilities(self._call("ask"), reply, numbers)

@@ -47,7 +47,7 @@ Format: TypeAlias = Literal["json"] | Mapping[str, Any] | ServerFormat
 
 MODELS, COMPLETIONS, POOLING = "/v1/models", "/v1/completions", "/pooling"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
-METRICS, VERSION = "/metrics", "/version"
+METRICS, VERSION, HEALTH = "/metrics", "/version", "/health"
 SYSTEMONE = "/v1/systemone"  # structured decisions
 GENERATE = "/inference/v1/generate"  # vLLM's own route, which takes token ids and all sampling parameters
 PRIORITISED = frozenset({COMPLETIONS, POOLING, GENERATE})  # the paths whose requests take a ``priority``
@@ -122,7 +122,12 @@ def http_date(header: str | None) -> float | None:
 
 def http_error(call: Call, status: int, body: bytes, path: str = "") -> EndpointError:
     """Make the error for a response of *path* with an HTTP *status* of 400 or more."""
-    message = _error_message(body)
+    error = _http_error(call, status, _error_message(body), path)
+    error.status = status
+    return error
+
+
+def _http_error(call: Call, status: int, message: str, path: str) -> EndpointError:
     if status in (401, 403):
         return call.error(EndpointRejected, _refused_key(call, status, message))
     if status == 404 and path in PRIORITISED and "model" in message.lower():

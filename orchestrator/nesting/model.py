@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from ..budget import Budgeted
 from ..chain import Accept, Chain, Role, Step, Stop, Token, Verdict, beginning
 from ..concurrency import to_the_end
-from ..endpoints.replicas import ReplicatedModel
+from ..endpoints.placement import ReplicatedModel
 from ..endpoints.token_stream import StepBuilder, grow, step_ends
 from ..errors import EndpointError, EndpointUnavailable
 from ..events import Called, Degraded, Event, JudgedWithin, Moved, Observer

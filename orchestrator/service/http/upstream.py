@@ -17,7 +17,7 @@ from ...concurrency import background
 from ...endpoints import ModelEndpoint, ReplicatedEndpoint
 from ...endpoints.client import run_place
 from ...endpoints.failures import no_connection
-from ...endpoints.replicas import in_order
+from ...endpoints.placement import in_order
 from ..formats import deltas as payloads
 from ..formats.requests import ServedModel
 from ..watch.records import HealthChecked, ServiceObserver, ServiceRequest

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from stepspec.orchestrator.chain import Chain, Message, Role, Step, Token, Tool, Toolset
-from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template
+from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Sampling, Template
 from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.endpoints.tool_protocol import ParserState
@@ -46,6 +46,7 @@ class Mortal:
     queue: QueueGauges | None = None
     acceptance: Acceptance | None = None
     broken: EndpointError | None = None  # what becomes of a question about its features
+    unhealthy: EndpointError | None = None  # what it says of itself
     calls: int = 0
     entered: int = 0
     looks: int = 0
@@ -128,6 +129,17 @@ class MortalEndpoint:
 
     async def queue(self) -> QueueGauges | None:
         return self.server.queue if self.server.alive else None
+
+    async def check_health(self) -> None:
+        await asyncio.sleep(0)
+        if self.server.unhealthy:
+            raise self.server.unhealthy
+
+    async def check_unchanged(self) -> None:
+        await asyncio.sleep(0)
+
+    def adopt(self, fresh: ModelEndpoint) -> None:
+        self.name = fresh.name
 
     async def capabilities(self) -> Capabilities:
         await asyncio.sleep(0)

@@ -23,7 +23,7 @@ from stepspec.orchestrator.endpoints import (
 )
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import QueueGauges
-from stepspec.orchestrator.endpoints.replicas import in_order
+from stepspec.orchestrator.endpoints.placement import in_order
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointError,

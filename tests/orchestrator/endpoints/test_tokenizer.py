@@ -102,7 +102,7 @@ async def test_a_memo_drops_the_least_recently_used_entry() -> None:
 
 async def test_a_growing_chain_is_encoded_as_a_chain_at_once_also_after_a_rollback_and_for_another_problem() -> None:
     async with FakeVllm().serve() as settings, VllmEndpoint(settings) as endpoint:
-        growing = ChainIds(endpoint.encoder)
+        growing = ChainIds(lambda: endpoint.encoder)
         known = Step("ab\n\n", "small", tokens=(Token("ab", id=3), Token("\n\n", id=4)), vocabulary=endpoint.vocabulary)
         other = [Step(text, "large") for text in ("One.\n\n", "Two.\n\n", "Three.", f"\n{THINK_END}")]
         chains = [Chain.of("Hello").extend(known)]

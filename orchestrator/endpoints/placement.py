@@ -1,0 +1,193 @@
+"""
+Which server a call goes to: a run stays on one replica, and moves to another when that one fails.
+
+`choose` picks a replica, `Placement` holds that of one run or request, and `ReplicatedModel` is the run's `Model`. The
+runs of one session begin on the same replica, whose prefix cache has the earlier turns: see `in_order`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import TypeVar, Unpack
+
+from ..chain import Chain, Role, Step, Token
+from ..concurrency import background
+from ..errors import (
+    ContextTooLong,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    FormatIgnored,
+)
+from ..events import Moved, Observer
+from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
+from .breaker import UNUSABLE, Health, Replica
+from .client import SESSION
+from .interfaces import ModelServer
+
+T = TypeVar("T")
+
+TRIES, PATIENT_TRIES = 2, 5  # of one call on one server, without and with patience for a server that is down
+
+
+def in_order(urls: Iterable[str], session: str) -> list[str]:
+    """
+    Return *urls* in the order in which *session* prefers them.
+
+    This is rendezvous hashing (Thaler and Ravishankar, 1998): no table of sessions has to be kept, bounded or shared
+    among processes. A server that is lost moves its own sessions only, and they return when it does; one that is added
+    takes an equal share from each of the others.
+    """
+    return sorted(urls, key=lambda url: blake2b(f"{session}\n{url}".encode(), digest_size=8).digest(), reverse=True)
+
+
+async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.0) -> tuple[Replica, ModelServer]:
+    """
+    Choose a replica that works, preferably one at which the call has not *failed*; wait for probes if none does.
+
+    *failed* counts the failures of the call at each URL. A run of a session begins on the first replica that the
+    session prefers, any other run on the one with the fewest runs. Raise `EndpointUnavailable` if all circuits stay
+    open for *patience* seconds, and where the call has failed too often.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + patience
+    while True:
+        left = [each for each in health.replicas if failed.get(each.url, 0) < (PATIENT_TRIES if patience else TRIES)]
+        closed = [each for each in left if each.breaker.state == "closed"]
+        candidates = [each for each in closed if each.url not in failed] or closed
+        if candidates:
+            chosen = _preferred(candidates)
+            assert chosen.endpoint is not None
+            return chosen, chosen.endpoint
+        waits = [each.breaker.settled.wait() for each in left if each.breaker.state == "half-open"]
+        remaining = None if waits else until - loop.time()
+        if remaining is not None:
+            if not left or remaining <= 0:
+                raise health.none_left()
+            waits = [each.breaker.working.wait() for each in left]
+        async with background(*waits) as tasks:
+            await asyncio.wait(tasks, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _preferred(candidates: Sequence[Replica]) -> Replica:
+    """Return the replica that the session prefers, or the one with the fewest runs."""
+    if session := SESSION.get():
+        first, *_ = in_order((replica.url for replica in candidates), session)
+        return next(replica for replica in candidates if replica.url == first)
+    return min(candidates, key=lambda replica: len(replica.runs))
+
+
+class Placement:
+    """
+    The replica of one run. Calls may overlap; when the replica fails, the run moves once for all of them.
+
+    A call waits for *patience* seconds for a server while none works.
+    """
+
+    def __init__(self, health: Health, observe: Observer, patience: float = 0.0) -> None:
+        self._health, self._observe, self._patience = health, observe, patience
+        self._replica: Replica | None = None
+        self._endpoint: ModelServer | None = None
+        self._moving = asyncio.Lock()
+
+    @property
+    def role(self) -> Role:
+        return self._health.role
+
+    async def call(self, verb: Callable[[ModelServer], Awaitable[T]]) -> T:
+        """
+        Call *verb* on the run's replica, or on the next. Raise `EndpointUnavailable` if it fails on all of them.
+
+        A replica that failed is called once more if a probe has found since that it works and no other is left. A
+        rejection that every request to the replica would get is a failure of the replica, and is raised if all fail. A
+        replica that takes less context than was known is learnt anew, and called once more.
+        """
+        failed, rejection = Counter[str](), None
+        while True:
+            try:
+                replica, endpoint = await self._place(failed)
+            except EndpointUnavailable as exc:
+                raise rejection or exc from None
+            try:
+                try:
+                    return await verb(endpoint)
+                except ContextTooLong:
+                    if not failed:
+                        await endpoint.check_unchanged()
+                    raise
+            except FormatIgnored:
+                raise
+            except EndpointError as exc:
+                if isinstance(exc, EndpointRejected):
+                    if exc.status not in UNUSABLE:
+                        raise
+                    rejection = exc
+                failed[replica.url] += 1
+                replica.breaker.fail(exc)
+
+    def leave(self) -> None:
+        if self._replica is not None:
+            self._replica.runs.discard(self)
+        self._replica = None
+
+    async def _place(self, failed: Mapping[str, int]) -> tuple[Replica, ModelServer]:
+        """Return the run's replica, or choose another if it has *failed* or its circuit is open."""
+        async with self._moving:
+            replica, endpoint = self._replica, self._endpoint
+            if replica is None or endpoint is None or failed.get(replica.url) or replica.breaker.state != "closed":
+                replica, endpoint = await choose(self._health, failed, self._patience)
+                self._move(replica, endpoint)
+            return replica, endpoint
+
+    def _move(self, to: Replica, endpoint: ModelServer) -> None:
+        left = self._replica
+        self.leave()
+        self._replica, self._endpoint = to, endpoint
+        to.runs.add(self)
+        if left is not None and left is not to:
+            self._observe(Moved(self.role, left.url, to.url, left.breaker.cause))
+
+
+class ReplicatedModel:
+    """The `Model` of one run, on the replica of its *placement*."""
+
+    def __init__(self, placement: Placement, make: Callable[[ModelServer], Model]) -> None:
+        self._placement, self._make = placement, make
+        self._models: dict[str, Model] = {}
+
+    @property
+    def role(self) -> Role:
+        return self._placement.role
+
+    def leave(self) -> None:
+        """Release the replica, as the run is over."""
+        self._placement.leave()
+
+    async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
+        return await self._placement.call(lambda endpoint: self._model(endpoint).write(chain, **options))
+
+    async def branch(
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
+    ) -> tuple[Step, ...]:
+        return await self._placement.call(
+            lambda endpoint: self._model(endpoint).branch(chain, begun, stop=stop, limit=limit)
+        )
+
+    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
+        return await self._placement.call(lambda endpoint: self._model(endpoint).score(chain, *spans, top=top))
+
+    async def ask(
+        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+    ) -> Mapping[str, float]:
+        return await self._placement.call(
+            lambda endpoint: self._model(endpoint).ask(chain, question, choices, opening=opening)
+        )
+
+    def _model(self, endpoint: ModelServer) -> Model:
+        url = endpoint.settings.url
+        if url not in self._models:
+            self._models[url] = self._make(endpoint)
+        return self._models[url]

@@ -1,0 +1,285 @@
+"""A server that is started again with other flags or another model while in use: on sockets, and virtual clocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from stepspec.orchestrator import Chain
+from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, VllmEndpoint, connect, vllm
+from stepspec.orchestrator.errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable
+
+from ...fakes import ScriptedModel, counting, run
+from .mortal import Mortal, replicated
+from .server import FakeVllm, Refuse
+
+PROBLEM = Chain.of("What is 1 + 1?")
+SCRIPT = ("So", " one", ".\n\n")
+A, B = "http://a", "http://b"
+
+
+@pytest.fixture(autouse=True)
+def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "CHECK_SECONDS", 0.0)
+
+
+@asynccontextmanager
+async def started(first: FakeVllm, second: FakeVllm) -> AsyncGenerator[tuple[ReplicatedEndpoint, asyncio.Event]]:
+    """Yield an endpoint at *first*, and an event; once it is set and cleared again, *second* runs at the same port."""
+    again, running = asyncio.Event(), asyncio.Event()
+    url = ""
+
+    async def serve() -> None:
+        nonlocal url
+        async with first.listening() as url:
+            running.set()
+            await again.wait()
+        async with second.listening(port=urlsplit(url).port or 0):
+            again.clear()
+            await asyncio.Event().wait()
+
+    serving = asyncio.create_task(serve())
+    await running.wait()
+    try:
+        async with connect(Endpoint(role="large", url=url, retries=1)) as endpoint:
+            yield endpoint, again
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
+async def restart(again: asyncio.Event) -> None:
+    again.set()
+    while again.is_set():  # noqa: ASYNC110  # the port is bound by another task
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"room": 300},
+        {"room": 9000},
+        {"spelling": 1000},
+        {"spelling": 7, "room": 300},
+        {"lacks": frozenset({"logprob_token_ids"})},
+    ],
+)
+async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[str, Any]) -> None:
+    first = FakeVllm(SCRIPT)
+    second = replace(first, faults=deque(), requests=[], **other)  # They share their ids, except for the spelling.
+    async with started(first, second) as (endpoint, again):
+        before = endpoint.vocabulary, endpoint.room
+        able = await endpoint.capabilities()
+        model = endpoint.model()
+        chain = PROBLEM.extend(await model.write(PROBLEM))
+        await restart(again)
+        if "lacks" in other:  # a flag that shows nowhere else: a failed request has the server looked at
+            endpoint.report(endpoint.settings.url, EndpointUnavailable("reset"))
+        for text in ("over a new connection", "and then over the same"):
+            assert await endpoint.count(Chain.of(text).messages) > 0
+        step = await endpoint.model().write(PROBLEM)
+        assert (endpoint.room, step.text) == (second.room, "So one.\n\n")
+        assert (endpoint.vocabulary != before[0]) == ("spelling" in other)
+        assert step.vocabulary == endpoint.vocabulary
+        assert (await endpoint.capabilities()).chosen_logprobs is (able.chosen_logprobs and "lacks" not in other)
+        await model.write(chain)  # a run that goes on across the restart sends its steps in the ids of the new one
+        async with VllmEndpoint(endpoint.settings) as fresh:
+            prompts = [body["prompt"] for _, body in second.requests if body.get("stream")]
+            assert prompts[-1] == await fresh.encoder.chain(chain)
+
+
+async def test_a_context_that_became_smaller_is_learnt_from_the_first_refusal() -> None:
+    first, second = FakeVllm(SCRIPT), FakeVllm(SCRIPT, room=40)
+    async with started(first, second) as (endpoint, again):
+        model, long = endpoint.model(), Chain.of("one " * 60)
+        await model.write(long)
+        await restart(again)
+        second.faults.append(Refuse(400, "This model's maximum context length is 40 tokens."))
+        with pytest.raises(ContextTooLong, match="the model takes 40 in all"):
+            await model.write(long)
+        assert endpoint.room == 40
+        assert (await model.write(PROBLEM)).text
+
+
+async def test_a_context_that_became_larger_is_used() -> None:
+    async with started(FakeVllm(SCRIPT, room=40), FakeVllm(SCRIPT)) as (endpoint, again):
+        model, long = endpoint.model(), Chain.of("one " * 60)
+        with pytest.raises(ContextTooLong):
+            await model.write(long)
+        await restart(again)
+        assert (await model.write(long)).text == "So one.\n\n"
+
+
+async def test_a_server_that_did_not_change_is_not_probed_for_a_chain_that_is_too_long() -> None:
+    server = FakeVllm(SCRIPT, room=40)
+    async with server.serve("large") as settings, connect(settings) as endpoint:
+        with pytest.raises(ContextTooLong):
+            await endpoint.model().write(Chain.of("one " * 60))
+        assert not any(body.get("stream") for _, body in server.requests)
+        assert not endpoint.down
+
+
+async def test_a_new_model_under_the_same_name_is_refused_while_its_replica_serves_the_old_one() -> None:
+    async with (
+        FakeVllm(SCRIPT).listening() as url,
+        started(FakeVllm(SCRIPT), FakeVllm(SCRIPT, spelling=9)) as (one, again),
+    ):
+        settings = one.settings.model_copy(update={"replicas": (url,)})
+        async with connect(settings) as endpoint:
+            await restart(again)
+            endpoint.report(settings.url, EndpointUnavailable("reset"))
+            assert (await endpoint.model().write(PROBLEM)).text
+            while endpoint.usable and "vocabulary" not in endpoint.down.get(settings.url, ""):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert [each.settings.url for each in endpoint.up] == [url]
+
+
+def server(url: str, **fields: Any) -> Mortal:
+    return Mortal(url, ScriptedModel("large", counting("large", 4)), **fields)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_a_replica_that_rejects_every_request_is_left_and_one_alone_fails_with_the_rejection(status: int) -> None:
+    rejection = EndpointRejected(f"HTTP {status}: no", role="large", url=A)
+    rejection.status = status
+
+    async def main() -> None:
+        first, second = server(A), server(B)
+        first.scripted.fails = lambda verb, chain: rejection
+        async with replicated(first, second) as endpoint:
+            assert (await endpoint.model().write(PROBLEM)).text
+            await asyncio.sleep(0.5)
+            assert endpoint.down == {A: f"HTTP {status}: no"}
+        async with replicated(first) as alone:
+            with pytest.raises(EndpointRejected, match=f"HTTP {status}"):
+                await alone.model().write(PROBLEM)
+            with pytest.raises(EndpointUnavailable, match=f"HTTP {status}"):
+                await alone.model().write(PROBLEM)
+
+    run(main())
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_request_that_is_rejected_for_itself_moves_no_run(status: int) -> None:
+    rejection = EndpointRejected(f"HTTP {status}: no", role="large", url=A)
+    rejection.status = status
+
+    async def main() -> None:
+        first, second = server(A), server(B)
+        first.scripted.fails = lambda verb, chain: rejection
+        async with replicated(first, second) as endpoint:
+            with pytest.raises(EndpointRejected):
+                await endpoint.model().write(PROBLEM)
+            assert (second.calls, endpoint.down) == (0, {})
+
+    run(main())
+
+
+def test_a_server_that_says_that_it_is_ill_stays_down_though_it_answers() -> None:
+    ill = server(A)
+    ill.unhealthy = EndpointUnavailable("HTTP 503: the engine is dead", role="large", url=A)
+
+    async def main() -> None:
+        async with replicated(ill, server(B)) as endpoint:
+            endpoint.report(A, EndpointUnavailable("/health answers with HTTP 503"))
+            await asyncio.sleep(3)
+            assert endpoint.down == {A: "HTTP 503: the engine is dead"}
+            ill.unhealthy = None
+            await asyncio.sleep(10)
+            assert not endpoint.down
+
+    run(main())
+
+
+def test_a_report_about_a_server_that_works_costs_one_probe() -> None:
+    async def main() -> None:
+        one = server(A)
+        async with replicated(one) as endpoint:
+            endpoint.report(A, EndpointUnavailable("reset"))
+            endpoint.report("http://unknown", EndpointUnavailable("reset"))
+            assert (await endpoint.model().write(PROBLEM)).text
+            assert (one.looks, endpoint.down) == (2, {})
+
+    run(main())
+
+
+def test_a_forwarded_request_goes_to_the_next_server_and_counts_as_a_run_meanwhile() -> None:
+    async def main() -> None:
+        async with replicated(server(A), server(B)) as endpoint:
+            tried: list[str] = []
+
+            async def forward(one: Any) -> str:
+                tried.append(one.settings.url)
+                assert endpoint.runs[one.settings.url] == 1
+                if one.settings.url == A:
+                    raise EndpointUnavailable("HTTP 500: the engine is dead", role="large", url=A)
+                return "done"
+
+            assert await endpoint.call(forward) == "done"
+            assert (tried, dict(endpoint.runs)) == ([A, B], {A: 0, B: 0})
+
+    run(main())
+
+
+@pytest.mark.parametrize(("revives", "ends"), [(300.0, None), (2000.0, 610.0)])
+def test_a_patient_call_waits_for_a_server_that_is_down_and_ends_when_it_stays_down_for_long(
+    revives: float, ends: float | None
+) -> None:
+    one = server(A, dies=10, revives=revives)
+
+    async def main() -> float:
+        async with replicated(one) as endpoint:
+            endpoint.patience = 600.0
+            model, now = endpoint.model(), asyncio.get_running_loop().time
+            await asyncio.sleep(9.5)
+            if ends is None:
+                assert (await model.write(PROBLEM)).text
+                assert now() < revives + 35
+            else:
+                with pytest.raises(EndpointUnavailable, match="dead"):
+                    await model.write(PROBLEM)
+            return now()
+
+    seconds = run(main())[0]
+    assert ends is None or seconds == pytest.approx(ends, abs=1)
+
+
+def test_a_slow_probe_costs_a_patient_run_nothing_but_time() -> None:
+    slow = server(A)
+    failing = iter([EndpointUnavailable("reset", role="large", url=A)])
+    slow.scripted.fails = lambda verb, chain: next(failing, None)
+    slow.scripted.latency = lambda chain: 60.0 if chain != PROBLEM and asyncio.get_running_loop().time() < 400 else 0.5
+
+    async def main() -> str:
+        async with replicated(slow) as endpoint:
+            endpoint.patience = 1800.0
+            return (await endpoint.model().write(PROBLEM)).text
+
+    assert run(main())[0] == "The large one says 0.\n\n"
+
+
+def test_a_call_that_brings_a_server_down_each_time_is_given_up_by_a_patient_run_too() -> None:
+    one, tried = server(A), list[float]()
+
+    def fails(verb: str, chain: Chain) -> EndpointError | None:
+        if chain == PROBLEM:
+            tried.append(asyncio.get_running_loop().time())
+        return EndpointUnavailable("out of memory", role="large", url=A) if chain == PROBLEM else None
+
+    one.scripted.fails = fails
+
+    async def main() -> None:
+        async with replicated(one) as endpoint:
+            endpoint.patience = 1800.0
+            with pytest.raises(EndpointUnavailable, match="out of memory"):
+                await endpoint.model().write(PROBLEM)
+
+    run(main())
+    assert len(tried) == 5
