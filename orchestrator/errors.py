@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 from .chain import Role
 
@@ -56,6 +57,12 @@ class EndpointError(StepspecError):
         where = f"the {role} model at {url}" if role else url
         super().__init__(f"{where}: {message}" if where else message)
         self.role, self.url, self.verb, self.cause = role, url, verb, message
+
+    def of(self, role: Role) -> Self:
+        """Return this failure as that of the model in *role*, which the failed model is a part of."""
+        error = type(self)(self.cause, role=role, url=self.url, verb=self.verb)
+        error.__dict__.update({**self.__dict__, "role": role})
+        return error
 
 
 class EndpointUnavailable(EndpointError):

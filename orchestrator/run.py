@@ -23,7 +23,7 @@ from .answer import (
 from .budget import Budget
 from .chain import Chain, Role, Rollback, Step, ToolCall
 from .concurrency import to_the_end
-from .errors import ContextTooLong, EndpointUnavailable
+from .errors import ContextTooLong, EndpointError
 from .events import (
     Answered,
     Answering,
@@ -88,7 +88,7 @@ async def run(
     by_method: bool = False,
     parser: Callable[[], AnswerParser] | None = None,
     check: AnswerCheck | None = None,
-    lost: EndpointUnavailable | None = None,
+    lost: EndpointError | None = None,
 ) -> Outcome:
     """
     Think with *policy*, then let *answerer* write the answer; None means the policy's own answerer.
@@ -101,7 +101,7 @@ async def run(
     answer at once: the method has nothing to draft before an answer with calls.
 
     The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is up, the part that is
-    written counts. If the small model fails for good, *fallback* continues the
+    written counts. If the small model fails for good, or rejects what the large one may take, *fallback* continues the
     committed chain; if it is *lost* already, *fallback* begins. Any other failure passes through.
 
     With a *check* the answer is judged, and rewritten while it is rejected; it is emitted in one piece at the end. An
@@ -111,20 +111,20 @@ async def run(
     by_method = by_method and thinks and parser is None
     control = LookaheadControl.of(ahead)
     current = _Run(chain, budget, control, observe, began, thinks, answerer, stop, by_method, parser, check)
+    current.optional = None if fallback is None else "small"
     try:
         try:
             if lost is not None and fallback is not None:
                 raise lost
             why = await current.work(policy)
-        except EndpointUnavailable as exc:
-            if fallback is None or exc.role != "small":
+        except EndpointError as exc:
+            if fallback is None or exc.role != current.optional:
                 raise
-            observe(Degraded("small", str(exc)))
-            current.remove("small")
+            current.remove("small", exc)
             why = await current.work(fallback)
         calls: tuple[ToolCall, ...] = ()
         if not by_method and (thinks or parser is not None or has_thought(current.chain)):
-            stream, cut = await current.answer()
+            stream, cut = await current.answer(fallback)
             text, calls = (stream.text, stream.calls) if stream is not None else ("", ())
             why = cut if why == "stop" else why
         else:
@@ -158,6 +158,8 @@ class _Run:
     early: _EarlyAnswer | None = None
     written: Step | None = None  # the complete answer after the thinking
     partial: bool = False  # whether the time was up before the answer was complete
+    optional: Role | None = None  # the model that the run can go on without
+    answered: bool = False  # whether a part of the answer was emitted
 
     def __post_init__(self) -> None:
         self.stream = self.new_stream()  # of a chain that is the answer, or contains it
@@ -173,6 +175,7 @@ class _Run:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
             self.chain = self.chain.extend(event.step)
+        self.answered = self.answered or isinstance(event, Answering | Calling)
         if self.early is not None:
             self.early.observe(event, self.chain)
         self.observe(event)
@@ -185,8 +188,10 @@ class _Run:
         if self.early is not None:
             await self.early.close()
 
-    def remove(self, role: Role) -> None:
-        """Continue without the model in *role*."""
+    def remove(self, role: Role, exc: EndpointError) -> None:
+        """Continue without the model in *role*, which failed with *exc*."""
+        self.observe(Degraded(role, str(exc)))
+        self.optional = None
         self.control = replace(self.control, auto=None)  # nothing is left to choose from
         if self.answerer is not None and self.answerer.role == role:
             self.answerer = None
@@ -232,15 +237,32 @@ class _Run:
                 observe=self,
                 over=self._over,
             )
-        except ContextTooLong:
+        except ContextTooLong as exc:
+            if exc.role == self.optional:
+                raise
             return "context"
         return _REASONS[end]
 
     def _over(self, chain: Chain) -> bool:
         return has_answer(chain, self.stop) if self.by_method and chain.closed else chain.finished
 
-    async def answer(self) -> tuple[AnswerStream | None, FinishReason]:
-        """Write the answer. Return what it was emitted by, None if there is none, and why it ended."""
+    async def answer(self, fallback: Policy | None) -> tuple[AnswerStream | None, FinishReason]:
+        """
+        Write the answer. Return what it was emitted by, None if there is none, and why it ended.
+
+        If the small model fails before a part of it is emitted, the model of *fallback* writes it.
+        """
+        try:
+            return await self._answer()
+        except EndpointError as exc:
+            if fallback is None or exc.role != self.optional or self.answered:
+                raise
+            self.remove("small", exc)
+            await self.close()
+            self._prepare_answer(fallback.answerer)
+            return await self._answer()
+
+    async def _answer(self) -> tuple[AnswerStream | None, FinishReason]:
         deadline = None if self.budget.seconds is None else self.began + self.budget.seconds
         timeout = asyncio.timeout_at(deadline)
         try:
@@ -256,7 +278,9 @@ class _Run:
                 return None, "time"
             self(Answered(taken.partial))
             return taken, "time"
-        except ContextTooLong:
+        except ContextTooLong as exc:
+            if exc.role == self.optional:
+                raise
             return None, "context"
         self.written = step
         if self.check is None or self.early.taken is None or self.early.taken.calls:

@@ -77,6 +77,18 @@ def test_without_the_small_model_the_room_is_that_of_the_large_one_unless_the_ru
 
 def test_a_problem_that_leaves_too_little_room_is_refused() -> None:
     large = Counting("large")
+    short = Counting("large", 100 + JUDGING_ROOM + LEAST_ROOM - 1)
     assert fit(Counting("small", 100 + JUDGING_ROOM + LEAST_ROOM), large)[0].tokens == LEAST_ROOM
     with pytest.raises(ContextTooLong, match="the problem has 100 tokens"):
-        fit(Counting("small", 100 + JUDGING_ROOM + LEAST_ROOM - 1), large)
+        fit(Counting("small"), short)
+
+
+def test_a_problem_that_only_the_large_model_takes_is_left_to_it() -> None:
+    small, large = Counting("small", 100), Counting("large", 2000)
+    models = cast("ModelEndpoint", small), cast("ModelEndpoint", large)
+    room, lost = run(context_room(CHAIN, *models))[0]
+    assert room == 2000 - 100 - JUDGING_ROOM
+    assert isinstance(lost, ContextTooLong)
+    assert lost.role == "small"
+    with pytest.raises(ContextTooLong):
+        run(context_room(CHAIN, *models, needs_small=True))

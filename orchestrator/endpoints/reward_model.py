@@ -85,7 +85,7 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
                 for raw in (True, False)
             ]
         except EndpointRejected as exc:
-            if not exc.cause.startswith("HTTP 404"):
+            if exc.status != 404:
                 raise
             cure = "no /pooling or no /tokenize here; is this a reward model, served by vLLM with --runner pooling?"
             raise call.error(EndpointRejected, cure) from exc

@@ -25,7 +25,7 @@ from ..endpoints.probe import Capabilities
 from ..endpoints.token_stream import or_now
 from ..endpoints.tool_protocol import ParserState
 from ..endpoints.vllm_protocol import GREEDY, Format
-from ..errors import ConfigurationError, EndpointUnavailable, MissingCapability
+from ..errors import ConfigurationError, EndpointError, MissingCapability
 from ..events import Calling, Observer
 from ..interfaces import Policy
 from ..stats import Acceptance
@@ -114,11 +114,11 @@ class NestedEndpoint:
         small, large = await asyncio.gather(
             self.small.count(messages, tools), self.large.count(messages, tools), return_exceptions=True
         )
-        if isinstance(large, EndpointUnavailable):
-            raise type(large)(large.cause, role=self.role, url=large.url, verb=large.verb) from large
+        if isinstance(large, EndpointError):
+            raise large.of(self.role) from large
         if isinstance(large, BaseException):
             raise large
-        if isinstance(small, BaseException) and not isinstance(small, EndpointUnavailable):
+        if isinstance(small, BaseException) and not isinstance(small, EndpointError):
             raise small
         return large if isinstance(small, BaseException) else max(small, large)
 

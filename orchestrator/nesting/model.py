@@ -20,7 +20,7 @@ from ..chain import Accept, Chain, Role, Step, Stop, Token, Verdict, beginning
 from ..concurrency import to_the_end
 from ..endpoints.placement import ReplicatedModel
 from ..endpoints.token_stream import StepBuilder, grow, step_ends
-from ..errors import EndpointError, EndpointUnavailable
+from ..errors import EndpointError
 from ..events import Called, Degraded, Event, JudgedWithin, Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, KEPT_OPEN, Model, Policy, WriteOptions
 from ..lookahead import Lookahead, LookaheadControl
@@ -219,7 +219,7 @@ class Nested:
                     return await self._verified(chain, inner, options)
                 author = self.large if self._alone else self._policy(inner).answerer
                 return await self._by(author, chain, options)
-            except EndpointUnavailable as exc:
+            except EndpointError as exc:
                 if self._alone or exc.role != self.small.role:
                     raise
                 self._go_on_alone(exc)
@@ -324,7 +324,7 @@ class Nested:
         vocabulary = vocabularies.pop() if len(vocabularies) == 1 else ""
         return replace(step, vocabulary=vocabulary, pieces=tuple(pieces))
 
-    def _go_on_alone(self, exc: EndpointUnavailable) -> None:
+    def _go_on_alone(self, exc: EndpointError) -> None:
         if not self._alone:
             self._alone = True
             self.observe(Degraded(self.role, str(exc), f"{self.role}.{self.small.role}"))
@@ -335,7 +335,7 @@ class Nested:
         try:
             yield
         except EndpointError as exc:
-            raise type(exc)(exc.cause, role=self.role, url=exc.url, verb=exc.verb) from exc
+            raise exc.of(self.role) from exc
 
 
 def observe_within(role: Role, observe: Observer) -> Observer:

@@ -56,7 +56,7 @@ class SystemOneRater:
         try:
             return decided(call, await self._connection.post(call, SYSTEMONE, body))
         except (EndpointRejected, EndpointUnavailable) as exc:
-            if not exc.cause.startswith(("HTTP 404", "HTTP 501")):
+            if exc.status not in (404, 501):
                 raise
             cure = "no /v1/systemone for this model here; does this vLLM know structured decisions for it?"
             raise call.error(EndpointRejected, cure) from exc

@@ -32,7 +32,7 @@ from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.interfaces import ServerParser
 from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
-from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable
+from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Event, Observer, Stage, Started
 from stepspec.orchestrator.feedback.auto import Auto, AutoRun
 from stepspec.orchestrator.feedback.load import Load
@@ -72,6 +72,7 @@ from .settings import Settings, SettingsOverrides, Small
 log = logging.getLogger(__name__)
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
+OUTAGE_SECONDS = 1800.0  # that work of hours waits for a model that went down, before it ends
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
 STEP_QUESTION, ANSWER_QUESTION = prompts.load("check"), prompts.load("verifier.answer")
 REJECTED = prompts.load("verifier.rejected"), prompts.load("verifier.rejected-because")
@@ -269,10 +270,17 @@ class Solver:
         return {url: why for one in each if isinstance(one, ReplicatedEndpoint) for url, why in one.down.items()}
 
     def require_both(self) -> None:
-        """Raise `EndpointUnavailable` if the small model is down, for work that means nothing with the large alone."""
+        """
+        Raise `EndpointUnavailable` if the small model is down, for work that means nothing with the large alone.
+
+        From now on a run waits up to `OUTAGE_SECONDS` for a model that goes down, instead of going on without it.
+        """
         if not self.small.usable:
             causes = "; ".join(f"{url}: {cause}" for url, cause in self.down.items())
             raise EndpointUnavailable(causes, role="small", url=self.small.settings.url)
+        for leaf in (leaf for model in (self.small, self.large) for leaf in leaves(model)):
+            if isinstance(leaf, ReplicatedEndpoint):
+                leaf.patience = OUTAGE_SECONDS
 
     async def warm_up(self) -> None:
         """Let every server do what it does only once, such as compiling, so that no run waits for it."""
@@ -547,26 +555,26 @@ def solve(
 
 async def context_room(
     chain: Chain, small: ModelEndpoint, large: ModelEndpoint, *, needs_small: bool = False
-) -> tuple[int, EndpointUnavailable | None]:
+) -> tuple[int, EndpointError | None]:
     """
     Count the tokens that both contexts hold beyond the problem and a judge's question.
 
-    If the small model cannot be reached, the room is that of the large one, and the failure is returned, or raised if
-    the run *needs_small*. Raise `ContextTooLong` if the room is too little to start a run, and an `EndpointError` if a
-    server cannot count.
+    If the small model cannot be used, or takes too little, the room is that of the large one, and the failure is
+    returned, or raised if the run *needs_small*. Raise `ContextTooLong` if the room is too little to start a run, and
+    an `EndpointError` if the large model's server cannot count.
     """
 
-    async def of_small() -> int | EndpointUnavailable:
+    async def of_small() -> int | EndpointError:
         try:
             return await _context_room(small, chain)
-        except EndpointUnavailable as exc:
+        except EndpointError as exc:
             if needs_small:
                 raise
             return exc
 
     ours, theirs = await at_once((of_small(), _context_room(large, chain)))
     assert isinstance(theirs, int)
-    return (theirs, ours) if isinstance(ours, EndpointUnavailable) else (min(ours, theirs), None)
+    return (theirs, ours) if isinstance(ours, EndpointError) else (min(ours, theirs), None)
 
 
 async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:

@@ -10,8 +10,14 @@ import pytest
 
 from stepspec.orchestrator import Budget, Chain, Ledger, Step
 from stepspec.orchestrator.budget import Budgeted
-from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
+from stepspec.orchestrator.chain import THINK_END, Role
+from stepspec.orchestrator.errors import (
+    ContextTooLong,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    MalformedReply,
+)
 from stepspec.orchestrator.events import Answered, Answering, Committed, Degraded, Event, Finished
 from stepspec.orchestrator.interfaces import KEPT_OPEN
 from stepspec.orchestrator.run import Outcome
@@ -220,14 +226,28 @@ def test_a_looping_large_model_has_to_answer_at_once() -> None:
     assert (outcome.chain.text, outcome.answer, outcome.reason) == ("Again.\n\n" * 2, "42", "repetition")
 
 
-@pytest.mark.parametrize("at", [0, 2])
-def test_without_the_small_model_the_large_one_continues_the_committed_chain(at: int) -> None:
+def rejected(status: int, role: Role = "small") -> EndpointRejected:
+    rejection = EndpointRejected(f"HTTP {status}: no", role=role, verb="write")
+    rejection.status = status
+    return rejection
+
+
+FAILURES: list[EndpointError] = [
+    GONE,
+    *[rejected(status) for status in (400, 401, 403, 404, 405, 413, 422)],
+    ContextTooLong("full", role="small"),
+    MalformedReply("<html>", role="small"),
+]
+
+
+@pytest.mark.parametrize(("failure", "at"), [*[(each, 2) for each in FAILURES], (GONE, 0), (FAILURES[1], 0)])
+def test_without_the_small_model_the_large_one_continues_the_committed_chain(failure: EndpointError, at: int) -> None:
     case = Case()
-    case.small.fails = lambda verb, chain: GONE if len(chain.steps) >= at else None
+    case.small.fails = lambda verb, chain: failure if len(chain.steps) >= at else None
     outcome, _ = case.run()
     assert [step.author for step in outcome.chain.steps] == ["small"] * at + ["large"] * (4 - at)
     assert (outcome.answer, outcome.reason) == ("42", "stop")
-    assert [event for event in case.events if isinstance(event, Degraded)] == [Degraded("small", str(GONE))]
+    assert [event for event in case.events if isinstance(event, Degraded)] == [Degraded("small", str(failure))]
     assert [event.index for event in case.events if isinstance(event, Committed)] == [0, 1, 2, 3]
 
 
@@ -242,7 +262,8 @@ def test_without_a_fallback_the_small_models_failure_is_raised() -> None:
     "failure",
     [
         EndpointUnavailable("no connection", role="large"),
-        EndpointRejected("HTTP 401", role="small"),
+        rejected(400, "large"),
+        rejected(401, "large"),
         TimeoutError("of its own"),
     ],
 )
@@ -263,9 +284,20 @@ def test_a_timeout_of_the_answers_request_is_a_failure_and_not_the_deadline() ->
 
 def test_a_context_that_is_full_while_thinking_ends_the_thinking() -> None:
     case = Case()
-    case.small.fails = lambda verb, chain: ContextTooLong("full", role="small") if len(chain.steps) == 2 else None
-    outcome, _ = case.run()
+    full = ContextTooLong("full", role="small")
+    case.small.fails = lambda verb, chain: full if len(chain.steps) == 2 and not chain.finished else None
+    outcome, _ = case.run(fallback=False)
     assert (outcome.answer, outcome.reason, len(outcome.chain.steps)) == ("42", "context", 2)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_an_answer_that_the_small_model_cannot_begin_is_the_large_models(failure: EndpointError) -> None:
+    case = Case()
+    case.small.fails = lambda verb, chain: failure if chain.finished and verb == "write" else None
+    outcome, _ = case.run(answerer=case.small)
+    [answered] = [event for event in case.events if isinstance(event, Answered)]
+    assert (outcome.answer, outcome.reason, answered.step.author) == ("42", "stop", "large")
+    assert [event.role for event in case.events if isinstance(event, Degraded)] == ["small"]
 
 
 @pytest.mark.parametrize("seconds", [None, 600.0])
