@@ -2,14 +2,16 @@
 Reading: the large model reads each step of the small one and goes on from the first token it would hardly have written.
 
 It is BiLD's rollback (Kim et al. 2023, arXiv:2302.07863) at the length of a step, without BiLD's fallback, and with
-a threshold of its own for numbers.
+a threshold of its own for formulas.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
+from unicodedata import category
 
 from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.chain import THINK_END
@@ -17,6 +19,10 @@ from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.interfaces import AnsweredBy
 
 from .option_types import Amount
+
+Tokens: TypeAlias = Literal["digits", "formulas", "all"]
+Measure: TypeAlias = Literal["gap", "logprob"]
+OPERATORS = frozenset("-*/%^\N{MIDDLE DOT}")  # beside the mathematical symbols of Unicode
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +32,12 @@ class StepReading:
 
     The verdict is one prefill of the step: no question and no second text. The surprise of a token, in nats, is its
     *measure*: "gap", by how much the likeliest token is likelier, or "logprob", minus its own log-probability. The step
-    is cut before the first token whose surprise is above *threshold* if the token has a digit or ends the thinking, and
-    above *words* if it does not: slips sit in numbers, and two models often say the same in other words. A step whose
-    mean surprise is above *mean* is cut before its most surprising token: errors of reasoning spread over a step. The
-    score of a verdict is the largest surprise of a number.
+    is cut before the first token with a surprise above *threshold* among the *tokens* that are read strictly: those
+    with "digits"; those of "formulas", which are digits, operators and what follows a digit, such as a unit; or "all".
+    Any other token may have a surprise of up to *words*: slips sit in formulas, and two models often say the same in
+    other words. The end of the thinking is always read strictly. A step whose mean surprise is above *mean* is cut
+    before its most surprising token: errors of reasoning spread over a step. The score of a verdict is the largest
+    surprise of a token that is read strictly.
 
     Servers report log-probabilities at temperature 1, whatever the sampling. A gap at a temperature T is the reported
     one divided by T, so that for *sampled* text, too, a *measure* "gap" cuts only tokens that the large model would
@@ -44,9 +52,10 @@ class StepReading:
     small: Model
     large: Model
     threshold: Amount = 2.0
+    tokens: Tokens = "formulas"
     words: Amount = 5.0
     mean: Amount = 99.0
-    measure: Literal["gap", "logprob"] = "gap"
+    measure: Measure = "gap"
     sampled: bool = False
 
     @property
@@ -58,13 +67,12 @@ class StepReading:
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         (tokens,) = await self.large.score(chain, draft.text, top=1 if self.measure == "gap" else 0)
-        surprises = [self.surprise(token) for token in tokens]
+        surprises = [surprise(token, self.measure, sampled=self.sampled) for token in tokens]
         keep, worst = 0, 0.0
-        for token, surprise in zip(tokens, surprises, strict=True):
-            if number(token):
-                worst = max(worst, surprise)
-            if surprise > (self.threshold if number(token) else self.words):
-                return Rollback(keep, reason="number" if number(token) else "word", score=worst)
+        for token, value, strict in zip(tokens, surprises, strictly(tokens, self.tokens), strict=True):
+            worst = max(worst, value) if strict else worst
+            if value > (self.threshold if strict else self.words):
+                return Rollback(keep, reason=self.tokens if strict else "words", score=worst)
             keep += len(token.text)
         if tokens and fmean(surprises) > self.mean:
             place = surprises.index(max(surprises))
@@ -74,22 +82,23 @@ class StepReading:
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.large.write(chain)
 
-    def surprise(self, token: Token) -> float:
-        """How improbable *token* is to the large model, in nats."""
-        if self.measure == "gap":
-            return gap(token)
-        return -token.logprob if self.sampled or token.rank != 1 else 0.0
+
+def strictly(tokens: Sequence[Token], which: Tokens) -> Iterator[bool]:
+    """Whether each of *tokens* is one of *which*, or ends the thinking."""
+    after_digit = False
+    for token in tokens:
+        digit = any(char.isdigit() for char in token.text)
+        formula = after_digit or any(category(char) == "Sm" or char in OPERATORS for char in token.text)
+        yield which == "all" or digit or (which == "formulas" and formula) or THINK_END in token.text
+        after_digit = digit
 
 
-def number(token: Token) -> bool:
-    """Whether *token* is read as part of a number: it has a digit. The end of the thinking is read as strictly."""
-    return any(character.isdigit() for character in token.text) or THINK_END in token.text
-
-
-def gap(token: Token) -> float:
-    """By how many nats the likeliest token at the position of *token* is likelier; 0 if it is the likeliest itself."""
-    if token.rank == 1:
+def surprise(token: Token, measure: Measure, *, sampled: bool) -> float:
+    """How improbable *token* is to the model that read it, in nats."""
+    if token.rank == 1 and not (sampled and measure == "logprob"):
         return 0.0
+    if measure == "logprob":
+        return -token.logprob
     if not token.top:
         raise MissingCapability("the large model's endpoint does not return the top tokens, which 'reading' needs")
     return max(0.0, token.top[0].logprob - token.logprob)

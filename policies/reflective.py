@@ -71,25 +71,30 @@ class Reflective:
         return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        bridge = f"{_break(chain, draft)}{PROMPTS[self.prompt].text}{chain.ends.text}{anchor(chain)}"
-        top = self.top or (2 if self.rule == "match" else 20)
-        first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=top)
         keep, least = 0, 1.0
-        for token, again in zip(first, second, strict=True):
-            chances = fuse(token, again, self.alpha)
+        for token, chances in await self.read(chain, draft):
             least = min(least, chances[token.id])
             if not self._accepts(chances, token.id):
                 return Rollback(keep, reason="reflection", score=chances[token.id])
             keep += len(token.text)
         return Accept(least)
 
+    async def read(self, chain: Chain, draft: Step) -> list[tuple[Token, Mapping[int, float]]]:
+        """Read *draft* twice; return its tokens, each with the fused probabilities of its position."""
+        bridge = f"{_break(chain, draft)}{PROMPTS[self.prompt].text}{chain.ends.text}{anchor(chain)}"
+        top = self.top or (2 if self.rule == "match" else 20)
+        first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=top)
+        return [(token, fuse(token, again, self.alpha)) for token, again in zip(first, second, strict=True)]
+
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.large.write(chain)
 
     def _accepts(self, chances: Mapping[int, float], id: int) -> bool:
-        if self.rule == "match":
-            return chances[id] >= max(chances.values())
-        return chances[id] > min(self.epsilon, self.delta * exp(-entropy(chances)))
+        return chances[id] > self.bar(chances) or (self.rule == "match" and chances[id] == self.bar(chances))
+
+    def bar(self, chances: Mapping[int, float]) -> float:
+        """The probability that a token needs, given the fused *chances* of its position."""
+        return max(chances.values()) if self.rule == "match" else min(self.epsilon, self.delta * exp(-entropy(chances)))
 
 
 def anchor(chain: Chain) -> str:

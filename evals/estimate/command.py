@@ -106,7 +106,7 @@ def command(
         texts = load_problems(problems, limit) if problems else list(PROBLEMS[:limit])
     settings = testbed_settings() if testbed else Solver().settings
     if not testbed:
-        _check_pair(settings)
+        check_pair(settings)
     for arm in arms:
         check_arm(arm, settings)
     own_solver = None if testbed else Solver(unlimited(settings))
@@ -138,7 +138,8 @@ def command(
         raise typer.Exit(1)
 
 
-def _check_pair(settings: Settings) -> None:
+def check_pair(settings: Settings) -> None:
+    """Raise `ConfigurationError` unless the settings name two servers of two models."""
     small, large = settings.small, settings.large
     if not isinstance(small, Endpoint):
         raise ConfigurationError("a nested pair cannot be estimated: name one server with --small")

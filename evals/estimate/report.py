@@ -193,7 +193,7 @@ def settings_file(estimate: Estimate, measured: Measurements, settings: Settings
         if best.stop is not None:
             values["auto"] = True
             lines.append("With auto, a run lets the large model write alone while the method does not pay.")
-    endpoints = {role: _endpoint(getattr(settings, role)) for role in ("small", "large")}
+    endpoints = {role: endpoint_table(getattr(settings, role)) for role in ("small", "large")}
     if measured.large.suffix_scoring:
         endpoints["large"]["suffix_scoring"] = True
     if any(isinstance(end, Endpoint) and end.api_key for end in (settings.small, settings.large)):
@@ -203,7 +203,8 @@ def settings_file(estimate: Estimate, measured: Measurements, settings: Settings
     return f"{comments}{document({**values, **endpoints, **tables})}"
 
 
-def _endpoint(settings: Any) -> dict[str, Any]:
+def endpoint_table(settings: Any) -> dict[str, Any]:
+    """The fields of an endpoint that are set, as a table of a settings file, without its API key."""
     fields = settings.model_dump(mode="json", exclude_unset=True, exclude={"role", "api_key"})
     return {"url": fields.pop("url"), **{name: value for name, value in fields.items() if value not in (None, [], {})}}
 

@@ -115,7 +115,7 @@ def is_right_prefix(problem: Problem, text: str) -> bool:
 
 DOUBT_POLICIES = frozenset({"bild", "glimpse", "reading"})  # their scores measure doubt: lower is better
 RESAMPLES = 200
-UNSCORED_REASONS = frozenset({"fallback", "word", "mean"})  # rollbacks that their score did not decide
+UNSCORED_REASONS = frozenset({"fallback", "words", "mean"})  # rollbacks that their score did not decide
 MIN_EACH = 3  # right and wrong verdicts that a separation needs at least
 
 Level: TypeAlias = Literal["step", "answer"]

@@ -43,6 +43,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"^stepspec up (?!.*--dry-run)": "needs a GPU",
     r"--critic": "needs a reward model: tests/integration/test_critic.py",
     r"^\$EDITOR": "opens an editor",
+    r"^stepspec judge": "says with exit code 1 that an imitation is no judge: tests/evals/judge",
     r"^stepspec estimate": "says with exit code 1 that imitations do not pay: tests/integration/test_estimate.py",
     r"^stepspec profile": "finds no cues in what imitations write: tests/evals/calibration",
     r"^stepspec calibrate problems\.jsonl -p bild": "needs hundreds of problems: tests/evals/calibration",

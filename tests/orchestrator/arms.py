@@ -256,7 +256,7 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
             return policies.make(name, small, large, rollback=2, scale="step" if seed % 2 else "token")
         case "reading":
             measure: Literal["gap", "logprob"] = "logprob" if seed % 2 else "gap"
-            return policies.make(name, small, large, words=2, mean=(1.0, 99.0)[seed % 3 > 0], measure=measure)
+            return policies.make(name, small, large, tokens="digits", words=2, mean=1.0 + seed % 3, measure=measure)
         case "choose" | "comparing":
             candidates, compare = 1 + seed % 4, name == "comparing"
             fork: Literal["anywhere", "first"] = "first" if seed % 5 == 0 else "anywhere"

@@ -13,8 +13,9 @@ from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict,
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import MissingCapability
 from stepspec.policies import StepReading
+from stepspec.policies.reading import Tokens, strictly
 
-from ..fakes import ScriptedModel, run
+from ..fakes import ScriptedModel, run, tokenise
 from ..fidelity.test_04_bild_sampling import dice, frequencies
 from ..orchestrator.arms import BOUNDED, PROBLEM, arm
 from .test_bild import alone, pair
@@ -46,7 +47,7 @@ def reader(table: dict[str, tuple[float, float]]) -> Any:
 
 def judged(table: dict[str, tuple[float, float]], **options: Any) -> tuple[str, Verdict]:
     large = reader(table)
-    policy = StepReading(large, large, **options)
+    policy = StepReading(large, large, **{"tokens": "digits", **options})
     verdict = run(policy.verify(PROBLEM, Step(STEP, "small")))[0]
     assert large.tops == [1 if policy.measure == "gap" else 0]
     return STEP[: verdict.keep] if isinstance(verdict, Rollback) else STEP, verdict
@@ -57,16 +58,30 @@ def judged(table: dict[str, tuple[float, float]], **options: Any) -> tuple[str, 
     [
         ({}, STEP, Accept(0.0)),
         ({" 12": (2.0, -2.25), " euros": (5.0, -5.5)}, STEP, Accept(2.0)),  # both as far as their thresholds allow
-        ({" 12": (2.125, -2.25)}, "It costs 3 * 4 =", Rollback(16, "number", 2.125)),
-        ({" euros": (5.125, -5.5)}, "It costs 3 * 4 = 12", Rollback(19, "word", 0.0)),
-        ({" costs": (6.0, -6.5), " 12": (9.0, -9.5)}, "It", Rollback(2, "word", 0.0)),  # the first, not the worst
-        ({"It": (6.0, -6.5)}, "", Rollback(0, "word", 0.0)),
+        ({" 12": (2.125, -2.25)}, "It costs 3 * 4 =", Rollback(16, "digits", 2.125)),
+        ({" euros": (5.125, -5.5)}, "It costs 3 * 4 = 12", Rollback(19, "words", 0.0)),
+        ({" costs": (6.0, -6.5), " 12": (9.0, -9.5)}, "It", Rollback(2, "words", 0.0)),  # the first, not the worst
+        ({"It": (6.0, -6.5)}, "", Rollback(0, "words", 0.0)),
     ],
 )
 def test_a_step_is_cut_before_the_first_token_above_its_threshold(
     table: dict[str, tuple[float, float]], kept: str, verdict: Verdict
 ) -> None:
     assert judged(table, threshold=2, words=5) == (kept, verdict)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "strict"),
+    [
+        ("digits", ["3", "4", "12"]),
+        ("formulas", ["3", "*", "4", "=", "12", "euros"]),  # a unit stands where a missing digit would
+        ("all", [*STEP.removesuffix(".").split(), "."]),
+    ],
+)
+def test_the_tokens_that_are_read_strictly(tokens: Tokens, strict: list[str]) -> None:
+    read = [Token(piece) for piece in tokenise(STEP)]
+    chosen = strictly(read, tokens)
+    assert [token.text.strip() for token, yes in zip(read, chosen, strict=True) if yes] == strict
 
 
 def test_the_mean_of_all_tokens_cuts_before_the_worst_one() -> None:
@@ -80,15 +95,15 @@ def test_a_first_choice_surprises_only_a_model_that_samples_and_is_read_by_its_l
     table = {" 12": (0.0, -3.0)}
     assert judged(table, threshold=2)[1] == judged(table, threshold=2, sampled=True)[1] == Accept(0.0)
     assert judged(table, threshold=2, measure="logprob")[1] == Accept(0.0)
-    assert judged(table, threshold=2, measure="logprob", sampled=True)[1] == Rollback(16, "number", 3.0)
+    assert judged(table, threshold=2, measure="logprob", sampled=True)[1] == Rollback(16, "digits", 3.0)
 
 
 def test_the_end_of_the_thinking_is_read_as_strictly_as_a_number() -> None:
     small, large = pair(f"one.{THINK_END}", f"one. two.\n{THINK_END}")
     large.logprob = lambda before, token: -4.0 if token == THINK_END else -0.1
-    policy = StepReading(small, large, threshold=3, words=5, measure="logprob")
+    policy = StepReading(small, large, threshold=3, tokens="digits", measure="logprob")
     draft = run(policy.draft(PROBLEM))[0]
-    assert run(policy.verify(PROBLEM, draft))[0] == Rollback(4, "number", 4.0)
+    assert run(policy.verify(PROBLEM, draft))[0] == Rollback(4, "digits", 4.0)
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -101,7 +116,7 @@ def test_the_large_model_goes_on_from_the_good_beginning(ahead: int) -> None:
     (chain, end), _ = run(reason(StepReading(small, large), PROBLEM, ahead=ahead))
     assert [(step.author, step.text, step.note) for step in chain.steps] == [
         ("small", "two and three are", ""),
-        ("large", " 5.\n\n", "number"),
+        ("large", " 5.\n\n", "formulas"),
         ("small", f"so it is.\n{THINK_END}", ""),
     ]
     assert end == "finished"

@@ -11,6 +11,7 @@ from stepspec.evals import cli as eval_cli
 from stepspec.evals.calibration import command as calibration
 from stepspec.evals.command_line import add_command, new_app, run, verbatim
 from stepspec.evals.estimate import command as estimate
+from stepspec.evals.judge import command as judge
 from stepspec.evals.report import command as report
 
 from . import config, inspect, serve, solve, tune, up
@@ -74,6 +75,7 @@ add_command(app, inspect.list_policies, inspect.POLICIES_EXAMPLES, name="policie
 add_command(app, inspect.doctor, inspect.DOCTOR_EXAMPLES)
 app.add_typer(config.app, name="config")
 add_command(app, estimate.command, estimate.EXAMPLES, name="estimate")
+add_command(app, judge.command, judge.EXAMPLES, name="judge")
 add_command(app, tune.profile_pair, tune.PROFILE_EXAMPLES, name="profile")
 add_command(app, eval_cli.command, eval_cli.EXAMPLES, name="eval")
 add_command(app, calibration.calibrate, calibration.EXAMPLES)

@@ -1,0 +1,85 @@
+"""Steps to judge: each right, and once more with a slip. Built in, or made of the large model's own chains."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from stepspec.orchestrator.chain import THINK_END, Chain, Step
+from stepspec.orchestrator.concurrency import at_once
+from stepspec.orchestrator.interfaces import Model
+
+from .slips import make_slip
+
+MAX_TOKENS = 1024  # of a chain that the large model writes to have its steps judged
+STEPS = 6  # of one chain, so that one problem does not decide the result
+SHORTEST = 12  # characters of a step that says something
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """
+    A step that is *right* after *chain*, and the same step with a *slip* of the kind *of*.
+
+    *kind* is that of its problem, and *problem* the problem's number: the steps of one problem are not independent.
+    """
+
+    chain: Chain
+    right: str
+    slip: str
+    of: str
+    kind: str
+    problem: int
+
+    def versions(self) -> tuple[tuple[bool, Step], tuple[bool, Step]]:
+        """Both steps, each with whether it is right."""
+        return (True, Step(self.right, "small")), (False, Step(self.slip, "small"))
+
+
+def built_in() -> list[Case]:
+    """The built-in steps: short problems of five kinds, with slips of five kinds."""
+    cases: list[Case] = []
+    table = tomllib.loads(files(__package__).joinpath("steps.toml").read_text(encoding="utf-8"))
+    for number, problem in enumerate(table["problem"]):
+        chain = Chain.of(problem["text"])
+        for step in problem["steps"]:
+            right, slip = (f"{step[version]}{chain.ends.text}" for version in ("right", "slip"))
+            cases.append(Case(chain, right, slip, step["of"], problem["kind"], number))
+            chain = chain.extend(Step(right, "large"))
+    return cases
+
+
+async def own_cases(greedy: Model, sampling: Model, problem: str, number: int, seed: int) -> list[Case]:
+    """
+    The first steps of the large model's chain about *problem* that a slip can be made in.
+
+    The chain is *greedy*. The steps that are judged are sampled after its beginnings, and taken to be right: a greedy
+    step is the likeliest text by definition, so that readings of probabilities would know it without judging it.
+    """
+    rng, chain, cases = random.Random(f"{seed}/{number}"), Chain.of(problem), list[Case]()
+    while not (chain.finished or chain.closed or len(cases) == STEPS) and chain.tokens < MAX_TOKENS:
+        limit = MAX_TOKENS - chain.tokens
+        step, version = await at_once([greedy.write(chain, limit=limit), sampling.write(chain, limit=limit)])
+        if usable(version) and (slipped := make_slip(version.text, rng)) is not None:
+            cases.append(Case(chain, version.text, *slipped, "own", number))
+        chain = chain.extend(step)
+    return cases
+
+
+def usable(step: Step) -> bool:
+    """Whether *step* is whole, says something, and does not end the thinking."""
+    return step.stop == "delimiter" and len(step.text.strip()) >= SHORTEST and THINK_END not in step.text
+
+
+def spread(cases: Sequence[Case], seed: int) -> list[Case]:
+    """The *cases* in an order in which the first ones are of many problems, so that a deadline leaves a fair part."""
+    by_problem: dict[int, list[Case]] = {}
+    for case in cases:
+        by_problem.setdefault(case.problem, []).append(case)
+    queues = list(by_problem.values())
+    random.Random(seed).shuffle(queues)
+    longest = max(map(len, queues), default=0)
+    return [queue[at] for at in range(longest) for queue in queues if at < len(queue)]

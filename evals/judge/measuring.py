@@ -1,0 +1,170 @@
+"""Read right steps and slips in every way that a method does, on the servers of a pair, within a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from statistics import median
+from typing import Any
+
+from stepspec.api import Solver
+from stepspec.orchestrator import Accept
+from stepspec.orchestrator.chain import Chain, Step
+from stepspec.orchestrator.concurrency import at_once
+from stepspec.orchestrator.endpoints import Sampling
+from stepspec.orchestrator.errors import ConfigurationError, MissingCapability, StepspecError
+from stepspec.orchestrator.stats import wilson
+
+from ..estimate.measuring import opened
+from ..results import Interval
+from .cases import Case, built_in, own_cases, spread
+from .figures import DraftFigures, JudgedStep
+from .readings import Judges, Request
+
+ALONE = 6  # steps whose requests are timed, with nothing beside them
+AT_ONCE = 8  # steps that are read at the same time
+FEWEST = 12  # steps of which figures are made
+DRAFTS = 40  # of the small model
+TEMPERATURE = 0.6  # at which the steps of the large model's chains are sampled
+CANNOT_SCORE = (
+    "the large model's server does not score text, which most readings need: it needs vLLM's completions with "
+    "prompt_logprobs; `stepspec doctor` says what the server can do"
+)
+
+Progress = Callable[[str, int], Callable[[], object]]
+
+
+@dataclass
+class JudgedSteps:
+    """The *steps* read so far, the *seconds* of each request that was alone, and why a request is *skipped*."""
+
+    steps: list[JudgedStep] = field(default_factory=list[JudgedStep])
+    seconds: dict[Request, list[float]] = field(default_factory=dict[Request, list[float]])
+    skipped: dict[Request, str] = field(default_factory=dict[Request, str])
+
+
+async def make_cases(solver: Solver, problems: Sequence[str], seed: int, on_part: Progress) -> list[Case]:
+    """
+    The built-in cases, or those of the large model's own chains about *problems*, if there are any.
+
+    Raise `ConfigurationError` if the chains have no steps to judge.
+    """
+    if not problems:
+        return spread(built_in(), seed)
+    step = on_part("the large model's own steps", len(problems))
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def write(number: int, problem: str) -> list[Case]:
+        async with gate, opened(solver.large) as greedy:
+            sampling = solver.large.model(Sampling(temperature=TEMPERATURE, seed=seed + number))
+            cases = await own_cases(greedy, sampling, problem, number, seed)
+            step()
+            return cases
+
+    cases = [case for cases in await at_once(map(write, count(), problems)) for case in cases]
+    if len(cases) < FEWEST:
+        raise ConfigurationError(
+            f"--problems: only {len(cases)} steps to judge, and {FEWEST} are needed: whole steps of the large model's "
+            "chains with a number, a sign, a unit or a variable; name more problems, another end of steps with "
+            "--delimiter, or leave out --problems for the built-in steps"
+        )
+    return spread(cases, seed)
+
+
+async def judge_cases(solver: Solver, cases: Sequence[Case], minutes: float, on_part: Progress) -> JudgedSteps:
+    """
+    Read both versions of as many *cases* as *minutes* allow. The first ones are read alone, to time the requests.
+
+    Raise `StepspecError`, with the cure, for servers that cannot be used so.
+    """
+    if solver.small.name == solver.large.name:
+        raise ConfigurationError(
+            f"both servers serve {solver.large.name!r}: a model cannot judge itself; name the server of a smaller one "
+            "with --small, or serve two different models under their own names (--served-model-name)"
+        )
+    if (await solver.large.capabilities()).prompt_logprobs is False:
+        raise MissingCapability(CANNOT_SCORE)
+    await solver.warm_up()
+    judged, clock = JudgedSteps(), asyncio.get_running_loop().time
+    end = clock() + 60 * minutes
+    step = on_part("judging steps", len(cases))
+    async with opened(solver.large) as large:
+        judges = Judges(large, _rate(solver) if solver.settings.rates_steps else None)
+        judged.skipped = await _untried(judges, cases[0])
+        gate = asyncio.Semaphore(1)
+
+        async def read(case: Case, *, alone: bool = False) -> None:
+            async with gate:
+                if clock() > end:
+                    return
+                both: list[JudgedStep] = []
+                for right, version in case.versions():
+                    values, seconds = await judges.read(case.chain, version, judged.skipped)
+                    both.append(JudgedStep(case.problem, right, case.of, values))
+                    for request, taken in seconds.items() if alone else ():
+                        judged.seconds.setdefault(request, []).append(taken)
+                judged.steps += both
+                step()
+
+        for case in cases[:ALONE]:
+            await read(case, alone=True)
+        gate = asyncio.Semaphore(AT_ONCE)
+        await at_once(read(case) for case in cases[ALONE:])
+    if len(judged.steps) < 2 * min(FEWEST, len(cases)):
+        raise StepspecError(
+            f"only {len(judged.steps) // 2} steps were judged in {minutes:g} minutes: this server needs more --minutes"
+        )
+    return judged
+
+
+async def _untried(judges: Judges, case: Case) -> dict[Request, str]:
+    """Why requests that the server cannot answer are left out; they are found by trying each of them once."""
+    skipped: dict[Request, str] = {}
+    for name, request in judges.requests.items():
+        try:
+            await request(case.chain, case.versions()[0][1])
+        except (MissingCapability, ConfigurationError) as exc:
+            skipped[name] = str(exc)
+    if "score" in skipped:
+        raise MissingCapability(f"{CANNOT_SCORE} ({skipped['score']})")
+    return skipped
+
+
+def _rate(solver: Solver) -> Callable[[Chain, Step], Any]:
+    async def rate(chain: Chain, step: Step) -> float:
+        verdict = await solver.policy("reward", {}).verify(chain, step)
+        return verdict.score or 0.0
+
+    return rate
+
+
+async def try_drafts(
+    solver: Solver, cases: Sequence[Case], policy: str, options: Mapping[str, Any], on_part: Progress
+) -> DraftFigures:
+    """Let the small model draft where steps of *cases* begin, and *policy* with these *options* judge the drafts."""
+    chosen = list({(case.problem, len(case.chain.steps)): case for case in cases}.values())[:DRAFTS]
+    step, clock = on_part("the small model's drafts", len(chosen)), asyncio.get_running_loop().time
+    gate = asyncio.Semaphore(AT_ONCE)
+    drafting, judging, accepted = list[float](), list[float](), list[bool]()
+
+    async def attempt(case: Case, *, alone: bool = False) -> None:
+        async with gate:
+            pair = solver.policy(policy, options)
+            began = clock()
+            draft = await pair.draft(case.chain)
+            drafted = clock()
+            verdict = await pair.verify(case.chain, draft)
+            accepted.append(isinstance(verdict, Accept))
+            if alone:
+                drafting.append(drafted - began)
+                judging.append(clock() - drafted)
+            step()
+
+    for case in chosen[:ALONE]:
+        await attempt(case, alone=True)
+    await at_once(attempt(case) for case in chosen[ALONE:])
+    share = sum(accepted) / len(accepted)
+    interval = Interval(share, *wilson(sum(accepted), len(accepted)))
+    return DraftFigures(len(accepted), interval, median(drafting), median(judging))

@@ -1,0 +1,130 @@
+"""Figures of readings, computed by hand, and which method they speak for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from stepspec.evals.judge.figures import JudgedStep, ReadingFigures, best, figures
+from stepspec.evals.judge.readings import READINGS, Judges
+from stepspec.evals.judge.report import conclusion
+from stepspec.evals.results import Interval
+from stepspec.orchestrator import Step, Token
+from stepspec.policies import make
+
+from ...fakes import ScriptedModel, counting, run
+from ...orchestrator.arms import PROBLEM
+
+GAP = "largest gap, digits"
+BY_NAME = {reading.name: reading for reading in READINGS}
+
+
+def steps(right: Sequence[float], wrong: Sequence[float], name: str = GAP) -> list[JudgedStep]:
+    made = [JudgedStep(at, True, "number", {name: value}) for at, value in enumerate(right)]
+    return made + [
+        JudgedStep(at, False, "sign" if at % 2 else "number", {name: value}) for at, value in enumerate(wrong)
+    ]
+
+
+def test_the_figures_of_a_reading() -> None:
+    # Ten right steps; the threshold that accepts 9 of them is -4. Of four slips, -3 passes, by hand 1 of 4.
+    (row,) = figures(steps([-9, -4, -3.5, -2, -2, -1, -1, 0, 0, 0], [-3, -5, -8, -10]), {"score": [0.3, 0.1, 0.2]})
+    assert (row.reading.name, row.seconds, row.threshold, row.accepted) == (GAP, 0.2, -4, 0.9)
+    assert row.passed.value == 0.25
+    assert row.passed_of == {"number": 0.5, "sign": 0.0}
+    above = 7 + 9 + 9 + 10  # right steps that are better than each slip
+    assert row.area.value == pytest.approx(above / 40)
+    assert row.options == {"threshold": 4, "tokens": "digits", "words": 99}
+
+
+def test_readings_that_some_steps_lack_have_no_figures() -> None:
+    assert figures([*steps([1, 1, 1], [0, 0, 0]), JudgedStep(9, True, "sign", {})], {"score": [1]}) == []
+
+
+def row(name: str, area: float, passed: float, seconds: float = 1.0, low: float | None = None) -> ReadingFigures:
+    interval = Interval(area, area - 0.1 if low is None else low, 1.0)
+    return ReadingFigures(BY_NAME[name], interval, seconds, 5.0, 0.9, Interval(passed, 0, 1), {})
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        ([row("grade, mean", 0.8, 0.3), row(GAP, 0.9, 0.2)], GAP),
+        ([row("grade, mean", 0.895, 0.3, seconds=0.5), row(GAP, 0.9, 0.2)], "grade, mean"),  # as good, and cheaper
+        ([row("grade, mean", 0.8, 0.51)], None),  # lets most slips through
+        ([row("grade, mean", 0.8, 0.1, low=0.49)], None),  # may be chance
+        ([row("reflective, match", 0.99, 0.0), row(GAP, 0.7, 0.4)], GAP),  # no option has this threshold
+    ],
+)
+def test_the_best_method_separates_well_and_is_cheap(rows: list[ReadingFigures], name: str | None) -> None:
+    chosen = best(rows)
+    assert (chosen.reading.name if chosen else None) == name
+    sentence = conclusion(rows, chosen, None)
+    assert sentence.startswith(
+        "No method fits this pair" if name is None else f"The method {chosen.reading.policy}" if chosen else ""
+    )
+
+
+class Judge(ScriptedModel):
+    """Reads "12" with a gap of 3 nats, and everything else as its own choice."""
+
+    async def score(self, chain: object, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
+        def token(piece: str, at: int) -> Token:
+            behind = 3.0 if piece == " 12" else 0.0
+            best = Token("other", -0.25, 1, 999) if behind else Token(piece, -0.25, 1, at)
+            return Token(piece, -0.25 - behind, 2 if behind else 1, at, (best, Token("never", -9.0, 3, 1000)))
+
+        return [tuple(token(t.text, at) for at, t in enumerate(self.read("", span))) for span in spans]
+
+
+def judged(**digits: float) -> Judge:
+    return Judge("large", counting("large", 3), judge=lambda chain, question: digits)
+
+
+def test_every_reading_of_a_step_by_hand() -> None:
+    judge = judged(**{"2": 0.25, "8": 0.5, "Yes": 0.125})
+    values, seconds = run(Judges(judge).read(PROBLEM, Step("It costs 12 euros.\n\n", "small")))[0]
+    # Five tokens: It, costs, 12, euros and the end; 3 nats in all.
+    assert values == {
+        "grade, mean": pytest.approx((2 * 0.25 + 8 * 0.5) / 0.75),
+        "grade, digit": 8.0,
+        "yes or no": 0.125,
+        "reflective, match": pytest.approx(-3.0),
+        "reflective, typical": pytest.approx(values["reflective, typical"]),
+        "mean log-probability, all": pytest.approx(-(5 * 0.25 + 3) / 5),
+        "mean log-probability, digits": -3.25,
+        "mean log-probability, formulas": pytest.approx(-(2 * 0.25 + 3) / 2),
+        "least log-probability, all": -3.25,
+        "least log-probability, digits": -3.25,
+        "least log-probability, formulas": -3.25,
+        "largest gap, all": -3.0,
+        "largest gap, digits": -3.0,
+        "largest gap, formulas": -3.0,
+        "mean gap, all": pytest.approx(-0.6),
+    }
+    assert set(seconds) == {"score", "grade", "check", "match", "typical"}
+
+
+@pytest.mark.parametrize(
+    "name", [reading.name for reading in READINGS if reading.options and reading.request != "reward"]
+)
+@pytest.mark.parametrize("margin", [-0.125, 0.125])
+def test_the_options_of_a_reading_accept_what_reaches_its_threshold(name: str, margin: float) -> None:
+    judge = judged(**{"2": 0.25, "8": 0.5, "Yes": 0.25})
+    step = Step("It costs 12 euros.\n\n", "small")
+    value = run(Judges(judge).read(PROBLEM, step))[0][0][name]
+    reading = BY_NAME[name]
+    if reading.request == "grade":
+        margin *= 8
+    assert reading.options is not None
+    policy = make(reading.policy, judge, judge, **reading.options(value + margin))
+    verdict = run(policy.verify(PROBLEM, step))[0]
+    assert (type(verdict).__name__ == "Accept") == (margin < 0), (name, value, verdict)
+
+
+def test_a_step_without_digits_is_read_as_good() -> None:
+    values, _ = run(Judges(judged(**{"9": 1.0})).read(PROBLEM, Step("So it is.\n\n", "small")))[0]
+    assert (values[GAP], values["mean log-probability, digits"]) == (0.0, 0.0)
+    assert math.isfinite(values["reflective, match"])
