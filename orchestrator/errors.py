@@ -27,6 +27,8 @@ from typing import Self
 
 from .chain import Role
 
+LONGEST_WORD = 64  # characters of a word to look for similar ones: the time grows with the square of them
+
 
 class StepspecError(Exception):
     """The base class of all errors above."""
@@ -129,5 +131,7 @@ class ServerDied(ServerError):
 
 def near(word: str, known: Iterable[str]) -> str:
     """Return " (did you mean ...?)" with the *known* word that is most similar to *word*; "" if none is similar."""
+    if len(word) > LONGEST_WORD:
+        return ""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

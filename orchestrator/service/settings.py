@@ -38,7 +38,15 @@ def _rooted(path: str) -> str:
     return path.rstrip("/")
 
 
-Secrets: TypeAlias = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(listed)]
+def _listed_keys(value: Any) -> Any:
+    """Split a text at its commas. Raise `ValueError` if it has no key: whoever set it wanted a locked door."""
+    keys = listed(value)
+    if isinstance(value, str) and not keys:
+        raise ValueError("it is set, and has no key in it: write one or more, or unset it to admit every client")
+    return keys
+
+
+Secrets: TypeAlias = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed_keys)]
 Words: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(listed)]
 
 

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from ...chain import Message, Tool, ToolCall
 from ..settings import Thinking
-from .schemas import MAX_TOOLS, SERVED, Effort, Name, Part, Positive, Request
+from .schemas import MAX_TOOLS, SERVED, Effort, Items, Name, Part, Positive, Request
 
 CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -102,7 +102,7 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: str | list[PlainBlock] | None = None
+    content: str | Items[PlainBlock] | None = None
     is_error: bool | None = None
     toolset_name: None = None
 
@@ -126,7 +126,7 @@ class UserTurn(Part):
     """A message of the user, which may hold the results of calls."""
 
     role: Literal["user"]
-    content: str | Annotated[list[UserBlock], Field(min_length=1)]
+    content: str | Annotated[Items[UserBlock], Field(min_length=1)]
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -144,7 +144,7 @@ class SystemTurn(Part):
     """Instructions within the conversation."""
 
     role: Literal["system"]
-    content: str | list[PlainBlock]
+    content: str | Items[PlainBlock]
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -155,7 +155,7 @@ class AssistantTurn(Part):
     """An earlier answer, as it was received; the models' own chat templates keep or drop its thinking."""
 
     role: Literal["assistant"]
-    content: str | list[AssistantBlock]
+    content: str | Items[AssistantBlock]
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -226,7 +226,7 @@ class ClearThinking(Part):
 class ContextManagement(Part):
     """Changes of the conversation before the models read it; none has an effect."""
 
-    edits: list[ClearThinking] | None = None
+    edits: Items[ClearThinking] | None = None
 
 
 class CustomTool(Part):
@@ -244,8 +244,8 @@ class CustomTool(Part):
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
     defer_loading: Literal[False] | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
-    input_examples: list[dict[str, Any]] | None = None
+    allowed_callers: Items[Literal["direct"]] | None = None
+    input_examples: Items[dict[str, Any]] | None = None
 
     @property
     def tool(self) -> Tool:
@@ -258,6 +258,9 @@ def _client_tool(tool: object) -> object:
     if kind not in (None, "custom"):
         raise ValueError(f"a tool of type {kind!r}: {OWN_TOOLS}")
     return tool
+
+
+OfferedTool: TypeAlias = Annotated[CustomTool, BeforeValidator(_client_tool)]
 
 
 class ToolChoice(Part):
@@ -281,13 +284,13 @@ class Conversation(Part):
     parts: ClassVar[tuple[type[Part], ...]] = (UserTurn, TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    messages: Annotated[list[MessageTurn], Field(min_length=1)]
-    system: str | list[PlainBlock] | None = None
+    messages: Annotated[Items[MessageTurn], Field(min_length=1)]
+    system: str | Items[PlainBlock] | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    tools: Annotated[list[Annotated[CustomTool, BeforeValidator(_client_tool)]], Field(max_length=MAX_TOOLS)] | None = (
-        None
-    )
+    tools: (
+        Annotated[Items[Annotated[CustomTool, BeforeValidator(_client_tool)]], Field(max_length=MAX_TOOLS)] | None
+    ) = None
     tool_choice: Annotated[ToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
 
     # Features that no method has; clients may send the values that turn them off.
@@ -336,7 +339,7 @@ class MessagesRequest(Conversation, Request):
 
     max_tokens: Positive
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Items[str] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None

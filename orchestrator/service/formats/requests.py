@@ -10,9 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias
 
-import orjson
 from pydantic import Strict, TypeAdapter, ValidationError
 
 from ...budget import Budget
@@ -39,14 +38,12 @@ from .schemas import (
     SchemaJson,
     StepspecOptions,
 )
-from .validation import explain
 
 AUTO = "auto"
 ROLES: tuple[Role, ...] = ("small", "large")
 
-P = TypeVar("P", bound=Part)
-
 MAX_STOPS = 4  # OpenAI's limit, and vLLM's
+MAX_STOP = 1024  # characters of one stop string
 EFFORT: Mapping[Effort, float] = {"minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0}
 """The share of the configured tokens for thinking that a request gets; the tokens for the answer stay."""
 
@@ -150,25 +147,6 @@ class RunRequest:
 
     def _with(self, **values: Sampling | Limits) -> RunRequest:
         return replace(self, run=self.run.model_copy(update=values))
-
-
-def parse_json(body: bytes) -> dict[str, Any]:
-    """Read a JSON object. Raise `ApiError`."""
-    try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError as exc:
-        raise bad_request(f"the body is not JSON: {exc}", code="invalid_json") from exc
-    if not isinstance(content, dict):
-        raise bad_request("the body has to be a JSON object", code="invalid_json")
-    return content  # pyright: ignore[reportUnknownVariableType]
-
-
-def parse_request(schema: type[P], content: Mapping[str, Any]) -> P:
-    """Validate a request. Raise `ApiError`, which names the wrong parameter and a cure."""
-    try:
-        return schema.model_validate(content)
-    except ValidationError as exc:
-        raise explain(schema, content, exc) from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +392,9 @@ def _stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
         raise bad_request(f"{len(stops)} stop strings: at most {MAX_STOPS} are allowed", param, "invalid_value")
+    if longest := max((len(each) for each in stops if len(each) > MAX_STOP), default=0):
+        message = f"a stop string has {longest} characters: at most {MAX_STOP} are allowed"
+        raise bad_request(message, param, "invalid_value")
     if "" in stops:
         raise bad_request("a stop string is empty", param, "invalid_value")
     return stops

@@ -163,11 +163,12 @@ class Drain:
     async def _drain(self) -> None:
         admission = self._admission
         requests = admission.running + admission.waiting
-        self._log(f"shutting down: {requests} requests may finish within {self._seconds:g} s")
         try:
+            self._log(f"shutting down: {requests} requests may finish within {self._seconds:g} s")
             async with asyncio.timeout(self._seconds):
                 await admission.idle()
         except TimeoutError:
             self._log(f"aborting {admission.running + admission.waiting} requests")
             admission.abort()
-        self._end()
+        finally:
+            self._end()

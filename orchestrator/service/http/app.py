@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 
 import uvicorn
@@ -144,6 +146,8 @@ class ServiceServer(uvicorn.Server):
     """
     A uvicorn server that drains on the first signal: it admits no more requests, and exits when all are answered.
 
+    The signals are SIGTERM, SIGINT and SIGHUP.
+
     Draining takes `drain_seconds` at most. On the second signal it exits at once. *log* receives its messages.
     """
 
@@ -154,7 +158,8 @@ class ServiceServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+        with _handled(signal.SIGHUP, self.handle_exit):
+            await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; exit at once on the second signal."""
@@ -163,3 +168,16 @@ class ServiceServer(uvicorn.Server):
 
     def _exit(self) -> None:
         self.should_exit = True
+
+
+@contextmanager
+def _handled(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
+    """Have *handler* handle a signal while the block lasts, unless the process ignores it, as under ``nohup``."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)

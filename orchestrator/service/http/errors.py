@@ -56,6 +56,7 @@ OVERLOADED = 529
 QUEUE_FULL, QUEUE_TIMEOUT = "queue_full", "queue_timeout"  # the codes of an overloaded service
 RETRY_AFTER = 2  # seconds; a full queue and a restarting server both move on in about that time
 INTERNAL_ERROR = "internal_error"
+MAX_MESSAGE, MAX_PARAM = 2000, 200  # characters
 CLIENT_CLOSED = 499  # the status in logs and metrics of a request whose client disconnected; nginx's number
 
 
@@ -74,6 +75,11 @@ class ApiError(Exception):
     code: str | None = None
     retry: bool | None = None
     headers: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        """Shorten what repeats megabytes of the request."""
+        self.message = shortened(self.message, MAX_MESSAGE)
+        self.param = self.param and shortened(self.param, MAX_PARAM)
 
     def __str__(self) -> str:
         return self.message
@@ -106,6 +112,14 @@ class ApiError(Exception):
         if self.code is not None:
             error["details"] = {"error_code": self.code}
         return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return *text* with its middle left out if it is longer than *longest* characters."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2 - 2
+    return f"{text[:half]}...{text[-half:]}"
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADERS = 64 * 1024  # bytes
+TOO_LARGE = f"The headers are larger than {MAX_HEADERS} bytes."
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -17,6 +19,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """
 
     _unread = 0  # bytes of headers that are not complete
+    _headers = 0  # bytes of the names and values of the headers of this request
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -30,8 +33,31 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unread += len(data)
         super().data_received(data)
-        if self._unread > MAX_HEADERS and not self.transport.is_closing():
-            self.send_400_response(f"The headers are larger than {MAX_HEADERS} bytes.")
+        if self._unread > MAX_HEADERS:
+            self.send_400_response(TOO_LARGE)
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
+
+    def on_message_begin(self) -> None:
+        self._headers = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        """Count *size* bytes of headers, all of which may be in one packet. Raise if they are too many."""
+        self._headers += size
+        if self._headers > MAX_HEADERS:
+            self.send_400_response(TOO_LARGE)
+            raise HttpParserError(TOO_LARGE)  # ends the parsing of the packet
 
     def on_headers_complete(self) -> None:
         self._unread = 0

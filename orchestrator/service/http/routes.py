@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 from starlette.responses import HTMLResponse, Response
 
 from ...chain import Message, Tool
@@ -26,15 +27,16 @@ from ..formats.requests import (
     RunRequest,
     ServedModel,
     forwarded_priority,
-    parse_json,
-    parse_request,
 )
 from ..formats.schemas import ChatRequest, LiveRequest, ResponsesRequest
+from ..formats.validation import MAX_ITEMS, parse_json, parse_request
 from ..watch.records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from .errors import api_error, bad_request
 from .middleware import service_request
 from .runs import Runs, ServiceContext, deadline
 from .streaming import ClientConnection
+
+P = TypeVar("P", bound=BaseModel)
 
 
 def api_router(context: ServiceContext) -> APIRouter:
@@ -47,7 +49,7 @@ def api_router(context: ServiceContext) -> APIRouter:
         call = await ModelCall.read(context, http_request)
         if isinstance(call.model, ServedModel):
             return call.forward(call.model)
-        body = parse_request(ChatRequest, call.content)
+        body = call.parsed(ChatRequest)
         call.request.log_fields["user"] = body.safety_identifier or body.user
         runs = call.runs(*call.resolver(call.model).chat(body))
         thinking = body.overrides.thinking or context.settings.thinking
@@ -73,7 +75,7 @@ def api_router(context: ServiceContext) -> APIRouter:
         call = await ModelCall.read(context, http_request)
         if isinstance(call.model, ServedModel):
             return call.forward(call.model)
-        body = parse_request(ResponsesRequest, call.content)
+        body = call.parsed(ResponsesRequest)
         call.request.log_fields["user"] = body.safety_identifier or body.user
         runs = call.runs(call.resolver(call.model).response(body))
         thinking = body.overrides.thinking or context.settings.thinking
@@ -106,7 +108,7 @@ def messages_router(context: ServiceContext) -> APIRouter:
         call = await ModelCall.read(context, http_request)
         if isinstance(call.model, ServedModel):
             return call.forward(call.model)
-        body = parse_request(MessagesRequest, call.content)
+        body = call.parsed(MessagesRequest)
         call.request.log_fields["user"] = body.user
         runs = call.runs(call.resolver(call.model).message(body))
         thinking = body.place_of_thinking(context.settings.thinking)
@@ -118,7 +120,7 @@ def messages_router(context: ServiceContext) -> APIRouter:
         call = await ModelCall.read(context, http_request)
         if isinstance(call.model, ServedModel):
             return call.forward(call.model)
-        body = parse_request(CountTokensRequest, call.content)
+        body = call.parsed(CountTokensRequest)
         return call.count(body.problem_messages, body.toolset)
 
     return router
@@ -150,7 +152,7 @@ def page_router(context: ServiceContext) -> APIRouter:
     async def live(http_request: Request) -> Response:
         """Run a problem; stream every event as it happens, and the solution at the end."""
         request = service_request(http_request)
-        body = parse_request(LiveRequest, parse_json(await http_request.body()))
+        body = parse_request(LiveRequest, parse_json(await http_request.body()), _max_items(context))
         request.model, request.stream = context.models.label(body.model), True
         method = context.models.find(body.model)
         if isinstance(method, ServedModel):
@@ -225,6 +227,10 @@ class ModelCall:
         request.stream = content.get("stream") is True
         return cls(context, request, body, content, context.models.find(name))
 
+    def parsed(self, schema: type[P]) -> P:
+        """Validate the body. Raise `ApiError`."""
+        return parse_request(schema, self.content, _max_items(self.context))
+
     def resolver(self, method: str) -> Resolver:
         context = self.context
         best = context.clients.best_priority(self.request.client)
@@ -268,3 +274,8 @@ class ModelCall:
         async with context.admission.enter(priority) as waited:
             request.queued, request.admitted = waited, request.seconds
             yield max(deadline(context.settings, request, stream=request.stream) - waited, 0.001)
+
+
+def _max_items(context: ServiceContext) -> int:
+    """The most items of a list in a request: a configured number of messages is one, if it is larger than usual."""
+    return max(MAX_ITEMS, context.settings.max_messages)

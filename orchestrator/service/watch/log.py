@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.tracebacks import ExceptionDictTransformer
@@ -26,6 +28,19 @@ from .records import (
 )
 
 QUIET_PATHS = HEALTH_PATHS | {"/metrics"}  # polled every few seconds, so logged at level debug only
+
+
+class GuardedStream(io.TextIOBase):
+    """Standard error, which loses what cannot be written: a full disk or a lost reader must not end a request."""
+
+    def write(self, text: str, /) -> int:
+        with suppress(OSError, ValueError):
+            return sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 class RequestLog:
@@ -119,7 +134,7 @@ def _logger(settings: ServiceSettings) -> Any:
         plain = structlog.dev.plain_traceback
         last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     return structlog.wrap_logger(
-        structlog.PrintLogger(sys.stderr),
+        structlog.PrintLogger(cast("TextIO", GuardedStream())),
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,

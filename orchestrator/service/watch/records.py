@@ -7,6 +7,7 @@ decide nothing. The metrics, the traces and the log are observers.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from ...chain import Role
 from ...events import Event
 from ...solution import Solution
 from ..http.errors import ApiError
+
+log = logging.getLogger("stepspec")
 
 HEALTH_PATHS = frozenset({"/health", "/health/liveness", "/health/liveliness", "/health/readiness", "/ping"})
 MESSAGES_PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
@@ -192,10 +195,13 @@ ServiceObserver: TypeAlias = Callable[[ServiceEvent], None]
 
 
 def notify(observers: Sequence[ServiceObserver]) -> ServiceObserver:
-    """Make one observer that calls all *observers* in order."""
+    """Make one observer that calls all *observers* in order. One that raises is logged, and harms no request."""
 
     def observe(event: ServiceEvent) -> None:
         for observer in observers:
-            observer(event)
+            try:
+                observer(event)
+            except Exception:
+                log.exception("an observer failed at %s", type(event).__name__)
 
     return observe

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -85,7 +86,7 @@ class Served:
         content = body if isinstance(body, bytes) else orjson.dumps(body)
         spelt = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.http.post(
-            self.base + path, data=content, headers={"Content-Type": "application/json", **spelt}
+            self.base + path, data=io.BytesIO(content), headers={"Content-Type": "application/json", **spelt}
         ) as reply:
             return Reply(reply.status, reply.headers, await reply.read())
 
@@ -212,6 +213,19 @@ async def reachable(
         finally:
             server.should_exit = True
             await running
+
+
+class FullDisk(io.TextIOBase):
+    """What cannot be written: a full disk, a pipe whose reader has left, or a stream that is closed."""
+
+    def __init__(self, exc: Exception) -> None:
+        self._exc = exc
+
+    def write(self, text: str, /) -> int:
+        raise self._exc
+
+    def flush(self) -> None:
+        raise self._exc
 
 
 class Behind:

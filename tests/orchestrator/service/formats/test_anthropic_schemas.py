@@ -10,7 +10,8 @@ import pytest
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Message, Tool, ToolCall, Toolset
 from stepspec.orchestrator.service.formats.messages import CountTokensRequest, MessagesRequest
-from stepspec.orchestrator.service.formats.requests import RunRequest, parse_request
+from stepspec.orchestrator.service.formats.requests import RunRequest
+from stepspec.orchestrator.service.formats.validation import parse_request
 from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.settings import ServiceSettings
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 
 import aiohttp
 import pytest
@@ -12,12 +14,14 @@ from stepspec.orchestrator.events import Called
 from stepspec.orchestrator.service.http.admission import Admission, Drain
 from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.orchestrator.service.watch.log import RequestLog
 
 from ....fakes import run
 from ..served import (
     ANSWER,
     TURN,
     Behind,
+    FullDisk,
     Served,
     chosen,
     put_behind,
@@ -228,6 +232,25 @@ async def test_a_signal_finishes_all_twenty_runs_and_refuses_new_ones() -> None:
         reply.joined("content") if index % 2 == 0 else reply.message["content"] for index, reply in enumerate(replies)
     ]
     assert answers == [ANSWER] * 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_to_the_process_is_a_drain_even_if_nothing_can_be_logged(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving() as served:
+        served.small.gate = asyncio.Semaphore(0)
+        asking = asyncio.create_task(served.chat())
+        await occupied(served, 1)
+        monkeypatch.setattr(sys, "stderr", FullDisk(OSError(28, "No space left")))
+        drain = served.server._drain  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(drain, "_log", RequestLog(chosen()).info)
+        os.kill(os.getpid(), number)
+        await until(lambda: served.service.context.admission.closed)
+        for _ in range(999):
+            served.small.gate.release()
+        assert (await asking).status == 200
+        await served.running
 
 
 async def test_a_signal_finishes_waiting_requests_as_well() -> None:

@@ -12,8 +12,9 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.run_options import Limits, RunOptions
-from stepspec.orchestrator.service.formats.requests import Resolver, RunRequest, parse_request
+from stepspec.orchestrator.service.formats.requests import Resolver, RunRequest
 from stepspec.orchestrator.service.formats.schemas import ChatRequest, LiveRequest
+from stepspec.orchestrator.service.formats.validation import parse_request
 from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.offer import Offer, ServedMethod
 from stepspec.orchestrator.service.settings import ServiceSettings

@@ -137,6 +137,27 @@ async def test_headers_without_end_are_refused_before_they_fill_the_memory(flood
     assert sent < MAX_HEADERS + READ + 1024 * 1024  # what the sockets hold
 
 
+BIG = b"x" * MAX_HEADERS
+PACKETS = {
+    "one large header": request(b"X-Any: " + BIG),
+    "many headers": request(*[b"X-%d: %s" % (at, BIG[:1000]) for at in range(70)]),
+    "a long address": request().replace(b"/v1/chat/completions", b"/" + BIG),
+    "with a body": request(b"Content-Length: 9", b"X-Any: " + BIG, body=b"x" * 9),
+    "after a good request": SMUGGLED.replace(b"/version", b"/health") + request(b"X-Any: " + BIG),
+}
+
+
+@pytest.mark.parametrize("packet", PACKETS)
+async def test_large_headers_in_one_packet_are_refused(packet: str) -> None:
+    async with serving() as served:
+        answer = await exchange(served, PACKETS[packet])
+        head, _, rest = answer[answer.rindex(b"HTTP/1.1 ") :].partition(b"\r\n")
+        assert head == b"HTTP/1.1 400 Bad Request"
+        assert rest.endswith(b"The headers are larger than 65536 bytes.")
+        assert "/v1/chat/completions" not in paths(served)
+        assert (await served.post("/v1/chat/completions", BODY, x_any="x" * 60_000)).status == 200
+
+
 async def test_large_bodies_are_no_headers() -> None:
     body = BODY[:-1] + b" " * (4 * MAX_HEADERS) + b"}"
     pieces = b"".join(b"1;any=thing\r\n%c\r\n" % byte for byte in body[: MAX_HEADERS // 4])

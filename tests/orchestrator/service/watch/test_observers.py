@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
@@ -30,7 +31,7 @@ from stepspec.orchestrator.service.watch.records import (
 )
 
 from ...endpoints.server import Refuse
-from ..served import TURN, Behind, Served, chosen, put_behind, serving, until
+from ..served import TURN, Behind, FullDisk, Served, chosen, put_behind, serving, until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -351,3 +352,33 @@ def test_a_failure_is_logged_without_the_prompt(form: str, capsys: pytest.Captur
     assert "in fail" in printed or '"name": "fail"' in printed
     assert "sesame" not in printed
     assert "1 + 1 + 1 + " not in printed
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize("exc", [OSError(28, "No space left"), BrokenPipeError(), ValueError("closed")])
+async def test_a_log_that_cannot_be_written_harms_no_request(
+    form: str, exc: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = chosen(log_format=form, log_level="debug")
+    async with serving(settings, observers=[RequestLog(settings)]) as served:
+        monkeypatch.setattr(sys, "stderr", FullDisk(exc))
+        statuses = [(await served.chat(stream=stream)).status for stream in (False, True)]
+        statuses.append((await served.chat(method="nobody")).status)
+        monkeypatch.undo()
+    assert statuses == [200, 200, 404]
+    assert served.recorded.failures == []
+
+
+async def test_an_observer_that_fails_is_logged_and_harms_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    def failing(event: ServiceEvent) -> None:
+        raise ArithmeticError(type(event).__name__)
+
+    async with serving(observers=[failing]) as served:
+        assert (await served.chat()).status == 200
+        assert (await served.chat(stream=True)).lines[-1] == "data: [DONE]"
+        assert (await served.get("/health/readiness")).status == 200
+        samples = await metrics(served)
+    chat = {"endpoint": "/v1/chat/completions"}
+    assert found(samples, "requests_total", **chat, model="specreason", status="200") == 2
+    for kind in ("RequestArrived", "RunEvent", "RunResult", "RequestFinished", "HealthChecked"):
+        assert f"an observer failed at {kind}" in caplog.text

@@ -1,0 +1,153 @@
+"""Bodies that are made to keep the service busy: refused after little work, with a short answer that says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from stepspec.orchestrator.service.formats import validation
+from stepspec.orchestrator.service.formats.validation import MAX_DEPTH, MAX_ITEMS, MAX_VALUES
+
+from ..served import TURN, Served, serving
+
+MANY, LONG = 100_000, "a" * 3_000_000
+FEW_ERRORS = MAX_ITEMS + 100  # one for each unknown field of one object
+SHORT = 4000  # bytes of an answer
+WRONG_PART: dict[str, Any] = {"type": "text"}
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+API: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [TURN]},
+    RESPONSES: {"input": "x"},
+    MESSAGES: {"messages": [TURN], "max_tokens": 100},
+    "/live": {"problem": "x"},
+}
+
+
+def body(path: str, **fields: Any) -> bytes:
+    return orjson.dumps({"model": "auto", **API[path], **fields})
+
+
+def turn(content: Any) -> list[Any]:
+    return [{"role": "user", "content": content}]
+
+
+HOSTILE: dict[str, tuple[str, bytes]] = {
+    "messages that are numbers": (CHAT, body(CHAT, messages=[1] * MANY)),
+    "messages that are empty": (CHAT, body(CHAT, messages=[{}] * MANY)),
+    "parts that are numbers": (CHAT, body(CHAT, messages=turn([1] * MANY))),
+    "wrong parts": (CHAT, body(CHAT, messages=turn([WRONG_PART] * MANY))),
+    "wrong parts, as many as are allowed": (CHAT, body(CHAT, messages=turn([WRONG_PART] * MAX_ITEMS))),
+    "many lists of wrong parts": (CHAT, body(CHAT, messages=turn([WRONG_PART] * 8) * 4000)),
+    "wrong calls": (CHAT, body(CHAT, messages=[{"role": "assistant", "tool_calls": [{}] * MAX_ITEMS}, TURN])),
+    "wrong tools": (CHAT, body(CHAT, tools=[{}] * MANY)),
+    "a list of stops": (CHAT, body(CHAT, stop=[1] * MANY)),
+    "an object of biases": (CHAT, body(CHAT, logit_bias=dict.fromkeys(map(str, range(MANY)), 1))),
+    "wrong metadata": (CHAT, body(CHAT, metadata=dict.fromkeys(map(str, range(MAX_ITEMS)), 1))),
+    "unknown parameters": (CHAT, body(CHAT, **dict.fromkeys(map(str, range(MANY)), 1))),
+    "unknown parameters, fewer": (CHAT, body(CHAT, **dict.fromkeys(map(str, range(MAX_ITEMS - 2)), 1))),
+    "unknown fields of a message": (CHAT, body(CHAT, messages=[TURN | dict.fromkeys(map(str, range(4000)), 1)] * 9)),
+    "a long parameter": (CHAT, body(CHAT, **{LONG: 1})),
+    "a long role": (CHAT, body(CHAT, messages=[{"role": LONG, "content": "x"}])),
+    "a long type": (CHAT, body(CHAT, messages=turn([{"type": LONG}]))),
+    "a long stop": (CHAT, body(CHAT, stop=LONG)),
+    "a long delimiter": (CHAT, body(CHAT, stepspec={"delimiter": LONG})),
+    "a long option": (CHAT, body(CHAT, stepspec={"options": {LONG: 1}})),
+    "a long name of a tool": (CHAT, body(CHAT, tools=[{"type": "function", "function": {"name": LONG}}])),
+    "a long choice": (CHAT, body(CHAT, tool_choice={"type": "function", "function": {"name": LONG}})),
+    "items that are numbers": (RESPONSES, body(RESPONSES, input=[1] * MANY)),
+    "wrong items": (RESPONSES, body(RESPONSES, input=turn([{"type": "x"}]) * MAX_ITEMS)),
+    "long type of an item": (RESPONSES, body(RESPONSES, input=[{"type": LONG + "_call"}])),
+    "wrong blocks": (MESSAGES, body(MESSAGES, messages=turn([WRONG_PART] * MAX_ITEMS))),
+    "wrong blocks of the system": (MESSAGES, body(MESSAGES, system=[1] * MAX_ITEMS)),
+    "long type of a block": (MESSAGES, body(MESSAGES, messages=turn([{"type": LONG}]))),
+    "long schemas": (MESSAGES, body(MESSAGES, tools=[{"name": "t", "input_schema": {"enum": [0] * MANY}}])),
+    "messages of the page": ("/live", body("/live", messages=[{}] * MANY)),
+    "a flat list": (CHAT, b'{"model":"auto","x":[' + b"1," * 2_000_000 + b"1]}"),
+    "a flat list of lists": (CHAT, b'{"model":"auto","x":[' + b"[]," * 1_300_000 + b"1]}"),
+    "a flat list of objects": (CHAT, b'{"model":"auto","x":[' + b"{}," * 1_300_000 + b"1]}"),
+    "lists among texts with quotes": (CHAT, b'{"x":["\\"{\\\\",' + b'[],"",' * 690_000 + b"1]}"),
+    "values of many small lists": (CHAT, body(CHAT, metadata=[[1] * 4000] * 17)),
+}
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of errors that validation has collected, by request."""
+    found, explain = list[int](), validation.explain
+
+    def counting(schema: type[BaseModel], content: object, exc: ValidationError) -> Any:
+        found.append(exc.error_count())
+        return explain(schema, content, exc)
+
+    monkeypatch.setattr(validation, "explain", counting)
+    return found
+
+
+@pytest.fixture
+async def served() -> Any:
+    async with serving() as service:
+        yield service
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_it_is_refused_after_a_few_errors_and_no_megabyte_comes_back(
+    kind: str, served: Served, counts: list[int]
+) -> None:
+    path, content = HOSTILE[kind]
+    assert len(content) <= 4 * 2**20
+    reply = await served.post(path, content)
+    assert reply.status == 400
+    assert len(reply.body) < SHORT
+    assert reply.error["message"]
+    assert sum(counts) <= FEW_ERRORS
+    assert served.recorded.failures == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": [1] * MANY}, "messages has a list or an object of 100000 items: at most 4096 are allowed"),
+        ({"metadata": [[1] * 4000] * 17}, f"metadata: the request has more than {MAX_VALUES} values"),
+        ({LONG: 1}, "unknown parameter 'aaa"),
+        ({"stop": LONG}, "a stop string has 3000000 characters: at most 1024 are allowed"),
+    ],
+)
+async def test_the_error_names_what_is_too_large(fields: dict[str, Any], message: str, served: Served) -> None:
+    error = (await served.post(CHAT, body(CHAT, **fields))).error
+    assert error["message"].startswith(message)
+    assert len(error["param"] or "") <= 200
+
+
+async def test_a_model_with_a_long_name_is_not_looked_for_among_similar_ones(served: Served) -> None:
+    reply = await served.post(CHAT, {"model": "specreason" * 400_000, "messages": [TURN]})
+    assert reply.status == 404
+    assert len(reply.body) < SHORT
+    assert "did you mean" not in reply.error["message"]
+
+
+def nested(depth: int, path: str = CHAT, **fields: Any) -> bytes:
+    deep = b'{"a":' * (depth // 2) + b"[" * (depth - depth // 2) + b"]" * (depth - depth // 2) + b"}" * (depth // 2)
+    return body(path, **fields, x=0).replace(b'"x":0', b'"response_format":' + deep)
+
+
+@pytest.mark.parametrize("model", ["auto", "huge"])
+@pytest.mark.parametrize("depth", [MAX_DEPTH, 253, 254, 255, 256, 400, 512, 1000, 1023, 1024, 1025, 20_000])
+async def test_a_body_that_is_nested_too_deeply_is_refused(depth: int, model: str, served: Served) -> None:
+    reply = await served.post(CHAT, nested(depth, model=model))
+    assert reply.status == 400
+    assert reply.error["code"] == "invalid_json"
+
+
+async def test_a_long_text_with_many_brackets_is_no_long_list(served: Served) -> None:
+    text = '[{"\\' * 70_000
+    assert (await served.post(CHAT, body(CHAT, messages=turn(text)))).error["code"] == "context_length_exceeded"
+
+
+async def test_a_conversation_may_be_as_long_as_is_configured(served: Served) -> None:
+    settings = served.service.context.settings.model_copy(update={"max_messages": 6000})
+    served.service.context.settings = settings
+    error = (await served.post(CHAT, body(CHAT, messages=[TURN] * 5000))).error
+    assert error["code"] == "context_length_exceeded"  # by the model
