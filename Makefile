@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser clients demo test quick check coverage bench bench-overhead faults soak fuzz random mutate docs docs-serve lock clean
+.PHONY: help install browser clients demo test quick check size coverage bench bench-overhead faults soak fuzz random mutate docs docs-serve lock clean
 
 # Of python3 and the operating system's Python of the same version, the latter if it has all that is needed: Linux
 # distributions build Python with profile-guided optimisation, pyenv by default without, and most CPU time of the tests is
@@ -41,7 +41,7 @@ install: $(STAMP) ## create .venv from the lock, if it is not there yet
 browser: $(STAMP) ## find a browser for the tests of the page, or install one, once
 	$(RUN)/python -m tests.browser
 
-demo: $(STAMP) ## two real vLLM servers on this CPU, one problem, the large model alone and then the pair
+demo: $(STAMP) ## two real vLLM servers on this CPU, six problems: the large model alone, the small one alone, the pair
 	$(RUN)/stepspec demo
 
 clients: $(STAMP) ## install the foreign clients that the service is tried with, and the notebook's packages, all at once
@@ -62,6 +62,9 @@ check: $(STAMP) ## format, lint, types, layers, spelling
 	$(RUN)/pyright
 	$(RUN)/lint-imports
 	$(RUN)/codespell
+
+size: $(STAMP) ## lines and files of package, lab, tests and docs, bytes of the wheel, and large functions, against their goals
+	$(RUN)/python .ci/size.py
 
 coverage: $(STAMP) ## what of policies/ and the core of orchestrator/ no unit test runs, by branch: 5% at most
 	$(RUN)/pytest -m "not servers" $(UNITS) --cov --cov-report=

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import functools
 import inspect
@@ -10,11 +11,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_args, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 from typer.core import TyperCommand
+from typer.models import ArgumentInfo, OptionInfo
 
 from stepspec.orchestrator.endpoints.client import WAITING
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
@@ -29,21 +30,6 @@ from stepspec.setting_sources import ROLES, command_line
 
 M = TypeVar("M", bound=BaseModel)
 log = logging.getLogger("stepspec")
-
-
-RENAMED: Mapping[str, str] = {
-    "--at-once": "--concurrency",
-    "--concurrency": "--users",  # of `estimate`, where it was a list of numbers
-    "--count": "--limit",
-    "--method": "--policy",
-    "--seconds": "--grading-seconds",
-    "--tokens": "--max-tokens",
-    "--problems": "--limit",  # where it was a number; `solve` and `estimate` have a flag of this name
-}
-"""Flags of earlier versions with their names of today."""
-
-_NAME = re.compile(r"[a-z_]+")
-_ASSIGNMENT = re.compile(r"[a-z_]+=", re.DOTALL)
 
 
 WORDS: Mapping[Any, str] = {int: "N", float: "N", str: "TEXT", Path: "FILE"}
@@ -55,55 +41,28 @@ def _no_type(ctx: object) -> str:
 
 
 class Command(TyperCommand):
-    """A command that knows the flags of earlier versions, with plain words for values in its help."""
+    """A command whose help has the name of an argument without its type and without braces."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         for parameter in self.params:
             if parameter.param_type_name == "argument":
-                parameter.metavar = parameter.metavar or str(parameter.name).upper()
                 vars(parameter)["display_type_rich"] = _no_type  # typer adds a type to the name
-            elif parameter.metavar is None and not getattr(parameter, "is_flag", False):
-                kind: Any = cast("Any", parameter).type_descriptor.annotation
-                parameter.metavar = WORDS.get(next(iter(get_args(kind)), kind))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage, without braces around an argument that is needed."""
         return [re.sub(r"^{([A-Z_]+)}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, list(self._renamed(args)))
 
-    def _renamed(self, args: Sequence[str]) -> Iterator[str]:
-        """Replace flags of earlier versions, with a warning. Raise `ConfigurationError` for those that are gone."""
-        known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        words = iter(args)
-        for word in words:
-            if word == "--":
-                yield word
-                break
-            flag, equals, value = word.partition("=")
-            today = RENAMED.get(flag, "")
-            if today in known and flag not in known:
-                Console(stderr=True).print(f"{flag} is deprecated: use {today}", style="yellow", highlight=False)
-                yield f"{today}{equals}{value}"
-            elif word in ("-o", "--option"):
-                following = list(islice(words, 1))
-                _refuse_old_meaning(word, "".join(following), known)
-                yield from (word, *following)
-            else:
-                if word.startswith("-o"):
-                    _refuse_old_meaning("-o", word.removeprefix("-o"), known)
-                yield word
-        yield from words
-
-
-def _refuse_old_meaning(flag: str, value: str, known: Collection[str]) -> None:
-    """Raise `ConfigurationError` for a *value* that *flag* had in earlier versions, of a command with *known* flags."""
-    if flag == "-o" and "--option" in known and ("-o" not in known or _ASSIGNMENT.match(value)):
-        raise ConfigurationError(f"-o is no longer short for --option: write -O {value or 'NAME=VALUE'}")
-    if flag == "--option" and "--vary" in known and _NAME.fullmatch(value):
-        raise ConfigurationError(f"--option {value}: the option to calibrate is named with --vary {value}")
+def _named_value(name: str, annotation: Any) -> Any:
+    """Return *annotation* with a plain word for the value of the parameter called *name* in its help."""
+    kind, *notes = get_args(annotation) or (annotation,)
+    for place, note in enumerate(notes):
+        if isinstance(note, OptionInfo | ArgumentInfo) and note.metavar is None:
+            notes[place] = named = copy.copy(note)
+            word = WORDS.get(next(iter(get_args(kind)), kind))
+            named.metavar = name.upper() if isinstance(note, ArgumentInfo) else word
+    return Annotated[kind, *notes] if notes else annotation
 
 
 def add_command(
@@ -132,11 +91,11 @@ Verbosity: TypeAlias = Annotated[
 
 
 def _with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
-    """Give *command* the flag ``--verbose``."""
+    """Give *command* the flag ``--verbose``, and its values plain words in the help."""
     signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
     verbose = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=Verbosity)
     own = [
-        each.replace(annotation=hints.get(each.name, each.annotation), kind=each.KEYWORD_ONLY)
+        each.replace(annotation=_named_value(each.name, hints.get(each.name, each.annotation)), kind=each.KEYWORD_ONLY)
         for each in signature.parameters.values()
     ]
 

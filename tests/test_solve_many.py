@@ -235,8 +235,6 @@ def test_another_file_is_not_touched(content: bytes, nowhere: Path) -> None:
         (["x", "--concurrency", "2"], "--concurrency is only for a file of problems"),
         (["--problems", "nowhere.txt"], "no problems in nowhere.txt"),
         (["--problems", "nowhere.txt", "--fresh"], "name it"),
-        (["x", "-o", "threshold=8"], "-o is no longer short for --option: write -O threshold=8"),
-        (["x", "-othreshold=8"], "-o is no longer short for --option: write -O threshold=8"),
         (["x", "-o", "."], "--output .: no file that can be written"),
     ],
 )
