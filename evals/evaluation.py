@@ -149,7 +149,8 @@ async def _begin(
     record: dict[str, Any] = {
         "about": about,
         "benchmark": {
-            name: getattr(benchmark, name) for name in ("name", "source", "subset", "split", "licence", "prompt")
+            name: getattr(benchmark, name)
+            for name in ("name", "source", "subset", "split", "licence", "metric", "prompt")
         },
         "sessions": [*earlier, session],
     }
@@ -173,7 +174,7 @@ def _record(workers: WorkerGroup | None) -> dict[str, Any]:
 
 
 def _line(number: int, task: Task) -> bytes:
-    fields = {"number": number, "name": task.name, "problem": task.problem, **task.gold.record()}
+    fields = {"number": number, "name": task.name, "problem": task.problem, "answer": task.answer}
     return orjson.dumps(fields) + b"\n"
 
 

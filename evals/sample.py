@@ -23,8 +23,6 @@ from stepspec.orchestrator.solution import Solution, SolvedStep, StepFate
 from stepspec.orchestrator.stats import Acceptance
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
 
-from .grading.gold import Gold
-
 ByRole: TypeAlias = Mapping[Role, Acceptance]
 R = TypeVar("R", bound=RunOptions)
 
@@ -141,14 +139,14 @@ class Arm:
 @dataclass(frozen=True, slots=True)
 class Task:
     """
-    One problem, as the models read it, and *gold*, which grades answers to it.
+    One problem, as the models read it, and its true answer.
 
     *name* and *reference*, a worked solution, come from the data set, where it has them. *question* is the data set's
     own text, without the prompt template and without choices in a random order.
     """
 
     problem: str
-    gold: Gold
+    answer: str
     name: str = ""
     reference: str = ""
     question: str = ""

@@ -39,8 +39,7 @@ from ..flags import (
     Testbed,
     with_settings,
 )
-from ..grading.gold import require_graders
-from ..grading.graders import Graders
+from ..grading.graders import Graders, require
 from ..plan import check_arm, testbed_settings
 from ..provenance import digests
 from ..sample import Task
@@ -137,11 +136,11 @@ def calibrate(
     path = work or output.with_suffix(".trials.jsonl")
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, file, seed, limit)
-    require_graders(task.gold for task in tasks)
+    require(chosen.metric)
     about = {
         "benchmark": chosen.name, "policy": policy, "option": threshold.option, "seed": seed, "testbed": testbed,
         "weights": weights_digest("large", "small") if testbed else None,
-        "besides": changed_settings(settings), "conditions": promise_conditions(settings, policy, threshold),
+        "besides": changed_settings(settings), "told": promise_conditions(settings, policy, threshold),
         "format": FORMAT,
     }  # fmt: skip
     solving = own_solver or pair_solver(profile, stderr, (), seed, problems=0)

@@ -1,0 +1,1 @@
+"""The campaign on a rented GPU without a network; see README.md."""

@@ -1,0 +1,284 @@
+"""
+The whole campaign, on the machine: everything starts as soon as its parcels are there; results lie under ROOT/results.
+
+1. Two servers of real shapes, whose models write a fixed chain; timings of methods at set accept rates; the doctor.
+2. Meanwhile the weights of the real pair are converted. Then its two servers; every method answers the problems, each
+   in a process of its own, all at the same time, until shortly before ROOT/deadline; then timings, one by one.
+
+Every step has a time limit, a failed step is logged and the next begins, and nothing is lost: results are written line
+by line. `collect.sh` brings them back at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import threading
+import time
+import traceback
+import urllib.request
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .targets import KIT, ROOT, TARGETS, Server
+
+TARGET = TARGETS[os.environ.get("KIT_TARGET", "gpu")]
+IN, SITE, LOGS, RESULTS = (ROOT / name for name in ("in", "site", "logs", "results"))
+DEADLINE, ANSWERS_UNTIL, RATES = (ROOT / name for name in ("deadline", "answers-until", "accept"))
+LONGEST = 760.0  # seconds of a campaign if nobody said how long the machine is there
+BEGAN = time.time()
+ENV = {
+    **os.environ,
+    **TARGET.env,
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "NO_COLOR": "1",
+    "COLUMNS": "200",
+    "SCRIPT_ACCEPT_FILE": str(RATES),
+}
+
+
+def say(text: str) -> None:
+    print(f"== {time.time() - BEGAN:5.0f} s: {text}", flush=True)
+
+
+def left() -> float:
+    """Seconds until the deadline, which may be set anew at any time."""
+    try:
+        return float(DEADLINE.read_text()) - time.time()
+    except (OSError, ValueError):
+        return BEGAN + LONGEST - time.time()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:
+    end = time.time() + min(seconds, max(0.0, left()))
+    while not condition():
+        if time.time() > end:
+            return False
+        time.sleep(every)
+    return True
+
+
+def received(*names: str) -> bool:
+    if not TARGET.arrives:
+        return True
+    return all((IN / f"{name}.ready").exists() for name in names)
+
+
+def install() -> None:
+    """Unpack the wheels and the product, and vLLM when all of it is there."""
+    SITE.mkdir(parents=True, exist_ok=True)
+    if TARGET.arrives:
+        wait_for(lambda: received("wheels.tar", "product.tar.xz"), 300)
+        with tarfile.open(IN / "wheels.tar") as wheels:
+            wheels.extractall(ROOT / "wheels", filter="data")
+        for wheel in (ROOT / "wheels").rglob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(SITE)
+        with tarfile.open(IN / "product.tar.xz") as product:
+            product.extractall(ROOT, filter="data")
+        shutil.copytree(ROOT / "product", SITE, dirs_exist_ok=True)
+        say("wheels and product installed")
+        wait_for(lambda: received("vllm.tar.xz"), 300)
+        with tarfile.open(IN / "vllm.tar.xz") as vllm:
+            vllm.extractall(SITE, filter="tar")
+        say("vLLM installed")
+    script = [TARGET.python, "-m", "kit.make_models", str(ROOT / "models"), str(ROOT / "tokenizer"), *TARGET.shapes]
+    subprocess.run(script, env=ENV, check=True)
+
+
+def healthy(server: Server) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/health", timeout=1) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+class Servers:
+    """Two servers that are started, waited for and stopped together."""
+
+    def __init__(self, kind: str, servers: Sequence[Server]) -> None:
+        self.kind, self.servers = kind, servers
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        for server in servers:
+            self._start(server, server.entry, server.flags)
+
+    def _start(self, server: Server, entry: Sequence[str], flags: Sequence[str]) -> None:
+        log = (LOGS / f"{self.kind}-{server.name}.log").open("ab")
+        names = ["--served-model-name", server.name, "--port", str(server.port), "--host", "127.0.0.1"]
+        command = [TARGET.python, *entry, "--model", str(ROOT / server.model), *names, *flags]
+        log.write(f"{' '.join(command)}\n".encode())
+        log.flush()
+        self.processes[server.name] = subprocess.Popen(command, env=ENV, stdout=log, stderr=log, start_new_session=True)
+
+    def wait(self) -> bool:
+        """Wait until both answer; a server that died starts once more with its fallback."""
+        again = {server.name: server.fallback for server in self.servers}
+        end = time.time() + TARGET.start
+
+        def up() -> bool:
+            for server in self.servers:
+                if self.processes[server.name].poll() is not None:
+                    if not (entry := again.pop(server.name, ())):
+                        raise RuntimeError(f"{self.kind} {server.name} died: {self._tail(server)}")
+                    say(f"{self.kind} {server.name} died and starts again as {' '.join(entry)}")
+                    flags = list(server.flags)
+                    if "--api-server-count" in flags:
+                        del flags[(place := flags.index("--api-server-count")) : place + 2]
+                    self._start(server, entry, flags)
+            return all(map(healthy, self.servers))
+
+        if not wait_for(up, end - time.time(), 0.5):
+            say(f"{self.kind} servers are not up")
+            return False
+        say(f"{self.kind} servers are up")
+        return True
+
+    def _tail(self, server: Server) -> str:
+        return (LOGS / f"{self.kind}-{server.name}.log").read_text(errors="replace")[-1500:]
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes.values():
+            try:
+                process.wait(6)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+        say(f"{self.kind} servers stopped")
+
+
+def settings(kind: str, servers: Sequence[Server]) -> Mapping[str, str]:
+    """The environment of a client of these servers."""
+    lines = [f'{s.name}.url = "http://127.0.0.1:{s.port}/v1"\n{s.name}.model = "{s.name}"' for s in servers]
+    path = ROOT / f"{kind}.toml"
+    path.write_text("\n".join(lines) + "\n")
+    large = next(server for server in servers if server.name == "large")
+    return {**ENV, "STEPSPEC_CONFIG": str(path), "LARGE_URL": f"http://127.0.0.1:{large.port}/v1"}
+
+
+def run(name: str, arguments: Sequence[str], env: Mapping[str, str], seconds: float) -> None:
+    """Run a Python program of the kit or the product, for at most that long; its output goes to the results."""
+    say(f"{name} begins, {seconds:.0f} s at most")
+    with (RESULTS / f"{name}.txt").open("wb") as out:
+        try:
+            command = [TARGET.python, *arguments]
+            code = subprocess.run(
+                command, env=env, stdout=out, stderr=out, timeout=max(1.0, seconds), check=False
+            ).returncode
+            say(f"{name} ended with {code}")
+        except subprocess.TimeoutExpired:
+            say(f"{name} ran out of time")
+
+
+def timings(
+    name: str, cases: Sequence[Mapping[str, Any]], env: Mapping[str, str], seconds: float, problems: str
+) -> None:
+    path = ROOT / f"{name}.json"
+    path.write_text(json.dumps(cases))
+    arguments = ["-m", "kit.timings", str(path), str(ROOT / problems), str(RESULTS / name)]
+    run(name, arguments, env, seconds)
+
+
+def answers(env: Mapping[str, str], methods: Sequence[Mapping[str, Any]], tag: str = "") -> None:
+    """Let every method answer the problems, all at the same time, each in a process of its own."""
+    folder = RESULTS / f"answers{tag}"
+    folder.mkdir(exist_ok=True)
+    ANSWERS_UNTIL.write_text(str(time.time() + left() - TARGET.answers_end))
+    running: list[subprocess.Popen[bytes]] = []
+    for method in methods:
+        name = method["name"]
+        like = {"like": str(folder / f"{method['like']}.jsonl")} if "like" in method else {}
+        more = {"concurrency": TARGET.concurrency, "until": str(ANSWERS_UNTIL), **like}
+        (folder / f"{name}.json").write_text(json.dumps({**method, **more}))
+        arguments = [str(folder / f"{name}.json"), str(ROOT / "problems.jsonl"), str(folder / f"{name}.jsonl")]
+        log = (LOGS / f"answers{tag}-{name}.log").open("wb")
+        command = [TARGET.python, "-m", "kit.answers", *arguments]
+        running.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
+    say(f"{len(running)} methods answer, {left() - TARGET.answers_end:.0f} s at most")
+    shown = 0.0
+    while any(process.poll() is None for process in running) and left() > TARGET.answers_end - 4:
+        time.sleep(0.5)
+        if time.time() - shown > 15:
+            shown = time.time()
+            say(", ".join(f"{path.stem} {count_lines(path)}" for path in sorted(folder.glob("*.jsonl"))))
+    for process in running:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    say("answered: " + ", ".join(f"{path.stem} {count_lines(path)}" for path in sorted(folder.glob("*.jsonl"))))
+
+
+def count_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+def convert() -> None:
+    """Convert the weights of the pair as soon as each of the two files is there."""
+    digests = json.loads((KIT / "digests.json").read_text())
+    for name in ("small", "large"):
+        if not wait_for(lambda name=name: received(f"{name}.gguf"), 900, 0.5):  # type: ignore[misc]
+            return
+        arguments = [str(IN / f"{name}.gguf"), str(ROOT / "pair" / name), digests[f"{name}.gguf"]]
+        with (LOGS / f"convert-{name}.log").open("wb") as log:
+            command = ["nice", TARGET.python, "-m", "kit.convert", *arguments]
+            code = subprocess.run(command, env=ENV, stdout=log, stderr=log, check=False)
+        if code.returncode:
+            say(f"conversion of {name} failed: {(LOGS / f'convert-{name}.log').read_text()[-600:]}")
+            return
+        (ROOT / "pair" / name / "converted").touch()
+        say(f"{name} converted")
+
+
+def converted() -> bool:
+    return not TARGET.arrives or all((ROOT / "pair" / name / "converted").exists() for name in ("large", "small"))
+
+
+def main() -> None:
+    for folder in (IN, LOGS, RESULTS):
+        folder.mkdir(parents=True, exist_ok=True)
+    install()
+    converting = threading.Thread(target=convert, daemon=True)
+    if TARGET.arrives:
+        converting.start()
+    scripted = Servers("scripted", TARGET.scripted)
+    env = settings("scripted", TARGET.scripted)
+    try:
+        if scripted.wait():
+            timings("timings", TARGET.cases, env, min(TARGET.timings, left() - 60), "chains.jsonl")
+    except Exception:
+        say(traceback.format_exc())
+    if not wait_for(converted, 600):
+        say("the pair's weights did not arrive")
+        return
+    real = Servers("real", TARGET.real)
+    if TARGET.doctor:
+        run("doctor-scripted", ["-m", "stepspec", "doctor"], env, 30)
+    scripted.stop()
+    env = settings("real", TARGET.real)
+    if real.wait():
+        answers(env, TARGET.methods)
+        if left() > TARGET.answers_end + 45:
+            answers(env, [{**method, "temperature": 0.6} for method in TARGET.methods], "-0.6")
+        timings("timings-real", TARGET.last, env, left() - 6, "chains.jsonl")
+    real.stop()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        say(traceback.format_exc())
+    finally:
+        (ROOT / "done").touch()
+        say("done")

@@ -1,0 +1,175 @@
+"""Where the campaign runs: the machine with the GPU, or for a dry run this machine's CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(os.environ.get("KIT_ROOT", "/tmp/k"))
+KIT = Path(__file__).parent
+
+COMMON = (
+    "--enable-prefix-caching --enable-prompt-tokens-details --generation-config vllm --scheduling-policy priority "
+    "--disable-uvicorn-access-log"
+)
+SCRIPTED = "--load-format dummy --logits-processors kit.scripted:Scripted --logprobs-mode processed_logprobs"
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server: its name, port, the folder of its model under ROOT, and its flags. *entry* is what Python runs."""
+
+    name: str
+    port: int
+    model: str
+    flags: Sequence[str]
+    entry: Sequence[str]
+    fallback: Sequence[str] = ()
+    """What Python runs if *entry* does not live; with the same flags but for those of several API processes."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine, the servers of the campaign and what is measured there, in seconds at most."""
+
+    python: str
+    shapes: Sequence[str]
+    scripted: Sequence[Server]
+    real: Sequence[Server]
+    arrives: bool = True
+    """Whether vLLM, wheels and weights arrive in parcels; in a dry run they are there already."""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    timings: float = 130
+    answers_end: float = 80
+    """Seconds before the end of the campaign at which the answers stop and the last timings begin."""
+    concurrency: int = 64
+    start: float = 300
+    doctor: bool = True
+    cases: Sequence[Mapping[str, Any]] = ()
+    methods: Sequence[Mapping[str, Any]] = ()
+    last: Sequence[Mapping[str, Any]] = ()
+
+
+SPECREASON: Mapping[str, Any] = {"policy": "specreason", "overrides": {"auto": False}}
+SCRIPT: Mapping[str, Any] = {"temperature": 0, "max_tokens": 2000}
+
+
+def case(name: str, accept: float = 0.8, at: int = 1, rounds: int = 1, **overrides: Any) -> Mapping[str, Any]:
+    chosen = {**SPECREASON, "overrides": {"auto": False, "load": "ignore", **overrides}}
+    return {**SCRIPT, **chosen, "name": name, "accept": accept, "at": at, "rounds": rounds}
+
+
+def plain(name: str, at: int = 1) -> Mapping[str, Any]:
+    return {**SCRIPT, "plain": True, "name": name, "at": at}
+
+
+GPU_CASES = (
+    {**case("warm", 0.95), "max_tokens": 120, "seconds": 20},
+    case("accept100", 0.95, 1, 2),
+    plain("plain"),
+    case("accept68", 0.8, 1, 2),
+    case("accept68-hedged", 0.8, 1, 2, hedge=1.0),
+    plain("plain-8", 8),
+    case("accept81-8", 0.8, 8),
+    case("accept81-8-hedged", 0.8, 8, hedge=1.0),
+    case("accept100-8", 0.95, 8),
+    case("accept68-auto", 0.8, 1, auto=True),
+)
+
+ANSWER: Mapping[str, Any] = {"temperature": 0, "max_tokens": 1024}
+
+
+def method(name: str, policy: str, options: Mapping[str, Any] | None = None, **more: Any) -> Mapping[str, Any]:
+    overrides = {"auto": False, "load": "ignore", **more.pop("overrides", {})}
+    return {**ANSWER, "name": name, "policy": policy, "options": dict(options or {}), "overrides": overrides, **more}
+
+
+READING_BILD = {"scale": "step", "fallback": 0, "rollback": 5}
+METHODS = (
+    {**ANSWER, "name": "plain", "plain": True},
+    method("small", "small"),
+    method("specreason", "specreason"),
+    method("reading", "reading"),
+    method("bild-step", "bild", READING_BILD),
+    method("auto", "reading", overrides={"auto": True}),
+    method("random-like-reading", "random", like="reading"),
+    method("bild", "bild"),
+    method("reflective", "reflective"),
+)
+
+V026 = ("-m", "vllm.entrypoints.openai.api_server")
+V032 = ("-m", "vllm.entrypoints.launchers.api_server.entry")
+LITTLE = "--gpu-memory-utilization 0.05"  # the caches have a set size, so that no server waits for the other's memory
+SHAPED = f"--max-model-len 8192 --max-num-seqs 64 --cudagraph-capture-sizes 1 2 4 8 16 32 64 {LITTLE}"
+MANY = (
+    f"--max-model-len 4096 --max-num-seqs 512 --cudagraph-capture-sizes 1 2 4 8 16 32 64 128 192 256 384 512 {LITTLE}"
+)
+
+
+def scripted(name: str, port: int, model: str, cache: float, flags: str, entry: Sequence[str] = V026) -> Server:
+    """A server of dummy weights, with a cache of that many gigabytes."""
+    words = f"{COMMON} {SCRIPTED} --kv-cache-memory-bytes {cache * 1e9:.0f} {flags}"
+    return Server(name, port, f"models/{model}", words.split(), entry)
+
+
+def real(name: str, port: int, cache: float, processes: int) -> Server:
+    """A server of the real pair, for many requests at once."""
+    words = f"{COMMON} {MANY} --kv-cache-memory-bytes {cache * 1e9:.0f} --api-server-count {processes}"
+    return Server(name, port, f"pair/{name}", words.split(), ("-m", "kit.serve"), V026)
+
+
+GPU = Target(
+    python="python3",
+    shapes=("qwen3-32b", "qwen3-1.7b"),
+    scripted=(scripted("large", 9302, "qwen3-32b", 10, SHAPED), scripted("small", 9301, "qwen3-1.7b", 4, SHAPED)),
+    real=(real("large", 9312, 20, 3), real("small", 9311, 8, 2)),
+    env={"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
+    cases=GPU_CASES,
+    methods=METHODS,
+    last=[{**each, "at": 1, "rounds": 5, "seconds": 10} for each in METHODS if "like" not in each],
+)
+
+EAGER = (
+    "--enforce-eager --dtype float32 --max-model-len 2048 --max-num-seqs 16 --block-size 32 "
+    "--distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor"
+)
+
+
+def miniature(name: str, port: int, entry: Sequence[str] = V032, flags: str = "") -> Server:
+    words = f"{COMMON} {EAGER} --kv-cache-memory-bytes {256 * 2**20} --max-num-batched-tokens 32768 {flags}"
+    return Server(name, port, f"pair/{name}", words.split(), entry)
+
+
+def shorter(cases: Sequence[Mapping[str, Any]], **more: Any) -> tuple[Mapping[str, Any], ...]:
+    return tuple({**each, **more, "name": each["name"]} for each in cases)
+
+
+CPU = Target(
+    python=os.environ.get("KIT_PYTHON", "python3"),
+    shapes=("tiny",),
+    scripted=(
+        scripted("large", 9302, "tiny", 0.2, EAGER, entry=V032),
+        scripted("small", 9301, "tiny", 0.2, EAGER, entry=V032),
+    ),
+    real=(miniature("large", 9312, ("-m", "kit.serve"), "--api-server-count 2"), miniature("small", 9311)),
+    arrives=False,
+    env={
+        "OMP_NUM_THREADS": "1",
+        "NUMBA_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_PLUGINS": "",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "SCRIPT_TOKENS": "120",
+    },
+    timings=60,
+    answers_end=20,
+    concurrency=4,
+    doctor=False,
+    cases=shorter(GPU_CASES[1:5], rounds=1, max_tokens=400),
+    methods=shorter(METHODS, limit=2, max_tokens=300),
+    last=shorter(METHODS[:3], rounds=1, at=1, max_tokens=300),
+)
+TARGETS: Mapping[str, Target] = {"gpu": GPU, "cpu": CPU}

@@ -1,0 +1,69 @@
+"""
+The same chain by the large model alone and by methods, at set accept rates: timings.py CASES.json PROBLEMS.jsonl OUT.
+
+Each case is a table: name; accept (the rate that the scripted judge has); at (chains at once); rounds; the keys of
+`answers`. Cases run one after the other, so that each has the card for itself. OUT gets a line for every chain in
+timings.jsonl, as it is done, and the trace of the first chain of each case in NAME.trace.jsonl.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .answers import Method, Plain
+
+
+def set_accept_rate(case: dict[str, Any]) -> None:
+    if (rates := os.environ.get("SCRIPT_ACCEPT_FILE")) and "accept" in case:
+        Path(rates).write_text(str(case["accept"]))
+
+
+async def run_chain(solver: Plain | Method, prompt: str, seed: int, trace_to: Path | None) -> dict[str, Any]:
+    began = time.perf_counter()
+    outcome = await solver.outcome(prompt, seed, trace_to)
+    del outcome["text"]
+    return {"seconds": round(time.perf_counter() - began, 4), **outcome}
+
+
+async def run_case(case: dict[str, Any], prompts: list[str], out: Path) -> None:
+    at: int = case.get("at", 1)
+    async with Plain(case) if case.get("plain") else Method(case) as solver:
+        for number in range(case.get("rounds", 1)):
+            chosen = [prompts[(number * at + place) % len(prompts)] for place in range(at)]
+            trace_to = None if number else out / f"{case['name']}.trace.jsonl"
+            chains = (run_chain(solver, each, seed, None if seed else trace_to) for seed, each in enumerate(chosen))
+            rows = await asyncio.gather(*chains)
+            write_round(case["name"], number, rows, out)
+
+
+def write_round(name: str, number: int, rows: list[dict[str, Any]], out: Path) -> None:
+    """Write the chains of one round as lines, and print their mean duration."""
+    with (out / "timings.jsonl").open("a") as file:
+        for row in rows:
+            file.write(json.dumps({"case": name, "round": number, **row}) + "\n")
+    mean = sum(row["seconds"] for row in rows) / len(rows)
+    drafts, accepted = (sum(row.get(key, 0) for row in rows) for key in ("drafts", "accepted"))
+    print(f"{name:32s} round {number}: mean {mean:7.2f} s, accepted {accepted} of {drafts}", flush=True)
+
+
+async def main(cases: list[dict[str, Any]], prompts: list[str], out: Path) -> None:
+    for case in cases:
+        set_accept_rate(case)
+        try:
+            async with asyncio.timeout(case.get("seconds", 60)):
+                await run_case(case, prompts, out)
+        except Exception as exc:
+            print(f"{case['name']}: {type(exc).__name__}: {exc}"[:400], flush=True)
+
+
+if __name__ == "__main__":
+    lines = [json.loads(line) for line in Path(sys.argv[2]).read_text().splitlines()]
+    folder = Path(sys.argv[3])
+    folder.mkdir(parents=True, exist_ok=True)
+    asyncio.run(main(json.loads(Path(sys.argv[1]).read_text()), [line["prompt"] for line in lines], folder))
