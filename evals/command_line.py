@@ -54,14 +54,19 @@ class Command(TyperCommand):
         return [re.sub(r"^{([A-Z_]+)}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
 
+def _single(kind: Any) -> Any:
+    """Return the type of one value of *kind*, as ``str`` of ``list[str] | None``."""
+    inner = get_args(kind)
+    return _single(inner[0]) if inner else kind
+
+
 def _named_value(name: str, annotation: Any) -> Any:
     """Return *annotation* with a plain word for the value of the parameter called *name* in its help."""
     kind, *notes = get_args(annotation) or (annotation,)
     for place, note in enumerate(notes):
         if isinstance(note, OptionInfo | ArgumentInfo) and note.metavar is None:
             notes[place] = named = copy.copy(note)
-            word = WORDS.get(next(iter(get_args(kind)), kind))
-            named.metavar = name.upper() if isinstance(note, ArgumentInfo) else word
+            named.metavar = name.upper() if isinstance(note, ArgumentInfo) else WORDS.get(_single(kind))
     return Annotated[kind, *notes] if notes else annotation
 
 
