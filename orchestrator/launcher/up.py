@@ -32,69 +32,36 @@ from ..endpoints.client import Connection
 from ..endpoints.settings import Endpoint
 from ..endpoints.vllm import warm_up
 from ..errors import EndpointError, ServerDied
-from . import vllm_flags
+from .check import check_flags, check_pair
 from .commands import as_toml, outline, shell_line, solver_settings, waves
 from .launch import Progress, RunningServer, Served, Server, launch, raise_death
-from .machine import MachineFacts, inspect_machine, visible_cards
+from .machine import inspect_machine, visible_cards
 from .pair import Pair, StartedServer, load
-from .preflight import check_pair, warnings
 from .process import reserve_port
 
 FIRST_PORT = 8001  # of the ports in printed commands
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-WAITING = "checking the flags of {} with vLLM's own parser, which takes some seconds to import; the result is kept"
 USAGE = "These are settings of a solver: write them to a file, and name it with --config."
 
 
 def load_checked(path: Path, console: Console, methods: Collection[str] = ()) -> Pair:
     """
-    Load the pair at *path*; print warnings and what could not be checked.
+    Load the pair at *path*; say on *console* if vLLM's parser could not check its flags.
 
     Raise `ConfigurationError` if the pair cannot run, or a model is to be served under the name of one of the
-    *methods*. Servers of hybrids get the flags that their prefix cache needs, if the installed vLLM has them.
+    *methods*.
     """
     pair = load(path)
-    facts = inspect_machine(pair)
-    unchecked = check_pair(pair, facts, methods)
-    complete = _complete_flags(pair, facts, console)
-    for warning in warnings(pair, facts):
-        _note(console, f"warning: {warning}", "yellow")
-    for subject in unchecked:
-        _note(console, f"not checked: {subject}")
-    return complete
-
-
-def _complete_flags(pair: Pair, facts: MachineFacts, console: Console) -> Pair:
-    """Return *pair* with the flags that hybrids need; raise `ConfigurationError` for flags that vLLM refuses."""
-    hybrids = vllm_flags.hybrids_without_flags(pair, facts)
-    complete = vllm_flags.with_hybrid_flags(pair, hybrids)
-    if not (lines := vllm_flags.flagged_lines(complete)):
-        return pair
+    check_pair(pair, inspect_machine(pair), methods)
     with console.status("checking the flags with vLLM's parser"):
-        parsed = vllm_flags.parse(lines, lambda: _note(console, WAITING.format(" and ".join(lines))))
-    if isinstance(parsed, str):
-        _note(console, f"not checked: the flags of {' and '.join(lines)}: vLLM's parser could not be run ({parsed})")
-        return pair
-    added = " ".join(f"--{flag} {value}" for flag, value in vllm_flags.HYBRID_FLAGS.items())
-    if hybrids and not parsed.flags >= vllm_flags.HYBRID_FLAGS.keys():
-        paths = " and ".join(hybrids)
-        _note(
-            console,
-            f"warning: {paths}: a hybrid, whose prefixes this vLLM caches in large blocks: no {added}",
-            "yellow",
-        )
-        complete, hybrids, lines = pair, dict[str, StartedServer](), vllm_flags.flagged_lines(pair)
-        parsed = vllm_flags.parse(lines) if lines else vllm_flags.ParsedFlags(parsed.flags, {})
-        if isinstance(parsed, str):
-            return pair
-    vllm_flags.check_flags(complete, parsed)
-    for path in hybrids:
-        _note(console, f"{path}: a hybrid: {added}, so that its prefix cache follows the chain")
-    return complete
+        unchecked = check_flags(pair)
+    if unchecked:
+        _note(console, f"not checked: the flags: vLLM's parser could not be run ({unchecked})")
+    return pair
 
 
-def _note(console: Console, line: str, style: str = "dim") -> None:
-    console.print(line, style=style, highlight=False, soft_wrap=True)
+def _note(console: Console, line: str) -> None:
+    console.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
 def command_lines(pair: Pair) -> str:

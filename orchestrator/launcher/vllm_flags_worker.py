@@ -2,7 +2,7 @@
 Parse command lines with vLLM's own parser: a JSON object of them on standard input, the refusals on standard output.
 
 A process of its own, because importing vLLM takes seconds and changes global state. vLLM may print other lines; the
-result is the last one: an object with all ``flags`` that the parser knows, and the ``refusals`` by name.
+result is the last one: an object with a refusal by name, empty if the parser accepts the line.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 def main() -> None:
     parser = make_arg_parser(FlexibleArgumentParser())
-    flags = sorted({flag.lstrip("-") for action in parser._actions for flag in action.option_strings})
     refusals = {name: refusal(parser, line) for name, line in json.load(sys.stdin).items()}
-    print(f"\n{json.dumps({'flags': flags, 'refusals': refusals})}")
+    print(f"\n{json.dumps(refusals)}")
 
 
 def refusal(parser: FlexibleArgumentParser, line: list[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stepspec.orchestrator.launcher import vllm_flags
+from stepspec.orchestrator.launcher.check import refusals
 from stepspec.orchestrator.launcher.commands import servers
 from stepspec.orchestrator.launcher.pair import load
 
@@ -59,7 +59,7 @@ def rendered(outcomes: Mapping[str, Tree]) -> Mapping[str, list[Tree]]:
 
 
 @pytest.fixture(scope="session")
-def parsed(rendered: Mapping[str, list[Tree]]) -> vllm_flags.ParsedFlags:
+def parsed(rendered: Mapping[str, list[Tree]]) -> Mapping[str, str]:
     """What vLLM's parser says of the command lines of compose files, charts and recipes, by where they stand."""
     lines: dict[str, list[str]] = {"a wrong one": ["model", "--no-such-flag"]}
     for name in COMPOSED:
@@ -75,6 +75,6 @@ def parsed(rendered: Mapping[str, list[Tree]]) -> vllm_flags.ParsedFlags:
     for recipe in sorted((ROOT / "recipes").glob("*.toml")):
         for server in servers(load(recipe)):
             lines[f"recipe {recipe.stem} {server.name}"] = [str(server.model), *server.args]
-    flags = vllm_flags.parse(lines)
-    assert isinstance(flags, vllm_flags.ParsedFlags), flags
-    return flags
+    refused = refusals(lines)
+    assert not isinstance(refused, str), refused
+    return refused

@@ -12,15 +12,15 @@ from lab.random_models import hybrid_server, make_hybrid
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.doctor import diagnose
+from stepspec.orchestrator.endpoints.metrics import UNIT
 from stepspec.orchestrator.launcher import Served
-from stepspec.orchestrator.launcher.vllm_flags import HYBRID_FLAGS
 from stepspec.policies import SpecReason
 
 from .conftest import Pair, serving
 
 pytestmark = pytest.mark.servers
 BLOCK = 640
-UNIT = HYBRID_FLAGS["prefix-match-unit"]
+HYBRID_FLAGS = {"mamba-cache-mode": "align", "prefix-match-unit": UNIT}
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,6 @@ async def test_a_paced_pass_takes_its_time(paced_pair: Pair) -> None:
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[IO[bytes]]:
     """The settings file of the working directory, which is empty."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with Path("stepspec.toml").open("wb") as file:
         yield file
 
