@@ -53,7 +53,7 @@ class StepReading:
     large: Model
     threshold: Amount = 2.0
     tokens: Tokens = "formulas"
-    words: Amount = 5.0
+    words: Amount = 4.0
     mean: Amount = 99.0
     measure: Measure = "gap"
     sampled: bool = False

@@ -98,6 +98,8 @@ METHODS = (
     method("random-like-reading", "random", like="reading"),
     method("bild", "bild"),
     method("reflective", "reflective"),
+    method("reading-formulas", "reading", {"words": 99}),
+    method("reading-mean", "reading", {"threshold": 1, "mean": 0.3}),
 )
 
 V026 = ("-m", "vllm.entrypoints.openai.api_server")
