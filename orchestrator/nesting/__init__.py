@@ -1,6 +1,6 @@
 """Nested pairs: two models and a policy over them stand in for one model, to any depth."""
 
-from .endpoint import NestedEndpoint, described, known, leaves, named, require_agreement, servers
+from .endpoint import NestedEndpoint, answering, described, known, leaves, named, require_agreement, servers
 from .model import Nested
 from .settings import NestedPair, SmallModel, neighbours
 
@@ -9,6 +9,7 @@ __all__ = [
     "NestedEndpoint",
     "NestedPair",
     "SmallModel",
+    "answering",
     "described",
     "known",
     "leaves",

@@ -167,7 +167,7 @@ def leaves(endpoint: ModelEndpoint) -> tuple[ModelEndpoint, ...]:
 
 def known(endpoint: ModelEndpoint) -> bool:
     """Whether a server of *endpoint* was up at least once; of a pair, one of its large model."""
-    leaf = _answering(endpoint)
+    leaf = answering(endpoint)
     return not isinstance(leaf, ReplicatedEndpoint) or leaf.known
 
 
@@ -183,14 +183,14 @@ def require_agreement(small: ModelEndpoint, large: ModelEndpoint, complain: Call
 
     if reason := why(small, large):
         raise ConfigurationError(f"{complain(described(small), large.name)}: {reason}")
-    leaf = _answering(small)
+    leaf = answering(small)
     if isinstance(leaf, ReplicatedEndpoint):
         leaf.refuses = lambda fresh: why(fresh, large)
 
 
-def _answering(endpoint: ModelEndpoint) -> ModelEndpoint:
+def answering(endpoint: ModelEndpoint) -> ModelEndpoint:
     """The single model whose template *endpoint* has."""
-    return _answering(endpoint.large) if isinstance(endpoint, NestedEndpoint) else endpoint
+    return answering(endpoint.large) if isinstance(endpoint, NestedEndpoint) else endpoint
 
 
 def described(endpoint: ModelEndpoint) -> str:

@@ -23,10 +23,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..concurrency import background
-from .formats import deltas as payloads
 from .http.errors import ApiError, api_error
 from .http.middleware import PUBLIC_PATHS, service_request
 from .http.runs import GRACE
+from .http.sse import ForwardedAnswer
 from .settings import ServiceSettings, private
 from .watch.records import ServiceRequest
 
@@ -166,7 +166,7 @@ class ReplicaProxy:
     async def _answer(self, record: ServiceRequest, request: BufferedRequest, send: Send) -> None:
         began, attempts = time.perf_counter(), self._settings.ray.attempts
         for attempt in range(1, attempts + 1):
-            answer = HeldAnswer(send)
+            answer = HeldAnswer(send, record.path)
             try:
                 await self._attempt(request if attempt == 1 else request.after(time.perf_counter() - began), answer)
                 return
@@ -209,9 +209,11 @@ class HeldAnswer:
     """
 
     to: Send
+    path: str
     head: Message | None = None
     started: bool = False
     finished: bool = False
+    events: ForwardedAnswer | None = None
 
     async def send(self, messages: Messages) -> None:
         for message in messages:
@@ -221,16 +223,26 @@ class HeldAnswer:
             if not self.started and self.head is not None:
                 self.started = True
                 await self.to(self.head)
+                if self._streams(self.head):
+                    self.events = ForwardedAnswer(self.path, stream=True)
             self.finished = not message.get("more_body", False)
-            await self.to(message)
+            body: bytes = message.get("body", b"")
+            if self.events is not None:
+                body = self.events.add(body) + (self.events.finish() if self.finished else b"")
+            await self.to({**message, "body": body})
 
     async def fail(self, request: ServiceRequest, error: ApiError) -> None:
         """End the stream of *request* with *error*. Any other answer is cut off: *error* is raised."""
-        headers: list[tuple[bytes, bytes]] = self.head["headers"] if self.head else []
-        if not any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers):
+        if self.events is None:
             raise error
-        last = payloads.failure(request.path) % request.error_body(request.in_its_api(error))
+        error = request.in_its_api(error)
+        last = self.events.failed(error, request.error_body(error))
         await self.to({"type": "http.response.body", "body": last, "more_body": False})
+
+    @staticmethod
+    def _streams(head: Message) -> bool:
+        headers: list[tuple[bytes, bytes]] = head["headers"]
+        return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
 def merge_metrics(scrapes: Mapping[str, bytes]) -> bytes:

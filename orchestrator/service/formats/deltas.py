@@ -249,7 +249,20 @@ def _nested_drafts(ledgers: Sequence[Ledger]) -> tuple[tuple[str, int, int], ...
 
 def failure(path: str) -> bytes:
     """Return the last event of a failed stream of the API at *path*, with ``%b`` for the body of the error."""
-    return FAILED_EVENT if path in ("/live", "/v1/responses", MESSAGES_PATH) else FAILED
+    return FAILED_EVENT if path in ("/live", MESSAGES_PATH) else FAILED
+
+
+def response_error(status: int, message: str) -> dict[str, Any]:
+    """Return the error of a failed response; *status* is the HTTP status that it would have had before the stream."""
+    code = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"
+    return {"code": code, "message": message}
+
+
+def response_failed(response: Mapping[str, Any], number: int, status: int, message: str) -> bytes:
+    """Return the last event, with this sequence *number*, of a stream of the Responses API that fails."""
+    failed = {**response, "status": "failed", "error": response_error(status, message)}
+    body = {"type": "response.failed", "sequence_number": number, "response": failed}
+    return b"event: response.failed\ndata: " + orjson.dumps(body) + b"\n\n"
 
 
 def event(body: Mapping[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ import orjson
 from ...chain import THINK_END, ToolCall
 from ...events import Answered, Calling, Committed, Event
 from ...solution import Solution
+from ..http.errors import ApiError
 from ..http.runs import PROGRESS, RunItem, Runs
 from ..settings import Thinking
 from ..watch.records import RunResult, ServiceRequest
@@ -128,7 +129,6 @@ class RawAnswer:
 class MessagesReply:
     """Writes the one run of *runs* as a message. A `ReplyFormat`."""
 
-    failure = payloads.FAILED_EVENT
     keep_alive = PING
     starts_at = PROGRESS
 
@@ -155,6 +155,9 @@ class MessagesReply:
         return (
             events + event("message_delta", delta=last, usage=used, **self._runs.extension([0])) + event("message_stop")
         )
+
+    def failed(self, error: ApiError, body: bytes) -> bytes:
+        return payloads.FAILED_EVENT % body
 
     async def body(self) -> dict[str, Any]:
         self._content.finish(self._runs.solutions[0].calls)

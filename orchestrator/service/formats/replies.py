@@ -16,6 +16,7 @@ import orjson
 from ...events import Calling, Drafted, Event
 from ...solution import Solution
 from ...trace import Moment, dump
+from ..http.errors import ApiError
 from ..http.runs import PROGRESS, RunItem, Runs
 from ..http.streaming import EVENT_STREAM, ClientConnection
 from ..settings import Thinking
@@ -31,12 +32,8 @@ class ReplyFormat(Protocol):
     """
     How one API writes a reply. `render` is called with every item in order, streamed or not.
 
-    *failure* is the last event of a stream that fails, with ``%b`` for the error. *keep_alive* is sent while nothing
-    happens. A stream starts with the first event of *starts_at*.
+    *keep_alive* is sent while nothing happens. A stream starts with the first event of *starts_at*.
     """
-
-    @property
-    def failure(self) -> bytes: ...
 
     @property
     def keep_alive(self) -> bytes: ...
@@ -54,6 +51,10 @@ class ReplyFormat(Protocol):
 
     async def closing(self) -> bytes:
         """Return the last bytes of a stream."""
+        ...
+
+    def failed(self, error: ApiError, body: bytes) -> bytes:
+        """Return the last event of a stream that fails with *error*, whose *body* is in the shape of its API."""
         ...
 
     async def body(self) -> dict[str, Any]:
@@ -78,7 +79,7 @@ async def reply(runs: Runs, format: ReplyFormat, connection: ClientConnection, *
 
 async def _stream(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:
     first = await runs.until(format.starts_at)
-    await connection.start(EVENT_STREAM, failure=format.failure)
+    await connection.start(EVENT_STREAM, failure=format.failed)
     await connection.send(await format.opening() + b"".join(map(format.render, first)))
     async for items in runs:
         await connection.send(b"".join(map(format.render, items)) if items else format.keep_alive)
@@ -88,7 +89,6 @@ async def _stream(runs: Runs, format: ReplyFormat, connection: ClientConnection)
 class ChatReply:
     """Writes the *runs* of a chat completion, one for each choice, as OpenAI's API does. A `ReplyFormat`."""
 
-    failure = payloads.FAILED
     keep_alive = payloads.KEEP_ALIVE
     starts_at = PROGRESS
 
@@ -124,6 +124,9 @@ class ChatReply:
             return payloads.DONE
         last: dict[str, Any] = {"choices": [], "usage": await self._runs.usage()}
         return payloads.event(self._head(CHUNK) | last) + payloads.DONE
+
+    def failed(self, error: ApiError, body: bytes) -> bytes:
+        return payloads.FAILED % body
 
     async def body(self) -> dict[str, Any]:
         choices = [self._choice(choice, message) for choice, message in enumerate(self._texts)]
@@ -265,7 +268,6 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 class ResponsesReply:
     """Writes the one run of *runs* as a response. A `ReplyFormat`."""
 
-    failure = payloads.FAILED_EVENT
     keep_alive = payloads.KEEP_ALIVE
     starts_at = PROGRESS
 
@@ -287,6 +289,10 @@ class ResponsesReply:
     async def closing(self) -> bytes:
         events, response = self._events.close(), await self._completed()
         return events + self._events.event(f"response.{response['status']}", response=response)
+
+    def failed(self, error: ApiError, body: bytes) -> bytes:
+        response = self._response("failed") | {"error": payloads.response_error(error.status, error.message)}
+        return self._events.event("response.failed", response=response)
 
     async def body(self) -> dict[str, Any]:
         self._events.close()
@@ -359,7 +365,6 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 class LiveReply:
     """Writes a run for the page: every event as a line of a trace, and then the solution. A `ReplyFormat`."""
 
-    failure = payloads.FAILED_EVENT
     keep_alive = payloads.KEEP_ALIVE
     starts_at = (Drafted, *PROGRESS)
 
@@ -373,6 +378,9 @@ class LiveReply:
 
     async def closing(self) -> bytes:
         return b""
+
+    def failed(self, error: ApiError, body: bytes) -> bytes:
+        return payloads.FAILED_EVENT % body
 
     async def body(self) -> dict[str, Any]:
         raise NotImplementedError("a run of the page is always a stream")

@@ -87,7 +87,7 @@ class Allowance:
 
     def charge(self, tokens: int) -> None:
         if self.tokens is not None:
-            self.tokens.take(tokens)
+            self.tokens.take(max(0, tokens))
 
     @property
     def headers(self) -> dict[str, str]:

@@ -20,6 +20,10 @@ EVENT_STREAM: Mapping[str, str] = {
 }
 
 
+Failure: TypeAlias = Callable[[ApiError, bytes], bytes]
+"""Makes the last event of a stream from an error, and from its body in the shape of the API."""
+
+
 class ClientConnection:
     """
     Sends the response to *request*.
@@ -29,11 +33,11 @@ class ClientConnection:
 
     def __init__(self, request: ServiceRequest, send: Send, send_seconds: float) -> None:
         self._request, self._send, self._send_seconds = request, send, send_seconds
-        self._failure = b""
+        self._failure: Failure | None = None
         self.started = self.finished = False
 
-    async def start(self, headers: Mapping[str, str], status: int = 200, *, failure: bytes = b"") -> None:
-        """Send status and *headers*. *failure* is the last event of a stream that fails, with ``%b`` for the error."""
+    async def start(self, headers: Mapping[str, str], status: int = 200, *, failure: Failure | None = None) -> None:
+        """Send status and *headers*. *failure* makes the last event of a stream that fails."""
         self._failure = failure
         raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
         self.started = True
@@ -51,8 +55,9 @@ class ClientConnection:
 
     async def fail(self, error: ApiError) -> None:
         """End a stream that has started with *error*. Any other response stays incomplete: the server cuts it off."""
-        if self._failure and not self.finished:
-            await self.finish(self._failure % self._request.error_body(self._request.in_its_api(error)))
+        if self._failure is not None and not self.finished:
+            error = self._request.in_its_api(error)
+            await self.finish(self._failure(error, self._request.error_body(error)))
 
     async def send_json(self, body: bytes) -> None:
         """Send a complete response."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import aiohttp
@@ -14,29 +14,38 @@ import orjson
 
 from ...chain import Role
 from ...concurrency import background
-from ...endpoints import ModelEndpoint, ReplicatedEndpoint
-from ...endpoints.client import run_place
+from ...endpoints import ModelEndpoint, ModelServer, ReplicatedEndpoint, VllmEndpoint
+from ...endpoints.client import SESSION, run_place
 from ...endpoints.failures import no_connection
-from ...endpoints.placement import in_order
-from ..formats import deltas as payloads
+from ...endpoints.sse import EventTooLarge
+from ...endpoints.vllm_protocol import Call, http_date, http_error, no_stream, retry_after
+from ...errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
+from ...nesting import answering
 from ..formats.requests import ServedModel
 from ..watch.records import HealthChecked, ServiceObserver, ServiceRequest
-from .errors import ApiError
-from .sse import ForwardedUsage, asking_for_usage
+from .errors import ApiError, api_error
+from .sse import ForwardedAnswer, asking_for_usage
 from .streaming import EVENT_STREAM, ClientConnection
 
 IDLE = 2.0  # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is under way
 CHECK_SECONDS = 5.0  # for one health check
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
+LARGEST_FAILURE = 1 << 20  # bytes of a failed answer that are passed on
+BROKEN = (aiohttp.ClientError, OSError)
 
 
 class HealthMonitor:
-    """Checks the health of the servers; `up` is the last result by role. *observe* receives every result."""
+    """
+    Checks the health of the servers; `up` is the last result by role. *observe* receives every result.
+
+    A server that fails a check is reported to the circuit breaker of its role.
+    """
 
     def __init__(
         self, http: aiohttp.ClientSession, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver
     ) -> None:
-        self._http, self._endpoints, self._observe = http, endpoints, observe
+        self._http, self._observe = http, observe
+        self._endpoints: dict[Role, ModelEndpoint] = {role: answering(each) for role, each in endpoints.items()}
         self.up: dict[Role, bool] = {role: endpoint.usable for role, endpoint in endpoints.items()}
 
     @property
@@ -58,16 +67,187 @@ class HealthMonitor:
 
     async def _check(self, role: Role) -> None:
         """A role is up if one of its servers is, and not all of them fail the probes of their circuit breakers."""
-        healthy = await asyncio.gather(*map(self._healthy, self._endpoints[role].settings.urls))
-        self.up[role] = any(healthy) and self._endpoints[role].usable
+        endpoint = self._endpoints[role]
+        urls = endpoint.settings.urls
+        ills = dict(zip(urls, await asyncio.gather(*map(self._ill, urls)), strict=True))
+        for url, ill in ills.items():
+            if ill and isinstance(endpoint, ReplicatedEndpoint):
+                endpoint.report(url, EndpointUnavailable(ill, role=role, url=url, verb="health"))
+        self.up[role] = not all(ills.values()) and endpoint.usable
         self._observe(HealthChecked(role, self.up[role]))
 
-    async def _healthy(self, url: str) -> bool:
+    async def _ill(self, url: str) -> str:
+        """Say why the server at *url* is not healthy; "" if it is."""
         try:
             async with self._http.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=CHECK_SECONDS)) as response:
-                return response.status < 500
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+                return f"/health answers with HTTP {response.status}" if response.status >= 500 else ""
+        except TimeoutError:
+            return f"/health does not answer within {CHECK_SECONDS:g} s"
+        except aiohttp.ClientError as exc:
+            return no_connection(exc, url, CHECK_SECONDS)
+
+
+class BrokenAnswer(Exception):
+    """A server broke off its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAnswer:
+    """The answer of a server that failed, which is passed on if no other server answers."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(slots=True)
+class Forwarding:
+    """
+    A *request* that is forwarded to a server of *model*, or to the next one until an answer begins.
+
+    *content* is what is sent, with the *client_body* if nothing in it was changed. *priority* is added to it where a
+    server takes one. *counted* says whether the tokens of the answer are charged, and *hidden* whether the client has
+    not asked for their number. `failed` is the answer of the server that failed last.
+    """
+
+    http: aiohttp.ClientSession
+    request: ServiceRequest
+    model: ServedModel
+    connection: ClientConnection
+    content: Mapping[str, Any]
+    client_body: bytes | None
+    priority: int | None
+    counted: bool
+    hidden: bool
+    endpoint: ReplicatedEndpoint
+    failed: FailedAnswer | None = field(default=None, init=False)
+
+    async def to(self, server: ModelServer) -> None:
+        """Send the request to *server* and its answer to the client. Raise `EndpointError` before it has begun."""
+        call = Call(self.model.role, server.settings.url, "forward", server.settings.api_key is not None)
+        connection = server.connection if isinstance(server, VllmEndpoint) else None
+        prioritised = self.priority is not None and (connection is None or connection.priorities)
+        if not await self._try(server, call, prioritised=prioritised):
+            if connection is not None:
+                connection.priorities = False
+            await self._try(server, call, prioritised=False)
+
+    async def _try(self, server: ModelServer, call: Call, *, prioritised: bool) -> bool:
+        """Send the request once; return False if the server refuses the priority that was added to it."""
+        self.failed = None
+        with self.request.calling(self.model.role, self.model.name, call.url) as record:
+            response = await self._open(server, call, prioritised=prioritised)
+            async with response:
+                self.request.upstream = self.request.seconds - (self.request.admitted or 0.0)
+                record.answered(response.status, self.request.seconds)
+                if response.status >= 400:
+                    body = await self._failure(response, call)
+                    if prioritised and response.status == 400 and b"priority" in body.lower():
+                        return False
+                    await self._pass_on(FailedAnswer(response.status, _returned(response), body))
+                else:
+                    await self._answer(response, server, call)
+        self.request.upstream = self.request.seconds - (self.request.admitted or 0.0)
+        return True
+
+    async def _open(self, server: ModelServer, call: Call, *, prioritised: bool) -> aiohttp.ClientResponse:
+        """Send the request, and once more if the server closed an idle connection just then; return its answer."""
+        settings, content = server.settings, self.content
+        if prioritised and self.priority is not None:
+            content = {**content, "priority": run_place(self.priority)}
+        unchanged = content is self.content and self.client_body is not None
+        body = self.client_body if unchanged else orjson.dumps(content)
+        headers = {**self.request.forwarded, "Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if settings.api_key is not None:
+            headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
+        url, timeout = f"{call.url}{self.request.path}", aiohttp.ClientTimeout(sock_connect=settings.deadlines.connect)
+
+        async def send() -> aiohttp.ClientResponse:
+            try:
+                return await self.http.post(url, data=body, headers=headers, timeout=timeout)
+            except aiohttp.ServerDisconnectedError:
+                return await self.http.post(url, data=body, headers=headers, timeout=timeout)
+
+        async with background(send()) as (sending,):
+            await self._wait(sending, server, call)
+            try:
+                return sending.result()
+            except BROKEN as exc:
+                message = no_connection(exc, call.url, settings.deadlines.connect)
+                raise call.error(EndpointUnreachable, message) from exc
+
+    async def _wait(self, sending: asyncio.Task[Any], server: ModelServer, call: Call) -> None:
+        """
+        Wait for the beginning of an answer. Raise `EndpointUnavailable` if it does not begin in time.
+
+        One in one piece begins when all of it is written: it may take longer, as long as the server is healthy.
+        """
+        first = server.settings.deadlines.first
+        while not (await asyncio.wait([sending], timeout=first))[0]:
+            late = call.error(EndpointUnavailable, f"no answer after {first:g} s (deadlines.first)")
+            if self.content.get("stream") is True:
+                raise late
+            try:
+                async with asyncio.timeout(min(first, CHECK_SECONDS)):
+                    await server.check_health()
+            except TimeoutError:
+                raise late from None
+
+    async def _failure(self, response: aiohttp.ClientResponse, call: Call) -> bytes:
+        """Read a failed answer. Raise `EndpointError` if another server may answer, or the service's key is wrong."""
+        body = await response.content.read(LARGEST_FAILURE)
+        if response.status >= 500 or response.status in (401, 403):
+            self.failed = FailedAnswer(response.status, _returned(response), body)
+            error = http_error(call, response.status, body, self.request.path)
+            if isinstance(error, EndpointUnavailable):
+                now = http_date(response.headers.get("Date")) or time.time()
+                error.retry_after = retry_after(response.headers.get("Retry-After"), now)
+            raise error
+        return body
+
+    async def _answer(self, response: aiohttp.ClientResponse, server: ModelServer, call: Call) -> None:
+        """Pass on an answer that has begun."""
+        deadlines = server.settings.deadlines
+        stream = response.content_type == "text/event-stream"
+        path, connection = self.request.path, self.connection
+        answer = ForwardedAnswer(path, stream=stream, counted=self.counted, hidden=self.hidden)
+        try:
+            part = await _read(response, deadlines.first)
+            if self.content.get("stream") is True and response.status == 200 and not (stream and part.strip()):
+                raise no_stream(call, await _all(response, part, deadlines.between))
+        except BrokenAnswer as exc:
+            raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
+        await connection.start(
+            {**(EVENT_STREAM if stream else {}), **_returned(response)},
+            response.status,
+            failure=answer.failed if stream else None,
+        )
+        try:
+            while part:
+                await connection.send(answer.add(part))
+                part = await _read(response, deadlines.between)
+        except (BrokenAnswer, EventTooLarge) as exc:
+            message = f"the answer broke off: {exc}"
+            self.endpoint.report(call.url, call.error(EndpointUnavailable, message))
+            self.request.error = error = ApiError(503, message, code="upstream_error", retry=False)
+            await connection.fail(error)
+            return
+        finally:
+            self.request.large_tokens += answer.written if self.counted else 0
+        await connection.finish(answer.finish())
+
+    async def _pass_on(self, answer: FailedAnswer) -> None:
+        await self.connection.start(answer.headers, answer.status)
+        await self.connection.finish(answer.body)
+
+    async def refuse(self, exc: EndpointError) -> None:
+        """Answer when no server has: with the answer of the last one that failed, or with an error of its own."""
+        if isinstance(exc, EndpointRejected):
+            raise _key_refused(self.model, exc, keyed=self.endpoint.settings.api_key is not None)
+        if self.failed is not None:
+            await self._pass_on(self.failed)
+            return
+        raise api_error(exc) from exc
 
 
 class UpstreamProxy:
@@ -75,8 +255,7 @@ class UpstreamProxy:
 
     def __init__(self, http: aiohttp.ClientSession, small: ModelEndpoint, large: ModelEndpoint) -> None:
         self._http = http
-        self._endpoints = {"small": small, "large": large}
-        self._turns = itertools.count()
+        self._endpoints = {"small": answering(small), "large": answering(large)}
 
     async def forward(
         self,
@@ -91,138 +270,72 @@ class UpstreamProxy:
         """
         Send *body* (parsed: *content*) to *model*, and its answer over *connection*. Raise `ApiError`.
 
-        *priority* is that of a run; None: the request keeps its own.
+        It goes to the server that the request's session prefers, or to the one with the least to do, and to the next
+        one if it fails before its answer begins. *priority* is that of a run; None: the request keeps its own.
         """
         endpoint, changed = self._endpoints[model.role], content
+        assert isinstance(endpoint, ReplicatedEndpoint)
         if content["model"] != model.name:
             changed = {**changed, "model": model.name}
-        if priority is not None and endpoint.settings.priorities:
-            changed = {**changed, "priority": run_place(priority)}
         counted = bool(request.client) and model.role == "large"
         asking = asking_for_usage(request.path, changed) if counted else None
         changed = asking or changed
-        if changed is not content:
-            body = orjson.dumps(changed)
-        failures: list[str] = []
-        hidden = asking is not None
-        send = partial(
-            self._send,
+        forwarding = Forwarding(
+            self._http,
             request,
             model,
-            body=body,
-            connection=connection,
-            seconds=seconds,
-            counted=counted,
-            hidden=hidden,
+            connection,
+            changed,
+            body if changed is content else None,
+            priority if endpoint.settings.priorities else None,
+            counted,
+            asking is not None,
+            endpoint,
         )
-        for url in self._urls(endpoint, request.session):
-            try:
-                await _once_more(partial(send, f"{url}{request.path}"), connection)
-                return
-            except (TimeoutError, aiohttp.ClientError) as exc:
-                if connection.started:
-                    message = "the answer broke off: did the server die?"
-                    error = ApiError(503, message, code="upstream_error", retry=False)
-                    request.error = error
-                    await connection.fail(error)
-                    return
-                if isinstance(exc, TimeoutError):
-                    message = f"the {model.role} model did not answer in time"
-                    raise ApiError(504, message, code="deadline", retry=False) from None
-                failures.append(f"{url}: {no_connection(exc, url, endpoint.settings.deadlines.connect)}")
-        message = f"the {model.role} model's server cannot be reached: {'; '.join(failures)}"
-        raise ApiError(503, message, code="upstream_unavailable")
-
-    async def _send(
-        self,
-        request: ServiceRequest,
-        model: ServedModel,
-        url: str,
-        *,
-        body: bytes,
-        connection: ClientConnection,
-        seconds: float,
-        counted: bool,
-        hidden: bool,
-    ) -> None:
-        endpoint = self._endpoints[model.role]
-        with request.calling(model.role, model.name, url) as call:
-            async with self._open(request, endpoint, url, body, seconds) as response:
-                request.upstream = request.seconds - (request.admitted or 0.0)
-                call.answered(response.status, request.seconds)
-                if response.status in (401, 403):
-                    raise _key_refused(model, endpoint, url, response.status)
-                failure = payloads.failure(request.path)
-                usage = ForwardedUsage(stream=_streams(response), hidden=hidden) if counted else None
-                try:
-                    await _return(response, connection, endpoint.settings.deadlines.between, failure, usage)
-                finally:
-                    request.large_tokens += usage.written if usage else 0
-                request.upstream = request.seconds - (request.admitted or 0.0)
-
-    def _urls(self, endpoint: ModelEndpoint, session: str) -> Sequence[str]:
-        """
-        Return the servers of *endpoint* in the order to try, with those that are known to be down at the end.
-
-        It is the order that the *session* prefers, as for its runs; without one the servers take turns.
-        """
-        urls = endpoint.settings.urls
-        turn = 0 if session else next(self._turns)
-        ordered = in_order(urls, session) if session else [urls[(turn + at) % len(urls)] for at in range(len(urls))]
-        down: Mapping[str, str] = endpoint.down if isinstance(endpoint, ReplicatedEndpoint) else {}
-        return sorted(ordered, key=lambda url: url in down)
-
-    def _open(self, request: ServiceRequest, endpoint: ModelEndpoint, url: str, body: bytes, seconds: float) -> Any:
-        headers = {**request.forwarded, "Content-Type": "application/json", "Accept-Encoding": "identity"}
-        key = endpoint.settings.api_key
-        if key is not None:
-            headers["Authorization"] = f"Bearer {key.get_secret_value()}"
-        deadlines = endpoint.settings.deadlines
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=deadlines.connect)
-        return self._http.post(url, data=body, headers=headers, timeout=timeout)
+        SESSION.set(request.session)  # in the task of this request
+        try:
+            async with asyncio.timeout(seconds):
+                await endpoint.call(forwarding.to)
+        except EndpointError as exc:
+            await forwarding.refuse(exc)
+        except TimeoutError:
+            error = ApiError(504, f"the {model.role} model did not answer in time", code="deadline", retry=False)
+            if not connection.started:
+                raise error from None
+            request.error = error
+            await connection.fail(error)
 
 
-async def _once_more(send: Callable[[], Awaitable[None]], connection: ClientConnection) -> None:
-    """Send what a server did not read, because it closed an idle connection just then, a second time."""
-    try:
-        await send()
-    except aiohttp.ServerDisconnectedError:
-        if connection.started:
-            raise
-        await send()
-
-
-def _streams(response: aiohttp.ClientResponse) -> bool:
-    return response.content_type == "text/event-stream"
-
-
-async def _return(
-    response: aiohttp.ClientResponse,
-    connection: ClientConnection,
-    between: float,
-    failure: bytes,
-    usage: ForwardedUsage | None,
-) -> None:
-    headers = {name: value for name in RETURNED_HEADERS if (value := response.headers.get(name)) is not None}
-    stream = _streams(response)
-    await connection.start(
-        {**(EVENT_STREAM if stream else {}), **headers}, response.status, failure=failure if stream else b""
-    )
-    while part := await _read(response, between):
-        await connection.send(usage.add(part) if usage else part)
-    await connection.finish(usage.finish() if usage else b"")
+def _returned(response: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name: value for name in RETURNED_HEADERS if (value := response.headers.get(name)) is not None}
 
 
 async def _read(response: aiohttp.ClientResponse, seconds: float) -> bytes:
-    async with asyncio.timeout(seconds):
-        return await response.content.readany()
+    """Return the next part of an answer; b"" at its end. Raise `BrokenAnswer`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await response.content.readany()
+    except TimeoutError:
+        raise BrokenAnswer(f"nothing came for {seconds:g} s") from None
+    except BROKEN as exc:
+        raise BrokenAnswer("did the server die?") from exc
 
 
-def _key_refused(model: ServedModel, endpoint: ModelEndpoint, url: str, status: int) -> ApiError:
+async def _all(response: aiohttp.ClientResponse, part: bytes, between: float) -> bytes:
+    """Return *part* with the rest of a short answer."""
+    whole = part
+    while part and len(whole) < LARGEST_FAILURE:
+        part = await _read(response, between)
+        whole += part
+    return whole
+
+
+def _key_refused(model: ServedModel, exc: EndpointError, *, keyed: bool) -> ApiError:
     """Make the error for the operator: the service's key is wrong; the client's was accepted already."""
-    key = "the service's key for it" if endpoint.settings.api_key else "a request without a key; the service has none"
+    key = "the service's key for it" if keyed else "a request without a key; the service has none"
     variable = f"STEPSPEC_{model.role.upper()}__API_KEY"
     message = (
-        f"the {model.role} model's server at {url} refused {key} (HTTP {status}): the operator has to set {variable}"
+        f"the {model.role} model's server at {exc.url} refused {key} (HTTP {exc.status}): the operator has to set "
+        f"{variable}"
     )
     return ApiError(500, message, code="upstream_error", retry=False)

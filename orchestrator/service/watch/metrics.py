@@ -156,7 +156,7 @@ class Metrics:
             ):
                 self._tokens.labels(model, account.role, fate).inc(tokens)
             self._prompt.labels(model, account.role, "true").inc(account.cached)
-            self._prompt.labels(model, account.role, "false").inc(account.prompt - account.cached)
+            self._prompt.labels(model, account.role, "false").inc(max(0, account.prompt - account.cached))
             if account.written:
                 self._waste.labels(model, account.role).observe(account.waste)
         if solution.ledger.accept_rate is not None and model not in self._unjudged:

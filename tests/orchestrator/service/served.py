@@ -16,7 +16,7 @@ from aiohttp import web
 
 from stepspec import Solver
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
+from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, ReplicatedEndpoint, VllmEndpoint
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.service.http.app import Service, ServiceServer, listen
 from stepspec.orchestrator.service.settings import ServiceSettings
@@ -40,9 +40,18 @@ TURN = {"role": "user", "content": "What is 1 + 1?"}
 
 @dataclass
 class Noting(FakeVllm):
-    """A server that notes what the requests for a completion carry in their headers."""
+    """A server that notes the headers of requests for a completion, and answers ``/health`` with status *health*."""
 
     heads: list[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
+    health: int = 200
+
+    def application(self) -> web.Application:
+        app = super().application()
+        app.router.add_get("/health", self.healthy)
+        return app
+
+    async def healthy(self, request: web.Request) -> web.Response:
+        return web.Response(status=self.health)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         self.heads.append(request.headers)
@@ -255,7 +264,15 @@ class Behind:
         return response
 
 
-async def put_behind(served: Served, behind: Behind, *roles: Role) -> web.AppRunner:
+def move(endpoint: ModelEndpoint, url: str, replica: int = 0) -> None:
+    """Have the requests that pass through to a *replica* of *endpoint* sent to *url*. Its probes stay as they are."""
+    assert isinstance(endpoint, ReplicatedEndpoint)
+    server = endpoint.up[replica]
+    assert isinstance(server, VllmEndpoint)
+    server.settings = server.settings.model_copy(update={"url": url})
+
+
+async def put_behind(served: Served, behind: Behind, *roles: Role, replica: int = 0) -> web.AppRunner:
     """Let the requests for the models of *roles*, by default the large one, pass through to another server."""
     app = web.Application()
     app.router.add_post("/v1/{rest:.*}", behind.answer)
@@ -266,5 +283,5 @@ async def put_behind(served: Served, behind: Behind, *roles: Role) -> web.AppRun
     engine = served.service.context.offer.engine
     for role in roles or ("large",):
         endpoint = engine.small if role == "small" else engine.large
-        endpoint.settings = endpoint.settings.model_copy(update={"url": f"http://{host}:{port}"})  # type: ignore[misc]
+        move(endpoint, f"http://{host}:{port}", replica)
     return runner

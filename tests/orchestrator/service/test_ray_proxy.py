@@ -50,7 +50,7 @@ async def test_after_as_many_deaths_as_there_are_attempts_it_is_refused() -> Non
     [
         (CHAT, b'data: {"error"', b"data: [DONE]\n\n"),
         ("/v1/completions", b'data: {"error"', b"data: [DONE]\n\n"),
-        ("/v1/responses", b'event: error\ndata: {"error"', b"}\n\n"),
+        ("/v1/responses", b'event: response.failed\ndata: {"type":"response.failed","sequence_number":0', b"}\n\n"),
         ("/live", b'event: error\ndata: {"error"', b"}\n\n"),
     ],
 )
@@ -58,7 +58,7 @@ async def test_a_stream_that_had_begun_ends_with_an_error(path: str, start: byte
     services = Elsewhere([[(), (STREAM, body(b"data: 1\n\n", more=True)), ReplicaLost("died")]])
     reply = await fetch(services.ask, path)
     assert reply.body.startswith(b"data: 1\n\n" + start)
-    assert b"replica_lost" in reply.body
+    assert b"the replica that answered has died" in reply.body
     assert reply.body.endswith(end)
     assert reply.ended
     assert [event["begun"] for event in reply.events] == [True]

@@ -49,8 +49,9 @@ def events(reply: Reply) -> list[dict[str, Any]]:
 
 
 def conversations(served: Served) -> list[list[dict[str, str]]]:
-    """The conversations that the large model's server has rendered."""
-    return [body["messages"] for _, body in served.large.requests if "messages" in body]
+    """The conversations that the large model's server has rendered, but for those that its template is learnt from."""
+    every = [body["messages"] for _, body in served.large.requests if "messages" in body]
+    return [each for each in every if not each[0]["content"].startswith("stepspec")]
 
 
 async def test_a_message_has_its_thinking_and_its_answer_as_blocks() -> None:

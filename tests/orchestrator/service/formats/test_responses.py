@@ -133,13 +133,18 @@ async def test_unsupported_fields_are_named(fields: dict[str, Any], param: str, 
     assert words in reply.error["message"]
 
 
-async def test_a_failure_has_its_status_or_is_raised_from_the_stream() -> None:
+async def test_a_failure_has_its_status_or_ends_the_stream() -> None:
     async with serving(policy="large") as served, client(served, max_retries=0) as sdk:
         served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
         extra = {"stepspec": {"ahead": 0}}
         late = await sdk.responses.create(model="auto", input=PROBLEM, stream=True, extra_body=extra)
-        with pytest.raises(openai.APIError, match="dead"):
-            async for _ in late:
-                pass
+        events = [event async for event in late]
+        last = events[-1]
+        assert last.type == "response.failed"
+        assert last.response.error is not None
+        assert "dead" in last.response.error.message
+        assert (last.response.status, last.response.error.code) == ("failed", "server_error")
+        assert [event.sequence_number for event in events] == [*range(len(events))]
+        assert {event.response.id for event in events if event.type == "response.created"} == {last.response.id}
         with pytest.raises(openai.InternalServerError, match="dead"):
             await sdk.responses.create(model="auto", input=PROBLEM)

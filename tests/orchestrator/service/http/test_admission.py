@@ -292,7 +292,7 @@ async def test_runs_beyond_the_grace_period_are_cancelled() -> None:
 
 STREAMS = [
     ("/v1/chat/completions", {"model": "auto", "messages": [TURN]}, b"data: {", b"\n\ndata: [DONE]\n\n"),
-    ("/v1/responses", {"model": "auto", "input": "x"}, b"event: error\ndata: {", b"}\n\n"),
+    ("/v1/responses", {"model": "auto", "input": "x"}, b"event: response.failed\ndata: {", b"}\n\n"),
     ("/live", {"problem": "x"}, b"event: error\ndata: {", b"}\n\n"),
 ]
 
@@ -312,7 +312,7 @@ async def test_a_cancelled_stream_ends_with_an_error(
         await served.running
     last = rest.removesuffix(closing).rpartition(opening)[2]
     assert rest.endswith(closing)
-    assert b'"code":"shut_down"' in last
+    assert b"the service shut down before the answer was complete" in last
     assert [request.error and request.error.code for request in served.recorded.requests] == ["shut_down"]
     assert "without completing" not in caplog.text
 

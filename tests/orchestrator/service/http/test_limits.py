@@ -15,7 +15,7 @@ from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.service.http.admission import Admission
 from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.http.limits import Allowance, Bucket, Clients, duration
-from stepspec.orchestrator.service.http.sse import ForwardedUsage
+from stepspec.orchestrator.service.http.sse import ForwardedAnswer
 from stepspec.orchestrator.service.settings import Client, ServiceSettings
 from stepspec.settings import load
 
@@ -235,10 +235,10 @@ async def test_forwarded_tokens_are_charged_and_the_usage_stays_hidden() -> None
 
 
 def test_an_answer_without_usage_is_counted_by_its_events() -> None:
-    reading = ForwardedUsage(stream=True)
+    reading = ForwardedAnswer("/v1/completions", stream=True, counted=True)
     assert reading.add(b"data: {}\n\ndata: {}\n\ndata: {") == b"data: {}\n\ndata: {}\n\n"
-    assert (reading.finish(), reading.written) == (b"data: {", 2)
-    whole = ForwardedUsage(stream=False)
+    assert (reading.finish(), reading.written) == (b"data: {", 2)  # An event that did not end counts for nothing.
+    whole = ForwardedAnswer("/v1/responses", stream=False, counted=True)
     assert whole.add(b'{"usage": {"output_') + whole.add(b'tokens": 4}}') + whole.finish() == (
         b'{"usage": {"output_tokens": 4}}'
     )

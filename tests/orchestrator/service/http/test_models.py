@@ -10,7 +10,7 @@ import pytest
 
 from stepspec.orchestrator.endpoints.client import SPAN
 
-from ..served import TURN, Behind, Served, chosen, put_behind, serving
+from ..served import TURN, Behind, Served, chosen, move, put_behind, serving
 
 WEIRD = b'{"model": "huge",  "messages": [], "anything": [1, {"at": "all"}], "\xc3\xa9t\xc3\xa9": 1e3}'
 
@@ -192,6 +192,6 @@ async def test_a_request_is_sent_again_if_the_server_closes_an_idle_connection_j
     async with serving() as served, await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         endpoint = served.service.context.offer.engine.large
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        endpoint.settings = endpoint.settings.model_copy(update={"url": url})  # type: ignore[misc]
+        move(endpoint, url)
         reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
     assert (reply.status, reply.json, connections) == (200, {}, 2)

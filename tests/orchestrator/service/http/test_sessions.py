@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.placement import in_order
 
 from ...endpoints.server import Refuse
-from ..served import SCRIPT, Noting, Served, serving
+from ..served import SCRIPT, Behind, Noting, Served, put_behind, serving, until
 
 SESSIONS = [f"session {number}" for number in range(12)]
 
@@ -89,9 +90,23 @@ async def test_a_session_moves_to_its_next_replica_while_the_first_is_down() -> 
         assert used(before, counts([first, second, third])) == [1]
 
 
-async def test_without_a_session_the_replicas_share_the_runs() -> None:
-    others = [another(), another()]
-    async with serving(replicas=others) as served:
-        for _ in range(6):
-            await turn(served, "", method="huge")
-        assert counts([served.large, *others]) == [2, 2, 2]
+async def test_without_a_session_requests_at_once_are_shared_by_the_replicas() -> None:
+    async with serving(replicas=[another(), another()]) as served:
+        endpoint = served.service.context.offer.engine.large
+        assert isinstance(endpoint, ReplicatedEndpoint)
+        behind = [Behind() for _ in range(3)]
+        runners = [await put_behind(served, each, replica=number) for number, each in enumerate(behind)]
+        for each in behind:
+            each.gate = asyncio.Event()
+        asking = [
+            asyncio.create_task(served.post("/v1/completions", {"model": "huge", "prompt": "x"})) for _ in range(6)
+        ]
+        await until(lambda: sum(len(each.got) for each in behind) == 6)
+        assert [*endpoint.runs.values()] == [2, 2, 2]
+        for each in behind:
+            assert each.gate is not None
+            each.gate.set()
+        assert [reply.status for reply in await asyncio.gather(*asking)] == [200] * 6
+        assert [*endpoint.runs.values()] == [0, 0, 0]
+        for runner in runners:
+            await runner.cleanup()

@@ -1,0 +1,366 @@
+"""Requests that pass through to a served model: streams by the rules of their lines, and servers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from stepspec.orchestrator.endpoints import ReplicatedEndpoint
+from stepspec.orchestrator.endpoints.sse import EventReader
+from stepspec.orchestrator.errors import StepspecError
+from stepspec.orchestrator.service.http.errors import ApiError
+from stepspec.orchestrator.service.http.sse import ForwardedAnswer
+
+from ..served import TURN, Behind, Noting, Reply, Served, chosen, down, put_behind, serving, until
+
+LIMITED = chosen(clients={"b": {"key": "b-key", "large_tokens_per_minute": 1000}})
+BY = {"authorization": "Bearer b-key"}
+EVENTS = (
+    {"choices": [{"delta": {"content": "é ☃ data: x"}}]},
+    {"choices": [{"text": 'a\u2028b\u0085c\n\ndata: {"usage": 1}'}]},
+    {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 9}},
+)
+
+
+def stream(end: str, *, bom: bool = False, space: str = " ", comments: bool = False, lines: bool = False) -> bytes:
+    """Return a stream of `EVENTS` whose lines end with *end*."""
+    parts = [": hello" + end + end] if comments else []
+    for event in EVENTS:
+        data = orjson.dumps(event).decode()
+        halves = data.replace(", ", ",").split("[", 1) if lines else [data]
+        halves = [halves[0] + "[", *halves[1:]] if lines else halves
+        fields = [f"data:{space}{half}" for half in halves]
+        more = [": a comment", "id: 7", "event: chunk", "retry: 10"] if comments else []
+        parts.append(end.join([*more, *fields]) + end + end)
+    parts.append(f"data:{space}[DONE]{end}{end}")
+    return (b"\xef\xbb\xbf" if bom else b"") + "".join(parts).encode()
+
+
+STREAMS = {
+    "LF": stream("\n"),
+    "CRLF": stream("\r\n"),
+    "CR": stream("\r"),
+    "a byte order mark": stream("\n", bom=True),
+    "a byte order mark and CRLF": stream("\r\n", bom=True),
+    "no space": stream("\n", space=""),
+    "comments and other fields": stream("\r\n", comments=True),
+    "several lines of data": stream("\n", lines=True),
+    "all at once": stream("\r", bom=True, space="", comments=True, lines=True),
+}
+
+
+def pieces(content: bytes, size: int) -> list[bytes]:
+    return [content[at : at + size] for at in range(0, len(content), size)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 10_000])
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_is_read_by_the_rules_of_its_lines_however_it_is_cut(kind: str, size: int) -> None:
+    content = STREAMS[kind]
+    plain, hidden = ForwardedAnswer("/v1/completions", stream=True), None
+    passed = [plain.add(piece) for piece in pieces(content, size)]
+    assert b"".join(passed) + plain.finish() == content
+    hidden = ForwardedAnswer("/v1/completions", stream=True, counted=True, hidden=True)
+    shown = b"".join([hidden.add(piece) for piece in pieces(content, size)]) + hidden.finish()
+    events = [event.data for event in EventReader().feed(shown) if event.data]
+    assert [data if data == b"[DONE]" else orjson.loads(data) for data in events] == [*EVENTS[:2], b"[DONE]"]
+    assert hidden.written == 9
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+async def test_a_client_with_a_limit_gets_every_event_at_once_and_pays_for_the_stream(kind: str) -> None:
+    behind = Behind()
+    behind.kind, behind.pieces, behind.gate = "text/event-stream", pieces(STREAMS[kind], 50), asyncio.Event()
+    behind.gate.set()
+    async with serving(LIMITED) as served:
+        runner = await put_behind(served, behind)
+        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x", "stream": True}, **BY)
+        asked = {"model": "huge", "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
+        whole = await served.post("/v1/completions", asked, **BY)
+        await runner.cleanup()
+        tokens = [request.large_tokens for request in served.recorded.requests]
+    assert whole.body == STREAMS[kind]
+    assert b"completion_tokens" not in reply.body
+    assert tokens == [9, 9]
+
+
+def usage_of(*events: dict[str, Any]) -> int:
+    answer = ForwardedAnswer("/v1/responses", stream=True, counted=True)
+    for event in events:
+        answer.add(b"event: any\r\ndata: " + orjson.dumps(event) + b"\r\n\r\n")
+    return answer.written
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"output_tokens": 5}, 5),
+        ({"completion_tokens": 0}, 0),
+        ({"completion_tokens": -5}, 2),  # by the events, as without any usage
+        ({"completion_tokens": True}, 2),
+        ({"completion_tokens": "9"}, 2),
+        ({"completion_tokens": None}, 2),
+        ({}, 2),
+        ([7], 2),
+    ],
+)
+def test_a_usage_that_cannot_be_is_no_usage(usage: Any, tokens: int) -> None:
+    assert usage_of({"delta": "data: x"}, {"response": {"text": "data: y", "usage": usage}}) == tokens
+    assert usage_of({"delta": "data: x"}, {"type": "message_delta", "usage": usage}) == tokens
+
+
+async def test_a_negative_usage_fills_no_limit_and_harms_nobody() -> None:
+    behind = Behind()
+    behind.pieces = [b'{"usage": {"prompt_tokens": -9, "completion_tokens": -100000, "total_tokens": "x"}}']
+    async with serving(LIMITED) as served:
+        runner = await put_behind(served, behind)
+        statuses = [(await served.post("/v1/completions", {"model": "huge"}, **BY)).status for _ in range(3)]
+        limits = await served.post("/v1/completions", {"model": "huge"}, **BY)
+        await runner.cleanup()
+        assert [request.large_tokens for request in served.recorded.requests] == [0] * 4
+    assert statuses == [200] * 3
+    assert limits.headers["x-ratelimit-remaining-tokens"] == "1000"
+
+
+# Streams that break off.
+
+HALF = b'data: {"choices": [{"text": "a"}]}\n\ndata: {"choices": [{"te'
+CREATED = (
+    b'event: response.created\ndata: {"type":"response.created","sequence_number":0,"response":{"id":"resp_1"}}\n\n'
+)
+DELTA = b'event: x\r\ndata: {"type":"response.x.delta","sequence_number":41,"delta":"data: {"}\r\n\r\nevent: y\r\n'
+
+
+class BreaksOff(Behind):
+    """A server that closes the connection in the middle of an answer."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        response = await super().answer(request)
+        await asyncio.sleep(0.1)  # What has arrived together with the end of a connection is lost.
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+@pytest.mark.parametrize("begun", [HALF, HALF[:-1] + b"\r", HALF + b'xt": "b"}]}', HALF + b'xt": "b"}]}\n'])
+async def test_a_stream_that_breaks_off_inside_an_event_ends_with_an_error_of_its_own(begun: bytes, path: str) -> None:
+    behind = BreaksOff()
+    behind.kind, behind.pieces = "text/event-stream", [begun]
+    async with serving() as served:
+        runner = await put_behind(served, behind)
+        body = {"model": "huge", "messages": [TURN], "max_tokens": 9, "stream": True}
+        reply = await served.post(path, body)
+        await until(lambda: served.recorded.requests)
+        await runner.cleanup()
+    first, *_, error = [event for event in EventReader().feed(reply.body) if event.data not in (b"", b"[DONE]")]
+    assert orjson.loads(first.data) == {"choices": [{"text": "a"}]}
+    assert "the answer broke off: did the server die?" in orjson.loads(error.data)["error"]["message"]
+    assert served.recorded.requests[0].error is not None
+
+
+async def test_a_response_that_breaks_off_fails_with_its_id_and_the_next_number() -> None:
+    behind = BreaksOff()
+    behind.kind, behind.pieces = "text/event-stream", [CREATED, DELTA]
+    async with serving() as served:
+        runner = await put_behind(served, behind)
+        reply = await served.post("/v1/responses", {"model": "huge", "input": "x", "stream": True})
+        await runner.cleanup()
+    last = EventReader().feed(reply.body)[-1]
+    body = orjson.loads(last.data)
+    assert (last.name, body["type"], body["sequence_number"]) == (b"response.failed", "response.failed", 42)
+    assert (body["response"]["id"], body["response"]["status"]) == ("resp_1", "failed")
+    assert body["response"]["error"]["code"] == "server_error"
+
+
+def test_a_response_that_had_no_event_yet_fails_with_number_0() -> None:
+    failed = ForwardedAnswer("/v1/responses", stream=True).failed(ApiError(429, "slow"), b"")
+    body = orjson.loads(EventReader().feed(failed)[0].data)
+    assert (body["sequence_number"], body["response"]["error"]["code"]) == (0, "rate_limit_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "words"),
+    [
+        ("application/json", b'{"error": {"message": "the KV cache is full", "code": 503}}', "the KV cache is full"),
+        ("application/json", b'{"object": "error", "message": "no such adapter", "code": 500}', "no such adapter"),
+        ("application/json", b'{"choices": []}', "in one piece"),
+        ("text/html", b"<html><title>Gateway</title></html>", "large model at"),
+        ("text/event-stream", b"", "an empty answer"),
+        ("text/event-stream", b" \n\n", "an empty answer"),
+        ("application/json", b"", "an empty answer"),
+    ],
+)
+async def test_an_answer_that_is_no_stream_fails_in_the_words_of_the_server(
+    kind: str, content: bytes, words: str
+) -> None:
+    behind = Behind()
+    behind.kind, behind.pieces = kind, [content] if content else []
+    async with serving() as served:
+        runner = await put_behind(served, behind)
+        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x", "stream": True})
+        await runner.cleanup()
+    assert reply.status in (500, 503)
+    assert words in reply.error["message"]
+    assert "did the server die" not in reply.error["message"]
+
+
+# Replicas that fail.
+
+
+def failing(status: int) -> Behind:
+    behind = Behind()
+    behind.status, behind.pieces = status, [b'{"error": {"message": "out of order"}}']
+    return behind
+
+
+def silent() -> Behind:
+    behind = Behind()
+    behind.silent = True
+    return behind
+
+
+@asynccontextmanager
+async def two(one: Behind, other: Behind, **deadlines: float) -> AsyncGenerator[Served]:
+    """Serve a large model with two replicas, where the requests that pass through go to *one* and *other*."""
+    replica = Noting(("x",), digits={"9": -0.1}, names=("huge",))
+    async with serving(replicas=[replica]) as served:
+        runners = [await put_behind(served, each, replica=at) for at, each in enumerate((one, other))]
+        endpoint = served.service.context.offer.engine.large
+        assert isinstance(endpoint, ReplicatedEndpoint)
+        for server in endpoint.up:
+            shorter = server.settings.deadlines.model_copy(update=deadlines)
+            server.settings = server.settings.model_copy(update={"deadlines": shorter})  # type: ignore[misc]
+        yield served
+        for runner in runners:
+            await runner.cleanup()
+
+
+FORWARDED = {"model": "huge", "prompt": "x", "max_tokens": 2, "logprobs": 0}
+
+
+async def ask(served: Served, *, stream: bool, session: str = "") -> Reply:
+    headers = {"x_session_id": session} if session else {}
+    return await served.post("/v1/completions", {**FORWARDED, "stream": stream}, **headers)
+
+
+def streaming(*content: bytes) -> Behind:
+    behind = Behind()
+    behind.kind, behind.pieces = "text/event-stream", [*content, b"data: [DONE]\n\n"]
+    return behind
+
+
+@pytest.mark.parametrize("session", ["", "mine", "yours", "ours"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+async def test_a_replica_that_fails_is_passed_over_before_the_first_byte(
+    status: int, stream: bool, session: str
+) -> None:
+    good = streaming(b"data: {}\n\n") if stream else Behind()
+    async with two(failing(status), good) as served:
+        replies = [await ask(served, stream=stream, session=session) for _ in range(4)]
+    assert [reply.status for reply in replies] == [200] * 4
+    assert {reply.body for reply in replies} == {b"".join(good.pieces)}
+    assert len(good.got) == 4
+
+
+@pytest.mark.parametrize("session", ["mine", "yours", "ours"])
+async def test_a_replica_that_never_begins_a_stream_is_passed_over_within_its_deadline(session: str) -> None:
+    good = streaming(b"data: {}\n\n")
+    async with two(silent(), good, first=0.2) as served:
+        async with asyncio.timeout(8):
+            replies = [await ask(served, stream=True, session=session) for _ in range(2)]
+    assert [reply.status for reply in replies] == [200] * 2
+
+
+async def test_an_answer_in_one_piece_may_take_longer_than_its_first_token_while_the_server_is_healthy() -> None:
+    slow = silent()
+    async with two(slow, slow, first=0.1) as served:
+        waiting = asyncio.create_task(ask(served, stream=False))
+        await until(lambda: slow.got)
+        await asyncio.sleep(0.5)
+        assert len(slow.got) == 1
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+async def test_if_all_fail_the_client_gets_the_answer_of_the_last_one() -> None:
+    async with two(failing(503), failing(503)) as served:
+        reply = await ask(served, stream=True)
+    assert (reply.status, reply.headers["Retry-After"]) == (503, "7")
+    assert reply.error == {"message": "out of order"}
+
+
+@pytest.mark.parametrize("status", [400, 404, 408, 422, 429])
+async def test_an_answer_about_the_request_itself_is_passed_on_from_the_first_one(status: int) -> None:
+    one, other = failing(status), failing(status)
+    async with two(one, other) as served:
+        reply = await ask(served, stream=True)
+        assert down(served) == {}
+    assert (reply.status, len(one.got) + len(other.got)) == (status, 1)
+
+
+async def test_a_failure_has_the_replica_probed_and_a_stream_that_breaks_off_too() -> None:
+    async with two(failing(500), streaming(b"data: {}\n\n")) as served:
+        endpoint = served.service.context.offer.engine.large
+        assert isinstance(endpoint, ReplicatedEndpoint)
+        reported = list[str]()
+        report = endpoint.report
+
+        def note(url: str, exc: StepspecError) -> None:
+            reported.append(str(exc))
+            report(url, exc)
+
+        endpoint.report = note  # type: ignore[method-assign]
+        await ask(served, stream=True)
+        breaks = BreaksOff()
+        breaks.kind, breaks.pieces = "text/event-stream", [HALF]
+        runner = await put_behind(served, breaks, replica=0)
+        await until(lambda: not down(served))
+        other = await put_behind(served, breaks, replica=1)
+        await ask(served, stream=True)
+        for each in (runner, other):
+            await each.cleanup()
+    assert any("the answer broke off" in each for each in reported)
+
+
+async def test_a_priority_that_the_server_refuses_is_left_out_from_then_on() -> None:
+    class Refusing(Behind):
+        async def answer(self, request: web.Request) -> web.StreamResponse:
+            body = await request.json()
+            self.status = 400 if "priority" in body else 200
+            self.pieces = [b'{"error": {"message": "Got priority 3 but priority scheduling is not enabled"}}']
+            return await super().answer(request)
+
+    behind = Refusing()
+    settings = chosen(clients={"b": {"key": "b-key", "priority": 5}})
+    async with serving(settings) as served:
+        runner = await put_behind(served, behind)
+        replies = [await served.post("/v1/completions", {"model": "huge", "prompt": "x"}, **BY) for _ in range(2)]
+        await runner.cleanup()
+    assert [reply.status for reply in replies] == [200, 200]
+    assert ["priority" in orjson.loads(body) for _, _, body in behind.got] == [True, False, False]
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_health_feeds_the_breaker_and_readiness_follows_all_servers(status: int) -> None:
+    other = Noting(("x",), digits={"9": -0.1}, names=("huge",))
+    async with serving(chosen(health_every=0.05), replicas=[other]) as served:
+        other.health = status
+        await until(lambda: down(served))
+        assert f"/health answers with HTTP {status}" in str(down(served)) or "HTTP" in str(down(served))
+        one_ill = (await served.get("/health/readiness")).status, (await ask(served, stream=False)).status
+        served.large.health = status
+        health = served.service.context.health
+        await until(lambda: health.status == "down")
+        all_ill = (await served.get("/health/readiness")).status
+        served.large.health = other.health = 200
+        await until(lambda: health.status == "ready")
+    assert (one_ill, all_ill) == ((200, 200), 503)
