@@ -133,7 +133,7 @@ class Arm:
         No run may change with the runs before it, unless its arm has `auto`, nor be slowed down by those of another.
         """
         values = {name: getattr(self.run, name) for name in ("policy", "options", *arm_options())}
-        return defaults.model_copy(update=values | {"load": "ignore"})
+        return defaults.model_copy(update=values)
 
 
 @dataclass(frozen=True, slots=True)

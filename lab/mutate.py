@@ -78,8 +78,7 @@ CORE = {
         "endpoints/client",
         *(f"orchestrator/endpoints/test_{name}" for name in ("retries", "failures", "waiting", "sse", "priority")),
     ),
-    "load": core("feedback/load", "orchestrator/feedback/test_load"),
-    "run_stats": core("feedback/run_stats", "orchestrator/feedback/test_run_stats"),
+    "auto": core("auto", "orchestrator/test_auto", "orchestrator/test_auto_reading"),
     "nested": core(
         "nesting/model",
         *(f"orchestrator/nesting/test_{name}" for name in ("verified_stream", "nested", "turned")),

@@ -226,7 +226,8 @@ class Decided:
     The run chose who writes from step *index* on: its method, *ahead* drafts ahead, or the large model alone.
 
     *seconds* are the expected seconds of a committed step for every candidate that was compared, and *reason* says in
-    words why. A *probe* is written only to measure what is not in use. At the large model's server, as last polled,
+    words why. *advice* says in a sentence why the large model writes alone and what the user can do about it, "" if it
+    does not. A *probe* is written only to measure what is not in use. At the large model's server, as last polled,
     *running* requests were served and *waiting* ones were queued.
     """
 
@@ -238,6 +239,7 @@ class Decided:
     probe: bool = False
     running: int = 0
     waiting: int = 0
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Any, TypeVar
 
+from .auto import AutoRun
 from .chain import Accept, Chain, Rollback, Step, Verdict
 from .concurrency import to_the_end
 from .errors import ConfigurationError, EndpointUnavailable
 from .events import Drafted, Event, Judged, Lost, Observer, Purpose
-from .feedback.auto import AutoRun
-from .feedback.load import Load
 from .interfaces import (
     KEPT_OPEN,
     REQUEST,
@@ -43,14 +42,13 @@ class LookaheadControl:
     *ahead* is the number of drafts that may be made beyond the next one to be committed. With 0 the run is sequential:
     one draft, then its verdict; but what a policy can `prepare` for a verdict always starts together with the draft.
     A hedge is a repair that starts before the verdict. A draft is hedged if its `confidence` is at most *hedge* (0:
-    none, 1: every draft). Both shrink with *load*, that of the large model's server; None ignores the load. With
-    *sure_bets* no draft is made beyond one that is not sure enough; None bets on every draft. With *auto* the depth is
-    what it decided, and the load is ignored.
+    none, 1: every draft). With *sure_bets* no draft is made beyond one that is not sure
+    enough; None bets on every draft. With *auto* the depth is what it decided, and hedges depend on how busy the large
+    model's server is.
     """
 
     ahead: int = 0
     hedge: float = 0.0
-    load: Load | None = None
     sure_bets: SureBets | None = None
     auto: AutoRun | None = None
 
@@ -63,13 +61,12 @@ class LookaheadControl:
         """How many drafts may be made ahead at the moment."""
         if self.auto is not None:
             return self.auto.ahead
-        return self.ahead if self.load is None else self.load.depth(self.ahead)
+        return self.ahead
 
     def hedges(self, draft: Step) -> bool:
         """Whether the repair of *draft* starts before its verdict."""
-        unsure = self.hedge > 0 and draft.author == "small" and bool(draft.tokens) and confidence(draft) <= self.hedge
-        restraint = self.auto or self.load
-        return unsure and (restraint is None or restraint.calm)
+        most = self.hedge if self.auto is None else self.auto.hedge(self.hedge)
+        return most > 0 and draft.author == "small" and bool(draft.tokens) and confidence(draft) <= most
 
     def bets_on(self, draft: Step) -> bool:
         """Whether a next draft may be made before the verdict on *draft*."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_type_hints
+from typing import Annotated, Any, Self, TypeAlias, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -30,7 +30,6 @@ from .errors import ConfigurationError, near
 from .interfaces import AnsweredBy, EndedBy, PolicyFactory
 from .step_ends import BLANK_LINE, StepEnds
 
-LoadMode: TypeAlias = Literal["adapt", "ignore"]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Priority: TypeAlias = Annotated[int, Field(ge=-1000, le=1000)]
@@ -141,14 +140,6 @@ class RunOptions(BaseModel):
             calibrated=False,  # the large model alone is at least as strict
         ),
     ] = None
-    load: Annotated[
-        LoadMode,
-        RunOption(
-            "adapt: work less ahead while the large model is busy; ignore: do not. With auto it has no effect.",
-            arms=False,  # an arm must not be slowed down by another one
-            calibrated=False,
-        ),
-    ] = "adapt"
     lead: Annotated[Count, RunOption("First steps that the large model writes.")] = 0
     ending: Annotated[
         EndedBy | None,
@@ -240,7 +231,6 @@ class RunOverrides(TypedDict, total=False):
     ahead: int | None
     hedge: float | None
     auto: bool | None
-    load: LoadMode | None
     lead: int | None
     ending: EndedBy | None
     answer: AnsweredBy | None

@@ -116,7 +116,6 @@ def test_a_partial_sampling_keeps_the_other_defaults() -> None:
         ({"small": "nonsense"}, "small.url: 'nonsense' is not the URL of a server"),
         ({"ahead": -1}, "ahead"),
         ({"lead": -1}, "lead"),
-        ({"load": "perhaps"}, "load: .*'adapt' or 'ignore'"),
         ({"large": "http://a,http://a"}, "large: a URL is given twice"),
         ({"sampling": {"temperature": 9}}, "sampling.temperature"),
     ],

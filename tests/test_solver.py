@@ -16,16 +16,13 @@ from typing import Any
 
 import pytest
 
-from stepspec import Endpoint, Sampling, Solver, Step
+from stepspec import Endpoint, Sampling, Solver
 from stepspec.api import StreamArguments
-from stepspec.orchestrator import trace
+from stepspec.orchestrator import auto, trace
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import Token
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
 from stepspec.orchestrator.events import Called, Committed, Decided, Event, Moved, Started
-from stepspec.orchestrator.feedback import auto
-from stepspec.orchestrator.feedback.load import Load
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Stretch
 from stepspec.policies import SpecReason
@@ -193,40 +190,12 @@ async def test_nothing_is_decided_once_the_small_model_is_gone() -> None:
     assert sum(isinstance(event, Decided) for event in events) == 1
 
 
-UNSURE = Step("So.", "small", tokens=(Token("So.", -1.0),))
-
-
-@pytest.mark.parametrize(
-    ("settings", "chosen", "depths"),
-    [({}, {}, [2, 0]), ({}, {"load": "ignore"}, [2, 2]), ({"load": "ignore"}, {}, [2, 2]), ({}, {"ahead": 8}, [8, 0])],
-)
-async def test_all_runs_of_a_solver_share_the_load_unless_told_to_ignore_it(
-    settings: dict[str, Any], chosen: RunOverrides, depths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-
-    def depth(load: Load, most: int) -> int:
-        asked.append(int(most * load.share))
-        return asked[-1]
-
-    monkeypatch.setattr(Load, "depth", depth)
-    async with serving() as servers, servers.solver(**settings) as solver:
-        options = solver.settings.with_overrides({"hedge": 1.0, **chosen})
-        begun = solver._ahead(options)  # pyright: ignore[reportPrivateUsage]
-        assert (begun.depth(), begun.hedges(UNSURE)) == (depths[0], True)
-        solver.large_load.share = 0.1
-        assert (begun.depth(), begun.hedges(UNSURE)) == (depths[1], depths[1] > 0)
-        await solver.solve(PROBLEM, **chosen)
-    assert bool(asked) == (depths[1] == 0)
-
-
 @pytest.mark.parametrize(
     ("chosen", "complaint"),
     [
         ({"aheadd": 1}, "unknown setting 'aheadd' (did you mean 'ahead'?)"),
         ({"ahead": -1}, "ahead: Input should be greater than or equal to 0"),
         ({"hedge": 2}, "hedge: Input should be less than or equal to 1"),
-        ({"load": "adopt"}, "load: Input should be 'adapt' or 'ignore'"),
         ({"policy": "specreasn"}, "no policy 'specreasn' (did you mean 'specreason'?); the policies: "),
         ({"options": {"thresholds": 1}}, "'thresholds'"),
         ({"options": {"threshold": 10}}, "option 'threshold': a number from 0 to 9 (got 10)"),

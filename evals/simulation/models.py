@@ -324,10 +324,8 @@ class SimulatedEndpoint:
     ) -> tuple[str, tuple[Calling, ...], ParserState]:
         raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
 
-    async def queue(self) -> QueueGauges:
-        return QueueGauges(
-            *(sum(counts) for counts in zip(*((s.running, s.waiting) for s in self.servers), strict=True))
-        )
+    async def queue(self) -> QueueGauges | None:
+        return QueueGauges.sum(QueueGauges(one.running, one.waiting, one.costs.cache) for one in self.servers)
 
     async def acceptance(self) -> Acceptance | None:
         return None

@@ -26,10 +26,25 @@ RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 @dataclass(frozen=True, slots=True)
 class QueueGauges:
-    """How many requests are *running* on a server, and how many are *waiting* there."""
+    """
+    How many requests are *running* on a server, and how many are *waiting* there.
+
+    *cache* is how many tokens its KV cache holds; None if the server does not show it.
+    """
 
     running: int
     waiting: int
+    cache: int | None = None
+
+    @classmethod
+    def sum(cls, servers: Iterable[QueueGauges | None]) -> QueueGauges | None:
+        """Add up what several servers report; None if no server reports anything."""
+        known = [each for each in servers if each is not None]
+        if not known:
+            return None
+        caches = [each.cache for each in known if each.cache is not None]
+        cache = sum(caches) if len(caches) == len(known) else None
+        return cls(sum(each.running for each in known), sum(each.waiting for each in known), cache)
 
 
 class QueueSource(Protocol):
@@ -46,18 +61,18 @@ def read_queue(metrics: bytes) -> QueueGauges | None:
         if name in (RUNNING, WAITING):
             with suppress(ValueError, OverflowError):  # NaN, inf
                 gauges[name] = gauges.get(name, 0) + max(0, int(float(line.rpartition(" ")[2])))
-    return QueueGauges(gauges[RUNNING], gauges[WAITING]) if len(gauges) == 2 else None
+    return QueueGauges(gauges[RUNNING], gauges[WAITING], read_cache_tokens(metrics)) if len(gauges) == 2 else None
 
 
 @asynccontextmanager
 async def poll_queue(
     server: QueueSource,
-    report: Callable[[int, int], None],
+    report: Callable[[int, int, int | None], None],
     every: float = QUEUE_POLL_SECONDS,
     within: float = 5 * QUEUE_POLL_SECONDS,
 ) -> AsyncGenerator[None]:
     """
-    Call *report* with the running and waiting requests, again *every* so many seconds while the block lasts.
+    Call *report* with the running and waiting requests and the tokens of the cache, again *every* so many seconds.
 
     A poll that fails or takes longer than *within* seconds reports nothing.
     """
@@ -68,7 +83,7 @@ async def poll_queue(
                 async with asyncio.timeout(within):
                     gauges = await server.queue()
                 if gauges is not None:
-                    report(gauges.running, gauges.waiting)
+                    report(gauges.running, gauges.waiting, gauges.cache)
             await asyncio.sleep(every)
 
     async with background(poll()):
@@ -269,6 +284,17 @@ def read_cache_config(metrics: bytes) -> CacheConfig | None:
         mode=None if mode in (None, "None", "none") else mode,
         known=tuple(sorted(labels)),
     )
+
+
+def read_cache_tokens(metrics: bytes) -> int | None:
+    """Add up how many tokens the KV caches of all engines behind a server hold; None if they are not shown."""
+    total = 0
+    for line in metrics.splitlines():
+        if line.startswith(CACHE_CONFIG):
+            labels = dict(_CACHE_LABEL.findall(line.decode(errors="replace")))
+            blocks, block = _number(labels, "num_gpu_blocks"), _number(labels, "block_size")
+            total += (blocks or 0) * (block or 0)
+    return total or None
 
 
 def _number(labels: Mapping[str, str], name: str) -> int | None:

@@ -158,9 +158,7 @@ class ReplicatedEndpoint:
 
     async def queue(self) -> QueueGauges | None:
         """Add up the queues of the servers; None if no server reports one."""
-        queues = await asyncio.gather(*(endpoint.queue() for endpoint in self._health.up))
-        known = [queue for queue in queues if queue is not None]
-        return QueueGauges(sum(q.running for q in known), sum(q.waiting for q in known)) if known else None
+        return QueueGauges.sum(await asyncio.gather(*(endpoint.queue() for endpoint in self._health.up)))
 
     async def acceptance(self) -> Acceptance | None:
         """Add up the servers' counters of token-level speculation; None if no server speculates."""

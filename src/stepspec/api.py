@@ -14,6 +14,7 @@ from typing import Any, Self, Unpack
 
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
+from stepspec.orchestrator.auto import Auto, AutoRun
 from stepspec.orchestrator.budget import Budget, Budgeted
 from stepspec.orchestrator.calibration import RunConditions
 from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
@@ -34,8 +35,6 @@ from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, poll_queu
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Event, Observer, Stage, Started
-from stepspec.orchestrator.feedback.auto import Auto, AutoRun
-from stepspec.orchestrator.feedback.load import Load
 from stepspec.orchestrator.interfaces import (
     AnsweredBy,
     AnswerParser,
@@ -225,7 +224,7 @@ class Solver:
         self.small = connected(self._endpoint("small"), optional=settings.policy != "small")
         self.large = connected(self._endpoint("large"))
         self.critic = _connected_critic(settings)
-        self.large_load, self.auto = Load(), Auto()
+        self.auto = Auto()
         self.sure_bets = SureBets()
         self.acceptance = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
 
@@ -254,8 +253,7 @@ class Solver:
                 log.warning("%s is down, going on without it until it works: %s", url, cause)
             if self.settings.calibration:
                 self.settings.calibration.warn_of_differences(self.conditions(self.settings.run))
-            if self.settings.load == "adapt" or self.settings.auto:
-                await stack.enter_async_context(poll_queue(self.large, self._queue))
+            await stack.enter_async_context(poll_queue(self.large, self.auto.queue))
             await stack.enter_async_context(self.acceptance.polling())
             self._exit = stack.pop_all()
         return self
@@ -286,10 +284,6 @@ class Solver:
         """Let every server do what it does only once, such as compiling, so that no run waits for it."""
         endpoints = [server for model in (self.small, self.large) for _, server in servers(model)]
         await at_once(endpoint.warm_up() for endpoint in endpoints)
-
-    def _queue(self, running: int, waiting: int) -> None:
-        self.large_load.queue(running, waiting)
-        self.auto.queue(running, waiting)
 
     def policy(
         self,
@@ -381,7 +375,6 @@ class Solver:
         recorder = trace.Recorder(clock := clock or trace.Stopwatch())
         observers: list[Observer] = [
             recorder,
-            self.large_load.observe,
             *([self.sure_bets.observe] if run.sure_bets else []),
             lambda event: auto.read(recorder.moments[-1]),
             observe,
@@ -475,8 +468,7 @@ class Solver:
         return self.auto.run(options.policy, options.options, options.ahead, aside)
 
     def _ahead(self, options: RunOptions) -> LookaheadControl:
-        load = self.large_load if options.load == "adapt" else None
-        return LookaheadControl(options.ahead, options.hedge, load, self.sure_bets if options.sure_bets else None)
+        return LookaheadControl(options.ahead, options.hedge, self.sure_bets if options.sure_bets else None)
 
     @property
     def thinks(self) -> bool:

@@ -60,7 +60,7 @@ def kept(solution: Solution) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("method", ["specreason", "large", "small", "bild", "random"])
 async def test_with_a_seed_a_chain_is_the_same_however_far_the_run_works_ahead(method: str) -> None:
-    async with servers() as (_, _, small, large), Solver(small, large, seed=7, load="ignore") as solver:
+    async with servers() as (_, _, small, large), Solver(small, large, seed=7) as solver:
         chains = {
             kept(await solver.solve(PROBLEM, policy=method, ahead=ahead, hedge=hedge))
             for ahead, hedge in ((0, 0.0), (1, 0.0), (3, 0.0), (3, 1.0), (2, 0.0))
@@ -73,7 +73,7 @@ async def test_with_a_seed_a_chain_is_the_same_however_far_the_run_works_ahead(m
 async def test_with_a_seed_a_nested_pair_repeats_itself() -> None:
     async with servers() as (_, _, small, large):
         pair = {"small": small, "large": small.model_copy(update={"role": "large"}), "policy": "specreason", "ahead": 2}
-        async with Solver(pair, large, seed=7, load="ignore") as solver:
+        async with Solver(pair, large, seed=7) as solver:
             chains = {kept(await solver.solve(PROBLEM, ahead=ahead)) for ahead in (0, 1, 3)}
     assert len(chains) == 1
 
@@ -119,7 +119,7 @@ def test_on_the_virtual_clock_no_latency_hedge_or_depth_changes_a_seeded_chain(m
 
 async def test_without_a_seed_each_run_draws_one_that_brings_the_run_back() -> None:
     events: list[Event] = []
-    async with servers() as (_, _, small, large), Solver(small, large, load="ignore") as solver:
+    async with servers() as (_, _, small, large), Solver(small, large) as solver:
         first = await solver.solve(PROBLEM, observe=events.append)
         second = await solver.solve(PROBLEM, observe=events.append)
         assert first.seed is not None

@@ -28,7 +28,7 @@ from stepspec import Sampling, Solver
 
 async def main():
     policy, small, large, *problems = json.load(sys.stdin)
-    async with Solver(small, large, sampling=Sampling(temperature=0.6), seed={SEED}, load="ignore") as solver:
+    async with Solver(small, large, sampling=Sampling(temperature=0.6), seed={SEED}) as solver:
         solutions = await asyncio.gather(*(solver.solve(one, policy=policy, ahead=2, hedge=0.9) for one in problems))
     kept = [[[step.author, step.text] for step in one.steps if step.fate == "kept"] for one in solutions]
     json.dump([[*steps, one.text] for steps, one in zip(kept, solutions)], sys.stdout)
@@ -55,7 +55,7 @@ async def chains(solver: Solver, together: int, **options: Any) -> list[list[Any
 @pytest.mark.parametrize("policy", ["specreason", "small"])
 async def test_a_seed_brings_the_same_chains_back(pair: Pair, tmp_path: Path, policy: str) -> None:
     urls = pair.small.base_url, pair.large.base_url
-    async with Solver(*urls, sampling=Sampling(temperature=0.6), seed=SEED, load="ignore", policy=policy) as solver:
+    async with Solver(*urls, sampling=Sampling(temperature=0.6), seed=SEED, policy=policy) as solver:
         expected = await chains(solver, 1, ahead=0)
         assert await chains(solver, 1, ahead=3) == expected
         for ahead in (1, 2):

@@ -9,10 +9,10 @@ from math import inf
 import pytest
 
 from stepspec.orchestrator import Budget, Chain, Ledger, Step, Token, reason
+from stepspec.orchestrator.auto import Auto, AutoRun, Record
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Lost, Repaired
-from stepspec.orchestrator.feedback.load import Load
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets, confidence
 from stepspec.policies import LookaheadReasoning, SpecReason
 
@@ -176,9 +176,10 @@ def test_a_confident_draft_is_not_hedged(hedge: float) -> None:
     assert [line for line in small.log if line.startswith("large write")] == ["large write 1", "large write 1 done"]
 
 
-def test_no_hedge_when_it_is_not_calm() -> None:
+def test_no_hedge_while_the_large_model_has_a_queue() -> None:
     small, large = pair(length=3)
-    run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(hedge=1.0, load=Load(share=0.5))))
+    auto = Auto(running=4, waiting=3).run("specreason", {}, 0)
+    run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(hedge=1.0, auto=auto)))
     assert not [line for line in small.log if line.startswith("large write")]
 
 
@@ -188,11 +189,13 @@ def test_the_depth_may_change_on_the_way(then: int) -> None:
     large.reading = lambda chain: 100.0
     depths = iter([4, 4, then, then])
 
-    class Changing(Load):
-        def depth(self, most: int) -> int:
+    class Changing(AutoRun):
+        @property
+        def ahead(self) -> int:
             return next(depths, then)
 
-    run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(4, load=Changing()), deadline=50.0))
+    auto = Changing(Auto(), Record(), 4)
+    run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(4, auto=auto), deadline=50.0))
     assert sum(line.startswith("small write") and "done" in line for line in small.log) == 2
 
 

@@ -49,8 +49,8 @@ async def test_a_server_without_metrics_has_no_queue() -> None:
 
 
 def test_polling_continues_over_errors_and_stalls_and_ends_with_the_block() -> None:
-    answers = [QueueGauges(1, 0), None, "stall", QueueGauges(2, 9)]
-    reports: list[tuple[float, int, int]] = []
+    answers = [QueueGauges(1, 0), None, "stall", QueueGauges(2, 9, 4096)]
+    reports: list[tuple[float, int, int, int | None]] = []
 
     class Server:
         async def queue(self) -> QueueGauges | None:
@@ -60,12 +60,23 @@ def test_polling_continues_over_errors_and_stalls_and_ends_with_the_block() -> N
                 return None
             return answer
 
-    def tell(running: int, waiting: int) -> None:
-        reports.append((asyncio.get_running_loop().time(), running, waiting))
+    def tell(running: int, waiting: int, cache: int | None) -> None:
+        reports.append((asyncio.get_running_loop().time(), running, waiting, cache))
 
     async def main() -> None:
         async with poll_queue(Server(), tell, every=1.0, within=5.0):
             await asyncio.sleep(20)
 
     run(main())
-    assert reports == [(0.0, 1, 0), (8.0, 2, 9)]
+    assert reports == [(0.0, 1, 0, None), (8.0, 2, 9, 4096)]
+
+
+def test_the_tokens_of_the_cache_are_those_of_all_engines_and_servers() -> None:
+    info = b'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="%d"} 1.0\n'
+    shown = SHOWN + info % (0, 100) + info % (1, 50)
+    gauges = read_queue(shown)
+    assert gauges is not None
+    assert gauges.cache == 2400
+    assert QueueGauges.sum([gauges, None, QueueGauges(1, 1, 600)]) == QueueGauges(6, 6, 3000)
+    assert QueueGauges.sum([gauges, QueueGauges(1, 1)]) == QueueGauges(6, 6)
+    assert QueueGauges.sum([None]) is None

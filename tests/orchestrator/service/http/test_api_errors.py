@@ -242,7 +242,7 @@ def test_missing_fields_have_the_configured_values() -> None:
     (order,) = ordered(seed=4)
     assert order.run == OFFER.defaults.model_copy(update={"sampling": Sampling(temperature=0.6, seed=4)})
     assert (order.stop, order.format) == ((), None)
-    overrides = {"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "load": "ignore", "lead": 1}
+    overrides = {"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "lead": 1}
     (other,) = ordered(seed=4, stepspec=overrides)
     assert other.run == order.run.model_copy(update=overrides)
     request = parse_request(ChatRequest, {"model": "large", "messages": [TURN]})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepspec.orchestrator import Accept, Policy, Rollback, Step, reason
+from stepspec.orchestrator.auto import Reading
 from stepspec.orchestrator.chain import Rival
 from stepspec.orchestrator.events import (
     Chosen,
@@ -18,13 +19,12 @@ from stepspec.orchestrator.events import (
     Repaired,
     Started,
 )
-from stepspec.orchestrator.feedback.run_stats import Reading
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, read, write
 from stepspec.policies import Led, SpecReason
 
-from ...fakes import run
-from ..arms import ARMS, PROBLEM, arm, pair
+from ..fakes import run
+from .arms import ARMS, PROBLEM, arm, pair
 
 
 def lesson(*, wrong: tuple[int, ...], ahead: int, lead: int = 0, length: int = 5) -> Reading:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
 from stepspec.orchestrator import Budget, Chain, Ledger, reason
+from stepspec.orchestrator.auto import ASIDE, USUAL, Auto, Costs, Estimate, Mode, Prior, Record, decide
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.events import Called, Committed, Decided, Drafted, Finished, Lost, Started
-from stepspec.orchestrator.feedback.auto import ASIDE, Auto, Costs, Estimate, Mode, decide
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.solution import stretches
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, replay
 from stepspec.policies import Solo, SpecReason
 
-from ...fakes import ScriptedModel, counting, run
-from ..arms import PROBLEM, taste
+from ..fakes import ScriptedModel, counting, run
+from .arms import PROBLEM, taste
 
 AHEAD = 2
 
@@ -129,7 +130,6 @@ def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(world: Worl
     taken = sum(trace[-1].at for trace in traces)
     assert taken <= 1.05 * min(large, method)
     assert (share_alone(traces) > 0.5) == aside
-    assert sum(event.probe for event in decisions(traces)) * 4 <= 0.02 * len(PROBLEMS) * world.steps
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_it_follows_what_changes_and_comes_back(worlds: Sequence[World]) -> None
         problems = range(80 * place, 80 * place + 80)
         traces = [world.solve(problem, "auto", auto) for problem in problems]
         large, method = (8 * world.seconds(arm, problems[::8]) for arm in ("large", "method"))
-        assert sum(trace[-1].at for trace in traces) <= 1.06 * min(large, method)
+        assert sum(trace[-1].at for trace in traces) <= 1.07 * min(large, method)
         better.append("large" if large < method else "method")
         assert {event.choice for event in decisions(traces[-20:]) if not event.probe} == {better[-1]}
     assert better[0] == better[2] != better[1]
@@ -263,7 +263,98 @@ def test_a_run_that_may_not_decide_only_teaches() -> None:
         taught.read(moment)
     assert (taught.decide(0), taught.policy(Solo(GOOD.models(0)[0])).answerer.role) == (None, "small")
     assert auto.steps == GOOD.steps
-    assert auto.large.entries
+    assert auto.repairing.entries
     first = auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])).decide(0)
     assert first is not None
     assert [name for name, _ in first.seconds] == [*(f"method {ahead} ahead" for ahead in range(3)), "large alone"]
+
+
+BAD = {
+    "a deaf judge": replace(GOOD, good=0.0),
+    "a slow small model": replace(GOOD, small=0.5),
+    "a slow judge": replace(GOOD, verdict=6.0),
+    "short chains": replace(GOOD, good=0.0, small=0.19, verdict=0.4, steps=10),
+}
+
+
+@pytest.mark.parametrize("world", BAD.values(), ids=BAD)
+def test_an_unknown_bad_pair_costs_little_from_the_first_problem_on(world: World) -> None:
+    auto = Auto()
+    ratios = [world.seconds("auto", [problem], auto) / world.seconds("large", [problem]) for problem in range(12)]
+    assert ratios[0] <= 1.25
+    assert ratios[1] <= 1.1
+    assert sum(ratios[2:]) / len(ratios[2:]) <= 1.03
+
+
+def test_two_rejections_in_a_row_weigh_more_than_what_is_assumed() -> None:
+    record = Record()
+    for step, accepted in enumerate((True, False, False)):
+        record.accepted.add(step, accepted)
+    assert record.estimate(None).accepted == (USUAL + 1) / 4
+    record.accepted.add(4, True)
+    assert record.estimate(None).accepted == (8 * USUAL + 2) / 12
+
+
+def test_a_prior_decides_before_the_first_draft() -> None:
+    prior = Prior(accept_rate=0.0, verdict_seconds=0.3)
+    known = Auto(prior)
+    for step in range(4):
+        known.repairing.add(step, 0.5)
+    known.record("specreason", {}).tokens.add(0, 6)
+    first = known.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])).decide(0)
+    assert first is not None
+    assert (first.choice, first.probe) == ("large", False)
+    assert first.advice == "drafts are rarely accepted, as measured before: run `stepspec judge`"
+
+
+def test_the_advice_names_the_cause_and_the_cure() -> None:
+    auto = Auto()
+    traces = [replace(GOOD, good=0.0).solve(problem, "auto", auto) for problem in range(3)]
+    said = [event.advice for event in decisions(traces) if event.advice]
+    assert said[0] == "0 of 2 drafts accepted: run `stepspec judge`"
+    slow = Auto()
+    traces = [replace(GOOD, verdict=20.0, good=1.0).solve(problem, "auto", slow) for problem in range(3)]
+    said = [event.advice for event in decisions(traces) if event.advice]
+    assert said[0].startswith("a draft takes 0.7 s and its verdict 20 s, and the large model writes a step in 3")
+    assert said[0].endswith("run `stepspec estimate`")
+
+
+def test_a_full_cache_lets_the_large_model_write_alone_and_holds_runs_back() -> None:
+    async def main() -> list[int]:
+        auto, order = Auto(cache=1000), list[int]()
+        auto.chains.add(0, 400)
+        assert auto.fits == 2
+
+        async def one(number: int) -> None:
+            async with auto.place():
+                order.append(number)
+                await asyncio.sleep(1)
+
+        started = asyncio.get_running_loop().time()
+        waiting = [asyncio.create_task(one(number)) for number in range(5)]
+        await asyncio.sleep(0.5)
+        assert order == [0, 1]
+        waiting[2].cancel()
+        await asyncio.wait(waiting)
+        assert asyncio.get_running_loop().time() - started == 2.0
+        run_ = auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1]))
+        auto.resident[run_] = 900
+        decided = run_.decide(0)
+        assert decided is not None
+        assert decided.choice == "large"
+        assert decided.advice.startswith("the chains of 1 runs fill the large model's cache: lower `max_running`")
+        return order
+
+    assert run(main())[0] == [0, 1, 3, 4]
+
+
+def test_hedges_are_made_where_the_large_model_has_room_and_not_under_load() -> None:
+    auto = Auto()
+    deciding = auto.run("specreason", {}, AHEAD, None)
+    assert (auto.room, deciding.hedge(0.0), deciding.hedge(0.2)) == (False, 0.0, 0.2)
+    auto.wrote_alone(0.5)
+    auto._alone[1] = auto._alone[0]  # pyright: ignore[reportPrivateUsage]  # among twice as many runs
+    assert auto.room
+    assert deciding.hedge(0.0) > 0
+    auto.queue(4, 3)
+    assert deciding.hedge(0.9) == 0.0

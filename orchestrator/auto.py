@@ -1,0 +1,589 @@
+"""
+Choose between a method at some depth and the large model alone, by what a committed step takes now. No I/O.
+
+`Auto` keeps what all runs of a solver measured, `AutoRun` reads the events of one run and decides for it, and `decide`
+compares. The same events in the same order give the same decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from statistics import fmean, median_low
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .chain import Accept, Rollback, Verdict
+from .events import Called, Choice, Chosen, Committed, Decided, Drafted, Finished, Judged, Repaired, Started
+from .interfaces import Policy
+from .trace import Moment
+
+MARGIN = 0.03  # of the time of a step, which a change has to save
+SPAN = 64  # committed steps of all runs for which a measurement counts, if there are newer ones
+LEAST = 3  # timings that are used however old they are, and without which nothing is decided
+OUTCOMES = 16  # the same for verdicts
+EVERY = 8  # steps after which a run decides again, if no draft was rolled back
+USUAL = 0.75  # the share of accepted drafts that is assumed beforehand
+WEIGHT = 8  # the number of drafts that an assumed share counts for
+STREAK = 2  # rejections in a row, after which the assumed share counts for one draft only
+PROBE: Mapping[Choice, int] = {"method": 4, "large": 2}  # steps written to measure what is not in use
+SHARE = 0.2  # of the steps, that may be written so
+EXTRA = 0.015  # of the time, that they may take in addition
+FIRST_PROBES, FIRST_EXTRA = 2, 0.04  # the same for the first probes of a method
+FACTOR = 0.8, 1.5  # the bounds of what is measured over what is expected
+MOST = 64  # methods with their options that a solver keeps records of; the oldest is dropped first
+FEW = 8  # verdicts below which the evidence is thin: decisions are frequent, probes short
+FULL = 0.85  # the share of the large server's cache that the chains of all runs may take
+HEDGE = 0.7  # the confidence up to which drafts are hedged where the large server has room
+FREE = 1.1  # the pace among twice as many runs over that among these, up to which the server has room
+
+T = TypeVar("T")
+
+
+class Prior(BaseModel):
+    """What is known of the method before the first run, as ``stepspec judge`` measures it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    accept_rate: float | None = Field(default=None, ge=0, le=1)
+    """The share of the small model's drafts that the method accepts; none: 0.75 is assumed."""
+    verdict_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Seconds of a verdict; none: it is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """
+    Seconds to *draft*, *judge* and *repair* a step. From these follows the time of a committed step.
+
+    A share *a* of the drafts is accepted. *k* drafts ahead, a step is committed every
+    max(draft, (draft + judge)/(k + 1)) seconds: the small model writes one draft after the other, and k + 1 are under
+    way. A rejected draft is drafted and judged in full, because nothing overlaps with it, and then repaired. Before its
+    verdict is known, min(k, judge/draft) bets are made on it; each costs the *toll*, a share of the seconds of a draft.
+    """
+
+    draft: float
+    judge: float
+    repair: float
+    toll: float = 0.1
+
+    def step(self, accepted: float, ahead: int) -> float:
+        """Expected seconds per committed step if a share *accepted* of the drafts is accepted, *ahead* drafts ahead."""
+        pace = max(self.draft, (self.draft + self.judge) / (ahead + 1))
+        lost = min(ahead, self.judge / self.draft) if self.draft > 0 else ahead
+        rejected = self.draft + self.judge + self.repair + lost * self.toll * self.draft
+        return accepted * pace + (1 - accepted) * rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """
+    What is known of a method and of the large model alone when a run decides.
+
+    *costs* are those of one draft; None while too little is known. *accepted* is the share of the drafts that is
+    accepted, and *drafts* the number of verdicts that this is known from. *large* is the time in which the large model
+    alone writes a step, in seconds; None if it is not known. *factor* is what the method's steps took, over what they
+    should have taken by the formula. A large model that is *busy* has a queue of requests; in a *full* one the chains
+    of all runs take more than the cache holds, so that verdicts read whole chains again.
+    """
+
+    costs: Costs | None = None
+    accepted: float = USUAL
+    large: float | None = None
+    factor: float = 1.0
+    busy: bool = False
+    full: bool = False
+    drafts: int = FEW
+
+    @property
+    def margin(self) -> float:
+        """The share of the time that a change has to save: more where little is known."""
+        return MARGIN if self.drafts >= FEW else 2 * MARGIN
+
+    def method(self, ahead: int) -> float | None:
+        """Seconds that the method takes for a committed step, *ahead* drafts ahead."""
+        return None if self.costs is None else self.factor * self.costs.step(self.accepted, ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Who writes: the method, working *ahead*, or the large model alone."""
+
+    choice: Choice
+    ahead: int
+
+
+ASIDE = Mode("large", 1)  # one step ahead keeps the large model's request open; without verdicts nothing is lost
+ALONE = "large alone"
+
+
+def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[str, float], str]:
+    """
+    Choose a mode with at most *most* drafts ahead; return it, the seconds of every candidate, and the reason in words.
+
+    The mode *now* stays unless another one saves a `margin` of the time. Of depths that differ by less, the deepest is
+    chosen. Without an estimate the method is used. In a full cache the large model writes alone.
+    """
+    depths = (0,) if estimate.busy else range(most + 1)
+    modes = {f"method {ahead} ahead": Mode("method", ahead) for ahead in depths}
+    usual = list(modes.values())[-1]
+    expected = {name: estimate.method(mode.ahead) for name, mode in modes.items()}
+    modes[ALONE], expected[ALONE] = ASIDE, estimate.large
+    known = {name: seconds for name, seconds in expected.items() if seconds is not None}
+    if estimate.full:
+        return ASIDE, known, "the chains of all runs fill the large model's cache"
+    if len(known) < len(expected):
+        missing = "large model's pace" if estimate.costs else "method's pace"
+        return (now if now in modes.values() and now else usual), known, f"the {missing} is not known yet"
+    fastest = min(known, key=known.__getitem__)
+    near = [name for name in known if known[fastest] > (1 - estimate.margin) * known[name]]
+    alike = [name for name in near if modes[name].choice == modes[fastest].choice]
+    # The formula knows no jitter, which drafts further ahead hide: of depths as good as equal, the deepest is the best.
+    best = next((name for name in near if modes[name] == now), alike[-1])
+    other = min((name for name in known if modes[name].choice != modes[best].choice), key=known.__getitem__)
+    reason = (
+        f"{best}: {known[best]:.3g} s a step, {other}: {known[other]:.3g} s; {estimate.accepted:.0%} of drafts accepted"
+    )
+    return modes[best], known, reason + (", the large model has a queue" if estimate.busy else "")
+
+
+@dataclass(eq=False)
+class Recent(Generic[T]):
+    """The latest values, each with the number of steps that all runs had committed by then."""
+
+    entries: deque[tuple[int, T]] = field(default_factory=lambda: deque[tuple[int, T]](maxlen=SPAN))
+
+    def add(self, step: int, value: T) -> None:
+        self.entries.append((step, value))
+
+    def values(self, least: int = LEAST) -> list[T]:
+        """The values no more than a `SPAN` older than the newest, and in any case the last *least*."""
+        newest = self.newest
+        fresh = sum(newest - step <= SPAN for step, _ in self.entries)
+        return [value for _, value in self.entries][-max(fresh, least) :]
+
+    @property
+    def newest(self) -> int:
+        return self.entries[-1][0] if self.entries else 0
+
+
+@dataclass(eq=False)
+class Record:
+    """
+    What the runs of one method with its options measured, and which mode they are in.
+
+    *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or change of mode.
+    *spent* counts the steps that the last of its *probes* wrote; a rejected draft ends one.
+    *explained* says whether the user was told why runs step aside.
+    """
+
+    prior: Prior = field(default_factory=Prior)
+    drafts: Recent[float] = field(default_factory=Recent[float])
+    judged: Recent[float] = field(default_factory=Recent[float])
+    repairs: Recent[float] = field(default_factory=Recent[float])
+    accepted: Recent[bool] = field(default_factory=Recent[bool])
+    elapsed: Recent[tuple[float, int]] = field(default_factory=Recent[tuple[float, int]])
+    tokens: Recent[int] = field(default_factory=Recent[int])
+    now: Mode | None = None
+    steps: int = 0
+    probed: int = 0
+    spent: int = 0
+    probes: int = 0
+    explained: bool = False
+
+    def estimate(self, seconds_per_token: float | None, *, busy: bool = False, full: bool = False) -> Estimate:
+        tokens = self.tokens.values()
+        large = seconds_per_token * fmean(tokens) if tokens and seconds_per_token is not None else None
+        outcomes = self.accepted.values(OUTCOMES)
+        streak = sum(1 for _ in takewhile(lambda accepted: not accepted, reversed(outcomes)))
+        share = USUAL if self.prior.accept_rate is None else self.prior.accept_rate
+        weight = WEIGHT if streak < STREAK else 1
+        accepted = (share * weight + sum(outcomes)) / (weight + len(outcomes))
+        costs = self._costs(large, 1 if streak >= STREAK else LEAST)
+        return Estimate(costs, accepted, large, self._factor(costs, outcomes), busy, full, len(outcomes))
+
+    def _costs(self, large: float | None, least: int) -> Costs | None:
+        """
+        The medians of the timings. Before the first repair, one is assumed to take the large model's time.
+
+        With the prior's seconds of a verdict and without any timing, the draft is assumed to take no time.
+        """
+        drafts, judged, repairs = self.drafts.values(), self.judged.values(), self.repairs.values()
+        repair = median_low(repairs) if repairs else large or 0.0
+        slow = large is not None and bool(judged) and min(judged) > large  # even one verdict says that this cannot pay
+        if drafts and len(judged) >= (1 if slow else least):
+            return Costs(median_low(drafts), median_low(judged), repair)
+        if self.prior.accept_rate is not None and self.prior.verdict_seconds is not None and not drafts:
+            return Costs(0.0, self.prior.verdict_seconds, repair)
+        return None
+
+    def _factor(self, costs: Costs | None, outcomes: Sequence[bool]) -> float:
+        elapsed = self.elapsed.values()
+        if costs is None or len(elapsed) < 4 * LEAST or not outcomes:
+            return 1.0
+        share = fmean(outcomes)
+        expected = sum(costs.step(share, ahead) for _, ahead in elapsed)
+        least, most = FACTOR
+        return min(most, max(least, sum(seconds for seconds, _ in elapsed) / expected)) if expected > 0 else 1.0
+
+    def why_aside(self, estimate: Estimate) -> str:
+        """Say in a sentence why the large model writes alone, and what the user can do about it."""
+        outcomes = self.accepted.values(OUTCOMES)
+        if outcomes and sum(outcomes) < len(outcomes) / 2:
+            return f"{sum(outcomes)} of {len(outcomes)} drafts accepted: run `stepspec judge`"
+        if not outcomes or estimate.costs is None or estimate.large is None:
+            return "drafts are rarely accepted, as measured before: run `stepspec judge`"
+        draft, judge = estimate.costs.draft, estimate.costs.judge
+        return (
+            f"a draft takes {draft:.2g} s and its verdict {judge:.2g} s, and the large model writes a step in "
+            f"{estimate.large:.2g} s: run `stepspec estimate`"
+        )
+
+
+@dataclass(eq=False)
+class Auto:
+    """
+    What all runs of one solver measured. The queue and the *cache*, in tokens, are those of the large model's server.
+
+    *steps* counts the committed steps. *chains* are the tokens of the chains that finished.
+    """
+
+    prior: Prior = field(default_factory=Prior)
+    steps: int = 0
+    running: int = 0
+    waiting: int = 0
+    cache: int | None = None
+    repairing: Recent[float] = field(default_factory=Recent[float])  # seconds per token of the large model
+    chains: Recent[int] = field(default_factory=Recent[int])
+    _alone: dict[int, Recent[float]] = field(default_factory=dict[int, Recent[float]])
+    _records: dict[str, Record] = field(default_factory=dict[str, Record])
+    resident: dict[AutoRun, int] = field(default_factory=dict["AutoRun", int])  # tokens of the chains of all runs
+    _active: int = 0
+    _places: deque[asyncio.Future[None]] = field(default_factory=deque[asyncio.Future[None]])
+
+    def queue(self, running: int, waiting: int, cache: int | None = None) -> None:
+        """Learn from the gauges of the large model's server."""
+        self.running, self.waiting, self.cache = running, waiting, cache
+        self._admit()
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests wait at the large model's server. One that has just arrived waits briefly everywhere."""
+        return self.waiting > max(1, self.running // 4)
+
+    @property
+    def full(self) -> bool:
+        """Whether the chains of all runs take more than the large model's cache holds."""
+        return self.cache is not None and sum(self.resident.values()) > FULL * self.cache
+
+    @property
+    def fits(self) -> int | None:
+        """How many runs fit into the large model's cache; None if that is not known."""
+        lengths = self.chains.values()
+        return max(1, int(FULL * self.cache / fmean(lengths))) if self.cache and lengths else None
+
+    @property
+    def room(self) -> bool:
+        """Whether the large model writes about as fast for twice as many runs, so that a hedge is nearly free."""
+        now, twice = (self._alone.get(self._crowd + more) for more in (0, 1))
+        if self.busy or now is None or twice is None:
+            return False
+        return median_low(twice.values()) <= FREE * median_low(now.values())
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds per token of the large model alone among as many runs as now; as in repairs if that is not known."""
+        alone = self._alone.get(self._crowd)
+        if alone is None or (self.repairing.entries and self.steps - alone.newest > 2 * SPAN * max(1, self._active)):
+            alone = self.repairing
+        return median_low(alone.values()) if alone.entries else None
+
+    @property
+    def _crowd(self) -> int:
+        return self._active.bit_length()
+
+    def wrote_alone(self, seconds_per_token: float) -> None:
+        self._alone.setdefault(self._crowd, Recent()).add(self.steps, seconds_per_token)
+
+    def stale(self) -> bool:
+        """Whether nothing has shown the large model's pace for a while."""
+        newest = max((recent.newest for recent in (self.repairing, *self._alone.values())), default=0)
+        return self.steps - newest > 4 * SPAN
+
+    def record(self, policy: str, options: Mapping[str, Any]) -> Record:
+        """What is known of *policy* with its *options*."""
+        key = repr((policy, sorted(options.items())))
+        if key not in self._records:
+            if len(self._records) >= MOST:
+                del self._records[next(iter(self._records))]
+            self._records[key] = Record(self.prior)
+        return self._records[key]
+
+    def run(self, policy: str, options: Mapping[str, Any], most: int, aside: Policy | None = None) -> AutoRun:
+        """Begin a run of *policy*, at most *most* drafts ahead. With *aside*, the large model alone, it may decide."""
+        return AutoRun(self, self.record(policy, options), most, aside)
+
+    @asynccontextmanager
+    async def place(self) -> AsyncGenerator[None]:
+        """Hold a place of one run: wait, first come, first served, while the chains of more runs would not fit."""
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._places.append(place)
+        self._admit()
+        try:
+            await place
+            yield
+        finally:
+            if place in self._places:
+                self._places.remove(place)
+            else:
+                self._active -= 1
+                self._admit()
+
+    def _admit(self) -> None:
+        fits = self.fits
+        while self._places and (fits is None or self._active < fits):
+            place = self._places.popleft()
+            self._active += 1
+            if not place.done():
+                place.set_result(None)
+
+
+@dataclass(eq=False)
+class Reading:
+    """
+    The timings and verdicts that were read of a run, and the state of reading on.
+
+    *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair. *judged*
+    are those from a draft to its verdict, *repairs* those from a rollback to its repair. *decided* has a grade (None:
+    no score) and whether the draft was accepted, for each draft that was committed or repaired.
+
+    *free* is the time since which the small model could draft; None while it drafts. With *anew* the next commit lets
+    it start again. Steps that the large model leads with are not drafts.
+    """
+
+    drafts: list[float] = field(default_factory=list[float])
+    judged: list[float] = field(default_factory=list[float])
+    repairs: list[float] = field(default_factory=list[float])
+    decided: list[tuple[float | None, bool]] = field(default_factory=list[tuple[float | None, bool]])
+    free: float | None = None
+    settled: float = 0.0
+    waiting: dict[int, float] = field(default_factory=dict[int, float])
+    verdicts: dict[int, tuple[float, Verdict]] = field(default_factory=dict[int, tuple[float, Verdict]])
+    anew: bool = False
+
+    def read(self, at: float, moment: Moment) -> None:
+        match moment.event:
+            case Started():
+                self.free = at
+            case Drafted(index, draft):
+                if draft.author == "small":
+                    self._draft(at, index)
+                self.free = None
+            case Judged(index, _, verdict) if index in self.waiting:
+                self.judged.append(at - self.waiting.pop(index))
+                self.verdicts[index] = at, verdict
+            case Repaired(index, _, rollback):
+                judged, _ = self.verdicts.get(index, (self.settled, rollback))
+                self.repairs.append(at - max(judged, self.settled))
+                self.decided.append((rollback.score, False))
+                self.anew = True
+            case Chosen():
+                self.anew = True
+            case Committed(index, step):
+                self._commit(at, index, drafted=step.author == "small")
+            case _:
+                pass
+
+    def _draft(self, at: float, index: int) -> None:
+        if self.free is not None:
+            self.drafts.append(at - self.free)
+        self.waiting[index] = at
+
+    def _commit(self, at: float, index: int, *, drafted: bool) -> None:
+        self.settled = at
+        _, verdict = self.verdicts.pop(index, (at, None))
+        if drafted and verdict is not None:
+            if isinstance(verdict, Accept):
+                self.decided.append((verdict.score, True))
+            elif verdict.chosen is not None:
+                self.decided.append((verdict.chosen.score, True))
+        if self.anew:
+            self.free, self.anew = at, False
+
+
+@dataclass(eq=False)
+class AutoRun:
+    """One run: it reads the run's events into the *record* of its method, and decides who writes the next steps."""
+
+    auto: Auto
+    record: Record
+    most: int
+    aside: Policy | None = None
+    decided: Decided | None = None
+    _choice: Choice | None = None  # what the events say
+    _reading: Reading = field(default_factory=Reading)
+    _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
+    _mark: float = 0.0  # when the last whole step was committed
+    _tokens: int = 0  # of the step that is being completed
+
+    # Decide.
+
+    @property
+    def ahead(self) -> int:
+        """How many drafts may be made ahead now."""
+        return self.most if self.decided is None else self.decided.ahead
+
+    def hedge(self, wanted: float) -> float:
+        """The confidence up to which drafts are hedged: 0 on a busy server, more than *wanted* where there is room."""
+        return 0.0 if self.auto.busy else max(wanted, HEDGE if self.auto.room else 0.0)
+
+    def due(self, index: int) -> bool:
+        """Whether the run has to decide again before step *index*, although no draft was rolled back."""
+        decided = self.decided
+        if decided is None:
+            return True
+        thin = len(self.record.accepted.entries) < FEW
+        if decided.probe:
+            return index - decided.index >= (PROBE["large"] if thin else PROBE[decided.choice])
+        return index - decided.index >= (1 if thin else EVERY)
+
+    def policy(self, method: Policy) -> Policy:
+        """The policy of the next steps: the *method*, or the large model alone."""
+        return self.aside if self.aside and self.decided and self.decided.choice == "large" else method
+
+    def decide(self, index: int) -> Decided | None:
+        """Decide who writes from step *index* on; None if that is decided."""
+        if self.aside is None or (self.decided is not None and self.decided.index == index):
+            return None
+        record, auto = self.record, self.auto
+        estimate = record.estimate(auto.pace, busy=auto.busy, full=auto.full)
+        mode, seconds, reason = decide(estimate, record.now, self.most)
+        if record.now is None or record.now.choice != mode.choice:
+            record.probed, record.spent = record.steps, 0
+        record.now = mode
+        event = self._probe(Decided(index, mode.choice, mode.ahead, tuple(seconds.items()), reason), estimate)
+        if event.choice == "large" and not event.probe:
+            event = replace(event, advice=self._advice(estimate))
+        self.decided = replace(event, running=auto.running, waiting=auto.waiting)
+        return self.decided
+
+    def _advice(self, estimate: Estimate) -> str:
+        auto = self.auto
+        if estimate.full:
+            return (
+                f"the chains of {len(auto.resident)} runs fill the large model's cache: lower `max_running`, or give "
+                "its server more memory (--gpu-memory-utilization)"
+            )
+        if estimate.busy:
+            return f"{auto.waiting} requests wait at the large model's server: lower `max_running`, or add a replica"
+        return self.record.why_aside(estimate)
+
+    def _probe(self, event: Decided, estimate: Estimate) -> Decided:
+        """Let the mode that is not in use write a few steps if nothing is known about it, or nothing recent."""
+        other: Choice = "large" if event.choice == "method" else "method"
+        age = self.record.steps - self.record.probed
+        thin = estimate.drafts < FEW
+        if other == "large" and estimate.large is None:
+            wanted = not self.record.steps or age >= EVERY  # at first: nothing is lost by what the large model writes
+        else:
+            steps = self.record.spent or (PROBE["large"] if thin else PROBE[other])
+            extra = FIRST_EXTRA if thin and self.record.probes < FIRST_PROBES else EXTRA
+            every = max(0.0 if thin else 1 / SHARE, self._excess(event) / extra)
+            wanted = (other == "method" or self.auto.stale()) and not (estimate.busy or estimate.full)
+            wanted = wanted and age >= steps * every
+        if not wanted:
+            return event
+        self.record.probed, self.record.spent = self.record.steps, 0
+        self.record.probes += other == "method"
+        depth = ASIDE.ahead if other == "large" else min(range(self.most + 1), key=lambda k: estimate.method(k) or 0.0)
+        return replace(event, choice=other, ahead=depth, probe=True, reason=f"a probe; {event.reason}")
+
+    def _excess(self, event: Decided) -> float:
+        """How much longer a step takes in the other mode, as a share of the time in that of *event*."""
+        known = dict(event.seconds)
+        alone = known.pop(ALONE, None)
+        if alone is None or not known:
+            return 0.0
+        method = min(known.values())
+        used, other = (alone, method) if event.choice == "large" else (method, alone)
+        return other / used - 1 if used > 0 else 0.0
+
+    # Observe.
+
+    def read(self, moment: Moment) -> None:
+        """Learn from the next event of the run."""
+        at, event = round(moment.at, 6), moment.event
+        match event:
+            case Started():
+                self._mark = at
+            case Decided(choice=choice):
+                self._begin(at, choice)
+            case Called():
+                self._called(event)
+            case Drafted(index, draft) if draft.author == "large":
+                self._by_large.add(index)
+            case Committed():
+                self._committed(at, event)
+            case Finished():
+                if tokens := self.auto.resident.get(self):
+                    self.auto.chains.add(self.auto.steps, tokens)
+                self.close()
+            case _:
+                pass
+        if self._choice != "large":
+            self._reading.read(at, Moment(at, event))
+            self._collect()
+
+    def close(self) -> None:
+        """The run is over: its chain takes no more room."""
+        self.auto.resident.pop(self, None)
+
+    def _begin(self, at: float, choice: Choice) -> None:
+        if self._choice is not None and self._choice != choice:
+            self._reading, self._mark = Reading(free=at, settled=at), at
+        self._choice = choice
+
+    def _called(self, event: Called) -> None:
+        """The pace of the large model shows in repairs, whose requests end with the step."""
+        if event.role != "large" or event.fate == "failed":
+            return
+        self.auto.resident[self] = max(self.auto.resident.get(self, 0), event.prompt + event.written)
+        repairs = event.verb == "write" and event.purpose in ("repair", "hedge")
+        if repairs and event.fate == "done" and event.first is not None and event.written > 1:
+            self.auto.repairing.add(self.auto.steps, (event.seconds - event.first) / (event.written - 1))
+
+    def _committed(self, at: float, event: Committed) -> None:
+        verdict = self._reading.verdicts.get(event.index, (at, None))[1]
+        partial = isinstance(verdict, Rollback) and bool(verdict.keep) and verdict.chosen is None
+        self._tokens += len(event.step.tokens)
+        if partial and self._choice != "large":
+            return
+        self.auto.steps += 1
+        alone = event.index in self._by_large
+        if alone and event.index - 1 in self._by_large and event.step.tokens:
+            self.auto.wrote_alone((at - self._mark) / len(event.step.tokens))
+        if self._tokens:
+            self.record.tokens.add(self.auto.steps, self._tokens)
+        if self.decided is not None:
+            self.record.steps += 1
+            self.record.spent += self.decided.probe
+            if self._choice == "method":
+                self.record.elapsed.add(self.auto.steps, (at - self._mark, self.decided.ahead))
+        self._mark, self._tokens = at, 0
+
+    def _collect(self) -> None:
+        """Move what the reading found into the record."""
+        reading, record, step = self._reading, self.record, self.auto.steps
+        pairs = ((reading.drafts, record.drafts), (reading.judged, record.judged), (reading.repairs, record.repairs))
+        for found, recent in pairs:
+            for seconds in found:
+                recent.add(step, seconds)
+            found.clear()
+        for _, accepted in reading.decided:
+            record.accepted.add(step, accepted)
+        reading.decided.clear()
