@@ -14,8 +14,9 @@ import pytest
 from stepspec import Candidate, Rating, Solver
 from stepspec.cli.terminal import RunPrinter, summary
 from stepspec.orchestrator import Step, trace
+from stepspec.orchestrator.doctor import diagnose_verifier, render
+from stepspec.orchestrator.doctor.report import Report
 from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
-from stepspec.orchestrator.endpoints.doctor import Report, diagnose_verifier, render
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import AnswerJudged, Event, FellBack, Started
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse
