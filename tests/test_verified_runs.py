@@ -137,7 +137,7 @@ def test_the_kind_of_a_critic_decides_about_its_settings(monkeypatch: pytest.Mon
     ("table", "words"),
     [
         ({"kind": "http"}, "critic.url: Field required"),
-        ({"kind": "htp", "url": "http://c:1"}, "'reward-model', 'http', 'systemone', 'function'"),
+        ({"kind": "htp", "url": "http://c:1"}, "'reward-model', 'http', 'decisions', 'systemone', 'function'"),
         ({"kind": "http", "url": "http://c:1", "layout": "chat"}, "unknown setting 'critic.layout'"),
         ({"kind": "http", "url": "http://c:1", "fallback": "guess"}, "critic.fallback"),
         ({"kind": "http", "url": "http://c:1", "seconds": 0}, "critic.seconds"),
