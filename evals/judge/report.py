@@ -80,7 +80,7 @@ def settings_file(
     if chosen is not None:
         values["options"] = chosen.options
     if drafts is not None:
-        values["auto"] = {
+        values["prior"] = {  # by which `auto` begins
             "accept_rate": round(drafts.accepted.value, 3),
             "verdict_seconds": round(drafts.verdict_seconds, 4),
         }

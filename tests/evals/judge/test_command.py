@@ -155,7 +155,7 @@ def test_a_method_that_fits_is_named_last_and_its_settings_are_written(
     )
     written = tomllib.loads(Path("fit.toml").read_text())
     assert written["options"] == {"threshold": 1.0, "tokens": "digits", "words": 1.0}
-    assert written["auto"] == {"accept_rate": 0.75, "verdict_seconds": 0.02}
+    assert written["prior"] == {"accept_rate": 0.75, "verdict_seconds": 0.02}
     assert (written["policy"], written["small"]["url"]) == ("reading", DEAD[1])
 
 
