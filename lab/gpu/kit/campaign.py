@@ -267,6 +267,8 @@ def main() -> None:
     scripted.stop()
     env = settings("real", TARGET.real)
     if real.wait():
+        if TARGET.doctor:
+            run("judge-real", ["-m", "stepspec", "judge", "--minutes", "0.5", "--json"], env, 45)
         answers(env, TARGET.methods)
         if left() > TARGET.answers_end + 45:
             answers(env, [{**method, "temperature": 0.6} for method in TARGET.methods], "-0.6")
