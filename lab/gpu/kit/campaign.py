@@ -201,7 +201,7 @@ def answers(env: Mapping[str, str], methods: Sequence[Mapping[str, Any]], tag: s
         name = method["name"]
         like = {"like": str(folder / f"{method['like']}.jsonl")} if "like" in method else {}
         more = {"concurrency": TARGET.concurrency, "until": str(ANSWERS_UNTIL), **like}
-        (folder / f"{name}.json").write_text(json.dumps({**method, **more}))
+        (folder / f"{name}.json").write_text(json.dumps({**more, **method}))
         arguments = [str(folder / f"{name}.json"), str(ROOT / "problems.jsonl"), str(folder / f"{name}.jsonl")]
         log = (LOGS / f"answers{tag}-{name}.log").open("wb")
         command = [TARGET.python, "-m", "kit.answers", *arguments]
