@@ -28,8 +28,8 @@ class ServerCosts:
     fields.
 
     On a card that several servers share, a pass takes *beside* times as long while another server of it works, and
-    *beside_reading* times while that one reads a prompt (None: as *beside*). With a *beside* of None the passes of these
-    servers take turns.
+    *beside_reading* times while that one reads a prompt (None: as *beside*). With a *beside* of None the passes of
+    these servers take turns.
 
     Raise `ConfigurationError` for a negative time, and for a size below 1.
     """

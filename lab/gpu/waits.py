@@ -2,7 +2,7 @@
 Name every wait of one run: ``python -m lab.gpu.waits TRACE...``.
 
 A run waits for one thing at a time: for the next step to be committed. The time until then is divided by what is
-missing: the first token of a draft, the rest of it, its verdict, the first token of a repair, the rest of it. What works
+missing: the first token of a draft, the rest of it, its verdict, the first token of a repair, the rest of it. Work
 beside the thing that is waited for (drafts and verdicts ahead) takes no time of its own.
 """
 
