@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from stepspec import Solver
-from stepspec.orchestrator.endpoints import GREEDY
+from stepspec.orchestrator.endpoints import GREEDY, polling
 from stepspec.orchestrator.nesting import servers
 from stepspec.orchestrator.stats import Acceptance
 
