@@ -70,12 +70,12 @@ def stream() -> Target:
 def steps() -> Target:
     """A step has the text of its tokens, and ends at the same place however its text is divided into tokens."""
     from stepspec.orchestrator.chain import THINK_END, Token
-    from stepspec.orchestrator.endpoints.token_stream import StepBuilder
+    from stepspec.orchestrator.endpoints.token_stream import OUTSIDE, Closing, StepBuilder
     from stepspec.orchestrator.step_ends import StepEnds
 
     kinds = [StepEnds.of("\n\n"), StepEnds.of(["\n\n", "Wait"]), StepEnds.of("regex:Step \\d+")]
 
-    def build(ends: StepEnds, text: str, size: int, closing: str) -> tuple[str, str | None]:
+    def build(ends: StepEnds, text: str, size: int, closing: Closing) -> tuple[str, str | None]:
         builder = StepBuilder("small", "words", ends=ends, limit=10_000, closing=closing)
         for at in range(0, len(text), size):
             if stop := builder.add(Token(text[at : at + size], 0.0, id=7)):
@@ -86,7 +86,7 @@ def steps() -> Target:
 
     def run(content: bytes) -> None:
         kind, text = (content[:1] or b"0")[0], content[1:].decode(errors="replace")
-        ends, closing = kinds[kind % 3], (THINK_END, "</seed:think>")[kind // 3 % 2]
+        ends, closing = kinds[kind % 3], (Closing(THINK_END), Closing("</seed:think>"), OUTSIDE)[kind // 3 % 3]
         whole = build(ends, text, 1, closing)
         assert build(ends, text, 3, closing) == whole
         assert build(ends, text, 17, closing) == whole
@@ -100,14 +100,17 @@ def templates() -> Target:
     from stepspec.orchestrator.errors import MissingCapability
 
     def run(content: bytes) -> None:
-        head, turn, answer, begun = (content.decode(errors="replace").split("\0") + [""] * 4)[:4]
+        head, turn, answer, begun, opening, closing = (content.decode(errors="replace").split("\0") + [""] * 6)[:6]
         with suppress(MissingCapability):
             template = cut([
                 f"{head}stepspecfirst{answer}{begun}",
                 f"{head}stepspecfirst{turn}stepspecreply{answer}",
+                f"{head}stepspecfirst{turn}{opening}stepspecreasons{closing}stepspecreply{answer}",
                 f"{head}stepspecfirst{turn}stepspecreply{turn}stepspecsecond{answer}{begun}",
             ])  # fmt: skip
             assert template.ask("Why?").count("Why?") >= 1
+            for thinks in (True, False):
+                assert template.begin(head + begun, thinks=thinks).startswith(head + begun)
 
     return run
 

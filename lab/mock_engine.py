@@ -88,6 +88,9 @@ class InstantEndpoint:
     def settings(self) -> Endpoint:
         return Endpoint(role=self.role, url=NOWHERE)
 
+    async def thinks(self, messages: tuple[Message, ...], tools: tuple[object, ...] = ()) -> bool:
+        return True
+
     async def count(self, messages: tuple[Message, ...]) -> int:
         return sum(len(message.content.split()) for message in messages)
 

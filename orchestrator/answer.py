@@ -15,7 +15,7 @@ from .concurrency import background
 from .errors import EndpointError, FormatIgnored
 from .events import Answering, Calling
 from .interfaces import AnswerParser, Model
-from .markers import opens_block
+from .markers import may_repeat, opens_block, without_repeats
 
 CLOSED = "closed"  # the note of a step that ends the thinking although the models had not
 PARSE_EVERY = 0.05  # seconds from one reply of a parser to the next request, which each read the answer anew
@@ -54,18 +54,21 @@ def has_answer(chain: Chain, stops: Sequence[str] = ()) -> bool:
     return answer.finished or any(stop in answer.text for stop in stops)
 
 
-def answer_text(text: str, stops: Sequence[str] = (), *, complete: bool = True) -> str:
+def answer_text(text: str, stops: Sequence[str] = (), *, complete: bool = True, thought: bool = False) -> str:
     """
-    Return the answer in *text*, which was written after the thinking: up to the first of *stops*, stripped.
+    Return the answer in *text*: up to the first of *stops*, stripped.
 
-    If *text* is not yet *complete*, only the part that no further token can change is returned.
+    If the model has *thought* before it, the end of the thinking is left out where *text* begins with it once more. If
+    *text* is not yet *complete*, only the part that no further token can change is returned.
     """
     ends = [at for stop in stops if (at := text.find(stop)) >= 0]
     if ends:
         text = text[: min(ends)]
     elif not complete:
-        text = text[: len(text) - max(_partial_match(text, mark) for mark in (THINK_END, *stops))]
-    return text.replace(THINK_END, "").strip()
+        if thought and may_repeat(text):
+            return ""
+        text = text[: len(text) - max((_partial_match(text, stop) for stop in stops), default=0)]
+    return (without_repeats(text) if thought else text).strip()
 
 
 def _partial_match(text: str, mark: str) -> int:
@@ -75,14 +78,15 @@ def _partial_match(text: str, mark: str) -> int:
 
 class AnswerStream:
     """
-    Emits an answer in pieces while it is written; the pieces join to `answer_text` of the whole.
+    Emits an answer in pieces while it is written; the pieces join to `answer_text` of the whole. *thought* is that of
+    `answer_text`.
 
     Nothing is emitted before `start`, because the answer may be a bet. No piece is ever taken back: a model that begins
     again, as on another replica, has to continue from *partial*.
     """
 
-    def __init__(self, emit: Callable[[str], None], stops: Sequence[str] = ()) -> None:
-        self._emit, self._stops = emit, stops
+    def __init__(self, emit: Callable[[str], None], stops: Sequence[str] = (), *, thought: bool = False) -> None:
+        self._emit, self._stops, self._thought = emit, stops, thought
         self._started = self.restarted = False
         self._emitted = ""
         self._complete: str | None = None
@@ -112,12 +116,12 @@ class AnswerStream:
 
     def update(self, text: str) -> None:
         """Emit the new part of *text*, to which more will be added."""
-        self._emit_rest(answer_text(text, self._stops, complete=False))
+        self._emit_rest(answer_text(text, self._stops, complete=False, thought=self._thought))
 
     def finish(self, text: str) -> None:
         """Emit the rest of *text*, which is complete."""
         self._complete = text
-        self._emit_rest(answer_text(text, self._stops))
+        self._emit_rest(answer_text(text, self._stops, thought=self._thought))
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -154,9 +158,14 @@ class CallStream(AnswerStream):
     """
 
     def __init__(
-        self, emit: Callable[[Answering | Calling], None], parser: AnswerParser, stops: Sequence[str] = ()
+        self,
+        emit: Callable[[Answering | Calling], None],
+        parser: AnswerParser,
+        stops: Sequence[str] = (),
+        *,
+        thought: bool = False,
     ) -> None:
-        super().__init__(lambda text: emit(Answering(text)), stops)
+        super().__init__(lambda text: emit(Answering(text)), stops, thought=thought)
         self._emit_call, self._parser = emit, parser
         self._parsed = 0  # tokens of the answer that the parser has read
         self._resumed = 0  # characters that it has read of an answer that goes on, perhaps in other tokens
@@ -229,7 +238,8 @@ class CallStream(AnswerStream):
         self._emit_parsed()
 
     def _emit_parsed(self) -> None:
-        self._emit_rest(answer_text(self._content, self._stops, complete=bool(self._pieces)))
+        complete = bool(self._pieces)
+        self._emit_rest(answer_text(self._content, self._stops, complete=complete, thought=self._thought))
         self._emit_pieces()
 
     def _emit_pieces(self) -> None:

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Literal, TypeAlias
 
+from .markers import THINK_END as THINK_END
+from .markers import opens_block
 from .step_ends import BLANK_LINE, BLANK_LINES, NO_BLOCKS, Blocks, StepEnds
 
 Role: TypeAlias = Literal["small", "large"]
 Party: TypeAlias = Literal["small", "large", "critic"]  # a model that may be called; a critic writes nothing
 Speaker: TypeAlias = Literal["system", "user", "assistant", "tool"]
-Stop: TypeAlias = Literal["delimiter", "length", "until", "end", "open"]
+Stop: TypeAlias = Literal["delimiter", "length", "until", "end", "open", "repetition"]
 
 DELIMITER = BLANK_LINE
-THINK_END = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,9 @@ class Step:
 
     *stop* says why it ended: "delimiter" (a stop string), "length" (the token limit: the step is incomplete), "until"
     (the caller's condition), "end" (the thinking was closed, or the model ended its turn), "open" (the model ended the
-    thinking but may not: the end is cut off). *vocabulary* names the vocabulary of the token ids. *note* is the reason
-    of the rollback that this step repairs. If the author is a nested pair, *pieces* are the steps that its own models
-    wrote; their texts and tokens join to those of the step.
+    thinking but may not: the end is cut off), "repetition" (the server found one and ended the text). *vocabulary*
+    names the vocabulary of the token ids. *note* is the reason of the rollback that this step repairs. If the author is
+    a nested pair, *pieces* are the steps that its own models wrote; their texts and tokens join to those of the step.
     """
 
     text: str
@@ -112,6 +113,16 @@ class Step:
     vocabulary: str = ""
     note: str = ""
     pieces: tuple[Step, ...] = ()
+
+    @property
+    def closes(self) -> bool:
+        """Whether the thinking ends with this step, if it was not over before: in a step that was cut, it is text."""
+        return self.stop in ("end", "delimiter") and self.text.endswith(THINK_END)
+
+    @property
+    def reasoning(self) -> str:
+        """The text without the end of the thinking."""
+        return self.text.removesuffix(THINK_END) if self.closes else self.text
 
     @property
     def plain(self) -> str:
@@ -166,12 +177,12 @@ class Totals:
     hashed: blake2b = field(default_factory=lambda: blake2b(digest_size=16))
     thinking: Totals | None = None
 
-    def plus(self, steps: Sequence[Step]) -> Totals:
-        """Add the next *steps*."""
+    def plus(self, steps: Sequence[Step], *, thinks: bool) -> Totals:
+        """Add the next *steps*; without *thinks*, only a block that the chain itself opens can end."""
         if self.thinking is not None:
             return self._plus(steps)
-        end = next((place for place, step in enumerate(steps, 1) if step.text.endswith(THINK_END)), 0)
-        if not end:
+        end = next((place for place, step in enumerate(steps, 1) if step.closes), 0)
+        if not end or not (thinks or opens_block(self.text + "".join([step.text for step in steps]))):
             return self._plus(steps)
         thinking = self._plus(steps[:end])
         return replace(thinking, thinking=thinking)._plus(steps[end:])
@@ -193,12 +204,13 @@ class _Totalled:
     __slots__ = ("_totals",)
 
     steps: tuple[Step, ...]
+    thinks: bool
 
     @property
     def totals(self) -> Totals:
         totals = self._known
         if totals.count < len(self.steps):
-            totals = totals.plus(self.steps[totals.count :])
+            totals = totals.plus(self.steps[totals.count :], thinks=self.thinks)
             self._begin_with(totals)
         return totals
 
@@ -219,13 +231,15 @@ class Chain(_Totalled):
     A problem and the steps committed so far. Extending it returns a new chain.
 
     *ends* says where steps end in this run; chains that differ only in it are equal. *tools* are those that the answer
-    may call: the models read about them in the prompt.
+    may call: the models read about them in the prompt. *thinks* says whether the steps begin in a thinking block, which
+    the conversation decides; without it they are the answer, and `THINK_END` is text.
     """
 
     messages: tuple[Message, ...]
     steps: tuple[Step, ...] = ()
     ends: StepEnds = field(default=BLANK_LINES, compare=False, repr=False)
     tools: tuple[Tool, ...] = ()
+    thinks: bool = True
 
     @classmethod
     def of(
@@ -268,10 +282,10 @@ class Chain(_Totalled):
         """Split into two chains: the thinking, and the steps after it, which are the answer as far as it is written."""
         totals = self.totals.thinking
         if totals is None:
-            return self, Chain(self.messages, (), self.ends, self.tools)
-        thinking = Chain(self.messages, self.steps[: totals.count], self.ends, self.tools)
+            return self, replace(self, steps=(), thinks=False)
+        thinking = replace(self, steps=self.steps[: totals.count])
         thinking._begin_with(totals)
-        return thinking, Chain(self.messages, self.steps[totals.count :], self.ends, self.tools)
+        return thinking, replace(self, steps=self.steps[totals.count :], thinks=False)
 
     @property
     def tokens(self) -> int:
@@ -279,7 +293,7 @@ class Chain(_Totalled):
         return self.totals.tokens
 
     def extend(self, step: Step) -> Chain:
-        longer = Chain(self.messages, (*self.steps, step), self.ends, self.tools)
+        longer = replace(self, steps=(*self.steps, step))
         longer._begin_with(self._known)
         return longer
 

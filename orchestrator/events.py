@@ -64,7 +64,7 @@ class Started:
     *models* are pairs of a role and the model's name; models in a nested pair are listed by their paths, as in
     `Called`. *seed* is that of the sampling; None if the models write greedily, and in traces without it. *threshold*
     is the option of the policy that its scores are compared with, and the value; None if there is none, and in traces
-    without it. *tools* are those that the answer may call.
+    without it. *tools* are those that the answer may call. *thinks* says whether the steps begin in a thinking block.
     """
 
     messages: tuple[Message, ...]
@@ -73,6 +73,7 @@ class Started:
     seed: int | None = None
     threshold: tuple[str, float] | None = None
     tools: tuple[Tool, ...] = ()
+    thinks: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,15 @@ def foreseeable(policy: Policy) -> bool:
     return bool(getattr(policy, "foreseeable", False))
 
 
+def guarded(policy: Policy) -> bool:
+    """
+    Whether a draft that is empty or in a loop is rejected without a verdict, and a loop that goes on ends the run.
+
+    A policy of one model, which writes what its server alone would, declares a class attribute of this name as false.
+    """
+    return bool(getattr(policy, "guarded", True))
+
+
 def answered_by(policy: object) -> AnsweredBy:
     """
     Who writes the answer in the paper of *policy*, a policy or its class: one model, or the method with its verdicts.
@@ -224,12 +233,14 @@ class RequestContext:
     """
     Why a model is called: the *purpose*, and the index of the *step* that the call is about (-1: none).
 
-    A *bet* is work that is wasted if an earlier draft is rolled back; nothing waits for it yet.
+    A *bet* is work that is wasted if an earlier draft is rolled back; nothing waits for it yet. *again* marks a request
+    that may be the same as one whose text was rejected for itself: a model that samples by a seed takes another seed.
     """
 
     purpose: Purpose = ""
     step: int = -1
     bet: bool = False
+    again: bool = False
 
 
 REQUEST: ContextVar[RequestContext] = ContextVar("REQUEST", default=RequestContext())  # noqa: B039  # it is frozen

@@ -26,13 +26,13 @@ from .interfaces import (
     Policy,
     RequestContext,
     foreseeable,
+    guarded,
     prepare,
     verify,
 )
-from .repetition import obstacle
+from .repetition import OBSTACLES, obstacle
 
 T = TypeVar("T")
-UNWRITTEN = Step("", "small", "delimiter")  # in the place of the draft of which a hedge knows nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class LookaheadControl:
     *ahead* is the number of drafts that may be made beyond the next one to be committed. With 0 the run is sequential:
     one draft, then its verdict; but what a policy can `prepare` for a verdict always starts together with the draft.
     A hedge is a repair that starts before the verdict. A draft is hedged if its `confidence` is at most *hedge* (0:
-    none). With a *hedge* of 1 every draft is, and the repair starts together with the draft. With *sure_bets* no draft
-    is made beyond one that is not sure enough; None bets on every draft. With *auto* the depth is what it decided, and
-    hedges depend on how busy the large model's server is.
+    none, 1: every draft). With *sure_bets* no draft is made beyond one that is not sure
+    enough; None bets on every draft. With *auto* the depth is what it decided, and hedges depend on how busy the large
+    model's server is.
     """
 
     ahead: int = 0
@@ -64,15 +64,10 @@ class LookaheadControl:
             return self.auto.ahead
         return self.ahead
 
-    @property
-    def hedging(self) -> float:
-        """The confidence up to which drafts are hedged at the moment; 1: every draft, and together with it."""
-        return self.hedge if self.auto is None else self.auto.hedge(self.hedge)
-
     def hedges(self, draft: Step) -> bool:
         """Whether the repair of *draft* starts before its verdict."""
-        hedging = self.hedging
-        return hedging > 0 and draft.author == "small" and bool(draft.tokens) and confidence(draft) <= hedging
+        most = self.hedge if self.auto is None else self.auto.hedge(self.hedge)
+        return most > 0 and draft.author == "small" and bool(draft.tokens) and confidence(draft) <= most
 
     def bets_on(self, draft: Step) -> bool:
         """Whether a next draft may be made before the verdict on *draft*."""
@@ -187,7 +182,8 @@ class Lookahead:
         """Return the repair of *draft*; every bet on it is cancelled while the repair is written."""
         started = None if rollback.keep or rollback.instead else self._early_repairs.pop(len(chain.steps), None)
         self._caller_request = REQUEST.get()
-        request = replace(self._context("repair", len(chain.steps)), bet=self._caller_request.bet)
+        again = rollback.reason in OBSTACLES
+        request = replace(self._context("repair", len(chain.steps)), bet=self._caller_request.bet, again=again)
         repair = started or self._start(self._policy.repair(chain, draft, rollback), request)
         self._cancel(but=repair)
         self._closing = asyncio.create_task(self._kept_open.aclose())
@@ -236,15 +232,12 @@ class Lookahead:
             while not (self._over(chain) or self._spent(chain)):
                 index = len(chain.steps)
                 await self._turn(index - self._first, bet_on=bet_on)
-                prepared: asyncio.Task[Step] | None = None
                 if (preparing := prepare(self._policy, chain)) is not None:
-                    prepared = self._early_repairs[index] = self._start(preparing, self._context("verify", index))
-                elif self._control.hedging >= 1:
-                    self._hedge(index, chain)
+                    self._early_repairs[index] = self._start(preparing, self._context("verify", index))
                 REQUEST.set(self._context("draft", index))
                 draft = await self._policy.draft(chain)
                 self._observe(Drafted(index, draft))
-                verifying = self._verify(index, chain, draft, prepared)
+                verifying = self._verify(index, chain, draft, self._early_repairs.get(index))
                 judging = self._start(verifying, self._context("verify", index))
                 self._pending.put_nowait((index, draft, judging))
                 chain, bet_on = chain.extend(draft), self._control.bets_on(draft)
@@ -261,18 +254,15 @@ class Lookahead:
             await self._wanted.wait()
             depth = self._control.depth()
 
-    def _hedge(self, index: int, chain: Chain) -> None:
-        """Start the repair of the draft of step *index*, which may not be written yet."""
-        if index not in self._early_repairs and foreseeable(self._policy):
-            repair = self._policy.repair(chain, UNWRITTEN, Rollback(reason="hedge"))
-            self._early_repairs[index] = self._start(repair, replace(self._context("hedge", index), bet=True))
-
     async def _verify(self, index: int, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
-        reason = obstacle(chain, draft)
-        if not (reason or prepared) and self._control.hedges(draft):
-            self._hedge(index, chain)
-        if chain.finished and not draft.text.strip() and draft.stop == "delimiter":
-            verdict: Verdict = Accept()  # the blank line before an answer
+        reason = obstacle(chain, draft) if guarded(self._policy) else ""
+        if not (reason or prepared) and foreseeable(self._policy) and self._control.hedges(draft):
+            request = replace(self._context("hedge", index), bet=True)
+            self._early_repairs[index] = self._start(
+                self._policy.repair(chain, draft, Rollback(reason="hedge")), request
+            )
+        if draft.stop == "delimiter" and not draft.text.strip() and not reason:
+            verdict: Verdict = Accept()  # There is nothing to judge.
         else:
             verdict = Rollback(reason=reason) if reason else await self._judge(chain, draft, prepared)
         if isinstance(verdict, Accept) and index in self._early_repairs:

@@ -1,9 +1,12 @@
 """
-The markers of the thinking block, by model family. Pure.
+The markers of the thinking block. Pure.
 
 Chains, traces, events and policies mark the end of the thinking with `THINK_END`, whichever model wrote it. Only an
-endpoint knows the markers of its own model: it translates text that the model writes as it arrives, and text that the
-model reads when it is encoded. So two models with different markers can share a chain.
+endpoint knows the markers of its own model: it translates the end of the thinking as it arrives, and when it is
+encoded. So two models with different markers can share a chain. Where no block is open, markers are text.
+
+Some families are `KNOWN`. Of another opening marker that speaks of thinking, such as ``<longcat_think>`` or
+``<|START_THINKING|>``, `pair_of` makes the closing one.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .chain import THINK_END
+THINK_END = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,12 @@ class ThinkingMarkers:
         return match[0].rstrip("\n") + "\n" if empty and match[0].endswith("\n") else match[0]
 
 
-THINK = ThinkingMarkers("<think>", THINK_END, f"<think>\n\n{THINK_END}\n\n")
+def paired(opening: str, closing: str) -> ThinkingMarkers:
+    """Return the markers of a family that has nothing but *opening* and *closing*."""
+    return ThinkingMarkers(opening, closing, f"{opening}\n\n{closing}\n\n")
+
+
+THINK = paired("<think>", THINK_END)
 """Qwen, DeepSeek, GLM, SmolLM, LFM, MiMo, Phi-4-reasoning and most others."""
 
 BRACKETS = ThinkingMarkers("[THINK]", "[/THINK]", "[THINK][/THINK]")
@@ -82,15 +90,61 @@ HARMONY = ThinkingMarkers(
 """gpt-oss. Its thinking is a message of its own, so that the answer's message has to be opened after it."""
 
 KNOWN = (THINK, BRACKETS, SEED, CHANNEL, HARMONY)
-OPENINGS = tuple(markers.opening.rstrip() for markers in KNOWN)
+
+_NAME = r"[^\s<>|\[\]/\u25c1\u25b7]+"  # between Kimi's triangles, too
+_SHAPE = rf"(?:<\|?/?{_NAME}\|?>|\[/?{_NAME}\]|\u25c1/?{_NAME}\u25b7)"
+_LAST, _FIRST = re.compile(rf"{_SHAPE}\Z"), re.compile(_SHAPE)
+_THINKING = re.compile("think|thought|reason", re.IGNORECASE)
+_NOT_THINKING = re.compile(r"/|(?:\b|_)(?:no|end)_?", re.IGNORECASE)
+_BEGIN = re.compile("start|begin", re.IGNORECASE)
+_WORD = re.compile(r"\w")
+_OPENINGS = tuple(markers.opening.rstrip() for markers in KNOWN)
+_OPENED = re.compile(rf"\s*(?:{'|'.join(map(re.escape, _OPENINGS))})")
+_CLOSINGS = tuple(markers.closing for markers in KNOWN)
+_REPEATS = re.compile(rf"(?:\s*(?:{'|'.join(map(re.escape, _CLOSINGS))}))+")
+
+
+def pair_of(opening: str) -> ThinkingMarkers | None:
+    """Return the markers that *opening* begins; None if it does not speak of thinking."""
+    speaks = _THINKING.search(opening) and not _NOT_THINKING.search(opening)
+    if not (speaks and _FIRST.fullmatch(opening)):
+        return None
+    if begin := _BEGIN.search(opening):
+        end = "END" if begin[0].isupper() else "end"
+        return paired(opening, opening[: begin.start()] + end + opening[begin.end() :])
+    return paired(opening, _WORD.sub(lambda word: f"/{word[0]}", opening, count=1))
+
+
+def mark_after(text: str) -> str:
+    """Return what *text* begins with, after white space, if that has the shape of a marker; "" otherwise."""
+    found = _FIRST.match(text.lstrip())
+    return found[0] if found else ""
+
+
+def mark_before(text: str) -> str:
+    """Return what *text* ends with, before white space, if that has the shape of a marker; "" otherwise."""
+    found = _LAST.search(text.rstrip())
+    return found[0] if found else ""
 
 
 def opens_block(text: str) -> bool:
-    """Whether *text* begins with a thinking block."""
-    return text.lstrip().startswith(OPENINGS)
+    """Whether *text* begins with the thinking block of a known family."""
+    return _OPENED.match(text) is not None
 
 
 def may_open_block(text: str) -> bool:
     """Whether *text* begins with a thinking block, or is too short to know."""
     begun = text.lstrip()
-    return opens_block(text) or any(mark.startswith(begun) for mark in OPENINGS)
+    return opens_block(text) or any(mark.startswith(begun) for mark in _OPENINGS)
+
+
+def without_repeats(answer: str) -> str:
+    """Leave out the end of the thinking where *answer*, which follows a thinking block, begins with it once more."""
+    repeats = _REPEATS.match(answer)
+    return answer[repeats.end() :] if repeats else answer
+
+
+def may_repeat(answer: str) -> bool:
+    """Whether *answer* may be the beginning of a repeated end of the thinking, and is nothing else yet."""
+    begun = without_repeats(answer).lstrip()
+    return any(closing.startswith(begun) for closing in _CLOSINGS)

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from .chain import Accept, Chain, Rollback, Step
 from .events import Chosen, Committed, Event, Observer, Repaired
-from .interfaces import Policy
+from .interfaces import Policy, guarded
 from .lookahead import LookaheadControl, run_ahead, thought
 from .repetition import stuck
 
@@ -22,6 +22,13 @@ def _never(chain: Chain) -> bool:
 
 def _ignore(event: Event) -> None:
     pass
+
+
+def _ended(step: Step) -> End | None:
+    """Return why nothing can follow *step*; None if it can. A budget may have no room for one character."""
+    if step.stop == "repetition":
+        return "repetition"
+    return "budget" if step.stop == "length" and not step.text else None
 
 
 async def reason(
@@ -74,6 +81,8 @@ async def reason(
                         commit(draft, verdict.score)
                         if over(chain) or spent(chain):
                             return chain, "finished" if over(chain) else "budget"
+                        if end := _ended(draft):
+                            return chain, end
                         if control.auto is not None and control.auto.due(len(chain.steps)) and writer() is not current:
                             break
                     if isinstance(verdict, Accept):  # another policy goes on; the bets are lost
@@ -89,9 +98,11 @@ async def reason(
                     repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
                 # Leaving the block has cancelled the bets on the draft that was rolled back.
                 observe(Repaired(len(chain.steps), repaired, verdict))
-                if stuck(chain, repaired):
+                if guarded(current) and stuck(chain, repaired):
                     return chain, "repetition"
                 commit(repaired)
+                if end := _ended(repaired):
+                    return chain, end
     except TimeoutError:
         if not timeout.expired():
             raise

@@ -21,7 +21,7 @@ from .answer import (
     write_answer,
 )
 from .budget import Budget
-from .chain import Chain, Role, Rollback, Step, ToolCall
+from .chain import Chain, Role, Rollback, Step, Stop, ToolCall
 from .concurrency import to_the_end
 from .errors import ContextTooLong, EndpointError
 from .events import (
@@ -52,6 +52,7 @@ _REASONS: dict[End, FinishReason] = {
     "time": "time",
     "repetition": "repetition",
 }
+_CUT: dict[Stop, FinishReason] = {"length": "length", "repetition": "repetition"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ async def run(
     Think with *policy*, then let *answerer* write the answer; None means the policy's own answerer.
 
     With *by_method*, *policy* goes on through the answer, whose steps are the last ones of the chain. Models that do
-    not think (*thinks* is false: they have no thinking block) answer as they reason. If such a chain shows a thinking
-    block all the same, an answer is written after it.
+    not think (*thinks*, or `thinks` of *chain*, is false) answer as they reason. If such a chain shows a thinking block
+    all the same, an answer is written after it.
 
     The answer may call the tools of *chain* if *parser* makes what finds the calls. Then models that do not think
     answer at once: the method has nothing to draft before an answer with calls.
@@ -108,9 +109,10 @@ async def run(
     answer that calls tools is no answer yet, and is not judged.
     """
     began = asyncio.get_running_loop().time()
-    by_method = by_method and thinks and parser is None
+    chain = replace(chain, thinks=thinks and chain.thinks)
+    by_method = by_method and chain.thinks and parser is None
     control = LookaheadControl.of(ahead)
-    current = _Run(chain, budget, control, observe, began, thinks, answerer, stop, by_method, parser, check)
+    current = _Run(chain, budget, control, observe, began, answerer, stop, by_method, parser, check)
     current.optional = None if fallback is None else "small"
     try:
         try:
@@ -123,7 +125,7 @@ async def run(
             current.remove("small", exc)
             why = await current.work(fallback)
         calls: tuple[ToolCall, ...] = ()
-        if not by_method and (thinks or parser is not None or has_thought(current.chain)):
+        if not by_method and (current.thought or parser is not None):
             stream, cut = await current.answer(fallback)
             text, calls = (stream.text, stream.calls) if stream is not None else ("", ())
             why = cut if why == "stop" else why
@@ -131,7 +133,7 @@ async def run(
             text = (current.chain.parts()[1] if by_method else current.chain).text
             current.stream.finish(text)
         calls = calls if why == "stop" else complete_calls(calls)
-        outcome = Outcome(current.chain, answer_text(text, stop), why, calls)
+        outcome = Outcome(current.chain, answer_text(text, stop, thought=current.thought), why, calls)
         if check is not None:
             outcome = await current.checked(check, outcome)
     finally:
@@ -149,7 +151,6 @@ class _Run:
     control: LookaheadControl
     observe: Observer
     began: float
-    thinks: bool
     answerer: Model | None
     stop: Sequence[str]
     by_method: bool
@@ -169,8 +170,18 @@ class _Run:
         """Make a stream for one answer, which emits nothing if the answer is to be judged first."""
         emit = self if self.check is None else _emit_nothing
         if self.parser is not None:
-            return CallStream(emit, self.parser(), self.stop)
-        return AnswerStream(lambda text: emit(Answering(text)), self.stop)
+            return CallStream(emit, self.parser(), self.stop, thought=self.thought)
+        return AnswerStream(lambda text: emit(Answering(text)), self.stop, thought=self.thought)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the chain begins in a thinking block."""
+        return self.chain.thinks
+
+    @property
+    def thought(self) -> bool:
+        """Whether the answer follows a thinking block."""
+        return self.thinks or has_thought(self.chain)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
@@ -218,8 +229,8 @@ class _Run:
     def _prepare_answer(self, author: Model) -> None:
         async def write(chain: Chain, stream: AnswerStream) -> Step:
             limit = self.budget.left_to_answer(chain)
-            thinks = self.thinks or has_thought(chain)
-            return await write_answer(author, chain, limit=limit, stop=self.stop, stream=stream, thinks=thinks)
+            thought = chain.thinks or has_thought(chain)
+            return await write_answer(author, chain, limit=limit, stop=self.stop, stream=stream, thinks=thought)
 
         self.early = _EarlyAnswer(
             write, self.new_stream, lambda: self.thinks and self.control.depth() > 0 and not self.by_method
@@ -285,7 +296,7 @@ class _Run:
         self.written = step
         if self.check is None or self.early.taken is None or self.early.taken.calls:
             self(Answered(step))
-        return self.early.taken, "length" if step.stop == "length" else "stop"
+        return self.early.taken, _CUT.get(step.stop, "stop")
 
     async def checked(self, check: AnswerCheck, outcome: Outcome) -> Outcome:
         """Have the answer of *outcome* judged, and rewritten while it is rejected; then emit it."""
@@ -321,7 +332,7 @@ class _Run:
             pass
         if not answer.committed:
             self(Answered(answer.step))
-            why = "length" if why == "stop" and answer.step.stop == "length" else why
+            why = _CUT.get(answer.step.stop, why) if why == "stop" else why
         return replace(outcome, text=answer.text, reason=why, verified=answer.verified, rejection=answer.rejection)
 
     def _left(self, chain: Chain) -> int:

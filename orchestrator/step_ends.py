@@ -10,8 +10,9 @@ delimiter within a block does not count:
              is known with the next character that is not white space: until then the step has not ended.
 
 Whether a position is in a block depends only on the text before it, so that it does not matter in which pieces the
-text arrives. A block that is not closed ends after `MOST` characters, and at the end of the thinking. If a line break
-ends steps, an empty line is not a step of its own.
+text arrives. A block that is not closed ends after `MOST` characters, and at the end of the thinking.
+
+White space alone is no step: further blank lines after a step belong to the next one.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class StepEnds:
             begin, end = hit
             if not self.blocks:
                 return end, begin
-            if _says_nothing(text[:end], begins_line=not before or before.endswith("\n")):
+            if not text[:end].strip() and self._begins(before):
                 at = begin + 1
                 continue
             spans = blocks.spans(before + text) if spans is None else spans
@@ -145,8 +146,7 @@ class StepEnds:
         while (hit := self._next(before, text, at)) is not None:
             begin, end = hit
             rows = self.blocks and text[end:].lstrip().startswith("|") and _is_row(before, text[:end])
-            fresh = (text[began - 1] if began else before[-1:]) in ("", "\n")
-            nothing = self.blocks and _says_nothing(text[began:end], begins_line=fresh)
+            nothing = self.blocks and not text[began:end].strip() and (began > 0 or self._begins(before))
             if rows or nothing or _inside(spans, len(before) + end):
                 at = begin + 1
             else:
@@ -163,6 +163,13 @@ class StepEnds:
     def in_block(self, text: str, blocks: Blocks = NO_BLOCKS) -> bool:
         """Whether the end of *text*, whose *blocks* are known so far, is in a block."""
         return _inside(blocks.spans(text), len(text))
+
+    def _begins(self, before: str) -> bool:
+        """Whether a step begins after *before*, perhaps with the white space that *before* ends in."""
+        said = before.rstrip()
+        if not said or any(before.find(text, max(0, len(said) - len(text))) >= 0 for text in self.texts):
+            return True
+        return "\n" in before[len(said) :] and self._matches(said[said.rfind("\n") + 1 :])
 
     def _next(self, before: str, text: str, start: int) -> Span | None:
         """The span of the first delimiter in *text* that begins at *start* or later, in a block or not."""
@@ -202,15 +209,6 @@ def _check(pattern: str) -> None:
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
-
-
-def _says_nothing(text: str, *, begins_line: bool) -> bool:
-    """
-    Whether *text*, which ends with a delimiter, is only an empty line.
-
-    A blank line is not: a model that repeats it has to be noticed.
-    """
-    return begins_line and not text.strip() and BLANK_LINE not in text
 
 
 def _inside(spans: Sequence[Span], place: int) -> bool:

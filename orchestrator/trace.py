@@ -78,8 +78,8 @@ def replay(events: Iterable[Event]) -> Chain:
     chain: Chain | None = None
     for event in events:
         match event:
-            case Started(messages=messages, tools=tools):
-                chain = Chain(messages, tools=tools)
+            case Started(messages=messages, tools=tools, thinks=thinks):
+                chain = Chain(messages, tools=tools, thinks=thinks)
             case Committed(step=step) | Answered(step=step) if chain is not None:
                 chain = chain.extend(step)
             case _:

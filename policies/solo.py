@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """*author* writes everything; nothing is judged."""
+    """*author* writes everything, as its server alone would; nothing is judged, and no loop is stopped."""
+
+    guarded: ClassVar[bool] = False
 
     author: Model
 

@@ -18,6 +18,7 @@ from stepspec.evals.virtual_clock import run as run
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
 from stepspec.orchestrator.events import Called, Event, Fate, Verb
 from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
+from stepspec.orchestrator.markers import opens_block
 from stepspec.orchestrator.step_ends import StepEnds
 
 T = TypeVar("T")
@@ -209,6 +210,7 @@ class _Growing:
 
     def __init__(self, begun: Step, chain: Chain, stop: Sequence[str] | None) -> None:
         self._step, self._from, self._before = begun, len(begun.text), chain.text
+        self._thinking = not chain.closed and (chain.thinks or None)  # None: once the text opens a block
         self._ends = chain.ends if stop is None else StepEnds(tuple(stop), blocks=False)
 
     @property
@@ -224,11 +226,12 @@ class _Growing:
         if token is None:
             return "end"
         step = replace(self._step, text=self._step.text + token.text, tokens=(*self._step.tokens, token), stop="until")
-        closed = step.text.find(THINK_END, self._from)
+        thinking = self._thinking or (self._thinking is None and opens_block(self._before + step.text))
+        closed = step.text.find(THINK_END, self._from) if thinking else -1
         end, _ = self._ends.search(self._before, step.text, self._from)
         found = [place for place in (closed + len(THINK_END) if closed >= 0 else -1, end) if place >= 0]
         self._step = replace(step.cut(min(found)), stop="until") if found else step
-        if found and self._step.text.endswith(THINK_END):
+        if thinking and found and self._step.text.endswith(THINK_END):
             return "end"
         if until is not None and until(self._step):
             return "until"

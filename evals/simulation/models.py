@@ -316,6 +316,9 @@ class SimulatedEndpoint:
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         return self._scripts[messages[-1].content].prompt
 
+    async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+        return self.template.thinks
+
     async def tool_format(self, toolset: Toolset) -> Format | None:
         raise MissingCapability("a simulated server calls no tools")
 

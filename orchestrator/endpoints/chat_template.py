@@ -28,28 +28,40 @@ Whether a model thinks, and by which marks (`ThinkingMarkers`), is found in one 
     effect    the template shows no block, like SmolLM3's and LFM2.5's: then the model answers a plain question, and
               `Template.after` reads the first tokens that it writes;
     setting   the user has set ``thinks`` for the endpoint, and that differs from the template or the effect.
+
+That is about a plain question. A conversation may differ: some templates open no block after the result of a tool, and
+a ``/no_think`` in a message closes it at once. So `Template.opens` and `Template.begin` look at the end of each prompt.
+
+The marks are those of a known family, a pair that speaks of thinking (`markers.pair_of`), the pair in which the
+template shows the reasoning of an earlier turn, or those of the setting ``marks``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from ..chain import THINK_END
 from ..errors import MissingCapability
-from ..markers import KNOWN, THINK, ThinkingMarkers
+from ..markers import KNOWN, THINK, ThinkingMarkers, mark_after, mark_before, pair_of, paired
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Render: TypeAlias = Callable[[Messages, bool], str]
+Marks: TypeAlias = tuple[str, str]  # what opens the thinking block and what closes it
 Source: TypeAlias = Literal["template", "effect", "setting", "unknown"]
 
-_FIRST, _REPLY, _SECOND = "stepspecfirst", "stepspecreply", "stepspecsecond"
+_FIRST, _REPLY, _SECOND, _REASONS = "stepspecfirst", "stepspecreply", "stepspecsecond", "stepspecreasons"
 _FIRST_TURN = ({"role": "user", "content": _FIRST},)
 _REPLIED = (*_FIRST_TURN, {"role": "assistant", "content": _REPLY})
 _SECOND_TURN = (*_REPLIED, {"role": "user", "content": _SECOND})
+_REASONED = (*_FIRST_TURN, {"role": "assistant", "content": _REPLY, "reasoning": _REASONS})
 
-CONVERSATIONS: tuple[tuple[Messages, bool], ...] = ((_FIRST_TURN, True), (_REPLIED, False), (_SECOND_TURN, True))
+CONVERSATIONS: tuple[tuple[Messages, bool], ...] = (
+    (_FIRST_TURN, True),
+    (_REPLIED, False),
+    (_REASONED, False),
+    (_SECOND_TURN, True),
+)
 """The conversations rendered to learn a template: messages, and whether a generation prompt is added."""
 
 PLAIN_QUESTION: Messages = ({"role": "user", "content": "What is 17 + 25?"},)
@@ -62,7 +74,8 @@ class Template:
     The text that one model's chat template puts around the turns; the module's docstring explains each piece.
 
     *markers* are the marks of the thinking block, if the model *thinks*. *skipped* is the text that, after the
-    generation prompt, makes an empty block; "" without a block, or if the template has closed it already.
+    generation prompt, makes an empty block; "" without a block, or if the template has closed it already. *pairs* are
+    all marks that the model may have.
     """
 
     turn: str
@@ -72,6 +85,7 @@ class Template:
     markers: ThinkingMarkers = THINK
     skipped: str = field(default="", compare=False)
     source: Source = field(default="unknown", compare=False)
+    pairs: tuple[ThinkingMarkers, ...] = field(default=KNOWN, compare=False)
 
     @property
     def block(self) -> str:
@@ -81,30 +95,47 @@ class Template:
     @property
     def closing(self) -> str:
         """How the model spells the end of its thinking."""
-        return self.markers.closing if self.thinks else THINK.closing
+        return self.markers.closing
 
     @property
     def handover(self) -> str:
         """The text between the end of the thinking and the model's answer."""
-        return self.markers.handover if self.thinks else ""
-
-    def spelt(self, text: str) -> str:
-        """Spell the end of the thinking in *text*, of a chain, as the model does."""
-        return text if self.closing == THINK_END else text.replace(THINK_END, self.closing)
+        return self.markers.handover
 
     def ask(self, question: str, opening: str = "") -> str:
         """Return the text that follows the steps when a judge answers *question*, which begins with *opening*."""
         return f"{self.turn}{question}{self.answer}{opening}"
 
-    def begin(self, rendered: str) -> str:
-        """Open the thinking block after the messages, *rendered* with a generation prompt."""
-        return rendered + self.opened
+    def opens(self, prompt: str) -> bool:
+        """Whether the thinking block is open after *prompt*, the rendered messages with what `begin` adds."""
+        return self._would_open(prompt) and (self.thinks or self.source != "setting")
+
+    def begin(self, prompt: str, *, thinks: bool = True) -> str:
+        """
+        Return *prompt*, the rendered messages with a generation prompt, and the opening of the thinking block.
+
+        Without *thinks* a block that would be open is closed at once.
+        """
+        if not self._would_open(prompt):
+            return prompt
+        shown = self.markers.open_at(prompt) >= 0
+        if thinks and self.opens(prompt):
+            return prompt if shown else prompt + self.opened
+        if shown == self.skipped.lstrip().startswith(self.markers.opening.rstrip()):  # not as after a plain question
+            return prompt + (self.markers.skipped.partition(self.markers.opening)[2] if shown else self.markers.skipped)
+        return prompt + self.skipped
+
+    def _would_open(self, prompt: str) -> bool:
+        if self.markers.open_at(prompt) >= 0:
+            return True
+        return bool(self.opened) and not self.markers.closed_in(prompt)
 
     def after(self, written: str) -> Template:
         """Learn from the text that the model has *written* after `PLAIN_QUESTION` whether it opens a block."""
         if self.source != "unknown":
             return self
-        for markers in KNOWN:
+        derived = pair_of(mark_after(written))
+        for markers in (*self.pairs, *([derived] if derived else [])):
             if opened := markers.begun(written):
                 return self._opened_by_the_model(opened, markers, "effect")
         return replace(self, source="effect")
@@ -125,7 +156,7 @@ class Template:
                 "endpoint's template (chat_template_kwargs), for example template = { enable_thinking = true }, or "
                 "{ thinking = true } for DeepSeek"
             )
-        return self._opened_by_the_model(f"{THINK.opening}\n", THINK, "setting")
+        return self._opened_by_the_model(f"{self.pairs[0].opening}\n", self.pairs[0], "setting")
 
     def _opened_by_the_model(self, opened: str, markers: ThinkingMarkers, source: Source) -> Template:
         skipped = opened[: len(opened) - len(opened.lstrip())] + markers.skipped
@@ -140,29 +171,48 @@ class Template:
         )
 
 
-def learn(render: Render) -> Template:
+def learn(render: Render, marks: Marks | None = None) -> Template:
     """
     Learn a chat template from *render*, which takes messages and whether to add a generation prompt.
 
-    Raise `MissingCapability` if the template does not show its turns one after the other, word for word.
+    *marks* are those that the user has set, if any. Raise `MissingCapability` if the template does not show its turns
+    one after the other, word for word.
     """
-    return cut([render(messages, generate) for messages, generate in CONVERSATIONS])
+    return cut([render(messages, generate) for messages, generate in CONVERSATIONS], marks)
 
 
-def cut(rendered: Sequence[str]) -> Template:
+def cut(rendered: Sequence[str], marks: Marks | None = None) -> Template:
     """Cut a template out of the *rendered* `CONVERSATIONS`. Raise `MissingCapability` as `learn` does."""
-    question, reply, second_question = rendered
+    question, reply, reasoned, second_question = rendered
     start = _after(question, _FIRST)
     head = _between(reply, _FIRST, _REPLY)
     turn = _between(second_question, _REPLY, _SECOND)
     answer = _after(second_question, _SECOND)
     if not turn or not answer:
         raise MissingCapability("the chat template puts nothing between two turns, so that no question can be asked")
-    for markers in KNOWN:
+    pairs = (paired(*marks),) if marks else (*KNOWN, *_shown_pairs(start, head, reasoned))
+    for markers in pairs:
         template = _with_block(markers, start, head, turn, answer)
         if template is not None:
-            return template
-    return Template(turn, answer)
+            return replace(template, pairs=pairs)
+    return Template(turn, answer, markers=pairs[0], pairs=pairs)
+
+
+def _shown_pairs(start: str, head: str, reasoned: str) -> Iterator[ThinkingMarkers]:
+    """
+    The pairs that are not known, and that a template shows.
+
+    Its generation prompt *start* ends in an opening that speaks of thinking; or an earlier turn, as in *reasoned*, has
+    its reasoning between two marks.
+    """
+    before, shown, after = reasoned.partition(_REASONS)
+    opening, closing = mark_before(before), after.partition(_REPLY)[0].strip()
+    known = closing in [markers.closing for markers in KNOWN] or head.rstrip().endswith(opening)
+    if shown and opening and closing == mark_after(closing) and not known:
+        yield paired(opening, closing)
+    for mark in (mark_before(start), mark_after(head.removeprefix(start))):
+        if derived := pair_of(mark):
+            yield derived
 
 
 def disagreement(small: bool, large: bool) -> str:

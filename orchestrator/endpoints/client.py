@@ -188,20 +188,14 @@ class Connection:
         raise self.call("connect").error(EndpointRejected, f"{message}{cure}")
 
     @asynccontextmanager
-    async def stream(
-        self, call: Call, body: Body, *, accepted: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[Events]:
-        """
-        Send *body* and yield the events of the stream. Leaving the block early aborts the request.
-
-        *accepted* is called when the headers of the response have arrived.
-        """
+    async def stream(self, call: Call, body: Body) -> AsyncGenerator[Events]:
+        """Send *body* and yield the events of the stream. Leaving the block early aborts the request."""
         deadlines = self.endpoint.deadlines
         async with self._slots:
             ends = asyncio.get_running_loop().time() + deadlines.total
 
             async def begin() -> Events:
-                return await self._begin(call, body, ends, accepted)
+                return await self._begin(call, body, ends)
 
             beginning = self._retry(begin, deadlines.first)
             events = await _within(call, deadlines.unstreamed, "no token in the first {:g} s", beginning)
@@ -210,10 +204,8 @@ class Connection:
             finally:
                 await events.close()
 
-    async def _begin(self, call: Call, body: Body, ends: float, accepted: Callable[[], None]) -> Events:
-        response = await self._send(call, COMPLETIONS, body)
-        accepted()
-        events = Events(call, response, self.endpoint.deadlines, ends)
+    async def _begin(self, call: Call, body: Body, ends: float) -> Events:
+        events = Events(call, await self._send(call, COMPLETIONS, body), self.endpoint.deadlines, ends)
         try:
             await events.prime()
         except BaseException as exc:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -47,6 +46,8 @@ class ModelEndpoint(Protocol):
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int: ...
 
+    async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool: ...
+
     async def queue(self) -> QueueGauges | None: ...
 
     async def acceptance(self) -> Acceptance | None: ...
@@ -84,10 +85,6 @@ class ModelServer(ModelEndpoint, Protocol):
 
     async def check_unchanged(self) -> None:
         """Raise `EndpointUnavailable` if the server is not as it was learnt any more."""
-        ...
-
-    def apart(self) -> AbstractAsyncContextManager[None]:
-        """Keep a request that reads the likeliest tokens apart from questions by token ids: see `VllmEndpoint`."""
         ...
 
     def adopt(self, fresh: ModelEndpoint) -> None:

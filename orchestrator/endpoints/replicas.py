@@ -146,6 +146,10 @@ class ReplicatedEndpoint:
         """Count the tokens that a chain about *messages* begins with."""
         return await self.call(lambda endpoint: endpoint.count(messages, tools))
 
+    async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+        """Ask a server as `VllmEndpoint.thinks` says."""
+        return await self.call(lambda endpoint: endpoint.thinks(messages, tools))
+
     async def tool_format(self, toolset: Toolset) -> Format | None:
         """Ask a server as `VllmEndpoint.tool_format` does."""
         return await self.call(lambda endpoint: endpoint.tool_format(toolset))

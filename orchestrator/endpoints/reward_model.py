@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import exp
 
-from ..chain import THINK_END, Chain, Message, Rating
+from ..chain import Chain, Message, Rating
 from ..errors import EndpointRejected
 from ..events import Observer
 from .client import ConnectedEndpoint
@@ -113,7 +113,7 @@ def paragraphs(chain: Chain) -> Iterator[str]:
     """Yield the texts of the steps of *chain*, stripped; a step that was cut is joined with the next one."""
     text = ""
     for step in chain.steps:
-        text += step.text.replace(THINK_END, "")
+        text += step.reasoning
         if step.stop == "delimiter" and text.strip():
             yield text.strip()
             text = ""

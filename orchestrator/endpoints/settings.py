@@ -64,6 +64,9 @@ def none_if_empty(key: object) -> object:
     return None if key == "" else key
 
 
+NotEmpty = Annotated[str, Field(min_length=1)]
+
+
 class Deadlines(BaseModel):
     """The longest waits of one request, in seconds."""
 
@@ -127,6 +130,11 @@ class Endpoint(Address, frozen=True):
     """
     Whether the model thinks in a block of its own before it answers. None finds out, by the chat template or, if the
     template shows no block, by the first words of an answer. False makes a model that would think answer at once.
+    """
+    marks: tuple[NotEmpty, NotEmpty] | None = None
+    """
+    The text that opens the model's thinking block and the text that closes it, such as ``["<mind>", "</mind>"]``. None
+    learns them from the chat template or from the first words of an answer, which takes marks that speak of thinking.
     """
     suffix_scoring: bool = False
     """
@@ -257,18 +265,19 @@ class Sampling(BaseModel):
             return self
         return self.model_copy(update={"seed": _digest(self.seed, "within", role)})
 
-    def seed_for(self, role: Role, verb: Verb, chain: Chain, opening: str = "") -> int | None:
+    def seed_for(self, role: Role, verb: Verb, chain: Chain, opening: str = "", *, again: bool = False) -> int | None:
         """
         Derive the seed of a request that continues *chain* and *opening*; None if the run has no seed.
 
         It depends on nothing else. A repeated request keeps its seed: whenever it is sent, as a bet or not, and to any
-        replica.
+        replica. A request that is made *again*, because its text was rejected for itself, has another.
         """
         if self.seed is None:
             return None
         turns = [(message.role, message.content) for message in chain.messages]
         totals = chain.totals
-        return _digest(self.seed, role, verb, turns, totals.count, totals.tokens, totals.hashed.digest(), opening)
+        text = totals.count, totals.tokens, totals.hashed.digest(), opening
+        return _digest(self.seed, role, verb, turns, *text, *(["again"] if again else []))
 
 
 def _digest(*key: object) -> int:

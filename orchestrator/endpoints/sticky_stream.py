@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
-from ..chain import THINK_END, Chain, Step, Stop, Token
+from ..chain import Chain, Step, Stop, Token
 from ..events import Called
 from ..interfaces import REQUEST
 from ..step_ends import NO_BLOCKS, StepEnds
-from .token_stream import StepBuilder, TokenStream, ends_in, grow
+from .token_stream import OUTSIDE, Closing, StepBuilder, TokenStream, grow
 
 
 class StickyStream:
@@ -26,7 +26,7 @@ class StickyStream:
 
     *observe* receives `Called` when the request has ended and nothing more can be taken from the queue: only then is it
     known which step was the last one. *open_request* sends the request, with an observer of its own. *ends*, *limit*
-    and *top* are those of the first write, and *closing* is how the model spells the end of its thinking.
+    and *top* are those of the first write, and *closing* is how the model ends its thinking.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class StickyStream:
         ends: StepEnds,
         limit: int,
         top: int = 0,
-        closing: str = THINK_END,
+        closing: Closing = OUTSIDE,
     ) -> None:
         self._open_request, self._observe = open_request, observe
         self._closing = closing
@@ -111,10 +111,11 @@ class StickyStream:
 
     def _search(self, token: Token) -> None:
         """Look for the end of a step in the queued text, to which *token* is new."""
-        start = max(0, len(self._ahead) - len(self._closing) + 1)
         self._ahead += token.text
         end, self._searched = self._ends.search(self._before, self._ahead, self._searched, self._blocks)
-        self._step_ahead = self._step_ahead or end >= 0 or ends_in(self._ahead, (self._closing,), start) >= 0
+        closing = self._closing
+        closed = token.id == closing.id if closing.id >= 0 else bool(closing.text) and closing.text in self._ahead
+        self._step_ahead = self._step_ahead or end >= 0 or closed
 
     async def _take(self) -> Token | Stop:
         """Return the next item of the queue as soon as there is one; raise it if it is an exception."""

@@ -19,6 +19,7 @@ from ..chain import THINK_END, Chain, Party, Role, Step, Stop, Token
 from ..errors import EndpointUnavailable, FormatIgnored, MalformedReply
 from ..events import Called, Fate, Verb
 from ..interfaces import REQUEST, RequestContext
+from ..markers import opens_block
 from ..step_ends import NO_BLOCKS, Blocks, StepEnds
 from .client import Connection
 from .sse import Events
@@ -31,15 +32,31 @@ def or_now(clock: Callable[[], float] | None) -> Callable[[], float]:
     return clock or (lambda: time.perf_counter() - began)
 
 
-def ends_in(text: str, stops: Iterable[str], start: int = 0) -> int:
-    """Return the end of the first of *stops* in *text* from index *start* on; -1 if there is none."""
-    ends = [at + len(stop) for stop in stops if (at := text.find(stop, start)) >= 0]
-    return min(ends, default=-1)
-
-
 def step_ends(chain: Chain, stop: Sequence[str] | None) -> StepEnds:
     """Return the ends of a write: the *stop* strings, also in blocks; if None, the ends of the steps of *chain*."""
     return chain.ends if stop is None else StepEnds(tuple(stop), blocks=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """
+    What ends the thinking in a model's stream: its *text*, written as the one token *id*, or as several (-1).
+
+    The block is *open*, or will be if the model begins by opening one itself.
+    """
+
+    text: str
+    id: int = -1
+    open: bool = True
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings for the server; () if it stops at the token."""
+        return (self.text,) if self.id < 0 and self.open else ()
+
+
+OUTSIDE = Closing("", open=False)
+"""That of an answer, where marks are text."""
 
 
 class StepBuilder:
@@ -51,7 +68,7 @@ class StepBuilder:
     A token that reaches beyond the end is cut there: its id becomes -1, and the rest of its text is left out, with the
     tokens that were only needed to recognise the end. The part of a delimiter that *opening* ends in does not count:
     the model has to write all of it. Each token keeps the *top* likeliest tokens of its position. An opening longer
-    than the limit is cut to it. *closing* is how the model spells the end of its thinking; the step has `THINK_END`.
+    than the limit is cut to it. *closing* is how the model ends its thinking; the step has `THINK_END` instead.
     """
 
     def __init__(
@@ -65,11 +82,12 @@ class StepBuilder:
         blocks: Blocks = NO_BLOCKS,
         opening: Sequence[Token] = (),
         top: int = 0,
-        closing: str = THINK_END,
+        closing: Closing = OUTSIDE,
     ) -> None:
         self._author: Role = author
         self._vocabulary = vocabulary
-        self._closing = closing
+        self._closing, self._marked = closing, False
+        self._held, self._waiting = "", list[Token]()
         self._ends, self._before, self._blocks = ends, before, blocks
         self._top = top
         self._tokens = list(opening[:limit])
@@ -80,25 +98,57 @@ class StepBuilder:
 
     def add(self, token: Token) -> Stop | None:
         """Append *token*; return why the step ends with it, or None if it goes on."""
+        if self._held:
+            return self._add_held(token)
         if len(token.top) > self._top:
             token = replace(token, top=token.top[: self._top])
-        if self._closing != THINK_END and any(rival.text == self._closing for rival in token.top):
+        if self._closing.text not in ("", THINK_END) and token.top:
             token = replace(token, top=tuple([self._neutral(rival) for rival in token.top]))
         text = self._text + token.text
-        at = text.find(self._closing, max(self._written_from, len(self._text) - len(self._closing) + 1))
-        closed = at if at < 0 else at + len(self._closing)
+        closed = self._closed(text, token)
         end, self._look = self._ends.search(self._before, text, self._look, self._blocks)
         self._room -= 1
         self._text = text
         self._tokens.append(token)
         if closed < 0 and end < 0:
             return "length" if self._room <= 0 else None
-        self._cut_at(min(place for place in (closed, end) if place >= 0))
-        if not self._text.endswith(self._closing):
+        ends_thinking = closed >= 0 and (end < 0 or closed <= end)
+        self._cut_at(closed if ends_thinking else end)
+        if not ends_thinking:
             return "delimiter"
-        if self._closing != THINK_END:
+        if self._closing.text != THINK_END:
             self._close()
         return "end"
+
+    def hold(self, text: str) -> None:
+        """Leave *text* out if the model writes it next: the end of the chain, which its server has not read."""
+        self._held = text
+
+    def _add_held(self, token: Token) -> Stop | None:
+        """Take a token that may be held text. Its first bytes are tokens without text, and wait for the rest."""
+        if self._held.startswith(token.text):
+            self._waiting = [*self._waiting, token] if not token.text else []
+            self._held = self._held[len(token.text) :]
+            return None
+        if token.text.startswith(self._held):
+            tokens = [replace(token, text=token.text.removeprefix(self._held), id=-1)]
+        else:
+            tokens = [*self._waiting, token]
+        self._held, self._waiting = "", []
+        stops = [stop for each in tokens if (stop := self.add(each))]
+        return stops[0] if stops else None
+
+    def _closed(self, text: str, token: Token) -> int:
+        """Where the mark ends that closes the thinking in *text*, whose last part is *token*'s; -1 if it does not."""
+        closing = self._closing
+        if not closing.text or not (closing.open or opens_block(self._before + text)):
+            return -1
+        self._marked = self._marked or closing.id < 0 or token.id == closing.id
+        if not self._marked:
+            return -1
+        start = len(text) - len(token.text) - len(closing.text) + 1  # The text of several tokens may be the last one's.
+        at = text.find(closing.text, max(self._written_from, start))
+        return at if at < 0 else at + len(closing.text)
 
     def _cut_at(self, end: int) -> None:
         """Leave out the text beyond index *end*."""
@@ -137,11 +187,11 @@ class StepBuilder:
         return self._room
 
     def _neutral(self, rival: Token) -> Token:
-        return replace(rival, text=THINK_END) if rival.text == self._closing else rival
+        return replace(rival, text=THINK_END) if rival.text == self._closing.text else rival
 
     def _close(self) -> None:
         """Spell the end of the thinking as chains do: its last token has all of `THINK_END`, the others no text."""
-        start, at, straddled = len(self._text) - len(self._closing), 0, False
+        start, at, straddled = len(self._text) - len(self._closing.text), 0, False
         for place, token in enumerate(self._tokens):
             end = at + len(token.text)
             if end > start:
@@ -230,9 +280,17 @@ class TokenStream:
     """The tokens of one open stream, and then the reason why it ended."""
 
     def __init__(
-        self, call: Call, events: Events, tally: RequestMeter, logprobs: int | None, *, formatted: bool = False
+        self,
+        call: Call,
+        events: Events,
+        tally: RequestMeter,
+        logprobs: int | None,
+        *,
+        formatted: bool = False,
+        closing: Sequence[int] = (),
     ) -> None:
         self._call, self._events, self._tally, self._logprobs = call, events, tally, logprobs
+        self._closing = closing
         self._blank = 0 if formatted else None
         self._tokens: deque[Token] = deque()
         self._ended: Stop | None = None
@@ -256,7 +314,7 @@ class TokenStream:
         event = await self._events.next()
         if event is None:
             return False
-        piece = parse_chunk(self._call, event, self._logprobs)
+        piece = parse_chunk(self._call, event, self._logprobs, self._closing)
         self._tally.add(piece.received, piece.prompt, piece.cached)
         self._tokens.extend(piece.tokens)
         self._ended = piece.ended or self._ended
@@ -291,8 +349,8 @@ async def generate(connection: Connection, call: Call, body: Body, tally: Reques
     """Send *body* and yield the stream of tokens. Leaving the block before its end aborts the request."""
     with tally:
         async with connection.stream(call, body) as events:
-            formatted = "structured_outputs" in body
-            arrivals = TokenStream(call, events, tally, body.get("logprobs"), formatted=formatted)
+            formatted, closing = "structured_outputs" in body, body.get("stop_token_ids", ())
+            arrivals = TokenStream(call, events, tally, body.get("logprobs"), formatted=formatted, closing=closing)
             yield arrivals
             await arrivals.finish()
 
@@ -309,7 +367,7 @@ async def grow_each(
     with tally:
         async with connection.stream(call, body) as events:
             while (event := await events.next()) is not None:
-                piece = parse_chunk(call, event, body.get("logprobs"))
+                piece = parse_chunk(call, event, body.get("logprobs"), body.get("stop_token_ids", ()))
                 tally.add(piece.received, piece.prompt, piece.cached)
                 if not 0 <= piece.place < len(growing):
                     raise call.error(MalformedReply, f"an answer to prompt {piece.place} of {len(growing)}")
@@ -346,8 +404,9 @@ async def grow(
         token = await take()
         if isinstance(token, str):
             return _ended(growing, token)
+        room = growing.room
         stop = growing.add(token)
-        if until and stop != "end" and until(growing.so_far()):
+        if until and growing.room < room and stop != "end" and until(growing.so_far()):
             return growing.end("until")
         if stop:
             return growing.end(stop)

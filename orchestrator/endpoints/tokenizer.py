@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -10,8 +11,8 @@ from typing import Any
 
 from ..chain import THINK_END, Chain, Message, Step, Token, Tool
 from ..errors import ConfigurationError, MalformedReply, MissingCapability
-from ..markers import opens_block
-from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Template, cut
+from ..markers import mark_after, opens_block
+from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Marks, Template, cut
 from .client import Connection
 from .settings import Endpoint
 from .text_encoder import TEXTS, AsyncCache, TextEncoder
@@ -26,7 +27,10 @@ from .vllm_protocol import (
     tokenize_messages_body,
 )
 
+log = logging.getLogger(__name__)
+
 CONVERSATIONS_KEPT, CHOICES_KEPT = 256, 64  # entries of the caches
+LAST_WORDS = 24  # tokens; the end of a prompt that says whether a block is open
 FIRST_WORDS = 16  # tokens; a model that thinks opens its block within them
 
 PROBE = (
@@ -42,12 +46,14 @@ class ModelTokenizer(TextEncoder):
     """
     The tokenizer and the chat template of one served model.
 
-    *vocabulary* is equal for models that encode every text to the same ids. *room* is the longest sequence that the
-    model takes, in tokens. *faithful*: the rendered chat template, encoded as text, gives the ids of the rendering.
+    *vocabulary* is equal for models that encode every text to the same ids. *closing_id* is the one token that ends the
+    thinking; -1 if that takes several. *room* is the longest sequence that the model takes, in tokens. *faithful*: the
+    rendered chat template, encoded as text, gives the ids of the rendering.
     """
 
     vocabulary: str
     template: Template
+    closing_id: int
     room: int
     faithful: bool
     rendered_last: list[int]  # the ids of the last of `CONVERSATIONS`
@@ -70,12 +76,14 @@ class ModelTokenizer(TextEncoder):
         self.rendered_last = rendered[-1]
         texts = [await self.decode(ids) for ids in rendered]
         try:
-            shown = cut(texts)
-            found = shown.after(await self._first_words()) if shown.source == "unknown" else shown
+            shown = cut(texts, self._marks)
+            found = await self._by_effect(shown) if shown.source == "unknown" else shown
             self.template = found.overridden(self._thinks)
         except MissingCapability as exc:
             raise MissingCapability(f"the {self._call.role} model at {self._call.url}: {exc}") from exc
         self.faithful = list(await self.literally(texts[-1])) == rendered[-1]
+        closing = await self.literally(self.template.closing)
+        self.closing_id = closing[0] if len(closing) == 1 else -1
         block = await self.literally(self.template.markers.opening + self.template.markers.closing)
         between = await self.literally(self.template.turn + self.template.answer)
         self._turns = frozenset(await self._mark_ids(between)) - frozenset(block)
@@ -91,40 +99,65 @@ class ModelTokenizer(TextEncoder):
         other = ModelTokenizer(connection, self._model)
         other.vocabulary, other.template, other.room = self.vocabulary, self.template, self.room
         other.faithful, other.rendered_last, other._turns = self.faithful, self.rendered_last, self._turns
+        other.closing_id = self.closing_id
         return other
 
-    async def encode(self, text: str) -> tuple[int, ...]:
-        """Encode *text* of a chain, with the model's own spelling of `THINK_END`, its only special token."""
-        texts = text.split(THINK_END)
-        closings = [self.template.closing] * (len(texts) - 1)
-        return await self.between("", *(part for pair in zip(texts, [*closings, ""], strict=True) for part in pair))
+    async def encode(self, text: str, *, closes: bool = False) -> tuple[int, ...]:
+        """Encode *text* of a chain; if it *closes* the thinking, its end is the model's own closing mark."""
+        if closes and text.endswith(THINK_END):
+            return await self.between("", text.removesuffix(THINK_END), self.template.closing)
+        return await self.between("", text)
 
     async def question(self, question: str, opening: str) -> tuple[int, ...]:
         """Encode what follows the steps when a judge answers *question*, beginning with *opening*: `Template.ask`."""
         return await self.between(self.template.turn, question, self.template.answer + opening)
 
-    async def prefix(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> tuple[int, ...]:
-        """Encode what stands before the first step: the conversation, with the *tools* that the template shows."""
-        return await self._prefixes((messages, tools))
+    async def prefix(
+        self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = (), *, thinks: bool = True
+    ) -> tuple[int, ...]:
+        """
+        Encode what stands before the first step: the conversation, with the *tools* that the template shows.
+
+        Without *thinks*, a thinking block that would be open is closed.
+        """
+        return (await self._prefixes((messages, tools, thinks)))[0]
+
+    async def opens(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+        """Whether the model thinks in a block of its own before it answers this conversation."""
+        return (await self._prefixes((messages, tools, True)))[1]
+
+    async def thinking(self, chain: Chain) -> bool:
+        """Whether what this model writes next in *chain* is in its thinking block, whose mark then ends the step."""
+        if chain.closed:
+            return False
+        opened = chain.thinks and await self.opens(chain.messages, chain.tools)
+        return opened or opens_block(chain.text)
 
     async def chain(self, chain: Chain) -> list[int]:
         """Encode a whole chain; tokens that were written in this vocabulary keep their ids."""
-        ids = list(await self.prefix(chain.messages, chain.tools))
-        marked = self.template.thinks or opens_block(chain.text)
-        for step in chain.steps:
-            ids += await self.step(step, marked=marked)
+        ids = list(await self.prefix(chain.messages, chain.tools, thinks=chain.thinks))
+        marked = await self.marked(chain)
+        last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
+        for place, step in enumerate(chain.steps):
+            ids += await self.step(step, closes=place == last, marked=marked)
         return ids
 
-    async def step(self, step: Step, *, marked: bool = True) -> Sequence[int]:
-        """
-        Encode *step* of a chain, and what the template puts between the end of the thinking and the answer.
+    async def marked(self, chain: Chain) -> bool:
+        """Whether this model reads where the thinking of *chain* ended: it has a thinking block, too."""
+        return await self.opens(chain.messages, chain.tools) or opens_block(chain.text)
 
-        Without *marked*, leave out `THINK_END`, as this model has no thinking block.
+    async def step(self, step: Step, *, closes: bool = False, marked: bool = True) -> Sequence[int]:
         """
-        ids = await self._step(step, marked=marked)
-        if self.template.handover and step.text.endswith(THINK_END):
-            return [*ids, *await self.literally(self.template.handover)]
-        return ids
+        Encode *step* of a chain; if it *closes* the thinking, with what the template puts before the answer.
+
+        Without *marked*, leave out the mark, as this model has no thinking block.
+        """
+        if not closes:
+            return await self._step(step)
+        if not marked:
+            return await self._step(step.cut(len(step.text) - len(THINK_END)))
+        ids = await self._step(step, closes=True)
+        return [*ids, *await self.literally(self.template.handover)] if self.template.handover else ids
 
     async def answer_opening(self) -> tuple[int, ...]:
         """Encode the end of a thinking block, which stands before every answer; () for a model that does not think."""
@@ -145,36 +178,42 @@ class ModelTokenizer(TextEncoder):
             tokens += [replace(token, id=spelt[0].id)] if len(spelt) == 1 else spelt
         return tuple(tokens)
 
-    async def _step(self, step: Step, *, marked: bool) -> Sequence[int]:
-        """Encode *step*; without *marked*, leave out `THINK_END`, as this model has no thinking block."""
+    async def _step(self, step: Step, *, closes: bool = False) -> Sequence[int]:
         if step.vocabulary != self.vocabulary or not step.tokens:
-            return await self.encode(step.text if marked else step.text.replace(THINK_END, ""))
+            return await self.encode(step.text, closes=closes)
         tokens = self._without_turns(step)
         ids = [token.id for token in tokens]
-        return ids if -1 not in ids else await self._mixed(tokens)
+        return ids if -1 not in ids else await self._mixed(tokens, closes=closes)
 
     def _without_turns(self, step: Step) -> Sequence[Token]:
         """Make text of the special tokens of *step* that stand between turns; the end of the thinking stays."""
         tokens = step.tokens
         if self._turns.isdisjoint(token.id for token in tokens):
             return tokens
-        left, checked = len(step.text) - (len(THINK_END) if step.text.endswith(THINK_END) else 0), list[Token]()
+        left, checked = len(step.reasoning), list[Token]()
         for token in tokens:
             left -= len(token.text)
             checked.append(replace(token, id=-1) if token.id in self._turns and token.text and left >= 0 else token)
         return checked
 
-    async def _mixed(self, tokens: Sequence[Token]) -> list[int]:
-        """Encode the text of tokens without an id; tokens without text before them are the first bytes of that text."""
+    async def _mixed(self, tokens: Sequence[Token], *, closes: bool) -> list[int]:
+        """
+        Encode the text of tokens without an id; tokens without text before them are the first bytes of that text.
+
+        *closes* is that of `encode`.
+        """
         ids: list[int] = []
         shared = 0
+        left = len(tokens)
         for known, group in groupby(tokens, lambda token: token.id >= 0):
             members = list(group)
+            left -= len(members)
             if known:
                 ids += [token.id for token in members]
                 shared = len(list(takewhile(lambda token: not token.text, reversed(members))))
             else:
-                ids[len(ids) - shared :] = await self.encode("".join(token.text for token in members))
+                text = "".join(token.text for token in members)
+                ids[len(ids) - shared :] = await self.encode(text, closes=closes and not left)
         return ids
 
     async def _spell(self, text: str) -> tuple[Token, ...]:
@@ -192,20 +231,37 @@ class ModelTokenizer(TextEncoder):
             raise ConfigurationError(f"choices have to be single tokens of the {self._call.role} model: {names}")
         return {choice: ids[0] for choice, ids in encoded.items()}
 
-    async def _prefix(self, conversation: tuple[tuple[Message, ...], tuple[Tool, ...]]) -> tuple[int, ...]:
-        messages, tools = conversation
+    async def _prefix(
+        self, conversation: tuple[tuple[Message, ...], tuple[Tool, ...], bool]
+    ) -> tuple[tuple[int, ...], bool]:
+        """Encode a conversation and its tools; also say whether the thinking block is open after it."""
+        messages, tools, thinks = conversation
         ids = await self.rendered(
             [message_fields(message) for message in messages],
             [*map(tool_fields, tools)],
             template=self._variables,
             kept=() if self.template.handover else (self.template.markers.opening.strip(), self.template.closing),
         )
-        return (*ids, *await self.literally(self.template.opened))
+        prompt = await self.decode(ids[-LAST_WORDS:])
+        begun = self.template.begin(prompt, thinks=thinks)
+        return (*ids, *await self.literally(begun.removeprefix(prompt))), self.template.opens(begun)
+
+    async def _by_effect(self, shown: Template) -> Template:
+        """Learn from the first words of an answer whether a model thinks whose template shows no block."""
+        written = await self._first_words()
+        found, mark = shown.after(written), mark_after(written)
+        if mark and not found.thinks:
+            log.warning(
+                "the %s model at %s begins its answer with %s: if that opens its thinking, set marks = [%s, %s] in "
+                "[%s], with the text that closes it",
+                *(self._call.role, self._call.url, mark, f'"{mark}"', '"..."', self._call.table or self._call.role),
+            )
+        return found
 
     async def _first_words(self) -> str:
         """Have the model answer a plain question, greedily, and return the first words."""
         prompt = await self.render(PLAIN_QUESTION, template=self._variables)
-        body = completion_body(self._model, prompt, GREEDY, FIRST_WORDS)
+        body = completion_body(self._model, prompt, GREEDY, FIRST_WORDS) | {"skip_special_tokens": False}
         reply = await self._connection.post(self._call, COMPLETIONS, body)
         try:
             return str(reply["choices"][0]["text"])
@@ -216,6 +272,11 @@ class ModelTokenizer(TextEncoder):
     def _thinks(self) -> bool | None:
         endpoint = self._connection.endpoint
         return endpoint.thinks if isinstance(endpoint, Endpoint) else None
+
+    @property
+    def _marks(self) -> Marks | None:
+        endpoint = self._connection.endpoint
+        return endpoint.marks if isinstance(endpoint, Endpoint) else None
 
     @property
     def _variables(self) -> Mapping[str, Any] | None:
@@ -234,26 +295,32 @@ class ChainIds:
     def __init__(self, encoder: Callable[[], ModelTokenizer]) -> None:
         self._current = encoder
         self._encoder = encoder()
-        self._messages: tuple[Message, ...] = ()
-        self._tools: tuple[Tool, ...] = ()
-        self._steps: tuple[Step, ...] = ()
+        self._chain: Chain | None = None
         self._parts: list[EncodedPrompt] = []  # the messages, then each step
 
     async def __call__(self, chain: Chain) -> EncodedPrompt:
         """Return the ids that `ModelTokenizer.chain` returns for *chain*."""
         if self._current() is not self._encoder:
-            self._encoder, self._parts = self._current(), []
-        if not self._encoder.template.thinks:  # How a step is encoded depends on the rest of the chain then.
-            return EncodedPrompt.of(await self._encoder.chain(chain))
-        if self._parts and (self._messages, self._tools) == (chain.messages, chain.tools):
-            shared = _shared(self._steps, chain.steps)
+            self._encoder, self._chain = self._current(), None
+        encoder, known = self._encoder, self._chain
+        if not await encoder.marked(chain):  # How a step is encoded may depend on the rest of the chain then.
+            return EncodedPrompt.of(await encoder.chain(chain))
+        if known is not None and _begun(known) == _begun(chain):
+            shared = _shared(known.steps, chain.steps)
             parts = self._parts[: shared + 1]
         else:
-            shared, parts = 0, [EncodedPrompt.of(await self._encoder.prefix(chain.messages, chain.tools))]
-        for step in chain.steps[shared:]:
-            parts.append(EncodedPrompt.of(await self._encoder.step(step)))
-        self._messages, self._tools, self._steps, self._parts = chain.messages, chain.tools, chain.steps, parts
+            prefix = await encoder.prefix(chain.messages, chain.tools, thinks=chain.thinks)
+            shared, parts = 0, [EncodedPrompt.of(prefix)]
+        last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
+        for place, step in enumerate(chain.steps[shared:], shared):
+            parts.append(EncodedPrompt.of(await encoder.step(step, closes=place == last)))
+        self._chain, self._parts = chain, parts
         return EncodedPrompt.joined(parts)
+
+
+def _begun(chain: Chain) -> tuple[object, ...]:
+    """What a chain begins with."""
+    return chain.messages, chain.tools, chain.thinks
 
 
 def _shared(one: Sequence[Step], other: Sequence[Step]) -> int:

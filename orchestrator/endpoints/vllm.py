@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from math import inf
 from weakref import WeakKeyDictionary
@@ -30,7 +22,7 @@ from ..errors import (
     StepspecError,
 )
 from ..events import Called, Calling, Observer, Verb
-from ..interfaces import DEFAULT_LIMIT, KEPT_OPEN
+from ..interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST
 from ..stats import Acceptance
 from ..step_ends import StepEnds
 from . import tool_protocol, vllm_protocol
@@ -50,7 +42,18 @@ from .probe import Capabilities, probe
 from .settings import Endpoint, Sampling
 from .sticky_stream import StickyStream
 from .text_encoder import AsyncCache
-from .token_stream import RequestMeter, StepBuilder, TokenStream, generate, grow, grow_each, or_now, step_ends
+from .token_stream import (
+    OUTSIDE,
+    Closing,
+    RequestMeter,
+    StepBuilder,
+    TokenStream,
+    generate,
+    grow,
+    grow_each,
+    or_now,
+    step_ends,
+)
 from .tokenizer import ChainIds, ModelTokenizer
 from .tool_protocol import DERENDER, RENDER, ParserState
 from .vllm_protocol import COMPLETIONS, GENERATE, HEALTH, METRICS, Body, Call, EncodedPrompt, Reply
@@ -58,6 +61,7 @@ from .vllm_protocol import COMPLETIONS, GENERATE, HEALTH, METRICS, Body, Call, E
 WARM_UP_TOKENS = 8
 WARM_UP_BATCHES = (1, 4)  # requests at the same time: compilers make a version of their own for a size of 1
 WARM_UP_SECONDS = 120.0
+CHARACTER = 4  # tokens, of one byte each, that make up any character
 TOOLSETS = 64  # whose formats are remembered
 CHECK_SECONDS = 1.0  # between two looks at whether the server is still the same
 
@@ -78,8 +82,6 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         self.cache: CacheConfig | None = None  # its prefix cache; None if it does not describe it
         self._can: Capabilities | None = None
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
-        self._reading = self._asking = 0  # requests under way that break each other: see `apart`
-        self._answered = asyncio.Event()
         self._checked = (0, -inf)  # how many connections were opened when the server was looked at last, and when
 
     async def _learn(self) -> None:
@@ -115,40 +117,6 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
     def checkpoints(self) -> bool:
         """Whether a question is sent with a second prompt, the chain alone: see `CacheConfig.checkpoints`."""
         return self.cache is not None and self.cache.checkpoints
-
-    @asynccontextmanager
-    async def apart(self) -> AsyncGenerator[None]:
-        """
-        Keep a request that reads the likeliest tokens of positions apart from questions by token ids.
-
-        In one batch of vLLM's V1 runner, the latter leave nothing of the former's tokens. A question that begins during
-        the block reads the 20 likeliest tokens instead, and the block waits for questions by ids that are being
-        answered: each writes one token.
-        """
-        self._reading += 1
-        try:
-            while self._asking:
-                self._answered.clear()
-                await self._answered.wait()
-            yield
-        finally:
-            self._reading -= 1
-
-    @property
-    def asks_by_id(self) -> bool:
-        """Whether a question may ask for the log-probabilities of given token ids now."""
-        mixes = self._can is not None and self._can.shared_batch is True
-        return self.by_id is not False and (mixes or not self._reading)
-
-    @contextmanager
-    def asking_by_id(self) -> Generator[None]:
-        """Count a question by token ids for `apart`."""
-        self._asking += 1
-        try:
-            yield
-        finally:
-            self._asking -= 1
-            self._answered.set()
 
     async def queue(self) -> QueueGauges | None:
         """Read the server's queue; None if it shows none, or cannot be reached."""
@@ -192,6 +160,10 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         self.encoder.room = fresh.room
         self.by_id, self.cache, self._can = fresh.by_id, fresh.cache, None
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
+
+    async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+        """Whether the model thinks in a block of its own before it answers *messages*: see `Template.opens`."""
+        return await self.encoder.opens(messages, tools)
 
     async def tool_format(self, toolset: Toolset) -> vllm_protocol.Format | None:
         """
@@ -333,7 +305,8 @@ class VllmModel:
         stack = None if sampling.repeats else KEPT_OPEN.get()
         ends = step_ends(chain, stop)
         begun = await self._endpoint.encoder.spelt(opening)
-        growing = self._builder(chain, ends, limit, begun, top)
+        closing = await self._closing(chain)
+        growing = self._builder(chain, ends, limit, begun, top, closing)
         sticky = self._sticky.get(stack) if stack else None
         if sticky and not opening and sticky.continues(chain, ends, limit, top):
             return await sticky.write(chain, growing, until, limit)
@@ -341,16 +314,19 @@ class VllmModel:
             await sticky.close()
         if len(begun) >= limit:
             return growing.end("length")
-        prompt = await self._prompt(chain, begun)
+        prompt, held = await self._prompt(chain, begun)
+        growing.hold(held)
         if stack is None or (sticky and sticky.writing):
-            stops = self._stops(ends, chain, opening)
-            async with self._generate(chain, prompt, sampling, stops, limit - len(begun), opening) as arrivals:
+            stops, most = self._stops(ends, chain, opening), limit - len(begun) + len(held) * CHARACTER
+            async with self._generate(chain, prompt, sampling, most, opening, stops, closing) as arrivals:
                 step = await grow(growing, arrivals.take, until)
-            return step or await self._finish(chain, growing, sampling, until)
-        encoder = self._endpoint.encoder
-        open_request = partial(self._generate, chain, prompt, sampling, (), encoder.room, opening)
-        top, closing = sampling.logprobs or 0, encoder.template.closing
-        sticky = StickyStream(open_request, self._observe, ends, limit, top, closing)
+            return step or await self._finish(chain, growing, sampling, until, closing)
+
+        def open_request(observe: Callable[[Called], None]) -> AbstractAsyncContextManager[TokenStream]:
+            room = self._endpoint.encoder.room
+            return self._generate(chain, prompt, sampling, room, opening, observe=observe)
+
+        sticky = StickyStream(open_request, self._observe, ends, limit, sampling.logprobs or 0, closing)
         self._sticky[stack] = sticky
         stack.push_async_callback(sticky.close)
         return await sticky.write(chain, growing, until, limit)
@@ -366,11 +342,11 @@ class VllmModel:
         the beginnings leaves no room for a token.
         """
         openings = [await self._endpoint.encoder.begun(step) for step in begun]
-        ends = step_ends(chain, stop)
-        growing = [self._builder(chain, ends, limit, opening) for opening in openings]
+        ends, closing = step_ends(chain, stop), await self._closing(chain)
+        growing = [self._builder(chain, ends, limit, opening, 0, closing) for opening in openings]
         open_places = [place for place, opening in enumerate(openings) if len(opening) < limit]
         steps = {place: one.end("length") for place, one in enumerate(growing) if place not in open_places}
-        prompts = {place: await self._prompt(chain, openings[place]) for place in open_places}
+        prompts = {place: (await self._prompt(chain, openings[place]))[0] for place in open_places}
         for prompt in prompts.values():
             self._room(self._call("write"), prompt)
         requests = [[place] for place in open_places] if self._sampling.repeats else [open_places]
@@ -378,6 +354,7 @@ class VllmModel:
             self._grow(
                 [prompts[place] for place in places],
                 self._stops(ends, chain),
+                closing,
                 limit - min(len(openings[place]) for place in places),
                 [growing[place] for place in places],
                 self._sampling.seed_for(self.role, "write", chain, growing[places[0]].so_far().text),
@@ -387,46 +364,68 @@ class VllmModel:
         )
         grown = dict(zip(open_places, (step for batch in written for step in batch), strict=True))
         unfinished = [place for place, step in grown.items() if step is None]
-        finished = await at_once(self._finish(chain, growing[place], self._sampling, None) for place in unfinished)
+        rest = (self._finish(chain, growing[place], self._sampling, None, closing) for place in unfinished)
+        finished = await at_once(rest)
         steps |= {place: step for place, step in grown.items() if step is not None}
         steps |= zip(unfinished, finished, strict=True)
         return tuple([steps[place] for place in range(len(begun))])
 
-    def _builder(self, chain: Chain, ends: StepEnds, limit: int, opening: Sequence[Token], top: int = 0) -> StepBuilder:
+    async def _closing(self, chain: Chain) -> Closing:
+        """What ends the thinking in what this model writes after *chain*: nothing once it is over."""
         encoder = self._endpoint.encoder
+        if chain.closed:
+            return OUTSIDE
+        return Closing(encoder.template.closing, encoder.closing_id, open=await encoder.thinking(chain))
+
+    def _builder(
+        self, chain: Chain, ends: StepEnds, limit: int, opening: Sequence[Token], top: int, closing: Closing
+    ) -> StepBuilder:
         return StepBuilder(
             self.role,
-            encoder.vocabulary,
+            self._endpoint.encoder.vocabulary,
             ends=ends,
             before=chain.text,
             blocks=chain.totals.blocks,
             limit=limit,
             opening=opening,
             top=top,
-            closing=encoder.template.closing,
+            closing=closing,
         )
 
-    async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> EncodedPrompt:
-        """Encode *chain* and the tokens of a step's *opening*."""
-        prompt = await self._chain_ids(chain if opening else without_partial_character(chain))
-        return prompt.plus([token.id for token in opening])
+    async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> tuple[EncodedPrompt, str]:
+        """Encode *chain* and the tokens of a step's *opening*; also return the end of the chain that is left out."""
+        shown = chain if opening else without_partial_character(chain)
+        prompt = await self._chain_ids(shown)
+        return prompt.plus([token.id for token in opening]), chain.text[len(shown.text) :]
 
     def _stops(self, ends: StepEnds, chain: Chain, opening: str = "") -> tuple[str, ...]:
-        """The stop strings for the server: in a block no delimiters, as most of them end no step there."""
+        """
+        The stop strings for the server.
+
+        No delimiters in a block, as most of them end no step there, nor where an answer begins, often with a blank
+        line.
+        """
+        begins = ends.blocks and chain.closed and not (chain.parts()[1].text + opening).strip()
         in_block = ends.blocks and ends.in_block(chain.text + opening, chain.totals.blocks)
-        delimiters = () if in_block else ends.texts
-        return (self._endpoint.encoder.template.closing, *delimiters)
+        delimiters = () if in_block or begins else ends.texts
+        return tuple(delimiters)
 
     async def _finish(
-        self, chain: Chain, growing: StepBuilder, sampling: Sampling, until: Callable[[Step], bool] | None
+        self,
+        chain: Chain,
+        growing: StepBuilder,
+        sampling: Sampling,
+        until: Callable[[Step], bool] | None,
+        closing: Closing,
     ) -> Step:
         """Write the rest of a step where the server stopped in a block, at a delimiter that is no end of the step."""
         growing.resume()
-        begun = growing.so_far()
-        ids = await self._endpoint.encoder.chain(without_partial_character(chain.extend(begun)))
-        prompt = EncodedPrompt.of(ids)
-        stops = (self._endpoint.encoder.template.closing,)
-        async with self._generate(chain, prompt, sampling, stops, growing.room, begun.text) as arrivals:
+        begun = chain.extend(growing.so_far())
+        shown = without_partial_character(begun)
+        prompt, held = EncodedPrompt.of(await self._endpoint.encoder.chain(shown)), begun.text[len(shown.text) :]
+        growing.hold(held)
+        opening, most = growing.so_far().text, growing.room + len(held) * CHARACTER
+        async with self._generate(chain, prompt, sampling, most, opening, closing=closing) as arrivals:
             step = await grow(growing, arrivals.take, until)
         return step or growing.end("delimiter")
 
@@ -439,7 +438,8 @@ class VllmModel:
         """
         encoder, top = self._endpoint.encoder, _checked(top)
         before = await self._chain_ids(chain)
-        encoded = [(span, await encoder.encode(span)) for span in spans]
+        closes = await encoder.thinking(chain)
+        encoded = [(span, await encoder.encode(span, closes=closes)) for span in spans]
         read = [number for _, ids in encoded for number in ids]
         rows = await self._suffix(before, read, top) if self._endpoint.settings.suffix_scoring else None
         pieces = None if rows is None else await encoder.pieces(set(read))
@@ -485,12 +485,11 @@ class VllmModel:
         before = await self._chain_ids(chain)
         prompt = before.plus(await encoder.question(question, opening))
         checkpoint = before if endpoint.checkpoints else EncodedPrompt()
-        if endpoint.asks_by_id:
+        if endpoint.by_id is not False:
             probabilities = await self._ask_by_id(prompt, checkpoint, numbers)
             if probabilities is not None:
                 return probabilities
-        async with endpoint.apart() if endpoint.by_id is not False else nullcontext():
-            reply = await self._ask(prompt, checkpoint, numbers, by_id=False)
+        reply = await self._ask(prompt, checkpoint, numbers, by_id=False)
         return dict.fromkeys(choices, 0.0) | vllm_protocol.choice_probabilities(self._call("ask"), reply, numbers)
 
     async def _ask_by_id(
@@ -500,10 +499,9 @@ class VllmModel:
         endpoint = self._endpoint
         known = endpoint.by_id is True  # A server that fails at the first question by ids is not asked by ids again.
         try:
-            with endpoint.asking_by_id():
-                reply = await self._ask(
-                    prompt, checkpoint if known else EncodedPrompt(), numbers, by_id=True, retries=None if known else 0
-                )
+            reply = await self._ask(
+                prompt, checkpoint if known else EncodedPrompt(), numbers, by_id=True, retries=None if known else 0
+            )
         except EndpointUnavailable as exc:
             if known:
                 raise
@@ -548,31 +546,30 @@ class VllmModel:
         chain: Chain,
         prompt: EncodedPrompt,
         sampling: Sampling,
-        stop: Sequence[str],
         limit: int,
         opening: str,
+        stop: Sequence[str] = (),
+        closing: Closing = OUTSIDE,
         observe: Callable[[Called], None] | None = None,
     ) -> AbstractAsyncContextManager[TokenStream]:
         endpoint, call = self._endpoint, self._call("write")
         limit = min(limit, self._room(call, prompt))
-        seed = sampling.seed_for(self.role, "write", chain, opening)
+        seed = sampling.seed_for(self.role, "write", chain, opening, again=REQUEST.get().again)
         body = vllm_protocol.stream_body(
-            endpoint.name, prompt.fragment, sampling, seed=seed, limit=limit, stop=stop, format=self._format
+            *(endpoint.name, prompt.fragment, sampling),
+            seed=seed,
+            limit=limit,
+            stop=(*closing.stops, *stop),
+            stop_token=closing.id if closing.open else -1,
+            format=self._format,
         )
-        tally = self._tally("write", len(prompt), observe)
-        return self._apart(generate(endpoint.connection, call, body, tally), sampling)
-
-    @asynccontextmanager
-    async def _apart(
-        self, stream: AbstractAsyncContextManager[TokenStream], sampling: Sampling
-    ) -> AsyncGenerator[TokenStream]:
-        async with self._endpoint.apart() if sampling.logprobs else nullcontext(), stream as arrivals:
-            yield arrivals
+        return generate(endpoint.connection, call, body, self._tally("write", len(prompt), observe))
 
     async def _grow(
         self,
         prompts: Sequence[EncodedPrompt],
         stop: Sequence[str],
+        closing: Closing,
         limit: int,
         growing: Sequence[StepBuilder],
         seed: int | None,
@@ -581,11 +578,14 @@ class VllmModel:
         limit = min(limit, *(self._room(call, prompt) for prompt in prompts))
         fragments = [prompt.fragment for prompt in prompts]
         body = vllm_protocol.stream_body(
-            endpoint.name, fragments, self._sampling, seed=seed, limit=limit, stop=stop, format=self._format
+            *(endpoint.name, fragments, self._sampling),
+            seed=seed,
+            limit=limit,
+            stop=(*closing.stops, *stop),
+            stop_token=closing.id if closing.open else -1,
+            format=self._format,
         )
-        tally = self._tally("write", sum(map(len, prompts)))
-        async with endpoint.apart() if self._sampling.logprobs else nullcontext():
-            return await grow_each(endpoint.connection, call, body, tally, growing)
+        return await grow_each(endpoint.connection, call, body, self._tally("write", sum(map(len, prompts))), growing)
 
     async def _post(
         self,

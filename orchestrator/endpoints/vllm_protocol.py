@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import orjson
 
-from ..chain import THINK_END, Party, Stop, Token
+from ..chain import Party, Stop, Token
 from ..errors import (
     ContextTooLong,
     EndpointError,
@@ -48,10 +48,12 @@ Format: TypeAlias = Literal["json"] | Mapping[str, Any] | ServerFormat
 MODELS, COMPLETIONS, POOLING = "/v1/models", "/v1/completions", "/pooling"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 METRICS, VERSION, HEALTH = "/metrics", "/version", "/health"
-DECISIONS, SYSTEMONE = "/v1/decisions", "/v1/systemone"  # the standard, and vLLM's own structured decisions
+SYSTEMONE = "/v1/systemone"  # structured decisions
 GENERATE = "/inference/v1/generate"  # vLLM's own route, which takes token ids and all sampling parameters
 PRIORITISED = frozenset({COMPLETIONS, POOLING, GENERATE})  # the paths whose requests take a ``priority``
 
+GIVEN_UP = ("abort", "error")  # finish reasons
+_ENDINGS: Mapping[str, Stop] = {"length": "length", "repetition": "repetition"}
 MAX_STOPS = 4  # vLLM refuses more stop strings (VLLM_MAX_STOP_STRINGS); `StepBuilder` matches the others.
 MAX_LOGPROBS = 20  # the most that vLLM returns unless started with --max-logprobs
 FLOOR = -9999.0  # nats; vLLM sends it for minus infinity, which JSON has no number for
@@ -393,7 +395,6 @@ def completion_body(model: str, prompt: Prompts, sampling: Sampling, limit: int)
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
-        "skip_special_tokens": False,
     }
 
 
@@ -405,10 +406,13 @@ def stream_body(
     seed: int | None,
     limit: int,
     stop: Iterable[str],
+    stop_token: int = -1,
     format: Format | None = None,
 ) -> Body:
     """
-    Ask for a stream of at most *limit* tokens that ends after a *stop* string, in the *format* unless that is None.
+    Ask for a stream of at most *limit* tokens, in the *format* unless that is None.
+
+    It ends after a *stop* string, or with the *stop_token* if that is not -1.
 
     Without a *seed* the server draws by its own. vLLM uses one seed for all prompts of a request, which then share
     their draws. Several prompts are answered in one stream, each event with the index of its prompt.
@@ -418,11 +422,14 @@ def stream_body(
         "stream_options": {"include_usage": True},
         "stop": list(stop)[:MAX_STOPS],
         "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
         "return_token_ids": True,
         "return_tokens_as_token_ids": False,
     }
     if sampling.temperature and seed is not None:
         body["seed"] = seed
+    if stop_token >= 0:
+        body["stop_token_ids"] = [stop_token]
     if sampling.logprobs is not None:
         body["logprobs"] = sampling.logprobs
     if format is not None:
@@ -436,38 +443,47 @@ def _structured(format: Format) -> Mapping[str, Any]:
     return {"json_object": True} if format == "json" else {"json": format}
 
 
-def parse_chunk(call: Call, event: bytes, logprobs: int | None) -> Chunk:
-    """Parse one event of a stream. Raise the error that it carries, or `MalformedReply`."""
+def parse_chunk(call: Call, event: bytes, logprobs: int | None, closing: Sequence[int] = ()) -> Chunk:
+    """
+    Parse one event of a stream. Raise the error that it carries, or `MalformedReply`.
+
+    *closing* are the tokens at which the server was asked to stop: they belong to the text, as others do not that end
+    the turn.
+    """
     try:
         reply = orjson.loads(event)
         if "choices" in reply and not reply.get("error"):
-            return _chunk(reply, logprobs)
+            return _chunk(call, reply, logprobs, closing)
         raise reply_error(call, reply) or LookupError("choices")
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
         raise call.error(MalformedReply, f"not a piece of a stream as vLLM sends it: {event[:200]!r}") from exc
 
 
-def _chunk(reply: Reply, logprobs: int | None) -> Chunk:
+def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int]) -> Chunk:
     prompt, cached, _ = usage(reply)
     if not reply["choices"]:
         return Chunk(prompt=prompt, cached=cached)
     choice = reply["choices"][0]
-    finish, reason = choice.get("finish_reason"), choice.get("stop_reason")
+    reason = choice.get("stop_reason")
     matched = isinstance(reason, str)
     tokens = _tokens(choice, logprobs, matched=matched)
-    ended = _ending(finish, reason) if finish else None
+    ended = _ending(call, choice)
     place = choice.get("index", 0)
-    if ended == "end" and not matched:  # vLLM spells the token that ended the turn, which is no part of the text.
+    if ended == "end" and reason not in closing:  # vLLM spells the token that ended the turn, which is no text.
         return Chunk(tokens[:-1], len(tokens), ended, prompt, place=place)
     return Chunk(tokens, len(tokens), ended, prompt, place=place)
 
 
-def _ending(finish: str, reason: str | int | None) -> Stop:
-    if finish == "length":
-        return "length"
+def _ending(call: Call, choice: Reply) -> Stop | None:
+    """Read why a text ended; None if it goes on. Raise `EndpointUnavailable` if the server gave it up."""
+    finish = choice.get("finish_reason")
+    if not finish:
+        return None
+    if finish in GIVEN_UP:
+        raise call.error(EndpointUnavailable, f"the server gave the request up (finish_reason {finish!r}): see its log")
     if finish != "stop":
-        raise LookupError(finish)
-    return "delimiter" if isinstance(reason, str) and reason != THINK_END else "end"
+        return _ENDINGS[finish]
+    return "delimiter" if isinstance(choice.get("stop_reason"), str) else "end"
 
 
 def _tokens(choice: Reply, logprobs: int | None, *, matched: bool) -> tuple[Token, ...]:
@@ -602,6 +618,7 @@ def choice_body(model: str, prompt: Prompts, choices: Sequence[int], *, by_id: b
 def choice_probabilities(call: Call, reply: Reply, choices: Mapping[str, int]) -> dict[str, float]:
     """Read the probability of every one of the *choices* that the reply contains, for the first prompt."""
     try:
+        _ending(call, reply["choices"][0])
         top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
         keys = {choice: f"token_id:{number}" for choice, number in choices.items()}
         return {choice: _probability(top[key]) for choice, key in keys.items() if key in top}
@@ -644,6 +661,7 @@ def suffix_scoring_body(model: str, prompt: Prompt, top: int) -> Body:
 def prompt_rows(call: Call, reply: Reply, start: int) -> Sequence[Row]:
     """Take the rows from token *start* on out of a reply to `scoring_body`. Raise `MalformedReply`."""
     try:
+        _ending(call, reply["choices"][0])
         rows: Sequence[Row] = reply["choices"][0]["prompt_logprobs"][start:]
         return rows
     except (LookupError, TypeError) as exc:

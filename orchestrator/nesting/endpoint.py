@@ -122,6 +122,9 @@ class NestedEndpoint:
             raise small
         return large if isinstance(small, BaseException) else max(small, large)
 
+    async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+        return await self.large.thinks(messages, tools)
+
     async def tool_format(self, toolset: Toolset) -> Format | None:
         """Refuse: the pieces of an answer come from several models, and no server's parser knows all of them."""
         raise MissingCapability(

@@ -70,6 +70,6 @@ class AnswerCheck:
                 return
             with requesting(RequestContext("answer", index)):
                 step = await self.author.write(noted, stop=stop, limit=limit)
-            if not (text := answer_text(step.text, stop)):
+            if not (text := answer_text(step.text, stop, thought=True)):
                 return
             keep(answer := CheckedAnswer(noted.extend(step), step, text))

@@ -28,14 +28,14 @@ class Candidate:
     @classmethod
     def step(cls, chain: Chain) -> Candidate:
         """The last step of *chain*."""
-        *before, last = [step.text.replace(THINK_END, "") for step in chain.steps]
+        *before, last = [step.reasoning for step in chain.steps]
         return cls("step", chain.messages, tuple(before), last)
 
     @classmethod
     def final(cls, chain: Chain, answer: str) -> Candidate:
         """The *answer* at the end of *chain*, after the thinking if there is any."""
         thinking = chain.parts()[0].steps if chain.closed else ()
-        return cls("answer", chain.messages, tuple(step.text.replace(THINK_END, "") for step in thinking), answer)
+        return cls("answer", chain.messages, tuple(step.reasoning for step in thinking), answer)
 
     @property
     def answer(self) -> str:

@@ -31,7 +31,7 @@ from stepspec.orchestrator.endpoints import (
 )
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.interfaces import ServerParser
-from stepspec.orchestrator.endpoints.polling import AcceptanceMonitor, poll_queue
+from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Event, Observer, Stage, Started
@@ -370,6 +370,7 @@ class Solver:
         chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system, tools=tools.tools if tools else ())
         answering = await self._tool_answer(tools, run, format)
         room, lost = await context_room(chain, self.small, self.large, needs_small=run.policy == "small")
+        chain = replace(chain, thinks=await self.large.thinks(chain.messages, chain.tools))
         limits = run.budget.budget().fit(room)
         seeded = run.sampling.seeded()
         recorder = trace.Recorder(clock := clock or trace.Stopwatch())
@@ -388,7 +389,7 @@ class Solver:
         auto = self._auto(models, run)
         names, known = (*named(self.small), *self._names()[1:]), seeded.seed if seeded.repeats else None
         threshold = policies.threshold(run.policy, run.options)
-        watch(Started(chain.messages, run.policy, names, known, threshold, chain.tools))
+        watch(Started(chain.messages, run.policy, names, known, threshold, chain.tools, chain.thinks))
         try:
             with carrying(self._session(session), run.priority, session or ""), prompts.replacing(self.prompts):
                 outcome = await run_policy(
@@ -398,7 +399,6 @@ class Solver:
                     ahead=replace(self._ahead(run), auto=auto if auto.aside else None),
                     observe=watch,
                     fallback=models.policy("large", {}) if run.policy != "small" else None,
-                    thinks=self.thinks,
                     answerer=(answerer := models.answerer(run.policy, run.answer)),
                     stop=stop,
                     by_method=answerer is None,

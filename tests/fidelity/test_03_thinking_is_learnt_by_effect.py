@@ -16,8 +16,8 @@ import pytest
 from stepspec import Sampling, Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain
-from stepspec.orchestrator.doctor import diagnose
 from stepspec.orchestrator.endpoints import learn, probe
+from stepspec.orchestrator.endpoints.doctor import diagnose
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError
 from stepspec.orchestrator.events import Answering, Event
 from stepspec.orchestrator.run import Outcome
@@ -115,13 +115,19 @@ def test_the_line_break_before_a_block_is_kept() -> None:
     assert (template.opened, template.answer) == ("\n<think>", "<|assistant|>\n<think></think>\n")
 
 
-@pytest.mark.parametrize("opening", ["", "<think>\n"])
-def test_unexpected_thinking_is_not_the_answer(opening: str) -> None:
-    """Models that were taken not to think close a block all the same: the large one answers after it."""
-    outcome, emitted = unexpected(f"{opening}I guess \\boxed{{1}}.\n\n", f"No.\n{THINK_END}")
+def test_unexpected_thinking_is_not_the_answer() -> None:
+    """Models that were taken not to think open a block all the same: the large one answers after it."""
+    outcome, emitted = unexpected("<think>\nI guess \\boxed{1}.\n\n", f"No.\n{THINK_END}")
     assert (outcome.answer, outcome.text, outcome.reason) == ("7", "So it is \\boxed{7}.", "stop")
-    assert emitted.endswith(outcome.text)
-    assert not opening or emitted == outcome.text
+    assert emitted == outcome.text
+
+
+def test_a_mark_without_a_block_is_text() -> None:
+    outcome, emitted = unexpected("It closes with", f" {THINK_END} here.")
+    assert outcome.text == emitted == "It closes with"
+    outcome, emitted = unexpected(f"It closes with {THINK_END} here.\n\n", "So \\boxed{1}.")
+    assert outcome.text == emitted
+    assert f"It closes with {THINK_END}" in outcome.text
 
 
 def test_unexpected_thinking_is_closed_when_the_budget_is_spent() -> None:

@@ -206,9 +206,10 @@ def test_an_answer_that_was_begun_in_the_time_to_think_may_go_on() -> None:
 
 def test_an_answer_that_repeats_itself_ends_there_and_is_not_tried_again() -> None:
     case = Case()
-    case.small.answer = case.large.answer = "\n\n" + "Again.\n\n" * 9
+    again = " ".join(map(str, range(150)))
+    case.small.answer = case.large.answer = "\n\n" + f"{again}\n\n" * 9
     outcome, _ = case.run()
-    assert (outcome.text, outcome.reason) == ("Again.\n\nAgain.", "repetition")
+    assert (outcome.text, outcome.reason) == ("\n\n".join([again] * 3), "repetition")
     assert case.small.log.count(f"large write {len(outcome.chain.steps)}") == 1
 
 
@@ -264,12 +265,14 @@ def test_models_without_a_thinking_block_answer_as_they_reason() -> None:
 
 
 def test_an_answer_may_repeat_the_thinking() -> None:
-    rows = [Step(f"Row {place} is {place * 7}.\n\n", "small") for place in (1, 2, 3)] * 2
-    thinking = Chain(PROBLEM.messages, (*rows, Step(THINK_END, "large", "end")))
-    answering = Chain(thinking.messages, (*thinking.steps, *rows[:2]))
-    open_still = Chain(PROBLEM.messages, (*rows, *rows[:2]))
-    assert (obstacle(answering, rows[2]), obstacle(open_still, rows[2])) == ("", "repetition")
-    assert not stuck(answering, rows[2])
+    rows = [Step(f"Row {place} is {place * 7}.\n\n", "small") for place in range(90)]
+    open_still = Chain(PROBLEM.messages, tuple(rows * 2))
+    answering = Chain(PROBLEM.messages, (*open_still.steps, Step(THINK_END, "large", "end"), *rows[:-1]))
+    assert (obstacle(answering, rows[-1]), obstacle(open_still, Step("".join(row.text for row in rows), "small"))) == (
+        "",
+        "repetition",
+    )
+    assert not stuck(answering, rows[-1])
 
 
 @pytest.mark.parametrize("stop", ["delimiter", "length", "until"])

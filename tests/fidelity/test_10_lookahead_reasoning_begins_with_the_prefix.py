@@ -49,12 +49,12 @@ def test_a_wrong_draft_costs_no_more_than_the_large_model_alone_and_the_judge() 
     assert large.log.count("large write 0") == 1  # what was compared is the repair
 
 
-def test_an_empty_draft_is_repaired_by_the_step_that_was_begun_with_it() -> None:
+def test_a_draft_in_a_loop_is_repaired_by_the_step_that_was_begun_with_it() -> None:
     small, large = pair()
-    small.script = lambda previous: "\n\n"
+    small.script = lambda previous: "no " * 450 + "\n\n"
     (chain, _), took = run(reason(LookaheadReasoning(small, large), PROBLEM))
     assert took == STEPS * LARGE
-    assert {step.note for step in chain.steps} == {"empty"}
+    assert {step.note for step in chain.steps} == {"repetition"}
     assert [line for line in large.log if line.startswith("large write")] == [
         line for place in range(STEPS) for line in (f"large write {place}", f"large write {place} done")
     ]

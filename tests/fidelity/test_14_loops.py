@@ -1,10 +1,13 @@
-"""Token-scale BiLD never saw a loop; programs written three times were loops, and loops of digits or Chinese none."""
+"""
+Token-scale BiLD never saw a loop; programs written three times were loops, and loops of digits or Chinese none.
+
+Then equal rows, blank paragraphs and short answers were loops.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -13,14 +16,20 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Chain, Step, reason
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Stop
-from stepspec.orchestrator.repetition import PER_UNIT, SPAN, obstacle, stuck
+from stepspec.orchestrator.repetition import PER_UNIT, ROUNDS, SPAN, TAIL, obstacle, stuck
 from stepspec.policies import BiLD, Relay, SpeculativeThinking
 from stepspec.policies.solo import large_alone
 
 from ..fakes import Previous, ScriptedModel, run, tokenise
 from ..orchestrator.arms import BOUNDED, PROBLEM
-from ..orchestrator.test_repetition import LISTS, ROUND, chain, step
+from ..orchestrator.test_repetition import LISTS, chain
 
+ROUND = (
+    "Let me add the apples again: 12 + 3 = 15.",
+    "Then she gives 4 away, which leaves 15 - 4 = 11.",
+    "But wait, is that right? I should check the days.",
+    "On Monday she has 12, on Tuesday 15, on Wednesday 11.",
+)
 LOOPS = {
     "words": "and so on, and then ",
     "one word": "no ",
@@ -56,17 +65,17 @@ def first_refused(text: str, size: int, before: str = "") -> int | None:
 @pytest.mark.parametrize("size", [1, 5, 40])
 def test_a_loop_is_detected_in_its_fourth_round_for_all_step_sizes(loop: str, size: int) -> None:
     """Or later, where a round is short."""
-    position = first_refused(loop * (1 + SPAN * PER_UNIT * 4 // len(loop)), size, "Well, 0.5 is it. ")
-    most = max(4 * len(loop), SPAN * PER_UNIT) + 2 * size
+    position = first_refused(loop * (1 + TAIL // len(loop)), size, "Well, 0.5 is it. ")
+    most = max((ROUNDS + 1) * len(loop), ROUNDS * SPAN * PER_UNIT) + 2 * size
     assert position is not None
     assert position <= most
 
 
-@pytest.mark.parametrize(("loop", "tokens"), [("3", 260), ("\u597d\u7684", 260), ("no ", 260), ("a b c d e ", 260)])
-def test_a_short_loop_takes_no_more_than_its_span(loop: str, tokens: int) -> None:
-    position = first_refused(loop * 2000, 1, "0.")
+@pytest.mark.parametrize("loop", ["3", "\u597d\u7684", "no ", "a b c d e "])
+def test_a_short_loop_takes_no_more_than_its_span(loop: str) -> None:
+    position, most = first_refused(loop * 2000, 1, "0."), ROUNDS * SPAN + 4
     assert position is not None
-    assert len(tokenise((loop * 2000)[:position])) <= tokens or position <= tokens
+    assert len(tokenise((loop * 2000)[:position])) <= most or position <= most
 
 
 LEGITIMATE = {
@@ -95,16 +104,6 @@ def test_tables_lists_sums_and_confirmations_are_none(text: str, size: int) -> N
 @pytest.mark.parametrize("paragraphs", LISTS, ids=lambda paragraphs: paragraphs[0][:20])
 def test_text_without_a_loop_in_steps_has_none_in_tokens(paragraphs: list[str]) -> None:
     assert first_refused("".join(f"{text}\n\n" for text in paragraphs), 6) is None
-
-
-def test_a_loop_with_small_variations_is_detected_in_tokens_too() -> None:
-    long = "Now I think about how the number of marbles changes from one day of the week to the day that follows it"
-    varied = "".join(
-        f"{start} {long} in paragraph {place}{mark}\n\n"
-        for start, mark in (("Hmm,", "."), ("Hmm,", "!"), ("WAIT,", "."))
-        for place in range(4)
-    )
-    assert first_refused(varied, 9) is not None
 
 
 PROGRAM = """Let me write the program:
@@ -154,11 +153,13 @@ def test_two_models_that_loop_end_the_run_early(loop: str, ahead: int) -> None:
         BiLD(small, large),
         SpeculativeThinking(small, large),
         Relay(small, large),
-        large_alone(small, large),
     ):
         (grown, end), _ = run(reason(policy, PROBLEM, ahead=ahead, spent=spent))
         assert end == "repetition", policy
         assert grown.tokens < 2048
+    (grown, end), _ = run(reason(large_alone(small, large), PROBLEM, ahead=ahead, spent=spent))
+    assert end != "repetition"  # as its server alone
+    assert grown.tokens > 4000
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -167,7 +168,7 @@ def test_the_large_model_gets_the_small_one_out_of_its_loop(ahead: int) -> None:
     large = ScriptedModel("large", looping("large", "and so on, and then "))
 
     def escape(text: str) -> str | None:
-        return f" enough.\n{THINK_END}" if len(text) > 1100 else ScriptedModel.next(large, text)
+        return f" enough.\n{THINK_END}" if len(text) > 1300 else ScriptedModel.next(large, text)
 
     large.next = escape  # type: ignore[method-assign]
     (grown, end), _ = run(reason(BiLD(small, large), PROBLEM, ahead=ahead, spent=Budget(8192).spent))
@@ -180,7 +181,7 @@ def test_the_large_model_gets_the_small_one_out_of_its_loop(ahead: int) -> None:
 )
 @BOUNDED
 def test_every_endless_repetition_is_a_loop(loop: str, size: int, before: str) -> None:
-    assert first_refused(loop * (SPAN * PER_UNIT * 5 // 4 // len(loop) + 2), size, before) is not None
+    assert first_refused(loop * ((ROUNDS + 1) * SPAN * PER_UNIT // len(loop) + 2), size, before) is not None
 
 
 @given(
@@ -195,25 +196,3 @@ def test_text_of_fewer_units_than_a_span_is_no_loop(words: Sequence[str], sizes:
         for loop in pieces(text, size)[-1:]:
             grown = Chain((), tuple(pieces(text, size)[:-1]))
             assert not stuck(grown, replace(loop, text=loop.text.replace("\n", " ")))
-
-
-class Counted(tuple[Step, ...]):
-    """Steps that count how many of them are looked at from the end."""
-
-    looked: ClassVar[int] = 0
-
-    def __reversed__(self) -> Iterator[Step]:
-        for place in range(len(self) - 1, -1, -1):
-            Counted.looked += 1
-            yield self[place]
-
-
-def test_a_token_costs_as_much_at_the_end_of_a_long_chain_as_before() -> None:
-    looked: list[int] = []
-    for length in (15000, 30000):
-        Counted.looked = 0
-        grown = Chain((), Counted([Step(f"{number % 977:03} ", "small", "until") for number in range(length)]))
-        assert obstacle(grown, step("x", "until")) == ""
-        assert not stuck(grown, step("x", "until"))
-        looked.append(Counted.looked)
-    assert looked[0] == looked[1] < 15000

@@ -131,8 +131,9 @@ async def test_the_server_stops_at_delimiters_but_for_the_rest_of_a_block() -> N
     server = FakeVllm(pieces("".join(STEPS[:2]) + THINK_END, 3))
     async with server.serve() as endpoint, VllmEndpoint(endpoint) as served:
         await written(served.model(GREEDY))
-    stops = [tuple(body["stop"]) for path, body in server.requests if path == "/v1/completions"]
-    assert stops == [(THINK_END, "\n\n"), (THINK_END, "\n\n"), (THINK_END,), (THINK_END, "\n\n")]
+    writes = [body for path, body in server.requests if path == "/v1/completions"]
+    assert [body["stop"] for body in writes] == [["\n\n"], ["\n\n"], [], ["\n\n"]]
+    assert {tuple(body["stop_token_ids"]) for body in writes} == {tuple(server.encode(THINK_END))}
 
 
 async def test_rivals_go_on_within_a_block_too() -> None:

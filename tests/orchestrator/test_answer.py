@@ -131,13 +131,13 @@ def test_the_pieces_of_an_answer_join_to_its_text_and_are_never_taken_back(
     assert all(emitted)
 
 
-def test_text_that_may_become_a_stop_string_or_the_end_of_thinking_is_held_back() -> None:
+def test_text_that_may_become_a_stop_string_is_held_back_and_no_other() -> None:
     emitted: list[str] = []
     stream = AnswerStream(emitted.append, ("Problem:",))
     stream.start()
     for text in ("\n\n4", "\n\n42.", "\n\n42. Pro", "\n\n42. Probably", "\n\n42. Probably </thi"):
         stream.on_token(Step(text, "large", tokens=tuple(map(Token, text))))
-    assert emitted == ["4", "2.", " Probably"]
+    assert emitted == ["4", "2.", " Probably", " </thi"]
 
 
 def test_an_answer_ends_before_its_stop_string() -> None:

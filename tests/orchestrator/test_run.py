@@ -221,9 +221,10 @@ def test_no_time_for_an_answer_leaves_it_empty() -> None:
 
 def test_a_looping_large_model_has_to_answer_at_once() -> None:
     case = Case()
-    case.small.script = case.large.script = lambda previous: "Again.\n\n"
+    case.small.script = case.large.script = lambda previous: "Again and again.\n\n"
     outcome, _ = case.run()
-    assert (outcome.chain.text, outcome.answer, outcome.reason) == ("Again.\n\n" * 2, "42", "repetition")
+    assert (outcome.answer, outcome.reason) == ("42", "repetition")
+    assert 300 < outcome.chain.tokens < 600
 
 
 def rejected(status: int, role: Role = "small") -> EndpointRejected:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from stepspec.orchestrator import Chain, Rollback, reason
-from stepspec.orchestrator.chain import DELIMITER, THINK_END
+from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role
 from stepspec.orchestrator.events import Committed, Event, Judged, Repaired
 from stepspec.orchestrator.reason import End
 from stepspec.policies import Solo, SpecReason
@@ -37,48 +37,46 @@ def verdicts(events: list[Event]) -> dict[int, str]:
     return {e.index: e.rollback.reason for e in events if isinstance(e, Repaired)}
 
 
-def test_an_empty_draft_is_repaired_without_asking_the_judge(ahead: int) -> None:
+def test_blank_lines_after_a_step_belong_to_the_next_one(ahead: int) -> None:
     small, large = pair(saying("First.\n\n", DELIMITER, f"Last.\n{THINK_END}"))
     chain, end, events = think(small, large, ahead)
-    assert [step.text for step in chain.steps] == ["First.\n\n", "The large one says 1.\n\n", f"Last.\n{THINK_END}"]
-    assert verdicts(events) == {1: "empty"}
-    assert chain.steps[1].note == "empty"
-    assert "large ask 2" not in small.log[: small.log.index("large write 1")]
-    assert end == "finished"
+    assert [step.text for step in chain.steps] == ["First.\n\n", f"\n\nLast.\n{THINK_END}"]
+    assert (verdicts(events), end) == ({}, "finished")
 
 
-def test_a_draft_that_repeats_the_last_step_is_repaired_without_asking_the_judge(ahead: int) -> None:
-    small, large = pair(saying("Again.\n\n", " Again. \n\n", f"Last.\n{THINK_END}"))
-    _, end, events = think(small, large, ahead)
-    assert verdicts(events) == {1: "repetition"}
-    assert "large ask 2" not in small.log[: small.log.index("large write 1")]
-    assert end == "finished"
-
-
-def test_two_alternating_steps_are_a_repetition_when_the_second_recurs(ahead: int) -> None:
-    small, large = pair(
-        saying("One.\n\n", "Two.\n\n", "One.\n\n", "Two.\n\n", f"Last.\n{THINK_END}"), counting("large", 9)
-    )
+def test_equal_steps_are_judged_like_others(ahead: int) -> None:
+    small, large = pair(saying("Again.\n\n", "Again.\n\n", "Again.\n\n", f"Last.\n{THINK_END}"))
     chain, end, events = think(small, large, ahead)
-    assert verdicts(events) == {3: "repetition"}
-    assert [step.text for step in chain.steps][2:4] == ["One.\n\n", "The large one says 3.\n\n"]
+    assert (len(chain.steps), verdicts(events), end) == (4, {}, "finished")
+
+
+LONG = " ".join(f"word{number}" for number in range(150))
+
+
+def test_a_draft_that_completes_a_loop_is_repaired_without_asking_the_judge(ahead: int) -> None:
+    small, large = pair(saying(*[f"{LONG}\n\n"] * 3, f"Last.\n{THINK_END}"))
+    chain, end, events = think(small, large, ahead)
+    assert verdicts(events) == {2: "repetition"}
+    assert [step.text[:13] for step in chain.steps] == ["word0 word1 w"] * 2 + ["The large one", "Last.\n</think"]
+    assert "large ask 3" not in small.log[: small.log.index("large write 2")]
     assert end == "finished"
 
 
-def test_a_large_model_that_repeats_itself_too_ends_the_run_before_the_third_time(ahead: int) -> None:
-    small, large = pair(saying("Again.\n\n"), saying("Again.\n\n"))
+def test_a_large_model_that_goes_on_with_the_loop_ends_the_run(ahead: int) -> None:
+    small, large = pair(saying(f"{LONG}\n\n"), saying(f"{LONG}\n\n"))
     chain, end, events = think(small, large, ahead)
     assert end == "repetition"
-    assert chain.text == "Again.\n\n" * 2
+    assert chain.text == f"{LONG}\n\n" * 3
     assert not chain.finished
-    assert [e.step.note for e in events if isinstance(e, Committed)] == ["", "repetition"]
-    assert [e.index for e in events if isinstance(e, Repaired)] == [1, 2]
+    assert [e.step.note for e in events if isinstance(e, Committed)] == ["", "", "repetition"]
+    assert [e.index for e in events if isinstance(e, Repaired)] == [2, 3]
 
 
-def test_a_large_model_that_writes_nothing_ends_the_run(ahead: int) -> None:
-    small, large = pair(saying("First.\n\n", DELIMITER), saying(DELIMITER))
-    chain, end, _ = think(small, large, ahead)
-    assert (chain.text, end) == ("First.\n\n", "repetition")
+@pytest.mark.parametrize("author", ["small", "large"])
+def test_one_model_alone_is_not_kept_from_a_loop(author: Role, ahead: int) -> None:
+    model = ScriptedModel(author, saying(*[f"{LONG}\n\n"] * 9, f"Last.\n{THINK_END}"))
+    (chain, end), _ = run(reason(Solo(model), PROBLEM, ahead=ahead))
+    assert (len(chain.steps), end) == (10, "finished")
 
 
 def test_a_repair_may_end_the_paragraph_of_a_draft_that_was_kept_in_part(ahead: int) -> None:

@@ -289,9 +289,10 @@ class FakeVllm:
             ends = [at + len(stop) for stop in body["stop"] if (at := text.find(stop)) >= 0]
             shown = new if not ends else new[: len(new) - (len(text) - min(ends))]
             tokens.append((shown, new, self.id(piece)))
-            if ends or piece == IM_END.encode():
+            closed = self.id(piece) in body.get("stop_token_ids", ())
+            if ends or closed or piece == IM_END.encode():
                 finish = "stop"
-                reason = next((stop for stop in body["stop"] if stop in text), None)
+                reason = self.id(piece) if closed else next((stop for stop in body["stop"] if stop in text), None)
                 break
         chunks = [tokens[at : at + self.chunk] for at in range(0, len(tokens), self.chunk)]
         made = [self.choice(chunk, body) for chunk in chunks]

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from ...chain import THINK_END, ToolCall
-from ...events import Answered, Answering, Called, Calling, Committed, Event
+from ...chain import ToolCall
+from ...events import Answered, Answering, Called, Calling, Committed, Event, Started
 from ...ledger import COUNTED, Account, Ledger
 from ...solution import Solution
 from ..settings import Thinking
@@ -72,11 +72,14 @@ class DeltaBuilder:
     def add_event(self, event: Event) -> Delta | None:
         """Return what *event* adds to the message; None for nothing."""
         match event:
+            case Started(thinks=thinks):
+                self._thinks = self._thinks and thinks
+                return None
             case Committed(index=index, step=step, score=score):
                 about = {"index": index, "author": step.author, "grade": score, "fate": "kept", "reason": step.note}
                 thinking = self._thinks and not self._thought
-                self._thought = self._thought or step.text.endswith(THINK_END)
-                return Delta(self._think(step.text.replace(THINK_END, "")) if thinking else {}, about)
+                self._thought = self._thought or step.closes
+                return Delta(self._think(step.reasoning) if thinking else {}, about)
             case Answering(text=text):
                 self._answer += text
                 return Delta({"content": self._close() + text})
@@ -113,11 +116,13 @@ class TokenCounts:
 
     def __call__(self, event: Event) -> None:
         match event:
+            case Started(thinks=thinks):
+                self._thought = not thinks
             case Committed(step=step) if self._thought:
                 self.answer += len(step.tokens)
             case Committed(step=step):
                 self.reasoning += len(step.tokens)
-                self._thought = step.text.endswith(THINK_END)
+                self._thought = step.closes
             case Answered(step=step):
                 self.answer += len(step.tokens)
             case Called():

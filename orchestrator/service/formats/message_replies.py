@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from ...chain import THINK_END, ToolCall
+from ...chain import ToolCall
 from ...events import Answered, Calling, Committed, Event
 from ...solution import Solution
 from ..http.errors import ApiError
@@ -114,7 +114,7 @@ class RawAnswer:
             case Committed(step=step) if self._thought:
                 self._text += step.text
             case Committed(step=step):
-                self._thought = step.text.endswith(THINK_END)
+                self._thought = step.closes
             case Answered(step=step):
                 self._text = step.text
             case _:

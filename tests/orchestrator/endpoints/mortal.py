@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
@@ -115,6 +114,10 @@ class MortalEndpoint:
         await self.server.living(asyncio.sleep(0))
         return sum(len(message.content.split()) for message in messages) + len(tools)
 
+    async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+        await self.server.living(asyncio.sleep(0))
+        return True
+
     async def tool_format(self, toolset: Toolset) -> Format | None:
         await self.server.living(asyncio.sleep(0))
         return None
@@ -138,9 +141,6 @@ class MortalEndpoint:
 
     async def check_unchanged(self) -> None:
         await asyncio.sleep(0)
-
-    def apart(self) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
 
     def adopt(self, fresh: ModelEndpoint) -> None:
         self.name = fresh.name

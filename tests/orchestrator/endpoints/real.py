@@ -57,8 +57,9 @@ class RealVllm(FakeVllm):
             shown = new if not ends else new[: len(new) - (len(text) - min(ends)[0])]
             tokens.append((shown, self._spelling(number, context), number))
             context.append(number)
-            if ends or number == self.end:
-                finish, reason = "stop", min(ends)[1] if ends else None
+            closed = number in body.get("stop_token_ids", ())
+            if ends or closed or number == self.end:
+                finish, reason = "stop", number if closed else min(ends)[1] if ends else None
                 break
         chunks = [tokens[at : at + self.chunk] for at in range(0, len(tokens), self.chunk)]
         made = [self.choice(chunk, body) for chunk in chunks]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import cast
 from weakref import WeakKeyDictionary
 
-from stepspec.orchestrator.chain import Chain, Step, Stop, Token
+from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
 from stepspec.orchestrator.endpoints.sticky_stream import StickyStream
-from stepspec.orchestrator.endpoints.token_stream import RequestMeter, StepBuilder, TokenStream, step_ends
+from stepspec.orchestrator.endpoints.token_stream import Closing, RequestMeter, StepBuilder, TokenStream, step_ends
 from stepspec.orchestrator.events import Called, Started
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN
 from stepspec.orchestrator.reason import reason
@@ -21,6 +21,8 @@ from stepspec.policies import SpecReason
 
 from ...fakes import ScriptedModel, Until, counting, run
 from ..arms import PROBLEM, pair
+
+CLOSING = Closing(THINK_END)
 
 
 @dataclass(eq=False)
@@ -47,7 +49,7 @@ class StreamingModel(ScriptedModel):
         if stack is None or opening:
             return await super().write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
         ends = step_ends(chain, stop)
-        growing = StepBuilder(self.role, "words", ends=ends, limit=limit, before=chain.text, top=top)
+        growing = StepBuilder(self.role, "words", ends=ends, limit=limit, before=chain.text, top=top, closing=CLOSING)
         stream = self._streams.get(stack)
         if stream is None or not stream.continues(chain, ends, limit, top):
             if stream is not None:
@@ -56,7 +58,7 @@ class StreamingModel(ScriptedModel):
             def open_request(observe: Callable[[Called], None]) -> AsyncGenerator[TokenStream]:
                 return self._open(chain, observe)
 
-            stream = StickyStream(asynccontextmanager(open_request), self.observe, ends, limit, top)
+            stream = StickyStream(asynccontextmanager(open_request), self.observe, ends, limit, top, CLOSING)
             self._streams[stack] = stream
             stack.push_async_callback(stream.close)
         return await stream.write(chain, growing, until, limit)

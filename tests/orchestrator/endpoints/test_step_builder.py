@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepspec.orchestrator.chain import THINK_END, Step, Stop, Token
-from stepspec.orchestrator.endpoints.token_stream import StepBuilder, ends_in
+from stepspec.orchestrator.endpoints.token_stream import OUTSIDE, Closing, StepBuilder
 from stepspec.orchestrator.step_ends import StepEnds
 
 PIECES = st.lists(
@@ -14,22 +15,41 @@ PIECES = st.lists(
 )
 
 
-def grown(pieces: list[str], limit: int = 1000) -> tuple[Step, Stop | None, StepBuilder]:
-    growing = StepBuilder("small", "v", ends=StepEnds(blocks=False), limit=limit)
-    for number, piece in enumerate(pieces):
-        if stop := growing.add(Token(piece, id=number)):
+MARK = 99  # the id of the token that closes the thinking
+TEXT, TOKEN = Closing(THINK_END), Closing(THINK_END, MARK)
+
+
+def number(piece: str, place: int) -> int:
+    return MARK if piece == THINK_END else place
+
+
+def grown(pieces: list[str], limit: int = 1000, closing: Closing = TEXT) -> tuple[Step, Stop | None, StepBuilder]:
+    growing = StepBuilder("small", "v", ends=StepEnds(blocks=False), limit=limit, closing=closing)
+    for place, piece in enumerate(pieces):
+        if stop := growing.add(Token(piece, id=number(piece, place))):
             return growing.end(stop), stop, growing
     return growing.end("end"), None, growing
 
 
+def first_end(pieces: list[str], closing: Closing) -> int:
+    """The end of the first blank line or mark in *pieces*; -1 if there is none."""
+    text, ends = "".join(pieces), list[int]()
+    if closing.id >= 0:
+        ends = [len("".join(pieces[: place + 1])) for place, piece in enumerate(pieces) if piece == THINK_END][:1]
+    elif THINK_END in text and closing.text:
+        ends = [text.index(THINK_END) + len(THINK_END)]
+    return min([*ends, *([text.index("\n\n") + 2] if "\n\n" in text else [])], default=-1)
+
+
+@pytest.mark.parametrize("closing", [TEXT, TOKEN, OUTSIDE], ids=["text", "token", "none"])
 @settings(deadline=None)
-@given(PIECES)
-def test_it_ends_where_the_first_stop_string_is_complete(pieces: list[str]) -> None:
-    text = "".join(pieces)
-    end = ends_in(text, ("\n\n", THINK_END))
-    step, stop, growing = grown(pieces)
+@given(pieces=PIECES)
+def test_it_ends_where_the_first_blank_line_or_mark_is_complete(pieces: list[str], closing: Closing) -> None:
+    """A mark counts as text or as a token, and not at all outside of the thinking."""
+    text, end = "".join(pieces), first_end(pieces, closing)
+    step, stop, growing = grown(pieces, closing=closing)
     assert step.text == (text if end < 0 else text[:end])
-    assert stop == (None if end < 0 else "end" if step.text.endswith(THINK_END) else "delimiter")
+    assert stop == (None if end < 0 else "delimiter" if step.text.endswith("\n\n") else "end")
     assert "".join(token.text for token in step.tokens) == step.text
     complete = [token for token in step.tokens if token.id >= 0]
     assert [token.text for token in complete] == pieces[: len(complete)]
@@ -56,7 +76,46 @@ def test_an_opening_is_cut_to_the_limit_and_tokens_keep_the_requested_alternativ
     assert growing.end("length").tokens == (Token("a", top=rivals[:1]), Token("d"))
 
 
-def test_the_first_of_two_stop_strings_counts() -> None:
-    assert ends_in("a; b\n\n", ("\n\n", ";")) == 2
-    assert ends_in("a", ("\n\n",)) == -1
-    assert ends_in("a\n\nb", ("\n\n",), start=2) == -1
+@pytest.mark.parametrize("stops", [("\n\n", ";"), (";", "\n\n")])
+def test_the_first_of_two_stop_strings_counts(stops: tuple[str, ...]) -> None:
+    growing = StepBuilder("small", "v", ends=StepEnds(stops, blocks=False), limit=9)
+    assert growing.add(Token("a; b\n\n")) == "delimiter"
+    assert growing.so_far().text == "a;"
+
+
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_the_text_of_several_tokens_may_come_with_the_last_one(size: int) -> None:
+    growing = StepBuilder("small", "v", ends=StepEnds(), limit=99, closing=TOKEN)
+    for token in [*[Token("", id=7)] * size, Token("", id=MARK), Token("", id=8)]:
+        assert growing.add(token) is None
+    assert growing.add(Token(f"So.{THINK_END}It is", id=9)) == "end"
+    assert growing.so_far().text == f"So.{THINK_END}"
+
+
+HELD = "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("held", "pieces", "text"),
+    [
+        (HELD, [HELD, "a"], "a"),
+        (HELD, [HELD + "a"], "a"),
+        (HELD, ["", "", HELD, "a"], "a"),
+        (HELD, ["a"], "a"),
+        (HELD, ["", "", "", "\U0001f642", "a"], "\U0001f642a"),
+        (HELD, [HELD, HELD, "a"], HELD + "a"),
+        (HELD * 2, [HELD, HELD, "a"], "a"),
+        (HELD * 2, [HELD * 2 + "a"], "a"),
+        (HELD * 2, [HELD, "a"], "a"),
+        (HELD * 2, [HELD, HELD + HELD], HELD),
+        ("", [HELD], HELD),
+    ],
+)
+def test_held_text_is_left_out_where_the_model_writes_it_again(held: str, pieces: list[str], text: str) -> None:
+    growing = StepBuilder("small", "v", ends=StepEnds(), limit=99, before=f"a{held}")
+    growing.hold(held)
+    for place, piece in enumerate(pieces):
+        assert growing.add(Token(piece, id=place)) is None
+    step = growing.end("length")
+    assert step.text == "".join(token.text for token in step.tokens) == text
+    assert all(token.text == pieces[token.id] for token in step.tokens if token.id >= 0)

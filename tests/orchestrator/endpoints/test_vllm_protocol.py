@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import orjson
 import pytest
 
-from stepspec.orchestrator.chain import THINK_END, Token
+from stepspec.orchestrator.chain import Token
 from stepspec.orchestrator.endpoints import vllm_protocol
 from stepspec.orchestrator.endpoints.vllm_protocol import Call, http_error, no_stream, retry_after
 from stepspec.orchestrator.errors import (
@@ -62,14 +63,16 @@ def line(**choice: object) -> bytes:
         ({}, None, 1),
         ({"finish_reason": "length"}, "length", 1),
         ({"finish_reason": "stop", "stop_reason": "a"}, "delimiter", 1),
-        ({"finish_reason": "stop", "stop_reason": THINK_END}, "end", 1),
+        ({"finish_reason": "stop", "stop_reason": 7}, "end", 1),
+        ({"finish_reason": "repetition"}, "repetition", 1),
         ({"finish_reason": "stop", "stop_reason": None}, "end", 0),
         ({"finish_reason": "stop", "stop_reason": 5}, "end", 0),
         ({"text": "", "token_ids": []}, None, 0),
     ],
 )
 def test_a_chunk_has_the_finish_reason(choice: dict[str, object], ended: str | None, tokens: int) -> None:
-    chunk = vllm_protocol.parse_chunk(CALL, line(**choice), None)
+    """The token 7 closes the thinking: it belongs to the text, as 5 does not."""
+    chunk = vllm_protocol.parse_chunk(CALL, line(**choice), None, [7])
     assert (chunk.ended, len(chunk.tokens)) == (ended, tokens)
 
 
@@ -88,11 +91,24 @@ def test_the_token_that_ends_the_turn_takes_its_spelling_along_and_no_other_text
 
 @pytest.mark.parametrize(
     "event",
-    [b"", b"nonsense", b"[]", b"{}", line(token_ids=None), line(finish_reason="abort"), line(text="a", token_ids=[])],
+    [b"", b"nonsense", b"[]", b"{}", line(token_ids=None), line(finish_reason="other"), line(text="a", token_ids=[])],
 )
 def test_a_chunk_that_is_not_vllms_is_refused(event: bytes) -> None:
     with pytest.raises(MalformedReply, match="the large model at http://host"):
         vllm_protocol.parse_chunk(CALL, event, 0)
+
+
+@pytest.mark.parametrize("finish", ["abort", "error"])
+def test_a_request_that_the_server_gave_up_may_be_tried_elsewhere(finish: str) -> None:
+    choice = {"finish_reason": finish, "text": "a", "token_ids": [5]}
+    reads: list[Callable[[], object]] = [
+        lambda: vllm_protocol.parse_chunk(CALL, line(**choice), None),
+        lambda: vllm_protocol.choice_probabilities(CALL, {"choices": [choice]}, {"1": 1}),
+        lambda: vllm_protocol.prompt_rows(CALL, {"choices": [choice]}, 0),
+    ]
+    for read in reads:
+        with pytest.raises(EndpointUnavailable, match=f"gave the request up .finish_reason '{finish}'"):
+            read()
 
 
 def test_an_error_in_the_stream_is_raised() -> None:

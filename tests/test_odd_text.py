@@ -1,0 +1,145 @@
+"""
+Text as models really write it: blank paragraphs, equal rows, marks where no block is open, characters that are broken.
+
+Whatever a model writes, a run of that model alone gives the text that its server gives for one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepspec import Solution, Solver
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.endpoints import GREEDY
+
+from .orchestrator.endpoints.server import IM_START, THINK, THINK_END, FakeVllm
+
+HEAD = f"{IM_START}assistant\n{THINK}\n"
+HALF = "\ufffd"
+TYPED = ("</", "think", ">")  # the mark, as a model spells it out when it writes about it
+
+
+@dataclass
+class Writer(FakeVllm):
+    """Writes its script behind the last opening of the assistant's turn, also where the script repeats that."""
+
+    def continuation(self, prompt: str) -> list[bytes]:
+        return super().continuation(f"{THINK}\n".join(["", prompt.partition(HEAD)[2]]) if HEAD in prompt else prompt)
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+async def solved(script: Sequence[str], policy: str, **options: Any) -> Solution:
+    """Have both models write *script*, one piece after the other."""
+    small, large = (Writer(tuple(script), digits={"9": -0.1}) for _ in range(2))
+    small._ids = large._ids  # They share their tokens.
+    async with (
+        small.serve("small") as s,
+        large.serve("large") as other,
+        Solver(s, other, policy=policy, sampling=GREEDY, auto=False, **options) as solver,
+    ):
+        return await solver.solve("What is 1 + 1?", budget=Budget(4000))
+
+
+def plain(script: Sequence[str]) -> tuple[str, str]:
+    """The thinking and the answer of one request, as vLLM divides them at the token that closes the thinking."""
+    place = script.index(THINK_END)
+    return "".join(script[:place]), "".join(script[place + 1 :])
+
+
+THINKING = {
+    "four line breaks": ("A.", "\n\n", "\n\n", "B.", "\n"),
+    "four line breaks in one token": ("A.", "\n\n\n\n", "B.", "\n"),
+    "many line breaks in one token": ("A.", "\n" * 9, "B."),
+    "a line of spaces": ("A.\n\n", "   ", "\n\n", "B.\n"),
+    "a line of tabs": ("A.\n\n", "\t\n", "\n", "B.\n"),
+    "a blank line first": ("\n\n", "A.\n\n", "B.\n"),
+    "many blank lines first": ("\n\n", "\n", "\n\n", "A."),
+    "a blank line before the mark": ("A.", "\n\n"),
+    "two blank lines before the mark": ("A.\n\n", "\n\n"),
+    "nothing": (),
+    "a blank line and nothing else": ("\n\n",),
+    "a line break and nothing else": ("\n",),
+    "three equal rows": ("0\n\n",) * 3 + ("Done.",),
+    "two rows in turn": ("0\n\n", "1\n\n") * 4 + ("Done.",),
+    "many equal rows": ("0 0 0\n\n",) * 12 + ("Done.",),
+    "an exclamation": ("Wait.\n\n", "Hmm.\n\n", "Wait.\n\n", "Hmm.\n\n", "Wait.\n\n", "Done."),
+    "a no-break space": ("A.\n\n", "\u00a0", "\n\n", "B."),
+    "a zero-width space": ("A.\n\n", "\u200b", "\n\n", "B."),
+    "carriage returns": ("A.\r\n", "\r\n", "B.\r\n\r\n", "C."),
+    "the mark, spelt": ("The tag ", *TYPED, " closes it.\n\n", "B."),
+    "the mark, spelt at the end of a step": ("Use ", *TYPED, "\n\n", "B."),
+    "an opening": ("A <think> in it.\n\n", "B."),
+    "broken characters": (f"A {HALF}", "\n\n", HALF, HALF, " B."),
+    "a broken character at the end of a step": ("A.\n\n", HALF),
+    "broken characters alone": (HALF, HALF, HALF),
+    "blank lines in code": ("```\n", "a\n\n", "\n\n", "b\n", "```\n\n", "So."),
+    "a table": ("| a |\n|-|\n| 1 |\n\n", "| 2 |\n\n", "So."),
+}
+ANSWERS = {
+    "the mark": ("Write ", THINK_END, " to close it. It is \\boxed{2}."),
+    "the mark, spelt": ("Write ", *TYPED, " to close it."),
+    "the mark twice": ("It is ", THINK_END, " or ", THINK_END, " 2."),
+    "the mark at the end": ("2", THINK_END),
+    "a second block": ("2\n\n", "<think>", "Hmm.\n\n", THINK_END, "\n\n3"),
+    "the mark as a paragraph": ("One.\n\n", THINK_END, "\n\n", "Two."),
+    "three equal rows": ("0\n\n", "0\n\n", "0\n\n", "done"),
+    "a matrix": ("0 & 0 & 0 \\\\\n",) * 3 + ("\n\n", "So."),
+    "a no-break space": ("One.\n\n", "\u00a0", "\n\n", "Two."),
+    "blank paragraphs": ("One.", "\n\n", "\n\n", "\n\n", "Two."),
+    "a broken character": ("One ", HALF, " two", HALF),
+    "other marks": ("<reasoning>x</reasoning> [THINK] <|end|> <channel|> 2",),
+}
+
+
+@pytest.mark.parametrize("policy", ["large", "specreason", "bild"])
+@pytest.mark.parametrize("thinking", THINKING.values(), ids=THINKING)
+async def test_all_of_the_thinking_is_kept(thinking: Sequence[str], policy: str) -> None:
+    solution = await solved([*thinking, THINK_END, "\n\n", "2"], policy)
+    assert solution.finish_reason == "stop"
+    assert solution.thinking.removesuffix(THINK_END) == "".join(thinking)
+    assert solution.text == "2"
+
+
+@pytest.mark.parametrize("policy", ["large", "specreason", "bild"])
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+async def test_all_of_the_answer_is_kept(answer: Sequence[str], policy: str) -> None:
+    solution = await solved(["So.", "\n", THINK_END, "\n\n", *answer], policy)
+    assert (solution.text, solution.finish_reason) == ("".join(answer), "stop")
+    assert solution.thinking.removesuffix(THINK_END) == "So.\n"
+
+
+@pytest.mark.parametrize("policy", ["large", "specreason"])
+@pytest.mark.parametrize("repeats", [(THINK_END,), ("\n", THINK_END, "\n\n", THINK_END)])
+async def test_only_a_mark_that_is_repeated_at_once_is_left_out(repeats: Sequence[str], policy: str) -> None:
+    solution = await solved(["So.", THINK_END, *repeats, "\n\n2 ", THINK_END, "."], policy)
+    assert solution.text == f"2 {THINK_END}."
+
+
+WORDS = st.sampled_from(
+    [
+        *("So", " it", " is", ".", "0", "\n", "\n\n", "\n\n\n", " ", "\t", "\u00a0", "\u200b", "\r\n", HALF, *TYPED),
+        *("<think>", "```", "```\n", "$$", "|", "| a |\n", "\\[", "\\begin{x}", "\u597d", "\U0001f642", "e\u0301"),
+    ]
+)
+
+
+@given(st.lists(WORDS, max_size=24), st.lists(st.one_of(WORDS, st.just(THINK_END)), max_size=24))
+@settings(deadline=None, max_examples=25)
+def test_one_model_alone_gives_what_its_server_gives(thinking: list[str], answer: list[str]) -> None:
+    script = [*thinking, THINK_END, "\n\n2", *answer]
+    solution = asyncio.run(solved(script, "large"))
+    assert (solution.thinking.removesuffix(THINK_END), solution.text) == (plain(script)[0], plain(script)[1].strip())
+    assert solution.finish_reason == "stop"
