@@ -60,7 +60,10 @@ FLOOR = -9999.0  # nats; vLLM sends it for minus infinity, which JSON has no num
 GREEDY = Sampling(temperature=0.0, top_p=1.0)
 REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character
 NOT_JSON_COMPLIANT = "not JSON compliant"  # vLLM's complaint if uninitialised memory holds no finite number
-TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "context window")
+TOO_LONG = re.compile(
+    "max_model_len|maximum model length|context (length|window)|context_length_exceeded|(prompt|input) is too long",
+    re.IGNORECASE,
+)
 NO_TEMPLATE = "must provide a chat template"  # the complaint of vLLM, in words of transformers
 TEMPLATE_CURE = (
     "the model has no chat template: start vLLM with --chat-template FILE, or serve a model that was trained on "
@@ -143,7 +146,7 @@ def _http_error(call: Call, status: int, message: str, path: str) -> EndpointErr
         return call.error(EndpointUnavailable, cause)
     if retryable(status):
         return call.error(EndpointUnavailable, f"HTTP {status}: {message}")
-    if any(words in message for words in TOO_LONG):
+    if TOO_LONG.search(message):
         return call.error(ContextTooLong, message)
     if NO_TEMPLATE in message:
         return call.error(EndpointRejected, TEMPLATE_CURE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from ...endpoints.client import SESSION, run_place
 from ...endpoints.failures import no_connection
 from ...endpoints.sse import EventTooLarge
 from ...endpoints.vllm_protocol import Call, http_date, http_error, no_stream, retry_after
-from ...errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
+from ...errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
 from ...nesting import answering
 from ..formats.requests import ServedModel
 from ..watch.records import HealthChecked, ServiceObserver, ServiceRequest
@@ -127,10 +127,11 @@ class Forwarding:
         call = Call(self.model.role, server.settings.url, "forward", server.settings.api_key is not None)
         connection = server.connection if isinstance(server, VllmEndpoint) else None
         prioritised = self.priority is not None and (connection is None or connection.priorities)
-        if not await self._try(server, call, prioritised=prioritised):
-            if connection is not None:
-                connection.priorities = False
-            await self._try(server, call, prioritised=False)
+        async with server.apart() if reads_likeliest(self.content) else nullcontext():
+            if not await self._try(server, call, prioritised=prioritised):
+                if connection is not None:
+                    connection.priorities = False
+                await self._try(server, call, prioritised=False)
 
     async def _try(self, server: ModelServer, call: Call, *, prioritised: bool) -> bool:
         """Send the request once; return False if the server refuses the priority that was added to it."""
@@ -144,6 +145,8 @@ class Forwarding:
                     body = await self._failure(response, call)
                     if prioritised and response.status == 400 and b"priority" in body.lower():
                         return False
+                    if isinstance(error := http_error(call, response.status, body, self.request.path), ContextTooLong):
+                        raise error
                     await self._pass_on(FailedAnswer(response.status, _returned(response), body))
                 else:
                     await self._answer(response, server, call)
@@ -242,6 +245,8 @@ class Forwarding:
 
     async def refuse(self, exc: EndpointError) -> None:
         """Answer when no server has: with the answer of the last one that failed, or with an error of its own."""
+        if isinstance(exc, ContextTooLong):
+            raise api_error(exc) from exc
         if isinstance(exc, EndpointRejected):
             raise _key_refused(self.model, exc, keyed=self.endpoint.settings.api_key is not None)
         if self.failed is not None:
@@ -304,6 +309,12 @@ class UpstreamProxy:
                 raise error from None
             request.error = error
             await connection.fail(error)
+
+
+def reads_likeliest(content: Mapping[str, Any]) -> bool:
+    """Whether the answer to *content* has the likeliest tokens of positions, in the chat API or the completions API."""
+    logprobs, top = content.get("logprobs"), content.get("top_logprobs")
+    return bool(top) or (bool(logprobs) and logprobs is not True)
 
 
 def _returned(response: aiohttp.ClientResponse) -> dict[str, str]:

@@ -16,6 +16,7 @@ from stepspec.orchestrator.endpoints.sse import EventReader
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.http.sse import ForwardedAnswer
+from stepspec.orchestrator.service.http.upstream import reads_likeliest
 
 from ..served import TURN, Behind, Noting, Reply, Served, chosen, down, put_behind, serving, until
 
@@ -305,6 +306,43 @@ async def test_an_answer_about_the_request_itself_is_passed_on_from_the_first_on
         reply = await ask(served, stream=True)
         assert down(served) == {}
     assert (reply.status, len(one.got) + len(other.got)) == (status, 1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens.",
+        "The decoder prompt (length 9000) is longer than the maximum model length of 4096.",
+        "The input (9000 tokens) is longer than the model's context length (4096 tokens).",
+        "Input is too long for requested model.",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+async def test_a_prompt_that_is_too_long_is_refused_with_the_same_code_on_every_path(path: str, message: str) -> None:
+    behind = failing(400)
+    behind.pieces = [orjson.dumps({"error": {"message": message, "type": "BadRequestError", "code": 400}})]
+    async with two(behind, behind) as served:
+        content = {"model": "huge", "messages": [TURN], "prompt": "x", "input": "x", "max_tokens": 2}
+        reply = await served.post(path, content)
+    assert reply.status == 400
+    assert message in reply.error["message"]
+    code = reply.error["details"]["error_code"] if path == "/v1/messages" else reply.error["code"]
+    assert code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("content", "likeliest"),
+    [
+        ({"logprobs": True, "top_logprobs": 5}, True),
+        ({"logprobs": True}, False),
+        ({"logprobs": 3}, True),
+        ({"logprobs": 0}, False),
+        ({"logprobs": None, "top_logprobs": None}, False),
+        ({}, False),
+    ],
+)
+def test_requests_for_likeliest_tokens_are_known(content: dict[str, Any], likeliest: bool) -> None:
+    assert reads_likeliest(content) is likeliest
 
 
 async def test_a_failure_has_the_replica_probed_and_a_stream_that_breaks_off_too() -> None:
