@@ -8,6 +8,7 @@ from stepspec.evals.sample import Arm
 
 SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
 BILD = Arm.of("BiLD, steps", "bild", {"scale": "step"})
+READING = Arm.of("reading", "reading")
 REFLECTIVE = Arm.of("reflective", "reflective")
 AUTO = Arm.of("auto", "bild", {"scale": "step"}, auto=True)
 """`auto` over the method that was the fastest on the short world: it chooses who writes, and not between methods."""

@@ -33,7 +33,7 @@ from stepspec.evals.testbed.tables import markdown, small_print, table
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .arms import BILD, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL
+from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL
 from .figures_file import METHODS, write_rows
 from .published_specreason import PUBLISHED
 from .solvers import solvers
@@ -120,6 +120,7 @@ OTHERS = (
     Arm.of("speculative thinking", "speculative-thinking"),
     Arm.of("BiLD, tokens", "bild"),
     BILD,
+    READING,
     REFLECTIVE,
     Arm.of("relay", "relay"),
     Arm.of("glimpse", "glimpse"),
