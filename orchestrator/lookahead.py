@@ -33,6 +33,7 @@ from .interfaces import (
 from .repetition import OBSTACLES, obstacle
 
 T = TypeVar("T")
+UNWRITTEN = Step("", "small", "delimiter")  # in the place of the draft of which a hedge knows nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ class LookaheadControl:
     *ahead* is the number of drafts that may be made beyond the next one to be committed. With 0 the run is sequential:
     one draft, then its verdict; but what a policy can `prepare` for a verdict always starts together with the draft.
     A hedge is a repair that starts before the verdict. A draft is hedged if its `confidence` is at most *hedge* (0:
-    none, 1: every draft). With *sure_bets* no draft is made beyond one that is not sure
-    enough; None bets on every draft. With *auto* the depth is what it decided, and hedges depend on how busy the large
-    model's server is.
+    none). With a *hedge* of 1 every draft is, and the repair starts together with the draft. With *sure_bets* no draft
+    is made beyond one that is not sure enough; None bets on every draft. With *auto* the depth is what it decided, and
+    hedges depend on how busy the large model's server is.
     """
 
     ahead: int = 0
@@ -64,10 +65,15 @@ class LookaheadControl:
             return self.auto.ahead
         return self.ahead
 
+    @property
+    def hedging(self) -> float:
+        """The confidence up to which drafts are hedged at the moment; 1: every draft, and together with it."""
+        return self.hedge if self.auto is None else self.auto.hedge(self.hedge)
+
     def hedges(self, draft: Step) -> bool:
         """Whether the repair of *draft* starts before its verdict."""
-        most = self.hedge if self.auto is None else self.auto.hedge(self.hedge)
-        return most > 0 and draft.author == "small" and bool(draft.tokens) and confidence(draft) <= most
+        hedging = self.hedging
+        return hedging > 0 and draft.author == "small" and bool(draft.tokens) and confidence(draft) <= hedging
 
     def bets_on(self, draft: Step) -> bool:
         """Whether a next draft may be made before the verdict on *draft*."""
@@ -232,12 +238,15 @@ class Lookahead:
             while not (self._over(chain) or self._spent(chain)):
                 index = len(chain.steps)
                 await self._turn(index - self._first, bet_on=bet_on)
+                prepared: asyncio.Task[Step] | None = None
                 if (preparing := prepare(self._policy, chain)) is not None:
-                    self._early_repairs[index] = self._start(preparing, self._context("verify", index))
+                    prepared = self._early_repairs[index] = self._start(preparing, self._context("verify", index))
+                elif self._control.hedging >= 1:
+                    self._hedge(index, chain)
                 REQUEST.set(self._context("draft", index))
                 draft = await self._policy.draft(chain)
                 self._observe(Drafted(index, draft))
-                verifying = self._verify(index, chain, draft, self._early_repairs.get(index))
+                verifying = self._verify(index, chain, draft, prepared)
                 judging = self._start(verifying, self._context("verify", index))
                 self._pending.put_nowait((index, draft, judging))
                 chain, bet_on = chain.extend(draft), self._control.bets_on(draft)
@@ -254,13 +263,16 @@ class Lookahead:
             await self._wanted.wait()
             depth = self._control.depth()
 
+    def _hedge(self, index: int, chain: Chain) -> None:
+        """Start the repair of the draft of step *index*, which may not be written yet."""
+        if index not in self._early_repairs and foreseeable(self._policy):
+            repair = self._policy.repair(chain, UNWRITTEN, Rollback(reason="hedge"))
+            self._early_repairs[index] = self._start(repair, replace(self._context("hedge", index), bet=True))
+
     async def _verify(self, index: int, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
         reason = obstacle(chain, draft) if guarded(self._policy) else ""
-        if not (reason or prepared) and foreseeable(self._policy) and self._control.hedges(draft):
-            request = replace(self._context("hedge", index), bet=True)
-            self._early_repairs[index] = self._start(
-                self._policy.repair(chain, draft, Rollback(reason="hedge")), request
-            )
+        if not (reason or prepared) and self._control.hedges(draft):
+            self._hedge(index, chain)
         if draft.stop == "delimiter" and not draft.text.strip() and not reason:
             verdict: Verdict = Accept()  # There is nothing to judge.
         else:

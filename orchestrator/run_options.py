@@ -129,7 +129,10 @@ class RunOptions(BaseModel):
     ] = 2
     hedge: Annotated[
         Share,
-        RunOption("Repair drafts of at most this confidence while they are judged; 1: all.", calibrated=False),
+        RunOption(
+            "Repair drafts of at most this confidence while they are judged; 1: all, from the start of the draft on.",
+            calibrated=False,
+        ),
     ] = 0.0
     auto: Annotated[
         bool | None,

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from stepspec import Solver
-from stepspec.orchestrator.endpoints import GREEDY, metrics
+from stepspec.orchestrator.endpoints import GREEDY, polling
 from stepspec.orchestrator.nesting import servers
 from stepspec.orchestrator.stats import Acceptance
 
@@ -34,7 +34,7 @@ def shown(passes: int, written: int = 0) -> bytes:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Servers are polled all the time; and an empty working directory."""
-    monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(polling, "POLL_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
 
 

@@ -14,8 +14,9 @@ import pytest
 from stepspec import Candidate, Rating, Solver
 from stepspec.cli.terminal import RunPrinter, summary
 from stepspec.orchestrator import Step, trace
+from stepspec.orchestrator.doctor import diagnose_verifier, render
+from stepspec.orchestrator.doctor.report import Report
 from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
-from stepspec.orchestrator.endpoints.doctor import Report, diagnose_verifier, render
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import AnswerJudged, Event, FellBack, Started
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse
@@ -136,7 +137,7 @@ def test_the_kind_of_a_critic_decides_about_its_settings(monkeypatch: pytest.Mon
     ("table", "words"),
     [
         ({"kind": "http"}, "critic.url: Field required"),
-        ({"kind": "htp", "url": "http://c:1"}, "'reward-model', 'http', 'systemone', 'function'"),
+        ({"kind": "htp", "url": "http://c:1"}, "'reward-model', 'http', 'decisions', 'systemone', 'function'"),
         ({"kind": "http", "url": "http://c:1", "layout": "chat"}, "unknown setting 'critic.layout'"),
         ({"kind": "http", "url": "http://c:1", "fallback": "guess"}, "critic.fallback"),
         ({"kind": "http", "url": "http://c:1", "seconds": 0}, "critic.seconds"),

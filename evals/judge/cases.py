@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import tomllib
 from collections.abc import Sequence
@@ -9,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Step
-from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.interfaces import Model
 
 from .slips import make_slip
 
 STEPS_FILE = Path(__file__).with_name("steps.toml")
 MAX_TOKENS = 1024  # of a chain that the large model writes to have its steps judged
+LIMIT = 256  # tokens of a step
 STEPS = 6  # of one chain, so that one problem does not decide the result
 SHORTEST = 12  # characters of a step that says something
 
@@ -25,7 +26,8 @@ class Case:
     """
     A step that is *right* after *chain*, and the same step with a *slip* of the kind *of*.
 
-    *kind* is that of its problem, and *problem* the problem's number: the steps of one problem are not independent.
+    *kind* is that of its problem, and *problem* the problem's number: the steps of one problem are not independent. A
+    step that is *own* was sampled by the large model.
     """
 
     chain: Chain
@@ -34,6 +36,7 @@ class Case:
     of: str
     kind: str
     problem: int
+    own: bool = False
 
     def versions(self) -> tuple[tuple[bool, Step], tuple[bool, Step]]:
         """Both steps, each with whether it is right."""
@@ -53,19 +56,25 @@ def built_in() -> list[Case]:
     return cases
 
 
-async def own_cases(greedy: Model, sampling: Model, problem: str, number: int, seed: int) -> list[Case]:
+async def own_case(model: Model, chain: Chain, problem: int, rng: random.Random) -> Case | None:
     """
-    The first steps of the large model's chain about *problem* that a slip can be made in.
+    A step that *model*, which samples, writes after *chain*, with a slip made in it; None if it has no place for one.
 
-    The chain is *greedy*. The steps that are judged are sampled after its beginnings, and taken to be right: a greedy
-    step is the likeliest text by definition, so that readings of probabilities would know it without judging it.
+    Its own step is taken to be right. It is sampled, because a greedy step is the likeliest text by definition, so that
+    readings of probabilities would know it without judging it.
     """
+    step = await model.write(chain, limit=LIMIT)
+    if not usable(step) or (made := make_slip(step.text, rng)) is None:
+        return None
+    return Case(chain, step.text, *made, "own", problem, own=True)
+
+
+async def own_cases(greedy: Model, sampling: Model, problem: str, number: int, seed: int) -> list[Case]:
+    """The first own cases of the model *sampling* about *problem*, after the beginnings of the chain of *greedy*."""
     rng, chain, cases = random.Random(f"{seed}/{number}"), Chain.of(problem), list[Case]()
     while not (chain.finished or chain.closed or len(cases) == STEPS) and chain.tokens < MAX_TOKENS:
-        limit = MAX_TOKENS - chain.tokens
-        step, version = await at_once([greedy.write(chain, limit=limit), sampling.write(chain, limit=limit)])
-        if usable(version) and (slipped := make_slip(version.text, rng)) is not None:
-            cases.append(Case(chain, version.text, *slipped, "own", number))
+        step, case = await asyncio.gather(greedy.write(chain, limit=LIMIT), own_case(sampling, chain, number, rng))
+        cases += [case] if case is not None else []
         chain = chain.extend(step)
     return cases
 

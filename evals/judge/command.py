@@ -20,7 +20,7 @@ from ..command_line import finite, only_without_testbed, progress_bars, script, 
 from ..estimate.command import check_pair, parts
 from ..flags import SAMPLING, SERVERS, Json, Pace, ProblemsFile, Testbed, with_settings
 from ..plan import testbed_settings
-from ..testbed.solving_pair import pair_solver
+from ..testbed.solving_pair import fresh_tasks, pair_solver
 from .figures import DraftFigures, ReadingFigures, best, figures
 from .measuring import JudgedSteps, judge_cases, make_cases, try_drafts
 from .report import SMALL_PRINT, conclusion, record, settings_file, table
@@ -69,7 +69,9 @@ def command(
         writable("--write", write)
     if testbed:
         only_without_testbed(problems=problems)
-    texts = load_problems(problems, limit) if problems else []
+        texts = [task.problem for task in fresh_tasks(limit, seed)]  # the only problems that its models know
+    else:
+        texts = load_problems(problems, limit) if problems else []
     settings = testbed_settings() if testbed else Solver().settings
     if not testbed:
         check_pair(settings)
@@ -82,7 +84,7 @@ def command(
         async with solving as solver:
             solver.require_both()
             cases = await make_cases(solver, texts, seed, part)
-            judged = await judge_cases(solver, cases, minutes, part)
+            judged = await judge_cases(solver, cases, minutes, seed, part)
             rows = figures(judged.steps, judged.seconds)
             chosen = best(rows)
             drafts = await try_drafts(solver, cases, chosen.reading.policy, chosen.options, part) if chosen else None
@@ -96,14 +98,15 @@ def command(
             raise typer.Exit(130) from None
     sentence = conclusion(rows, chosen, drafts)
     toml = settings_file(settings, chosen, drafts, sentence, str(datetime.date.today()))
-    steps = len(judged.steps) // 2
     if json:
-        print(orjson.dumps(record(rows, chosen, drafts, steps, judged.skipped, sentence, toml)).decode())
+        print(orjson.dumps(record(rows, chosen, drafts, judged.cases, judged.skipped, sentence, toml)).decode())
     else:
         stdout.print(table(rows))
         for request, why in judged.skipped.items():
             stdout.print(f"- {request} was left out: {why}", highlight=False, markup=False)
-        stdout.print(f"\n{steps} steps, each right and with a slip. {SMALL_PRINT}\n", style="dim", highlight=False)
+        stdout.print(
+            f"\n{judged.cases} steps, each right and with a slip. {SMALL_PRINT}\n", style="dim", highlight=False
+        )
         stdout.print(sentence, style="bold", highlight=False, markup=False, soft_wrap=True)
     if write is not None:
         write.write_text(toml, encoding="utf-8")

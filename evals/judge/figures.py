@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from stepspec.orchestrator.stats import wilson
@@ -15,48 +15,63 @@ from ..results import Interval
 from .readings import READINGS, JudgeReading, Request
 
 ACCEPTED = 0.9  # of the right steps, at the threshold of a reading
+WORDS = 0.95  # of the right steps, which words alone may not reject: beside the threshold, `reading` has one for them
+GAP = "largest gap, all"
+MEAN = "mean gap, all"
+STRICTEST = 0.5  # nats: a threshold below would reject what the model itself samples
 MOST_PASSED = 0.5  # of the slips: a judge that lets more through is worth little
 CLOSE = 0.02  # of AUROC, within which the cheaper request counts
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
-    """A step of the problem with this number that is *right* or has a slip of the kind *of*, with all its readings."""
+    """
+    A step of the problem with this number that is *right* or has a slip of the kind *of*, with all its readings.
+
+    The large model wrote one that is *own*, or that a slip was made in; others were written for this purpose.
+    """
 
     problem: int
     right: bool
     of: str
     values: Mapping[str, float]
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingFigures:
     """
-    What one *reading* is worth: the *area* is its AUROC.
+    What one *reading* is worth: the *areas* are its AUROC on written steps and on own ones, where there are enough.
 
     At the *threshold*, which accepts a share *accepted* of the right steps, it lets the share *passed* of the slips
-    through; *passed_of* has that share by kind of slip. *seconds* are the median of its request, with nothing beside
-    it.
+    through; *passed_of* has that share by kind of slip. These are of own steps, if there are any: how a text is written
+    moves a threshold. *words* is the gap of words for `reading`. *seconds* are the median of the request, alone.
     """
 
     reading: JudgeReading
-    area: Interval
+    areas: tuple[Interval, ...]
     seconds: float
     threshold: float
     accepted: float
     passed: Interval
     passed_of: Mapping[str, float]
+    words: float
+
+    @property
+    def area(self) -> float:
+        """The mean of the areas."""
+        return fmean(area.value for area in self.areas)
 
     @property
     def fits(self) -> bool:
         """Whether the method of this reading may be used with this pair."""
-        settable = self.reading.options is not None
-        return settable and self.area.low > 0.5 and self.passed.value <= MOST_PASSED
+        better = all(area.low > 0.5 for area in self.areas)
+        return self.reading.options is not None and better and self.passed.value <= MOST_PASSED
 
     @property
     def options(self) -> Mapping[str, Any]:
         """The options of the method at the threshold."""
-        return self.reading.options(self.threshold) if self.reading.options else {}
+        return self.reading.options(self.threshold, self.words) if self.reading.options else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,31 +88,42 @@ def figures(steps: Sequence[JudgedStep], seconds: Mapping[Request, Sequence[floa
     """The figures of every reading that all *steps* have, the best first."""
     known = [reading for reading in READINGS if all(reading.name in step.values for step in steps)]
     made = [_figures(reading, steps, median(seconds[reading.request])) for reading in known]
-    return sorted((each for each in made if each is not None), key=lambda each: -each.area.value)
+    return sorted((each for each in made if each is not None), key=lambda each: -each.area)
 
 
 def _figures(reading: JudgeReading, steps: Sequence[JudgedStep], seconds: float) -> ReadingFigures | None:
-    verdicts = [ScoredVerdict(step.values[reading.name], True, step.right, step.problem) for step in steps]
-    separation = separate(verdicts, "step", doubt=False)
-    if separation is None:
+    groups = [[step for step in steps if step.own is own] for own in (False, True)]
+    areas = [area for group in groups if (area := _area(reading.name, group)) is not None]
+    if not areas:
         return None
-    right = sorted(step.values[reading.name] for step in steps if step.right)
-    threshold = right[len(right) - ceil(ACCEPTED * len(right))]
-    passed = [(step.of, step.values[reading.name] >= threshold) for step in steps if not step.right]
-    share = sum(through for _, through in passed) / len(passed)
+    own = groups[1] if _area(reading.name, groups[1]) is not None else groups[0]
+    threshold, right = _threshold(reading.name, own, ACCEPTED), [s.values[reading.name] for s in own if s.right]
+    if reading.policy == "reading":
+        threshold = min(threshold, -STRICTEST) if reading.name != MEAN else threshold
+    passed = [(step.of, step.values[reading.name] >= threshold) for step in own if not step.right]
+    through = sum(passes for _, passes in passed)
     return ReadingFigures(
         reading,
-        separation.area,
+        tuple(areas),
         seconds,
         threshold,
         sum(value >= threshold for value in right) / len(right),
-        Interval(share, *wilson(share * len(passed), len(passed))),
-        {of: _share([through for kind, through in passed if kind == of]) for of in sorted({of for of, _ in passed})},
+        Interval(through / len(passed), *wilson(through, len(passed))),
+        {of: fmean(passes for kind, passes in passed if kind == of) for of in sorted({of for of, _ in passed})},
+        -min(_threshold(GAP, own, WORDS), -STRICTEST) if GAP in own[0].values else 0.0,
     )
 
 
-def _share(these: Sequence[bool]) -> float:
-    return sum(these) / len(these)
+def _area(name: str, steps: Sequence[JudgedStep]) -> Interval | None:
+    verdicts = [ScoredVerdict(step.values[name], True, step.right, step.problem) for step in steps]
+    separation = separate(verdicts, "step", doubt=False)
+    return None if separation is None else separation.area
+
+
+def _threshold(name: str, steps: Sequence[JudgedStep], accepted: float) -> float:
+    """The reading that a share *accepted* of the right *steps* reaches."""
+    right = sorted(step.values[name] for step in steps if step.right)
+    return right[len(right) - ceil(accepted * len(right))]
 
 
 def best(rows: Sequence[ReadingFigures]) -> ReadingFigures | None:
@@ -105,7 +131,5 @@ def best(rows: Sequence[ReadingFigures]) -> ReadingFigures | None:
     fitting = [row for row in rows if row.fits]
     if not fitting:
         return None
-    top = max(row.area.value for row in fitting)
-    return min(
-        (row for row in fitting if row.area.value >= top - CLOSE), key=lambda row: (row.seconds, -row.area.value)
-    )
+    top = max(row.area for row in fitting)
+    return min((row for row in fitting if row.area >= top - CLOSE), key=lambda row: (row.seconds, -row.area))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
@@ -13,13 +15,14 @@ from stepspec.api import Solver
 from stepspec.orchestrator import Accept
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.concurrency import at_once
-from stepspec.orchestrator.endpoints import Sampling
-from stepspec.orchestrator.errors import ConfigurationError, MissingCapability, StepspecError
+from stepspec.orchestrator.endpoints import ReplicatedModel, Sampling
+from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, MissingCapability, StepspecError
+from stepspec.orchestrator.interfaces import Model
 from stepspec.orchestrator.stats import wilson
 
 from ..estimate.measuring import opened
 from ..results import Interval
-from .cases import Case, built_in, own_cases, spread
+from .cases import Case, built_in, own_case, own_cases, spread
 from .figures import DraftFigures, JudgedStep
 from .readings import Judges, Request
 
@@ -38,8 +41,9 @@ Progress = Callable[[str, int], Callable[[], object]]
 
 @dataclass
 class JudgedSteps:
-    """The *steps* read so far, the *seconds* of each request that was alone, and why a request is *skipped*."""
+    """The *steps* of so many *cases*, the *seconds* of each request that was alone, and why a request is *skipped*."""
 
+    cases: int = 0
     steps: list[JudgedStep] = field(default_factory=list[JudgedStep])
     seconds: dict[Request, list[float]] = field(default_factory=dict[Request, list[float]])
     skipped: dict[Request, str] = field(default_factory=dict[Request, str])
@@ -57,8 +61,7 @@ async def make_cases(solver: Solver, problems: Sequence[str], seed: int, on_part
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def write(number: int, problem: str) -> list[Case]:
-        async with gate, opened(solver.large) as greedy:
-            sampling = solver.large.model(Sampling(temperature=TEMPERATURE, seed=seed + number))
+        async with gate, opened(solver.large) as greedy, sampling_model(solver, seed + number) as sampling:
             cases = await own_cases(greedy, sampling, problem, number, seed)
             step()
             return cases
@@ -73,48 +76,77 @@ async def make_cases(solver: Solver, problems: Sequence[str], seed: int, on_part
     return spread(cases, seed)
 
 
-async def judge_cases(solver: Solver, cases: Sequence[Case], minutes: float, on_part: Progress) -> JudgedSteps:
-    """
-    Read both versions of as many *cases* as *minutes* allow. The first ones are read alone, to time the requests.
+@asynccontextmanager
+async def sampling_model(solver: Solver, seed: int) -> AsyncGenerator[Model]:
+    """Yield a large model that samples, at one of its replicas."""
+    model = solver.large.model(Sampling(temperature=TEMPERATURE, seed=seed))
+    try:
+        yield model
+    finally:
+        if isinstance(model, ReplicatedModel):
+            model.leave()
 
-    Raise `StepspecError`, with the cure, for servers that cannot be used so.
+
+@dataclass
+class Judging:
+    """Reads both versions of cases, *AT_ONCE* at a time, until the second *end* of the loop's clock."""
+
+    solver: Solver
+    judges: Judges
+    end: float
+    seed: int
+    judged: JudgedSteps
+    gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+
+    async def read(self, case: Case, done: Callable[[], object], *, alone: bool = False) -> None:
+        """Read *case*, and an own step in its place if it is not one itself; *alone*: nothing else is read now."""
+        async with self.gate:
+            if asyncio.get_running_loop().time() > self.end:
+                return
+            cases = [case]
+            if not case.own:
+                rng = random.Random(f"{self.seed}/{case.problem}/{len(case.chain.steps)}")
+                async with sampling_model(self.solver, self.seed) as sampling:
+                    own = await own_case(sampling, case.chain, case.problem, rng)
+                cases += [own] if own is not None else []
+            steps: list[JudgedStep] = []
+            for each in cases:
+                for right, version in each.versions():
+                    values, seconds = await self.judges.read(each.chain, version, self.judged.skipped)
+                    steps.append(JudgedStep(each.problem, right, each.of, values, each.own))
+                    for request, taken in seconds.items() if alone else ():
+                        self.judged.seconds.setdefault(request, []).append(taken)
+            self.judged.steps += steps
+            self.judged.cases += 1
+            done()
+
+
+async def judge_cases(
+    solver: Solver, cases: Sequence[Case], minutes: float, seed: int, on_part: Progress
+) -> JudgedSteps:
+    """
+    Read both versions of as many *cases* as *minutes* allow, and own steps in the places of written ones.
+
+    The first cases are read alone, to time the requests. Raise `StepspecError`, with the cure, for servers that cannot
+    be used so.
     """
     if solver.small.name == solver.large.name:
         raise ConfigurationError(
             f"both servers serve {solver.large.name!r}: a model cannot judge itself; name the server of a smaller one "
             "with --small, or serve two different models under their own names (--served-model-name)"
         )
-    if (await solver.large.capabilities()).prompt_logprobs is False:
-        raise MissingCapability(CANNOT_SCORE)
-    await solver.warm_up()
-    judged, clock = JudgedSteps(), asyncio.get_running_loop().time
-    end = clock() + 60 * minutes
     step = on_part("judging steps", len(cases))
     async with opened(solver.large) as large:
         judges = Judges(large, _rate(solver) if solver.settings.rates_steps else None)
-        judged.skipped = await _untried(judges, cases[0])
-        gate = asyncio.Semaphore(1)
-
-        async def read(case: Case, *, alone: bool = False) -> None:
-            async with gate:
-                if clock() > end:
-                    return
-                both: list[JudgedStep] = []
-                for right, version in case.versions():
-                    values, seconds = await judges.read(case.chain, version, judged.skipped)
-                    both.append(JudgedStep(case.problem, right, case.of, values))
-                    for request, taken in seconds.items() if alone else ():
-                        judged.seconds.setdefault(request, []).append(taken)
-                judged.steps += both
-                step()
-
+        judged = JudgedSteps(skipped=await _untried(judges, cases[0]))
+        end = asyncio.get_running_loop().time() + 60 * minutes
+        judging = Judging(solver, judges, end, seed, judged)
         for case in cases[:ALONE]:
-            await read(case, alone=True)
-        gate = asyncio.Semaphore(AT_ONCE)
-        await at_once(read(case) for case in cases[ALONE:])
-    if len(judged.steps) < 2 * min(FEWEST, len(cases)):
+            await judging.read(case, step, alone=True)
+        await at_once(judging.read(case, step) for case in cases[ALONE:])
+    if judged.cases < min(FEWEST, len(cases)):
         raise StepspecError(
-            f"only {len(judged.steps) // 2} steps were judged in {minutes:g} minutes: this server needs more --minutes"
+            f"only {judged.cases} steps were judged in {minutes:g} minutes: this server needs more --minutes"
         )
     return judged
 
@@ -125,7 +157,9 @@ async def _untried(judges: Judges, case: Case) -> dict[Request, str]:
     for name, request in judges.requests.items():
         try:
             await request(case.chain, case.versions()[0][1])
-        except (MissingCapability, ConfigurationError) as exc:
+        except EndpointUnreachable:
+            raise
+        except StepspecError as exc:
             skipped[name] = str(exc)
     if "score" in skipped:
         raise MissingCapability(f"{CANNOT_SCORE} ({skipped['score']})")

@@ -21,9 +21,8 @@ from stepspec.policies.grading import DIGITS, expected, likeliest
 from stepspec.policies.reading import Measure, Tokens, strictly, surprise
 from stepspec.prompts import load
 
-Request: TypeAlias = Literal["score", "grade", "check", "match", "typical", "reward"]
+Request: TypeAlias = Literal["score", "grade", "check", "reflect", "reward"]
 GRADE = load("specreason.grade")
-NEVER = 99.0  # a threshold of surprise that nothing reaches
 TINY = 1e-9
 
 
@@ -32,15 +31,15 @@ class JudgeReading:
     """
     A number that a method compares with a threshold: made of the reply to a *request* by *value*.
 
-    *options* are those with which *policy* accepts the steps whose number is at least a threshold; None if no options
-    of a method do that.
+    *options* are those with which *policy* accepts the steps whose number is at least a threshold, given also the gap
+    that words may have, which only `reading` uses; None if no options of a method do that.
     """
 
     name: str
     request: Request
     value: Callable[[Any], float]
     policy: str
-    options: Callable[[float], Mapping[str, Any]] | None = None
+    options: Callable[[float, float], Mapping[str, Any]] | None = None
 
 
 def least(which: Tokens, measure: Measure) -> Callable[[Sequence[Token]], float]:
@@ -58,12 +57,12 @@ def _surprises(tokens: Sequence[Token], which: Tokens, measure: Measure) -> list
     return [surprise(token, measure, sampled=True) for token, strict in zip(tokens, chosen, strict=True) if strict]
 
 
-def _cut_by(which: Tokens) -> Callable[[float], Mapping[str, Any]]:
-    return lambda threshold: {"threshold": round(-threshold, 2), "tokens": which, "words": NEVER}
+def _cut_by(which: Tokens) -> Callable[[float, float], Mapping[str, Any]]:
+    return lambda value, words: {"threshold": round(-value, 2), "tokens": which, "words": round(max(words, -value), 2)}
 
 
-def _mean_options(threshold: float) -> Mapping[str, Any]:
-    return {"threshold": NEVER, "words": NEVER, "mean": round(-threshold, 2)}
+def _mean_options(value: float, words: float) -> Mapping[str, Any]:
+    return {"threshold": round(words, 2), "words": round(words, 2), "mean": round(-value, 3)}
 
 
 def _grade(read: Callable[[Mapping[str, float]], float]) -> Callable[[Mapping[str, float]], float]:
@@ -83,13 +82,13 @@ def _margin(rule: Literal["match", "typical"]) -> Callable[[Any], float]:
 
 TOKENS: tuple[Tokens, ...] = ("all", "digits", "formulas")
 READINGS: tuple[JudgeReading, ...] = (
-    JudgeReading("grade, mean", "grade", _grade(expected), "specreason", lambda t: {"threshold": round(t, 2)}),
+    JudgeReading("grade, mean", "grade", _grade(expected), "specreason", lambda t, _: {"threshold": round(t, 2)}),
     JudgeReading(
-        "grade, digit", "grade", _grade(likeliest), "specreason", lambda t: {"threshold": t, "read": "greedy"}
+        "grade, digit", "grade", _grade(likeliest), "specreason", lambda t, _: {"threshold": t, "read": "greedy"}
     ),
-    JudgeReading("yes or no", "check", float, "cascade", lambda t: {"sure": 1.0, "threshold": round(t, 3)}),
-    JudgeReading("reflective, match", "match", _margin("match"), "reflective"),
-    JudgeReading("reflective, typical", "typical", _margin("typical"), "reflective"),
+    JudgeReading("yes or no", "check", float, "cascade", lambda t, _: {"sure": 1.0, "threshold": round(t, 3)}),
+    JudgeReading("reflective, match", "reflect", _margin("match"), "reflective"),
+    JudgeReading("reflective, typical", "reflect", _margin("typical"), "reflective"),
     *(
         JudgeReading(f"mean log-probability, {tokens}", "score", mean(tokens, "logprob"), "reading")
         for tokens in TOKENS
@@ -103,7 +102,7 @@ READINGS: tuple[JudgeReading, ...] = (
         for tokens in TOKENS
     ),
     JudgeReading("mean gap, all", "score", mean("all", "gap"), "reading", _mean_options),
-    JudgeReading("reward model", "reward", float, "reward", lambda t: {"threshold": round(t, 3)}),
+    JudgeReading("reward model", "reward", float, "reward", lambda t, _: {"threshold": round(t, 3)}),
 )
 
 
@@ -124,8 +123,7 @@ class Judges:
             "score": self._score,
             "grade": self._grade,
             "check": self._check,
-            "match": Reflective(self.large, self.large, accept="match").read,
-            "typical": Reflective(self.large, self.large, accept="typical").read,
+            "reflect": Reflective(self.large, self.large, accept="typical").read,
         }
         return known if self.rate is None else {**known, "reward": self.rate}
 

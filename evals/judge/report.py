@@ -20,26 +20,31 @@ from .readings import Request
 WIDTH = 100  # columns of a comment
 SMALL_PRINT = (
     "AUROC: the probability that a right step is read as better than a slip; 0.5 is chance; brackets: a 95% bootstrap "
-    "over the problems. Slips let through: their share at the threshold that accepts 90% of the right steps, with "
-    "Wilson's 95% interval. Gaps and log-probabilities are in nats, larger ones for worse steps: of all tokens of a "
-    "step, of those with digits, or of formulas, which are digits, operators and what follows a digit. ms: the median "
-    "of the request with nothing beside it. In parentheses: a method without a threshold for this reading. Steps are "
-    "short here, and slips are one kind of error: `stepspec eval` measures answers."
+    "over the problems. Own steps: the large model samples them at 0.6 in the same places, and slips are made in them; "
+    "they set the threshold, which accepts 90% of the right ones, because each model has a style of its own. Slips let "
+    "through: their share at this threshold, with Wilson's 95% interval. Gaps and log-probabilities: in nats, larger "
+    "ones for worse steps: of all tokens of a step, of those with digits, or of formulas, which are digits, operators "
+    "and what follows a digit. ms: the median of the request with nothing beside it. In parentheses: a method with no "
+    "threshold for this reading. Steps are short here, and slips are one kind of error: `stepspec eval` measures "
+    "answers."
 )
 
 
 def table(rows: Sequence[ReadingFigures]) -> Table:
     """One row for each reading, the best first."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("reading", "method", "AUROC", "ms", "threshold", "slips let through"):
+    shown = max((len(row.areas) for row in rows), default=1)
+    areas = ("AUROC", "AUROC, own steps")[:shown]
+    for column in ("reading", "method", *areas, "ms", "threshold", "slips let through"):
         made.add_column(column, justify="left" if column in ("reading", "method") else "right", no_wrap=True)
     for row in rows:
-        area, reading = row.area, row.reading
+        reading = row.reading
         method = reading.policy if reading.options else f"({reading.policy})"
         threshold = abs(row.threshold)  # surprises are read as negative numbers, so that more is better
         ms = f"{1000 * row.seconds:.0f}"
-        interval = f"{area.value:.2f} [{area.low:.2f}, {area.high:.2f}]"
-        made.add_row(reading.name, method, interval, ms, f"{threshold:.2f}", percent(row.passed))
+        intervals = [f"{area.value:.2f} [{area.low:.2f}, {area.high:.2f}]" for area in row.areas]
+        intervals += [""] * (shown - len(intervals))
+        made.add_row(reading.name, method, *intervals, ms, f"{threshold:.2f}", percent(row.passed))
     return made
 
 
@@ -75,7 +80,7 @@ def settings_file(
     if chosen is not None:
         values["options"] = chosen.options
     if drafts is not None:
-        values["auto"] = {
+        values["prior"] = {  # by which `auto` begins
             "accept_rate": round(drafts.accepted.value, 3),
             "verdict_seconds": round(drafts.verdict_seconds, 4),
         }

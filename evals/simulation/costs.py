@@ -27,6 +27,10 @@ class ServerCosts:
     of tokens that a sequence gains in a pass: above 1 with token-level speculation, whose costs are then in the other
     fields.
 
+    On a card that several servers share, a pass takes *beside* times as long while another server of it works, and
+    *beside_reading* times while that one reads a prompt (None: as *beside*). With a *beside* of None the passes of
+    these servers take turns.
+
     Raise `ConfigurationError` for a negative time, and for a size below 1.
     """
 
@@ -40,6 +44,8 @@ class ServerCosts:
     block: int = 16
     cache: int | None = None
     written: float = 1.0
+    beside: float | None = None
+    beside_reading: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):

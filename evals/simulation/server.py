@@ -55,15 +55,16 @@ class Request:
 
 @dataclass(eq=False)
 class Card:
-    """What passes run on; those of several servers take turns."""
+    """What passes run on; those of several servers take turns, unless they run *together* and slow each other."""
 
-    servers: int = 0
+    servers: list[SimulatedServer] = field(default_factory=list["SimulatedServer"])
+    together: bool = False
     _free: bool = True
     _queue: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]])
 
     def take(self, begin: Callable[[], None]) -> None:
         """Call *begin* as soon as the card is free."""
-        if self._free:
+        if self._free or self.together:
             self._free = False
             begin()
         else:
@@ -94,7 +95,8 @@ class SimulatedServer:
 
     def __init__(self, costs: ServerCosts, card: Card | None = None) -> None:
         self.costs, self._card = costs, card or Card()
-        self._card.servers += 1
+        self._card.servers.append(self)
+        self._card.together = all(server.costs.beside is not None for server in self._card.servers)
         self.busy, self.passes, self.read, self.sequences = 0.0, 0, 0, 0
         self._waiting: list[tuple[int, int, Request]] = []
         self._reading: list[Request] = []
@@ -108,6 +110,17 @@ class SimulatedServer:
         self._since, self._span = 0.0, 0  # when the current passes began, and how many there are
         self._chunks: list[tuple[Request, int]] = []  # prompts that the current pass reads
         self._prompts, self._attended, self._gain = 0, 0.0, 0  # of the first current pass: tokens, context, sequences
+        self._slowed = 1.0  # how many times as long the current passes take as on a card of its own
+
+    @property
+    def working(self) -> bool:
+        """Whether a pass is under way."""
+        return self._timer is not None
+
+    @property
+    def reading(self) -> bool:
+        """Whether the pass under way reads a prompt."""
+        return self.working and self._prompts > 1
 
     @property
     def running(self) -> int:
@@ -189,7 +202,7 @@ class SimulatedServer:
             self._chunks.append((request, chunk))
         while self._awaited and self._awaited[0][2].ended:
             heapq.heappop(self._awaited)
-        alike = not self._reading and self._card.servers == 1
+        alike = not self._reading and len(self._card.servers) == 1
         self._span = max(1, self._awaited[0][0] - self.passes) if alike else 1
         loop = asyncio.get_running_loop()
         self._since = loop.time()
@@ -197,14 +210,23 @@ class SimulatedServer:
         self._attended = self._context + sum(
             request.prompt - request.unread for request, chunk in self._chunks if chunk
         )
-        self._gain = len(self._writing)
+        self._gain, self._slowed = len(self._writing), self._slowing()
         self._timer = loop.call_at(self._since + self._seconds(self._span), self._end)
+
+    def _slowing(self) -> float:
+        """How many times as long a pass takes that begins now, beside the other servers of the card."""
+        if not self._card.together or self.costs.beside is None:
+            return 1.0
+        working = [server for server in self._card.servers if server is not self and server.working]
+        if self.costs.beside_reading is not None and any(server.reading for server in working):
+            return self.costs.beside_reading
+        return self.costs.beside if working else 1.0
 
     def _seconds(self, passes: int) -> float:
         """Seconds of the first *passes* of the current ones; the context grows with every pass."""
         one = self.costs.seconds(self._gain, self._prompts, 0) + self.costs.per_context_token * self._attended
         growth = self.costs.per_context_token * self.costs.written * self._gain
-        return passes * one + growth * passes * (passes - 1) / 2
+        return self._slowed * (passes * one + growth * passes * (passes - 1) / 2)
 
     def _done(self) -> int:
         """How many of the current passes are over."""
@@ -250,7 +272,7 @@ class SimulatedServer:
                     self.close(request)
             elif not waiter.done():
                 waiter.set_result(None)
-        if self._card.servers == 1:
+        if len(self._card.servers) == 1:
             self._begin()
         else:
             self._card.give()

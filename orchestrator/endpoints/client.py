@@ -188,14 +188,20 @@ class Connection:
         raise self.call("connect").error(EndpointRejected, f"{message}{cure}")
 
     @asynccontextmanager
-    async def stream(self, call: Call, body: Body) -> AsyncGenerator[Events]:
-        """Send *body* and yield the events of the stream. Leaving the block early aborts the request."""
+    async def stream(
+        self, call: Call, body: Body, *, accepted: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[Events]:
+        """
+        Send *body* and yield the events of the stream. Leaving the block early aborts the request.
+
+        *accepted* is called when the headers of the response have arrived.
+        """
         deadlines = self.endpoint.deadlines
         async with self._slots:
             ends = asyncio.get_running_loop().time() + deadlines.total
 
             async def begin() -> Events:
-                return await self._begin(call, body, ends)
+                return await self._begin(call, body, ends, accepted)
 
             beginning = self._retry(begin, deadlines.first)
             events = await _within(call, deadlines.unstreamed, "no token in the first {:g} s", beginning)
@@ -204,8 +210,10 @@ class Connection:
             finally:
                 await events.close()
 
-    async def _begin(self, call: Call, body: Body, ends: float) -> Events:
-        events = Events(call, await self._send(call, COMPLETIONS, body), self.endpoint.deadlines, ends)
+    async def _begin(self, call: Call, body: Body, ends: float, accepted: Callable[[], None]) -> Events:
+        response = await self._send(call, COMPLETIONS, body)
+        accepted()
+        events = Events(call, response, self.endpoint.deadlines, ends)
         try:
             await events.prime()
         except BaseException as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -85,6 +86,10 @@ class ModelServer(ModelEndpoint, Protocol):
 
     async def check_unchanged(self) -> None:
         """Raise `EndpointUnavailable` if the server is not as it was learnt any more."""
+        ...
+
+    def apart(self) -> AbstractAsyncContextManager[None]:
+        """Keep a request that reads the likeliest tokens apart from questions by token ids: see `VllmEndpoint`."""
         ...
 
     def adopt(self, fresh: ModelEndpoint) -> None:

@@ -1,26 +1,21 @@
 """
-What vLLM's ``/metrics`` tells: queue gauges, counters of token-level speculation, and the prefix cache's configuration.
+What vLLM's ``/metrics`` tells: the queue, the counters of token-level speculation, and the prefix cache. Pure.
 
-`poll_queue` and `AcceptanceMonitor` read gauges and counters again and again.
+Any server but vLLM shows none of these. `polling` reads them again and again.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import gcd
-from typing import Protocol, TypeAlias
 
-from ..concurrency import background
 from ..stats import Acceptance
-from .settings import Endpoint
 
 # The queue
 
-QUEUE_POLL_SECONDS = 1.0
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
@@ -47,47 +42,12 @@ class QueueGauges:
         return cls(sum(each.running for each in known), sum(each.waiting for each in known), cache)
 
 
-class QueueSource(Protocol):
-    """A server or an endpoint that reports its queue; None if it does not."""
-
-    async def queue(self) -> QueueGauges | None: ...
-
-
 def read_queue(metrics: bytes) -> QueueGauges | None:
     """Add up the gauges of every engine behind a server; None if there are none."""
-    gauges: dict[str, int] = {}
-    for line in metrics.decode(errors="replace").splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name in (RUNNING, WAITING):
-            with suppress(ValueError, OverflowError):  # NaN, inf
-                gauges[name] = gauges.get(name, 0) + max(0, int(float(line.rpartition(" ")[2])))
-    return QueueGauges(gauges[RUNNING], gauges[WAITING], read_cache_tokens(metrics)) if len(gauges) == 2 else None
-
-
-@asynccontextmanager
-async def poll_queue(
-    server: QueueSource,
-    report: Callable[[int, int, int | None], None],
-    every: float = QUEUE_POLL_SECONDS,
-    within: float = 5 * QUEUE_POLL_SECONDS,
-) -> AsyncGenerator[None]:
-    """
-    Call *report* with the running and waiting requests and the tokens of the cache, again *every* so many seconds.
-
-    A poll that fails or takes longer than *within* seconds reports nothing.
-    """
-
-    async def poll() -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(within):
-                    gauges = await server.queue()
-                if gauges is not None:
-                    report(gauges.running, gauges.waiting, gauges.cache)
-            await asyncio.sleep(every)
-
-    async with background(poll()):
-        yield
+    gauges = _sums(metrics)
+    if not gauges.keys() >= {RUNNING, WAITING}:
+        return None
+    return QueueGauges(gauges[RUNNING], gauges[WAITING], read_cache_tokens(metrics))
 
 
 # Token-level speculation: the counters
@@ -95,7 +55,7 @@ async def poll_queue(
 PREFIX = "vllm:spec_decode_num_"
 COUNTERS = {f"{PREFIX}drafts": "drafts", f"{PREFIX}draft_tokens": "drafted", f"{PREFIX}accepted_tokens": "accepted"}
 WRITTEN = "vllm:generation_tokens"
-_NAMES = "|".join([*COUNTERS, WRITTEN])
+_NAMES = "|".join([*COUNTERS, WRITTEN, RUNNING, WAITING])
 _LINE = re.compile(rf"^({_NAMES})(?:_total)?(?:{{.*}})? (.*)$".encode(), re.MULTILINE)  # a comment has no number there
 
 
@@ -138,8 +98,8 @@ def _acceptance(sums: Mapping[str, int]) -> Acceptance | None:
 def _sums(metrics: bytes) -> dict[str, int]:
     sums: dict[str, int] = {}
     for name, value in _LINE.findall(metrics):
-        with suppress(ValueError, OverflowError):
-            sums[name.decode()] = sums.get(name.decode(), 0) + int(float(value))
+        with suppress(ValueError, OverflowError):  # NaN, inf
+            sums[name.decode()] = sums.get(name.decode(), 0) + max(0, int(float(value)))
     return sums
 
 
@@ -147,83 +107,6 @@ def total(parts: Iterable[Acceptance | None]) -> Acceptance | None:
     """Add up the counters of several servers; None if no server has any."""
     known = [part for part in parts if part is not None]
     return sum(known, Acceptance()) if known else None
-
-
-# Token-level speculation: the poller
-
-ACCEPTANCE_POLL_SECONDS = 1.0  # between two readings of one server
-POLL_TIMEOUT = 5 * ACCEPTANCE_POLL_SECONDS  # seconds for one reading
-
-
-class SpeculatingServer(Protocol):
-    """
-    A server that may speculate on tokens. `acceptance` reads its counters again.
-
-    *polled_at* is the second of the last attempt on the event loop's clock, *reading* the newest reading; None if the
-    server does not speculate.
-    """
-
-    polled_at: float
-    reading: AcceptanceReading | None
-
-    @property
-    def settings(self) -> Endpoint: ...
-
-    async def acceptance(self) -> Acceptance | None: ...
-
-
-NamedServer: TypeAlias = tuple[str, SpeculatingServer]
-
-
-class AcceptanceMonitor:
-    """
-    Polls the counters of all speculating servers.
-
-    *servers* returns every server with the role of its model, or the model's path in a nested pair.
-    """
-
-    def __init__(self, servers: Callable[[], Iterable[NamedServer]]) -> None:
-        self._servers = servers
-        self._last: dict[tuple[str, str], AcceptanceReading] = {}  # by name and URL
-        self.totals: dict[str, Acceptance] = {}  # by name, since the first reading, for all clients
-        self.speculating: tuple[NamedServer, ...] = ()
-
-    @asynccontextmanager
-    async def polling(self) -> AsyncGenerator[None]:
-        """Poll the servers while the block lasts."""
-        self._update()
-        async with background(self._poll()):
-            yield
-
-    async def _poll(self) -> None:
-        while True:
-            await asyncio.gather(*[_read(server) for _, server in self.speculating if _due(server)])
-            self._update()
-            await asyncio.sleep(ACCEPTANCE_POLL_SECONDS)
-
-    def _update(self) -> None:
-        """Find the speculating servers, and add what their counters grew by to `totals`."""
-        self.speculating = tuple((name, server) for name, server in self._servers() if server.reading is not None)
-        for name, server in self.speculating:
-            if (reading := server.reading) is not None:
-                growth = reading.since(self._last.get((name, server.settings.url), reading))
-                self.totals[name] = self.totals.get(name, Acceptance()) + (growth or Acceptance())
-                self._last[name, server.settings.url] = reading
-
-
-def _due(server: SpeculatingServer) -> bool:
-    """Whether to read the counters of *server*; never where requests are limited, as a reading is a request too."""
-    return server.settings.requests_per_second is None and _now() - server.polled_at >= ACCEPTANCE_POLL_SECONDS
-
-
-async def _read(server: SpeculatingServer) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(POLL_TIMEOUT):
-            await server.acceptance()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 # The prefix cache
@@ -254,14 +137,13 @@ class CacheConfig:
     known: tuple[str, ...] = ()
 
     @property
-    def hybrid(self) -> bool:
-        """Whether the model has recurrent states that are cached with the prefix."""
-        return self.mode is not None
-
-    @property
     def checkpoints(self) -> bool:
-        """Whether the server saves a state where a prompt ends, so that a prompt sent only for that state pays."""
-        return self.hybrid and self.enabled is not False and self.unit is not None and self.unit < (self.block or 0)
+        """
+        Whether the server saves a state where a prompt ends, so that a prompt sent only for that state pays.
+
+        It does for a hybrid whose match unit is set; vLLM 0.33 does not need the *mode* for it.
+        """
+        return self.enabled is not False and self.unit is not None and self.unit < (self.block or 0)
 
     @property
     def finest(self) -> int:

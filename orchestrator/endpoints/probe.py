@@ -1,115 +1,28 @@
-"""
-What a server can do, found out by trying: `probe` tries each capability, `ordering` whether it orders by ``priority``.
-
-vLLM accepts a priority in any case, so `ordering` observes the effect. A crowd of prompts, in one request, fills the
-queue; then follow a request of the lowest priority and one of the highest. If only the latter overtakes the crowd, the
-server orders requests by priority.
-"""
+"""What a server can do, found out by trying one capability after the other."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from random import choices, shuffle
-from typing import Any, Literal, TypeAlias
+from random import shuffle
+from typing import Any
 
-from ..concurrency import at_once, background
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, MalformedReply
+from ..concurrency import at_once
+from ..errors import EndpointError, EndpointUnavailable, EndpointUnreachable, MalformedReply
 from . import vllm_protocol
 from .client import Connection
 from .metrics import CacheConfig, read_cache_config
 from .tokenizer import PROBE, ModelTokenizer
 from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, VERSION, Body, Reply
 
-Ordering: TypeAlias = Literal["kept", "not seen", "refused"]
-
-CROWDS = (8, 32, 128, 512, 128)  # prompts; a crowd has to keep the server busy for longer than a request takes
-PATIENCE = 15.0  # seconds; no race is begun that is expected to end later
-LENGTH = 400  # tokens of each prompt, at random, so that no prompt is in the prefix cache
-WRITTEN = 8  # tokens after each prompt: with fewer, a very small model finishes a prompt before the next is accepted
-AHEAD = 8  # prompts, and a quarter of the crowd: less may be chance
-FIRST, CROWD, LAST = 1, 2, 3
-
-
-async def ordering(connection: Connection, model: str, tokens: Sequence[int], room: int) -> Ordering | None:
-    """
-    Send crowds of prompts made of *tokens*, for `PATIENCE` seconds at most, and compare the order of the answers.
-
-    *room* is the context length in tokens. "kept": the server orders requests by priority. "not seen": it serves them
-    in the order of arrival, or is too fast for a queue to form. "refused": it rejects a priority. None: a request
-    failed for another reason. Raise `EndpointUnreachable` if the server is gone.
-
-    One race that shows no order proves nothing: a busy machine may delay the two requests until the crowd is over.
-    """
-    loop = asyncio.get_running_loop()
-    started, pace = loop.time(), 0.0
-    length = min(LENGTH, room - WRITTEN)
-    try:
-        for crowd in CROWDS:
-            began = loop.time()
-            if began - started + crowd * pace > PATIENCE:
-                break
-            if await _Race(connection, model, tokens, length).overtakes(crowd):
-                return "kept"
-            pace = (loop.time() - began) / crowd
-    except EndpointRejected as exc:
-        return "refused" if "priority" in exc.cause.lower() else None
-    except EndpointUnreachable:
-        raise
-    except EndpointError:
-        return None
-    return "not seen"
-
-
-class _Race:
-    def __init__(self, connection: Connection, model: str, tokens: Sequence[int], length: int) -> None:
-        self._connection, self._call = connection, connection.call("probe")
-        self._model, self._tokens, self._length = model, tokens, length
-        self._arrived, self._begun = 0, asyncio.Event()
-
-    async def overtakes(self, crowd: int) -> bool:
-        """
-        Return whether the request of the highest priority overtook much more of the crowd than that of the lowest.
-
-        Without an order by priority both are answered one right after the other. With it, the last of the crowd and the
-        request of the lowest priority may be in the same batch, so that either may be answered first.
-        """
-        async with background(self._crowd(crowd), self._begun.wait()) as tasks:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            last, first = await at_once([self._single(LAST), self._single(FIRST)])
-            await tasks[0]
-        return last - first >= max(crowd // 4, AHEAD)
-
-    async def _crowd(self, crowd: int) -> None:
-        prompts = [self._prompt() for _ in range(crowd)]
-        async with self._connection.stream(self._call, self._body(prompts, WRITTEN, CROWD)) as events:
-            while (event := await events.next()) is not None:
-                chunk = vllm_protocol.parse_chunk(self._call, event, vllm_protocol.GREEDY.logprobs)
-                self._arrived += chunk.ended is not None
-                self._begun.set()
-
-    async def _single(self, priority: int) -> int:
-        """Return how many of the crowd's answers had arrived when this request was over."""
-        async with self._connection.stream(self._call, self._body(self._prompt()[:8], 2, priority)) as events:
-            while await events.next() is not None:
-                pass
-            return self._arrived
-
-    def _prompt(self) -> list[int]:
-        return choices(self._tokens, k=self._length)
-
-    def _body(self, prompt: Sequence[int] | Sequence[Sequence[int]], limit: int, priority: int) -> Body:
-        body = vllm_protocol.stream_body(self._model, prompt, vllm_protocol.GREEDY, seed=0, limit=limit, stop=())
-        return body | {"priority": priority, "min_tokens": limit}
-
-
+DIGITS = "0123456789"
 LONG = 400  # tokens; longer than any block (128 at most, on CPUs) of a model that is no hybrid
 LONGER = (1000, 2000, 4000)  # tokens, if the server does not show its block size: a hybrid's is 528 to 1600
 REPEATS = 3  # of one prompt: vLLM keeps some recurrent states only when the same beginning comes again
 RETRIES = 1  # After a request that breaks it, vLLM may reset the connection that the next one is sent on.
 TRIES = 8  # Uninitialised memory may hold a number that JSON cannot express; see `NOT_JSON_COMPLIANT`.
 NEAR = 0.1  # nats; the order of additions may change this much in half precision
+SHARED_TOKENS, SHARED_QUESTIONS, RIVALS = 24, 4, 5  # a request of some length, and questions beside it
 HITS = "vllm:prefix_cache_hits"
 SPECULATION = "vllm:spec_decode_num_drafts"
 
@@ -125,6 +38,9 @@ class Capabilities:
     scores the tokens of a prompt. *prefix_cache*: reads a repeated prompt from its cache. *cached_tokens*: reports how
     many tokens it read there. *metrics*: shows ``/metrics``. *speculation*: uses speculative decoding.
     *suffix_scoring*: scores the end of a cached text as it does within the whole text; None if the settings forbid it.
+    *shared_batch*: questions by token ids leave the likeliest tokens of other requests in the same batch whole, and are
+    answered there; see `VllmEndpoint.apart`. *cached_counts*: the usage counts the cached tokens that ``/metrics``
+    counts; some versions report 0 with ``--scheduling-policy priority``.
     *cache* is the prefix cache as the server describes it. *tried* is the length, in tokens, of the longest repeated
     prompt: the one that was read from the cache, if any was.
     """
@@ -142,19 +58,25 @@ class Capabilities:
     suffix_scoring: bool | None = None
     cache: CacheConfig | None = None
     tried: int = LONG
+    shared_batch: bool | None = None
+    cached_counts: bool | None = None
 
 
 async def probe(
     connection: Connection, model: str, encoder: ModelTokenizer, *, suffix_scoring: bool = False
 ) -> Capabilities:
     """
-    Try one capability after the other. A rejected request means that it is missing, one that fails for another reason
-    that it is unknown. Raise `EndpointUnreachable` if the server is gone.
+    Try one capability after the other: about 20 short requests, and up to 14 with 400 to 4000 tokens.
+
+    A rejected request means that the capability is missing, one that fails for another reason, or shows neither, that
+    it is unknown. Raise `EndpointUnreachable` if the server is gone.
 
     *suffix_scoring* is tried only if the settings allow it: a server without the right flags may crash.
     """
     prompt = (await encoder.literally(PROBE))[: encoder.room - 8]
-    digits = await encoder.literally("0123456789")
+    digits = await encoder.literally(DIGITS)
+    pieces = await encoder.pieces(digits)
+    digits = tuple([number for number in digits if pieces[number].strip() and pieces[number].strip() in DIGITS])
     probing = _Probe(connection, model, prompt, digits, encoder.room - 8)
     capabilities = await probing.run()
     return replace(capabilities, suffix_scoring=await probing.suffix_scoring()) if suffix_scoring else capabilities
@@ -168,6 +90,7 @@ class _Probe:
         self._prompt, self._digits = prompt, list(dict.fromkeys(digits))
         self._room = room
         self._long: Sequence[int] = ()
+        self._counts: bool | None = None
         self._call = connection.call("probe")
 
     async def run(self) -> Capabilities:
@@ -180,8 +103,8 @@ class _Probe:
         return Capabilities(
             version=await self._version(),
             token_ids=None if written is None else bool(written.get("token_ids")),
-            stop_included=await self._stop_included((written or {}).get("text", "")),
-            forced=await self._forced((written or {}).get("token_ids") or []),
+            stop_included=await self._stop_included(),
+            forced=await self._forced(),
             chosen_logprobs=False if speculation else await self._chosen_logprobs(),
             prompt_logprobs=None if scored is None else bool(scored.get("prompt_logprobs")),
             prefix_cache=prefix_cache,
@@ -190,23 +113,42 @@ class _Probe:
             speculation=speculation,
             cache=cache,
             tried=len(self._long),
+            shared_batch=None if speculation else await self._shared_batch(),
+            cached_counts=self._counts,
         )
 
-    async def _stop_included(self, text: str) -> bool | None:
-        """Write *text* again, with its last character as the stop string."""
-        stop = text.strip()[-1:]
-        if not stop:
-            return None
-        choice = await self._choice(4, stop=[stop], include_stop_str_in_output=True)
-        return None if choice is None else str(choice.get("text")).endswith(stop)
+    async def _stop_included(self) -> bool | None:
+        """
+        Write digits, and again with a part of their text as the stop string; None if the model stops for neither.
 
-    async def _forced(self, written: list[int]) -> bool | None:
-        """Allow only one token, which the model would not write."""
-        others = [number for number in self._prompt if number not in written]
-        if not written or not others:
+        A model may write nothing, white space, or something else the second time, if other requests share its batch.
+        """
+        for fields in ({"allowed_token_ids": self._digits}, {}):
+            written = await self._choice(4, min_tokens=4, **fields)
+            if written is None:
+                return None
+            if not (text := str(written.get("text") or "").strip()):
+                continue
+            for stop in dict.fromkeys((text[-1:], text[:1])):
+                again = await self._choice(4, min_tokens=1, stop=[stop], include_stop_str_in_output=True, **fields)
+                if again is None:
+                    return None
+                if str(again.get("text") or "").endswith(stop):
+                    return True
+                if again.get("finish_reason") == "stop":
+                    return False
+        return None
+
+    async def _forced(self) -> bool | None:
+        """Allow one token only, and then only another one: a model that obeys writes different texts."""
+        first, *others = self._digits
+        if not others:
             return None
-        choice = await self._choice(1, allowed_token_ids=others[:1], return_token_ids=True)
-        return None if choice is None else choice.get("token_ids") == others[:1]
+        replies = [await self._choice(1, allowed_token_ids=[number]) for number in (first, others[-1])]
+        texts = [str(reply.get("text") or "") if reply is not None else None for reply in replies]
+        if None in texts:
+            return None
+        return texts[0] != texts[1] and all(text and text.strip() in DIGITS for text in texts)
 
     async def _chosen_logprobs(self) -> bool | None:
         reply = await self._post(vllm_protocol.choice_body(self._model, self._prompt, self._digits, by_id=True))
@@ -217,6 +159,26 @@ class _Probe:
             return len(vllm_protocol.choice_probabilities(self._call, reply, digits)) == len(digits)
         except MalformedReply:
             return False
+
+    async def _shared_batch(self) -> bool | None:
+        """
+        Write tokens with their likeliest rivals while questions by token ids share the batch.
+
+        vLLM's V1 runner leaves the rivals out of every other row then, and its V2 runner with speculation the asked
+        ids. Neither shows on an idle server.
+        """
+        body = vllm_protocol.completion_body(self._model, self._prompt, vllm_protocol.GREEDY, SHARED_TOKENS)
+        writing = self._post(body | {"logprobs": RIVALS, "min_tokens": SHARED_TOKENS})
+        asking = [self._chosen_logprobs() for _ in range(SHARED_QUESTIONS)]
+        written, *answers = await at_once([writing, *asking])
+        if not isinstance(written, Mapping) or None in answers:
+            return None
+        try:
+            rows: Any = written["choices"][0]["logprobs"]["top_logprobs"]
+            whole = all(sum(value > vllm_protocol.FLOOR for value in row.values()) >= RIVALS for row in rows)
+        except (LookupError, TypeError, AttributeError):
+            return None
+        return whole and all(answers)
 
     async def _cache(self, cache: CacheConfig | None) -> tuple[bool | None, bool | None]:
         """Repeat ever longer prompts; return whether one was read from the cache, and whether the usage reports it."""
@@ -251,6 +213,7 @@ class _Probe:
         for _ in range(REPEATS - 1):
             reply = await self._post(body)
             if reply and vllm_protocol.usage(reply)[1]:
+                self._counts = True
                 return True, True
         if reply is None:
             return None, None
@@ -259,6 +222,7 @@ class _Probe:
         reported = bool(usage.get("prompt_tokens_details"))
         if before is None or after is None:
             return (False if reported else None), reported
+        self._counts = False if reported and after > before else None
         return after > before, reported
 
     async def suffix_scoring(self) -> bool:

@@ -261,7 +261,7 @@ class ModelTokenizer(TextEncoder):
     async def _first_words(self) -> str:
         """Have the model answer a plain question, greedily, and return the first words."""
         prompt = await self.render(PLAIN_QUESTION, template=self._variables)
-        body = completion_body(self._model, prompt, GREEDY, FIRST_WORDS) | {"skip_special_tokens": False}
+        body = completion_body(self._model, prompt, GREEDY, FIRST_WORDS)
         reply = await self._connection.post(self._call, COMPLETIONS, body)
         try:
             return str(reply["choices"][0]["text"])

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -82,6 +89,8 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         self.cache: CacheConfig | None = None  # its prefix cache; None if it does not describe it
         self._can: Capabilities | None = None
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
+        self._reading = self._asking = 0  # requests under way that break each other: see `apart`
+        self._answered = asyncio.Event()
         self._checked = (0, -inf)  # how many connections were opened when the server was looked at last, and when
 
     async def _learn(self) -> None:
@@ -117,6 +126,40 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
     def checkpoints(self) -> bool:
         """Whether a question is sent with a second prompt, the chain alone: see `CacheConfig.checkpoints`."""
         return self.cache is not None and self.cache.checkpoints
+
+    @asynccontextmanager
+    async def apart(self) -> AsyncGenerator[None]:
+        """
+        Keep a request that reads the likeliest tokens of positions apart from questions by token ids.
+
+        In one batch of vLLM's V1 runner, the latter leave nothing of the former's tokens. A question that begins during
+        the block reads the 20 likeliest tokens instead, and the block waits for questions by ids that are being
+        answered: each writes one token.
+        """
+        self._reading += 1
+        try:
+            while self._asking:
+                self._answered.clear()
+                await self._answered.wait()
+            yield
+        finally:
+            self._reading -= 1
+
+    @property
+    def asks_by_id(self) -> bool:
+        """Whether a question may ask for the log-probabilities of given token ids now."""
+        mixes = self._can is not None and self._can.shared_batch is True
+        return self.by_id is not False and (mixes or not self._reading)
+
+    @contextmanager
+    def asking_by_id(self) -> Generator[None]:
+        """Count a question by token ids for `apart`."""
+        self._asking += 1
+        try:
+            yield
+        finally:
+            self._asking -= 1
+            self._answered.set()
 
     async def queue(self) -> QueueGauges | None:
         """Read the server's queue; None if it shows none, or cannot be reached."""
@@ -485,11 +528,12 @@ class VllmModel:
         before = await self._chain_ids(chain)
         prompt = before.plus(await encoder.question(question, opening))
         checkpoint = before if endpoint.checkpoints else EncodedPrompt()
-        if endpoint.by_id is not False:
+        if endpoint.asks_by_id:
             probabilities = await self._ask_by_id(prompt, checkpoint, numbers)
             if probabilities is not None:
                 return probabilities
-        reply = await self._ask(prompt, checkpoint, numbers, by_id=False)
+        async with endpoint.apart() if endpoint.by_id is not False else nullcontext():
+            reply = await self._ask(prompt, checkpoint, numbers, by_id=False)
         return dict.fromkeys(choices, 0.0) | vllm_protocol.choice_probabilities(self._call("ask"), reply, numbers)
 
     async def _ask_by_id(
@@ -499,9 +543,10 @@ class VllmModel:
         endpoint = self._endpoint
         known = endpoint.by_id is True  # A server that fails at the first question by ids is not asked by ids again.
         try:
-            reply = await self._ask(
-                prompt, checkpoint if known else EncodedPrompt(), numbers, by_id=True, retries=None if known else 0
-            )
+            with endpoint.asking_by_id():
+                reply = await self._ask(
+                    prompt, checkpoint if known else EncodedPrompt(), numbers, by_id=True, retries=None if known else 0
+                )
         except EndpointUnavailable as exc:
             if known:
                 raise
@@ -563,7 +608,15 @@ class VllmModel:
             stop_token=closing.id if closing.open else -1,
             format=self._format,
         )
-        return generate(endpoint.connection, call, body, self._tally("write", len(prompt), observe))
+        tally = self._tally("write", len(prompt), observe)
+        return self._apart(generate(endpoint.connection, call, body, tally), sampling)
+
+    @asynccontextmanager
+    async def _apart(
+        self, stream: AbstractAsyncContextManager[TokenStream], sampling: Sampling
+    ) -> AsyncGenerator[TokenStream]:
+        async with self._endpoint.apart() if sampling.logprobs else nullcontext(), stream as arrivals:
+            yield arrivals
 
     async def _grow(
         self,
@@ -585,7 +638,9 @@ class VllmModel:
             stop_token=closing.id if closing.open else -1,
             format=self._format,
         )
-        return await grow_each(endpoint.connection, call, body, self._tally("write", sum(map(len, prompts))), growing)
+        tally = self._tally("write", sum(map(len, prompts)))
+        async with endpoint.apart() if self._sampling.logprobs else nullcontext():
+            return await grow_each(endpoint.connection, call, body, tally, growing)
 
     async def _post(
         self,

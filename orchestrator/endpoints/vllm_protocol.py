@@ -48,7 +48,7 @@ Format: TypeAlias = Literal["json"] | Mapping[str, Any] | ServerFormat
 MODELS, COMPLETIONS, POOLING = "/v1/models", "/v1/completions", "/pooling"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 METRICS, VERSION, HEALTH = "/metrics", "/version", "/health"
-SYSTEMONE = "/v1/systemone"  # structured decisions
+DECISIONS, SYSTEMONE = "/v1/decisions", "/v1/systemone"  # the standard, and vLLM's own structured decisions
 GENERATE = "/inference/v1/generate"  # vLLM's own route, which takes token ids and all sampling parameters
 PRIORITISED = frozenset({COMPLETIONS, POOLING, GENERATE})  # the paths whose requests take a ``priority``
 
@@ -398,6 +398,7 @@ def completion_body(model: str, prompt: Prompts, sampling: Sampling, limit: int)
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
+        "skip_special_tokens": False,
     }
 
 
@@ -425,7 +426,6 @@ def stream_body(
         "stream_options": {"include_usage": True},
         "stop": list(stop)[:MAX_STOPS],
         "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
         "return_token_ids": True,
         "return_tokens_as_token_ids": False,
     }

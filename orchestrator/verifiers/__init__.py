@@ -3,7 +3,7 @@
 from .answers import AnswerCheck, CheckedAnswer
 from .candidate import Candidate
 from .functions import VERIFIERS, VerifierFunction
-from .settings import FunctionVerifier, HttpVerifier, SystemOneVerifier, VerifierSettings
+from .settings import DecisionsVerifier, FunctionVerifier, HttpVerifier, SystemOneVerifier, VerifierSettings
 from .verifier import ConnectedVerifier, LargeJudge, Verifier
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Candidate",
     "CheckedAnswer",
     "ConnectedVerifier",
+    "DecisionsVerifier",
     "FunctionVerifier",
     "HttpVerifier",
     "LargeJudge",

@@ -1,5 +1,5 @@
 r"""
-Verifiers on a server: the project's own JSON over HTTP, and vLLM's structured decisions.
+Verifiers on a server: the project's own JSON over HTTP, the Decisions API, and vLLM's structured decisions.
 
 The contract over HTTP is one POST. The request says what to judge::
 
@@ -17,10 +17,10 @@ from typing import cast
 
 from ..chain import Rating
 from ..endpoints.client import Connection
-from ..endpoints.vllm_protocol import JUDGE, SYSTEMONE, Body, Call, Reply
+from ..endpoints.vllm_protocol import DECISIONS, JUDGE, SYSTEMONE, Body, Call, Reply
 from ..errors import EndpointRejected, EndpointUnavailable, MalformedReply
 from .candidate import Candidate, read_rating
-from .settings import HttpVerifier, SystemOneVerifier
+from .settings import DecisionsVerifier, HttpVerifier, SystemOneVerifier
 
 QUESTION = "candidate"  # the id of the one question in a request for a decision
 
@@ -40,25 +40,30 @@ class HttpRater:
         return rating(call, await self._connection.post(call, self._path, candidate_body(candidate)))
 
 
-class SystemOneRater:
-    """Asks a classifier, served by vLLM, a question about each candidate."""
+class ClassifyingRater:
+    """Asks a classifier or judge a question about each candidate."""
 
-    def __init__(self, settings: SystemOneVerifier) -> None:
+    def __init__(self, settings: DecisionsVerifier | SystemOneVerifier) -> None:
         self._connection, self._question, self._model = Connection(settings.address), settings.question, settings.model
+        self._standard = isinstance(settings, DecisionsVerifier)
 
     async def close(self) -> None:
         await self._connection.close()
 
     async def rate(self, candidate: Candidate) -> Rating:
         """Return the probability of yes. Raise an `EndpointError` if there is none."""
-        call = self._connection.call(JUDGE)
-        body = decision_body(candidate, self._question, self._model)
+        call, path = self._connection.call(JUDGE), DECISIONS if self._standard else SYSTEMONE
         try:
-            return decided(call, await self._connection.post(call, SYSTEMONE, body))
+            if not self._standard:
+                body = decision_body(candidate, self._question, self._model)
+                return decided(call, await self._connection.post(call, path, body))
+            self._model = self._model or await self._connection.model_name()
+            body = predicate_body(candidate, self._question, self._model)
+            return predicated(call, await self._connection.post(call, path, body))
         except (EndpointRejected, EndpointUnavailable) as exc:
             if exc.status not in (404, 501):
                 raise
-            cure = "no /v1/systemone for this model here; does this vLLM know structured decisions for it?"
+            cure = f"no {path} for this model here ({exc.cause}); does this server know structured decisions for it?"
             raise call.error(EndpointRejected, cure) from exc
 
 
@@ -82,15 +87,34 @@ def rating(call: Call, reply: Reply) -> Rating:
 
 
 def decision_body(candidate: Candidate, question: str, model: str | None) -> Body:
-    """Write the request for a decision about *candidate*: its text last, so that requests of a run share a prefix."""
+    """Write the request for a decision about *candidate* by vLLM's structured decisions."""
+    body: Body = {"state": _evidence(candidate), "questions": {QUESTION: {"type": "noul", "instructions": question}}}
+    return body | ({"model": model} if model else {})
+
+
+def predicate_body(candidate: Candidate, statement: str, model: str) -> Body:
+    """Write the request of the Decisions API for the probability of a *statement* about *candidate*."""
+    questions = [{"type": "predicate", "name": QUESTION, "instructions": statement}]
+    return {"model": model, "input": _evidence(candidate), "questions": questions}
+
+
+def _evidence(candidate: Candidate) -> str:
+    """Write down what is judged, with the candidate's text last, so that requests of a run share a prefix."""
     problem = "\n\n".join(message.content for message in candidate.problem)
     steps = "".join(candidate.steps).strip()
     parts = (("Problem", problem), ("Reasoning", steps), ("Candidate", candidate.text.strip()))
-    body: Body = {
-        "state": "\n\n".join(f"{name}:\n{text}" for name, text in parts if text),
-        "questions": {QUESTION: {"type": "noul", "instructions": question}},
-    }
-    return body | ({"model": model} if model else {})
+    return "\n\n".join(f"{name}:\n{text}" for name, text in parts if text)
+
+
+def predicated(call: Call, reply: Reply) -> Rating:
+    """Read the answer of the Decisions API in *reply*: the probability of the statement. A refusal is no answer."""
+    try:
+        answer = reply["answers"][0]
+        if answer["type"] == "refusal":
+            raise call.error(MalformedReply, "the model declined to judge")
+        return read_rating(answer["probability"])
+    except (LookupError, TypeError, ValueError) as exc:
+        raise call.error(MalformedReply, f"no decision in the reply: {exc}") from exc
 
 
 def decided(call: Call, reply: Reply) -> Rating:

@@ -18,12 +18,12 @@ from ..events import FellBack, Observer, Stage
 from ..interfaces import REQUEST, Model
 from .candidate import Candidate
 from .functions import VERIFIERS, FunctionRater
-from .servers import HttpRater, SystemOneRater
-from .settings import FunctionVerifier, HttpVerifier, SystemOneVerifier
+from .servers import ClassifyingRater, HttpRater
+from .settings import DecisionsVerifier, FunctionVerifier, HttpVerifier, SystemOneVerifier
 
 YES, NO = "Yes", "No"
 
-AnyVerifier: TypeAlias = HttpVerifier | SystemOneVerifier | FunctionVerifier
+AnyVerifier: TypeAlias = HttpVerifier | DecisionsVerifier | SystemOneVerifier | FunctionVerifier
 
 
 class Rater(Protocol):
@@ -101,8 +101,8 @@ def _rater(settings: AnyVerifier) -> Rater:
     match settings:
         case HttpVerifier():
             return HttpRater(settings)
-        case SystemOneVerifier():
-            return SystemOneRater(settings)
+        case DecisionsVerifier() | SystemOneVerifier():
+            return ClassifyingRater(settings)
         case FunctionVerifier(function=name):
             return FunctionRater(VERIFIERS.find(name), settings.name, settings.max_concurrency)
 

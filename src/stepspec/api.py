@@ -31,7 +31,7 @@ from stepspec.orchestrator.endpoints import (
 )
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.interfaces import ServerParser
-from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, poll_queue
+from stepspec.orchestrator.endpoints.polling import AcceptanceMonitor, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Event, Observer, Stage, Started

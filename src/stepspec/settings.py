@@ -33,7 +33,13 @@ from stepspec.orchestrator.run_options import (
     explain_error,
 )
 from stepspec.orchestrator.service.settings import ServiceSettings
-from stepspec.orchestrator.verifiers import FunctionVerifier, HttpVerifier, SystemOneVerifier, VerifierFunction
+from stepspec.orchestrator.verifiers import (
+    DecisionsVerifier,
+    FunctionVerifier,
+    HttpVerifier,
+    SystemOneVerifier,
+    VerifierFunction,
+)
 
 from . import policies, prompts
 from .prompts import PromptFile
@@ -51,10 +57,12 @@ __all__ = [
 ]
 
 REWARD_MODEL = "reward-model"
-CRITICS = frozenset({REWARD_MODEL, "http", "systemone", "function"})  # pydantic puts them into the locations of errors
+CRITICS = frozenset(
+    {REWARD_MODEL, "http", "decisions", "systemone", "function"}
+)  # pydantic puts them into the locations of errors
 HASH = 16  # characters of a prompt's hash in a policy file
 
-Critic: TypeAlias = CriticEndpoint | HttpVerifier | SystemOneVerifier | FunctionVerifier
+Critic: TypeAlias = CriticEndpoint | HttpVerifier | DecisionsVerifier | SystemOneVerifier | FunctionVerifier
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
 

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepspec.orchestrator.endpoints import doctor
+from stepspec.orchestrator.doctor import advice, probes, report, timing
+from stepspec.orchestrator.doctor.table import ROWS
 
 from .reference import DOCS
 
-QUESTIONS = {doctor.QUESTION, doctor.PROBLEM.messages[0].content, doctor.STEP.text, doctor.WRONG.text}
+QUESTIONS = {probes.QUESTION, timing.PROBLEM.messages[0].content, timing.STEP.text, probes.WRONG.text}
 """What the doctor sends to the servers, and does not print."""
 
 WORDS = 4  # in a clause that has to be on the page; shorter ones are parts of sentences
@@ -40,15 +41,16 @@ def plain(text: str) -> str:
 
 def test_every_line_of_the_doctor_is_explained() -> None:
     page = plain((DOCS / "troubleshooting.md").read_text(encoding="utf-8"))
-    source = Path(doctor.__file__).read_text(encoding="utf-8")
-    assert [clause for clause in clauses(source) if len(clause.split()) >= WORDS and plain(clause) not in page] == []
+    sources = [Path(str(each.__file__)).read_text(encoding="utf-8") for each in (advice, probes, report)]
+    found = [clause for source in sources for clause in clauses(source)]
+    assert [clause for clause in found if len(clause.split()) >= WORDS and plain(clause) not in page] == []
 
 
 def test_every_row_of_the_doctor_is_explained() -> None:
     page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"^\| row \|.*\n\|-.*\n((?:\|.*\n)*)", page, re.MULTILINE)
     rows = {name.strip() for line in table.splitlines() for name in line.split("|")[1].split(",")}
-    assert rows == {*doctor.ROWS, "one vocabulary"}
+    assert rows == {*ROWS, "one vocabulary"}
 
 
 def test_clauses_are_those_that_are_printed() -> None:

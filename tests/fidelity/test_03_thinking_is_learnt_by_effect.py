@@ -16,8 +16,8 @@ import pytest
 from stepspec import Sampling, Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain
+from stepspec.orchestrator.doctor import diagnose
 from stepspec.orchestrator.endpoints import learn, probe
-from stepspec.orchestrator.endpoints.doctor import diagnose
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError
 from stepspec.orchestrator.events import Answering, Event
 from stepspec.orchestrator.run import Outcome

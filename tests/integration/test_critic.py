@@ -15,8 +15,8 @@ from stepspec import Solver
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator import Chain, Step
+from stepspec.orchestrator.doctor import diagnose_critic
 from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint, RewardModelEndpoint
-from stepspec.orchestrator.endpoints.doctor import diagnose_critic
 from stepspec.orchestrator.endpoints.reward_model import sigmoid
 from stepspec.orchestrator.endpoints.vllm_protocol import pooled_values
 from stepspec.orchestrator.errors import EndpointRejected

@@ -19,10 +19,10 @@ from stepspec.evals.testbed import servers
 from stepspec.evals.testbed.servers import endpoint as endpoint_of
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import THINK_END, Chain, Message, Role, Step, Tool, ToolCall
+from stepspec.orchestrator.doctor import diagnose, examine, render, report_json, report_schema
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint, VllmModel, learn, vllm_protocol
 from stepspec.orchestrator.endpoints.chat_template import Messages
 from stepspec.orchestrator.endpoints.client import separate_cache
-from stepspec.orchestrator.endpoints.doctor import diagnose, examine, render, report_json, report_schema
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.launcher import Served

@@ -10,8 +10,8 @@ import pytest
 
 from lab.random_models import hybrid_server, make_hybrid
 from stepspec.orchestrator.chain import Chain, Step
+from stepspec.orchestrator.doctor import diagnose
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
-from stepspec.orchestrator.endpoints.doctor import diagnose
 from stepspec.orchestrator.endpoints.metrics import UNIT
 from stepspec.orchestrator.launcher import Served
 from stepspec.policies import SpecReason

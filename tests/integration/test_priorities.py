@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from stepspec.evals.testbed.servers import endpoint
+from stepspec.orchestrator.doctor import diagnose
 from stepspec.orchestrator.endpoints import VllmEndpoint
-from stepspec.orchestrator.endpoints.doctor import diagnose
 from stepspec.orchestrator.interfaces import RequestContext, requesting
 
 from .conftest import Pair, running_requests

@@ -14,8 +14,8 @@ from stepspec.evals.sample import acceptances_between, read_acceptances
 from stepspec.evals.testbed.servers import endpoint, miniature_servers, speculations
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Chain
+from stepspec.orchestrator.doctor import diagnose
 from stepspec.orchestrator.endpoints import GREEDY
-from stepspec.orchestrator.endpoints.doctor import diagnose
 from stepspec.orchestrator.launcher import Served
 from stepspec.policies import METHODS
 from stepspec.prompts import load

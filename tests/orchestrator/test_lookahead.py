@@ -138,6 +138,7 @@ def test_bets_go_away_while_the_repair_is_written_and_are_gone_before_drafting_b
     [
         (0.0, 1 + 1 + 2 + 1 + 1),  # draft, judge, repair; draft, judge
         (0.95, 1 + 2 + 1 + 1),  # the repair began with the judgement
+        (1.0, 2 + 1 + 1),  # the repair began with the draft
     ],
 )
 def test_a_doubtful_draft_is_repaired_while_it_is_judged(hedge: float, seconds: float) -> None:
@@ -152,7 +153,7 @@ def test_a_hedge_on_an_accepted_draft_is_cancelled_and_counted() -> None:
     large.pace = 0.25
     events: list[Event] = []
     large.observe = events.append
-    (chain, _), seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=working(0, 1.0), observe=events.append))
+    (chain, _), seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=working(0, 0.99), observe=events.append))
     assert {step.author for step in chain.steps} == {"small"}
     assert seconds == 6
     assert [line for line in small.log if "large write" in line and "cancelled" in line]

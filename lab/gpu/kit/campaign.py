@@ -201,7 +201,7 @@ def answers(env: Mapping[str, str], methods: Sequence[Mapping[str, Any]], tag: s
         name = method["name"]
         like = {"like": str(folder / f"{method['like']}.jsonl")} if "like" in method else {}
         more = {"concurrency": TARGET.concurrency, "until": str(ANSWERS_UNTIL), **like}
-        (folder / f"{name}.json").write_text(json.dumps({**method, **more}))
+        (folder / f"{name}.json").write_text(json.dumps({**more, **method}))
         arguments = [str(folder / f"{name}.json"), str(ROOT / "problems.jsonl"), str(folder / f"{name}.jsonl")]
         log = (LOGS / f"answers{tag}-{name}.log").open("wb")
         command = [TARGET.python, "-m", "kit.answers", *arguments]
@@ -267,6 +267,8 @@ def main() -> None:
     scripted.stop()
     env = settings("real", TARGET.real)
     if real.wait():
+        if TARGET.doctor:
+            run("judge-real", ["-m", "stepspec", "judge", "--minutes", "0.5", "--json"], env, 45)
         answers(env, TARGET.methods)
         if left() > TARGET.answers_end + 45:
             answers(env, [{**method, "temperature": 0.6} for method in TARGET.methods], "-0.6")

@@ -42,7 +42,7 @@ class Target:
     arrives: bool = True
     """Whether vLLM, wheels and weights arrive in parcels; in a dry run they are there already."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
-    timings: float = 130
+    timings: float = 145
     answers_end: float = 80
     """Seconds before the end of the campaign at which the answers stop and the last timings begin."""
     concurrency: int = 64
@@ -71,7 +71,8 @@ GPU_CASES = (
     case("accept100", 0.95, 1, 2),
     plain("plain"),
     case("accept68", 0.8, 1, 2),
-    case("accept68-hedged", 0.8, 1, 2, hedge=1.0),
+    case("accept68-hedged", 0.8, 1, 1, hedge=1.0),
+    case("accept68-hedged-late", 0.8, 1, 1, hedge=0.999),
     plain("plain-8", 8),
     case("accept81-8", 0.8, 8),
     case("accept81-8-hedged", 0.8, 8, hedge=1.0),
@@ -96,8 +97,8 @@ METHODS = (
     method("bild-step", "bild", READING_BILD),
     method("auto", "reading", overrides={"auto": True}),
     method("random-like-reading", "random", like="reading"),
-    method("bild", "bild"),
-    method("reflective", "reflective"),
+    method("bild", "bild", concurrency=16),
+    method("reflective", "reflective", concurrency=16),
     method("reading-formulas", "reading", {"words": 99}),
     method("reading-mean", "reading", {"threshold": 1, "mean": 0.3}),
 )

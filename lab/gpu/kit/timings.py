@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stepspec.orchestrator.endpoints.client import separate_cache
+
 from .answers import Method, Plain
 
 
@@ -24,9 +26,11 @@ def set_accept_rate(case: dict[str, Any]) -> None:
         Path(rates).write_text(str(case["accept"]))
 
 
-async def run_chain(solver: Plain | Method, prompt: str, seed: int, trace_to: Path | None) -> dict[str, Any]:
+async def run_chain(solver: Plain | Method, prompt: str, seed: int, salt: str, trace_to: Path | None) -> dict[str, Any]:
+    """Run one chain, which finds nothing in the prefix caches that chains with another *salt* wrote."""
     began = time.perf_counter()
-    outcome = await solver.outcome(prompt, seed, trace_to)
+    with separate_cache(salt):
+        outcome = await solver.outcome(prompt, seed, trace_to)
     del outcome["text"]
     return {"seconds": round(time.perf_counter() - began, 4), **outcome}
 
@@ -37,8 +41,9 @@ async def run_case(case: dict[str, Any], prompts: list[str], out: Path) -> None:
         for number in range(case.get("rounds", 1)):
             chosen = [prompts[(number * at + place) % len(prompts)] for place in range(at)]
             trace_to = None if number else out / f"{case['name']}.trace.jsonl"
-            chains = (run_chain(solver, each, seed, None if seed else trace_to) for seed, each in enumerate(chosen))
-            rows = await asyncio.gather(*chains)
+            salts = [f"{case['name']} {number} {place}" for place in range(at)]
+            traces = [trace_to, *[None] * (at - 1)]
+            rows = await asyncio.gather(*map(run_chain, [solver] * at, chosen, range(at), salts, traces))
             write_round(case["name"], number, rows, out)
 
 

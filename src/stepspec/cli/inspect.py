@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepspec.evals.flags import SERVERS, with_settings
-from stepspec.orchestrator.endpoints.doctor import examine, render, report_json, report_schema
+from stepspec.orchestrator.doctor import examine, render, report_json, report_schema
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.nesting import neighbours
 from stepspec.orchestrator.service.watch.page import html

@@ -67,11 +67,10 @@ def test_wrong_use_is_refused_before_anything_is_asked(
 async def test_all_cases_are_read_in_every_way_and_the_first_ones_are_timed() -> None:
     cases = built_in()[:20]
     async with pair() as solver:
-        judged = await judge_cases(solver, cases, 5, nothing)
-    assert len(judged.steps) == 40
-    assert sum(step.right for step in judged.steps) == 20
+        judged = await judge_cases(solver, cases, 5, 0, nothing)
+    assert (judged.cases, len(judged.steps), sum(step.right for step in judged.steps)) == (20, 40, 20)
     assert {request: len(times) for request, times in judged.seconds.items()} == dict.fromkeys(
-        ("score", "grade", "check", "match", "typical"), 12
+        ("score", "grade", "check", "reflect"), 12
     )
     assert judged.skipped == {}
 
@@ -79,13 +78,13 @@ async def test_all_cases_are_read_in_every_way_and_the_first_ones_are_timed() ->
 async def test_a_deadline_leaves_too_few_steps() -> None:
     async with pair() as solver:
         with pytest.raises(StepspecError, match=r"only 0 steps were judged in 0 minutes.*more --minutes"):
-            await judge_cases(solver, built_in(), 0, nothing)
+            await judge_cases(solver, built_in(), 0, 0, nothing)
 
 
 async def test_one_server_for_both_is_refused() -> None:
     async with StandIn().serve("small") as small, StandIn().serve("large") as large, Solver(small, large) as solver:
         with pytest.raises(ConfigurationError, match="both servers serve 'stand-in': a model cannot judge itself"):
-            await judge_cases(solver, built_in(), 5, nothing)
+            await judge_cases(solver, built_in(), 5, 0, nothing)
 
 
 async def test_a_server_that_cannot_score_is_refused_with_the_cure() -> None:
@@ -98,7 +97,7 @@ async def test_a_server_that_cannot_score_is_refused_with_the_cure() -> None:
 
     async with pair(NoScores(names=("large",))) as solver:
         with pytest.raises(MissingCapability, match=r"does not score text.*stepspec doctor"):
-            await judge_cases(solver, built_in(), 5, nothing)
+            await judge_cases(solver, built_in(), 5, 0, nothing)
 
 
 async def test_steps_of_own_chains_need_something_to_slip_on() -> None:
@@ -126,7 +125,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
             return JudgedStep(at, right, "number", {"largest gap, digits": -gap, "grade, mean": 5.0 + at % 3})
 
         steps = [step(at, right) for at in range(20) for right in (True, False)]
-        return JudgedSteps(steps, {"score": [0.02], "grade": [0.01]}, {"typical": "no top tokens"})
+        return JudgedSteps(20, steps, {"score": [0.02], "grade": [0.01]}, {"reflect": "no top tokens"})
 
     async def drafts(*more: Any) -> DraftFigures:
         return DraftFigures(40, Interval(0.75, 0.6, 0.86), 0.5, 0.02)
@@ -149,14 +148,14 @@ def test_a_method_that_fits_is_named_last_and_its_settings_are_written(
     assert call("judge", *DEAD, "--write", "fit.toml") == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[1].split("  ")[0] == "largest gap, digits"
-    assert "- typical was left out: no top tokens" in printed
+    assert "- reflect was left out: no top tokens" in printed
     assert printed[-1] == (
-        "The method reading with threshold = 1.0, tokens = digits, words = 99.0 fits this pair: it accepts 100% of the "
+        "The method reading with threshold = 1.0, tokens = digits, words = 1.0 fits this pair: it accepts 100% of the "
         "right steps and lets 0% of the slips through, and it accepts 75% [60%, 86%] of 40 drafts of the small model."
     )
     written = tomllib.loads(Path("fit.toml").read_text())
-    assert written["options"] == {"threshold": 1.0, "tokens": "digits", "words": 99.0}
-    assert written["auto"] == {"accept_rate": 0.75, "verdict_seconds": 0.02}
+    assert written["options"] == {"threshold": 1.0, "tokens": "digits", "words": 1.0}
+    assert written["prior"] == {"accept_rate": 0.75, "verdict_seconds": 0.02}
     assert (written["policy"], written["small"]["url"]) == ("reading", DEAD[1])
 
 

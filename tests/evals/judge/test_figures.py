@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -35,8 +36,27 @@ def test_the_figures_of_a_reading() -> None:
     assert row.passed.value == 0.25
     assert row.passed_of == {"number": 0.5, "sign": 0.0}
     above = 7 + 9 + 9 + 10  # right steps that are better than each slip
-    assert row.area.value == pytest.approx(above / 40)
-    assert row.options == {"threshold": 4, "tokens": "digits", "words": 99}
+    assert row.areas[0].value == row.area == pytest.approx(above / 40)
+    assert row.options == {"threshold": 4, "tokens": "digits", "words": 4}
+
+
+def test_own_steps_set_the_threshold_and_words_have_one_too() -> None:
+    def both(gap: float, **more: Any) -> JudgedStep:
+        return JudgedStep(values={GAP: -gap, "largest gap, all": -gap - 1}, of="sign", **more)
+
+    written = [both(gap, problem=at, right=gap < 9) for at, gap in enumerate((7, 7, 7, 7, 9, 9, 9))]
+    own = [both(gap, problem=at, right=gap < 5, own=True) for at, gap in enumerate((0, 1, 1, 2, 3, 5, 6, 7, 1.5))]
+    rows = {row.reading.name: row for row in figures([*written, *own], {"score": [1]})}
+    row = rows[GAP]
+    assert [area.value for area in row.areas] == [1.0, 1.0]
+    # Six own steps are right; the largest gap of 90% and of 95% of them is 3, and 4 with the words.
+    assert (row.threshold, row.accepted, row.passed.value, row.words) == (-3, 1.0, 0.0, 4)
+    assert row.options == {"threshold": 3, "tokens": "digits", "words": 4}
+
+
+def test_a_threshold_is_no_stricter_than_what_a_model_samples_itself() -> None:
+    (row,) = figures(steps([0] * 10, [-1, -2, -3]), {"score": [1]})
+    assert row.options["threshold"] == 0.5
 
 
 def test_readings_that_some_steps_lack_have_no_figures() -> None:
@@ -45,7 +65,7 @@ def test_readings_that_some_steps_lack_have_no_figures() -> None:
 
 def row(name: str, area: float, passed: float, seconds: float = 1.0, low: float | None = None) -> ReadingFigures:
     interval = Interval(area, area - 0.1 if low is None else low, 1.0)
-    return ReadingFigures(BY_NAME[name], interval, seconds, 5.0, 0.9, Interval(passed, 0, 1), {})
+    return ReadingFigures(BY_NAME[name], (interval,), seconds, 5.0, 0.9, Interval(passed, 0, 1), {}, 6.0)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +124,7 @@ def test_every_reading_of_a_step_by_hand() -> None:
         "largest gap, formulas": -3.0,
         "mean gap, all": pytest.approx(-0.6),
     }
-    assert set(seconds) == {"score", "grade", "check", "match", "typical"}
+    assert set(seconds) == {"score", "grade", "check", "reflect"}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +139,7 @@ def test_the_options_of_a_reading_accept_what_reaches_its_threshold(name: str, m
     if reading.request == "grade":
         margin *= 8
     assert reading.options is not None
-    policy = make(reading.policy, judge, judge, **reading.options(value + margin))
+    policy = make(reading.policy, judge, judge, **reading.options(value + margin, 9.0))
     verdict = run(policy.verify(PROBLEM, step))[0]
     assert (type(verdict).__name__ == "Accept") == (margin < 0), (name, value, verdict)
 

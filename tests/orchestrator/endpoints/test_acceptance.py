@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from stepspec.orchestrator.chain import Chain
+from stepspec.orchestrator.doctor.advice import conclude
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.client import Connection
-from stepspec.orchestrator.endpoints.doctor import conclude
 from stepspec.orchestrator.endpoints.metrics import AcceptanceReading, read_acceptance, read_counters, total
 from stepspec.orchestrator.stats import Acceptance
 
+from ..doctor.test_doctor import FAST, GOOD, shown
 from ..service.served import until
 from .server import FakeVllm
-from .test_doctor import FAST, GOOD, shown
 
 SHOWN = b"""# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts_total counter

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from stepspec.orchestrator.endpoints import Endpoint
-from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceReading
+from stepspec.orchestrator.endpoints.metrics import AcceptanceReading
+from stepspec.orchestrator.endpoints.polling import AcceptanceMonitor
 from stepspec.orchestrator.stats import Acceptance
 
 from ...fakes import run

@@ -29,6 +29,7 @@ def info(**labels: object) -> bytes:
         (info(), CacheConfig(True, 640, None, "align"), False),
         (info(prefix_match_unit=32), CacheConfig(True, 640, 32, "align"), True),
         (info(prefix_match_unit=640), CacheConfig(True, 640, 640, "align"), False),
+        (info(mamba_cache_mode="none", prefix_match_unit=32), CacheConfig(True, 640, 32, None), True),
         (info(prefix_match_unit=32, enable_prefix_caching=False), CacheConfig(False, 640, 32, "align"), False),
         (info(mamba_cache_mode="none", block_size=16), CacheConfig(True, 16, None, None), False),
         (b'vllm:cache_config_info{block_size="16"} 1.0\n', CacheConfig(None, 16, None, None), False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from math import log
 
 import pytest
@@ -16,7 +17,7 @@ from stepspec.orchestrator.errors import (
 )
 from stepspec.orchestrator.stats import Acceptance
 
-from .conftest import Meet
+from .conftest import Meet, eventually
 from .server import IM_END, IM_START, ROOM, THINK, THINK_END, FakeVllm, Refuse
 
 PROBLEM = Chain.of("What is 1 + 1?")
@@ -47,6 +48,38 @@ async def test_if_a_server_ignores_chosen_tokens_the_likeliest_are_requested(mee
             grades = await met.model.ask(PROBLEM, "Right?", "789")
             assert grades == pytest.approx({"7": 0.5, "8": 0.0, "9": 0.25})
     assert [call.fate for call in met.calls] == ["done"] * 3  # It is tried once.
+
+
+async def test_questions_by_ids_and_requests_for_likeliest_tokens_are_kept_apart(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, digits=GRADES, gate=asyncio.Semaphore(0))
+    async with meet(server) as met:
+        assert server.gate is not None
+        writing = asyncio.create_task(met.model.write(PROBLEM, top=2))
+        await eventually(lambda: bool(server.requests) and "stream" in server.requests[-1][1])
+        await met.model.ask(PROBLEM, "Right?", "79")
+        assert "logprob_token_ids" not in server.requests[-1][1]
+        for _ in range(8):
+            server.gate.release()
+        assert (await writing).text == "So one.\n\n"
+        plain = asyncio.create_task(met.model.write(PROBLEM))  # Its own tokens' log-probabilities stay whole.
+        await eventually(lambda: "stream" in server.requests[-1][1])
+        await met.model.ask(PROBLEM, "Right?", "79")
+        assert server.requests[-1][1]["logprob_token_ids"]
+        for _ in range(8):
+            server.gate.release()
+        await plain
+
+
+async def test_a_request_for_likeliest_tokens_waits_for_the_questions_by_ids(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, digits=GRADES)
+    async with meet(server) as met:
+        with met.endpoint.asking_by_id():
+            writing = asyncio.create_task(met.model.write(PROBLEM, top=2))
+            await asyncio.sleep(0.05)
+            assert not any("stream" in body for _, body in server.requests)
+            assert not met.endpoint.asks_by_id
+        assert (await writing).text == "So one.\n\n"
+        assert met.endpoint.asks_by_id
 
 
 async def test_if_a_server_fails_on_chosen_tokens_the_likeliest_are_requested(meet: Meet) -> None:

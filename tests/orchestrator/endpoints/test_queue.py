@@ -8,7 +8,8 @@ import pytest
 
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.client import Connection
-from stepspec.orchestrator.endpoints.metrics import QueueGauges, poll_queue, read_queue
+from stepspec.orchestrator.endpoints.metrics import QueueGauges, read_queue
+from stepspec.orchestrator.endpoints.polling import poll_queue
 
 from ...fakes import run
 from .server import FakeVllm

@@ -16,7 +16,13 @@ from pydantic import ValidationError
 
 from stepspec.orchestrator import Chain, Message, Rating, Step
 from stepspec.orchestrator.errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
-from stepspec.orchestrator.verifiers import Candidate, ConnectedVerifier, HttpVerifier, SystemOneVerifier
+from stepspec.orchestrator.verifiers import (
+    Candidate,
+    ConnectedVerifier,
+    DecisionsVerifier,
+    HttpVerifier,
+    SystemOneVerifier,
+)
 
 TURNS = (Message("system", "Be brief."), Message("user", "What is 6 x 7?"))
 STEPS = Chain(TURNS).extend(Step("Six sevens.\n\n", "small")).extend(Step("That is 42.\n</think>", "large", "end"))
@@ -164,8 +170,45 @@ async def test_a_reply_without_a_decision_is_malformed(reply: dict[str, Any]) ->
             await verifier.rate(FINAL)
 
 
+def predicate(probability: Any, **fields: Any) -> dict[str, Any]:
+    answer = {"type": "predicate", "name": "candidate", "probability": probability, **fields}
+    return {"answers": [answer], "model": "d1", "usage": {"input_tokens": 9, "output_tokens": 1, "total_tokens": 10}}
+
+
+@pytest.mark.parametrize("probability", [0, 0.375, 1])
+async def test_the_decisions_api_is_asked_for_the_probability_of_a_statement(probability: float) -> None:
+    judge = Judge(lambda body: predicate(probability))
+    async with judge.serve(DecisionsVerifier, "/v1", model="d1", question="It is right.") as verifier:
+        assert await verifier.rate(FINAL) == Rating(probability)
+    assert judge.paths == ["/v1/decisions"]
+    [body] = judge.bodies
+    assert body["model"] == "d1"
+    assert body["input"].endswith("Reasoning:\nSix sevens.\n\nThat is 42.\n\nCandidate:\nIt is \\boxed{42}.")
+    assert body["questions"] == [{"type": "predicate", "name": "candidate", "instructions": "It is right."}]
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        ({}, "no decision"),
+        ({"answers": []}, "no decision"),
+        ({"answers": {"candidate": 1}}, "no decision"),
+        ({"answers": [{"type": "refusal", "name": "candidate"}]}, "declined to judge"),
+        ({"answers": [{"type": "choice", "choice": "yes"}]}, "no decision"),
+        *[(predicate(wrong), "no decision") for wrong in (1.5, -0.1, "high", None)],
+    ],
+)
+async def test_a_reply_without_a_probability_is_malformed(reply: dict[str, Any], words: str) -> None:
+    async with Judge(lambda body: reply).serve(DecisionsVerifier, "", model="d1") as verifier:
+        with pytest.raises(MalformedReply, match=words):
+            await verifier.rate(FINAL)
+
+
 @pytest.mark.parametrize("status", [404, 501])
-async def test_a_server_without_decisions_is_named(status: int) -> None:
-    async with Judge(refusals=deque([status] * 5)).serve(SystemOneVerifier, "", retries=0) as verifier:
+@pytest.mark.parametrize("kind", [DecisionsVerifier, SystemOneVerifier])
+async def test_a_server_without_decisions_is_named(
+    kind: type[DecisionsVerifier | SystemOneVerifier], status: int
+) -> None:
+    async with Judge(refusals=deque([status] * 5)).serve(kind, "", retries=0, model="d1") as verifier:
         with pytest.raises(EndpointError, match="structured decisions"):
             await verifier.rate(FINAL)

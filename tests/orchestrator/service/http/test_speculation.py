@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stepspec.orchestrator.endpoints import metrics
+from stepspec.orchestrator.endpoints import polling
 from stepspec.orchestrator.nesting import servers
 from stepspec.orchestrator.service.http.admission import Admission
 from stepspec.orchestrator.service.watch.metrics import Metrics
@@ -30,7 +30,7 @@ async def post(served: Served, path: str, **fields: object) -> Reply:
 
 
 async def test_the_metrics_have_the_counters_of_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(polling, "POLL_SECONDS", 0.01)
     async with serving(metrics=shown(10)) as served:
         await post(served, "/v1/chat/completions", messages=[{"role": "user", "content": "What is 1 + 1?"}])
         counted = served.service.context.offer.speculation

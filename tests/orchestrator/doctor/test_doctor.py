@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from io import StringIO
 from typing import Any
 
@@ -14,41 +15,37 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint, probe
-from stepspec.orchestrator.endpoints.doctor import (
-    AGAIN,
-    LACKS,
+from stepspec.orchestrator.doctor import diagnose, diagnose_critic, render, report_json, report_schema, timing
+from stepspec.orchestrator.doctor.advice import AGAIN, LACKS, conclude, conclude_critic
+from stepspec.orchestrator.doctor.report import (
     CriticReport,
     Diagnosis,
     EndpointReport,
     Outcome,
+    Pace,
     Reading,
     Report,
-    conclude,
-    conclude_critic,
-    diagnose,
-    diagnose_critic,
-    render,
-    report_json,
-    report_schema,
 )
+from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.metrics import CacheConfig
-from stepspec.orchestrator.endpoints.probe import Capabilities
+from stepspec.orchestrator.endpoints.probe import RIVALS, Capabilities
 from stepspec.orchestrator.stats import Acceptance
 
-from .server import GENERATE, Break, FakeVllm, Refuse
-from .test_caching import info
-from .test_reward_model import FakePooling
+from ..endpoints.server import GENERATE, Break, FakeVllm, Refuse
+from ..endpoints.test_caching import info
+from ..endpoints.test_reward_model import FakePooling
 
 ALL = Capabilities("0.32.0", True, True, True, True, True, True, True, True, False, suffix_scoring=True)
-GOOD = EndpointReport("large", "http://l", "", "big", 4096, "v", True, True, 0.97, 0.1, 0.03, ALL, ordering="kept")
-FAST = replace(GOOD, role="small", url="http://s", model="tiny", between=0.006)
+GOOD = EndpointReport(
+    "large", "http://l", "", "big", 4096, "v", True, True, 0.97, Pace(0.1, 0.03), ALL, ordering="kept"
+)
+FAST = replace(GOOD, role="small", url="http://s", model="tiny", pace=Pace(0.1, 0.006))
 
 
 @pytest.fixture(autouse=True)
 def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send small crowds: whether a server orders by priority is another file's subject."""
-    monkeypatch.setattr(probe, "CROWDS", (8,))
+    monkeypatch.setattr(timing, "CROWDS", (8,))
 
 
 def without(name: str, value: bool | None) -> Capabilities:
@@ -109,7 +106,7 @@ def test_a_version_that_is_not_reported_is_unknown() -> None:
         ({"url": "http://s", "model": "tiny"}, "small and large are the same server"),
         ({"failures": {"scoring": "no"}}, "policies that score drafts (BiLD, reading, reflective) cannot use it: no"),
         ({"digits": 0.1}, "puts 10% on digits"),
-        ({"between": 0.007}, "speculation cannot pay"),
+        ({"pace": Pace(0.1, 0.007)}, "speculation cannot pay"),
         ({"faithful": False}, "does not survive encoding"),
         ({"model": "large"}, "it is served as 'large': a calibration cannot tell when another model takes its place"),
     ],
@@ -303,7 +300,7 @@ async def test_requests_that_fail_leave_what_they_would_have_shown_unknown() -> 
     assert can is not None
     assert (can.token_ids, can.stop_included, can.forced, can.chosen_logprobs) == (None,) * 4
     assert (can.prompt_logprobs, can.prefix_cache, can.cached_tokens) == (None,) * 3
-    assert (diagnosis.large.digits, diagnosis.large.first, diagnosis.large.ordering) == (None,) * 3
+    assert (diagnosis.large.digits, diagnosis.large.pace, diagnosis.large.ordering) == (None,) * 3
     found = [finding for finding in diagnosis.findings if finding.subject == "large"]
     assert {finding.check for finding in found if finding.outcome == "cannot work"} == {"judging", "writing"}
     assert {"token_ids", "ordering", "version"} <= {finding.check for finding in found if finding.outcome == "unknown"}
@@ -364,6 +361,137 @@ def test_the_schema_refuses_another_shape() -> None:
     values["pairs"][0]["findings"] = [{"check": "a", "subject": "b", "outcome": "fine", "message": "c"}]
     with pytest.raises(jsonschema_rs.ValidationError, match='"fine" is not one of'):
         jsonschema_rs.validator_for(report_schema()).validate(values)
+
+
+@dataclass
+class Batching(FakeVllm):
+    """Answers what arrives within a moment as one batch, and *breaks* one of the two in it, as runners of vLLM do."""
+
+    breaks: str = ""
+    active: int = 0
+    batch: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    async def wait(self, request: web.Request, texts: Sequence[list[int]]) -> None:
+        if not self.active:
+            self.batch.clear()
+        self.active += 1
+        self.batch.append(self.requests[-1][1])
+        await asyncio.sleep(0.05)
+        self.active -= 1
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        by_id = [each for each in self.batch if "logprob_token_ids" in each]
+        shared = len(by_id) not in (0, len(self.batch))
+        if shared and self.breaks == "ids" and "logprob_token_ids" in body:
+            body = {key: value for key, value in body.items() if key != "logprob_token_ids"}
+        reply = super().answer(body)
+        if body.get("logprobs") == RIVALS:
+            row = {str(number): -1.0 for number in range(RIVALS)}
+            reply["choices"][0]["logprobs"] = {"top_logprobs": [{} if shared and self.breaks == "rows" else row] * 4}
+        return reply
+
+
+@pytest.mark.parametrize(("breaks", "whole"), [("", True), ("rows", False), ("ids", False)])
+async def test_what_breaks_in_a_shared_batch_is_found(breaks: str, whole: bool) -> None:
+    server = Batching(("So", "</think>"), digits={"9": -0.1}, breaks=breaks)
+    async with server.serve("small") as small, VllmEndpoint(small) as endpoint:
+        can = await endpoint.capabilities()
+    assert can.shared_batch is whole
+    assert can.chosen_logprobs
+    notes = conclude(FAST, replace(GOOD, can=replace(ALL, shared_batch=whole))).notes
+    assert [note.startswith("large: questions by token ids") for note in notes] == ([] if whole else [True])
+
+
+@pytest.mark.parametrize("counts", [True, False])
+async def test_a_usage_that_counts_no_cached_tokens_where_the_metrics_do_is_found(counts: bool) -> None:
+    class Priority(FakeVllm):
+        hits = 0
+
+        def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+            reply = super().answer(body)
+            if (details := reply.get("usage", {}).get("prompt_tokens_details")) and details["cached_tokens"]:
+                self.hits += details["cached_tokens"]
+                self.metrics = f"vllm:prefix_cache_hits_total{{}} {self.hits}\n".encode()
+                details["cached_tokens"] *= counts
+            return reply
+
+    server = Priority(("So", "</think>"), digits={"9": -0.1}, block=16, metrics=b"vllm:prefix_cache_hits_total{} 0\n")
+    async with server.serve("small") as small, VllmEndpoint(small) as endpoint:
+        can = await endpoint.capabilities()
+    assert (can.prefix_cache, can.cached_tokens, can.cached_counts) == (True, True, counts)
+    notes = conclude(FAST, replace(GOOD, can=replace(ALL, cached_counts=counts))).notes
+    assert [note.startswith("large: replies say that no prompt tokens") for note in notes] == ([] if counts else [True])
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "outcome"),
+    [
+        (Pace(0.1, 0.020, 0.01), Pace(0.1, 0.030, 0.02), None),
+        (Pace(0.1, 0.020, 0.90), Pace(0.1, 0.030, 0.02), None),
+        (Pace(0.1, 0.025, 0.05), Pace(0.1, 0.030, 0.02), "costs"),
+        (Pace(0.1, 0.025, 0.05), Pace(0.1, 0.030, 0.50), "unknown"),
+        (Pace(0.1, 0.025, 0.50), Pace(0.1, 0.030, 0.02), "unknown"),
+        (Pace(0.1, 0.090, 0.50), Pace(0.1, 0.030, 0.50), "costs"),
+        (Pace(0.1, 0.090, 0.50), Pace(0.1, 0.0, 0.0), "unknown"),
+    ],
+)
+def test_paces_are_compared_as_far_as_their_noise_allows(small: Pace, large: Pace, outcome: Outcome | None) -> None:
+    found = outcomes(conclude(replace(FAST, pace=small), replace(GOOD, pace=large)))
+    assert found == ({"speed": outcome} if outcome else {})
+
+
+@pytest.mark.parametrize(
+    ("version", "hybrid", "scoring"),
+    [
+        ("0.29.1", "--mamba-cache-mode align --prefix-match-unit 32", "with --enable-prompt-tokens-details and"),
+        ("0.32.0+cpu", "--mamba-cache-mode align --prefix-match-unit 32", "with --enable-scale-out --enable-prompt"),
+        ("0.33.0", "with --prefix-match-unit 32", "with --enable-scale-out --enable-prompt-tokens-details"),
+        ("1.0.0rc1", "with --prefix-match-unit 32", "with --enable-scale-out --enable-prompt-tokens-details"),
+        ("dev", "with --prefix-match-unit 32", "with --enable-scale-out --enable-prompt-tokens-details"),
+    ],
+)
+def test_the_cures_name_flags_of_the_version_that_was_found(version: str, hybrid: str, scoring: str) -> None:
+    coarse = cached(True, LARGE_BLOCKS, version=version, suffix_scoring=None)
+    notes = conclude(FAST, replace(coarse, scoring=0.2)).notes
+    assert [hybrid in note for note in notes if "prefix cache" in note] == [True]
+    assert [scoring in note for note in notes if "suffix scoring" in note] == [True]
+
+
+@pytest.mark.parametrize("texts", [("", "", "7", "7"), ("  ", " ", "ab", "b"), ("12", "1", "", "")])
+async def test_a_stop_is_found_included_whatever_the_model_writes(texts: Sequence[str]) -> None:
+    """The texts are those of the forced digits, once alone and once with a stop, and then of the model's own words."""
+
+    class Odd(FakeVllm):
+        def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+            reply = super().answer(body)
+            if body.get("min_tokens") and not body.get("logprobs"):
+                forced, stopped = "allowed_token_ids" in body, bool(body.get("stop"))
+                text = texts[2 * (not forced) + stopped]
+                reply["choices"] = [reply["choices"][0] | {"text": text, "finish_reason": "length"}]
+            return reply
+
+    async with Odd(("So", "</think>"), digits={"9": -0.1}).serve("small") as small, VllmEndpoint(small) as endpoint:
+        can = await endpoint.capabilities()
+    assert can.stop_included
+
+
+@pytest.mark.parametrize(("again", "finish", "found"), [("1", "stop", False), ("13", "length", None)])
+async def test_a_stop_that_is_left_out_is_told_from_one_that_was_not_met(
+    again: str, finish: str, found: bool | None
+) -> None:
+    class Odd(FakeVllm):
+        def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+            reply = super().answer(body)
+            if body.get("min_tokens") and not body.get("logprobs"):
+                text = (again, finish) if body.get("stop") else ("12", "length")
+                reply["choices"] = [reply["choices"][0] | dict(zip(("text", "finish_reason"), text, strict=True))]
+                if body.get("stop") == ["1"]:
+                    reply["choices"][0] |= {"text": "99"}
+            return reply
+
+    async with Odd(("So", "</think>"), digits={"9": -0.1}).serve("small") as small, VllmEndpoint(small) as endpoint:
+        can = await endpoint.capabilities()
+    assert can.stop_included is found
 
 
 def rating(right: float, wrong: float) -> FakePooling:

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from stepspec.orchestrator.endpoints.doctor import conclude
-from stepspec.orchestrator.endpoints.probe import Ordering, ordering
+from stepspec.orchestrator.doctor import timing
+from stepspec.orchestrator.doctor.advice import conclude
+from stepspec.orchestrator.doctor.report import Ordering
+from stepspec.orchestrator.doctor.timing import ordering
 
-from .conftest import Meet
-from .server import Break, FakeVllm, Refuse, Stall, event, prompts
+from ..endpoints.conftest import Meet
+from ..endpoints.server import Break, FakeVllm, Refuse, Stall, event, prompts
 from .test_doctor import FAST, GOOD
 
 WORDS = ("So", " one", ".", " two")
@@ -25,12 +27,15 @@ class QueueingVllm(FakeVllm):
     """
     Answers as many prompts of a crowd as it has slots, and waits for the two single requests.
 
-    They join the queue, in the order of their priorities if *by_priority*. The last batch is answered in reverse. The
+    A request at an idle server takes *alone* seconds. Others join the queue, in the order of their priorities if
+    *by_priority*. The last batch is answered in reverse. The
     first *late* crowds are over before their single requests join the queue.
     """
 
     by_priority: bool = True
     late: int = 0
+    alone: float = 0.0
+    busy: bool = False
     crowds: list[int] = field(default_factory=list[int])
     singles: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list[tuple[int, asyncio.Future[None]]])
     arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -42,7 +47,12 @@ class QueueingVllm(FakeVllm):
         await response.prepare(request)
         if (crowd := len(prompts(body))) > 1:
             self.crowds.append(crowd)
+            self.busy = True
             await self.answer_crowd(response, crowd)
+            self.busy = False
+        elif not self.busy:
+            await asyncio.sleep(self.alone)
+            await self.finish(response, 0)
         else:
             turn = asyncio.get_running_loop().create_future()
             async with self.arrived:
@@ -103,11 +113,30 @@ async def test_single_requests_that_come_late_are_sent_again_with_other_crowds(m
     assert server.crowds == [8, 32, 128, 512, 128]
 
 
-async def test_a_server_that_is_never_busy_shows_no_order(meet: Meet) -> None:
-    server = FakeVllm(WORDS)
-    async with meet(server) as met:
-        tokens = await met.endpoint.encoder.encode("So one two")
-        assert await ordering(met.endpoint.connection, met.endpoint.name, tokens, 64) == "not seen"
+async def test_of_a_server_that_is_never_busy_no_order_can_be_told(meet: Meet) -> None:
+    assert await ordering_of(FakeVllm(WORDS), meet) == "could not tell"
+
+
+async def test_one_race_is_no_proof_that_a_server_keeps_the_order_of_arrival(
+    meet: Meet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "CROWDS", (8, 32))
+    assert await ordering_of(QueueingVllm(WORDS, by_priority=False), meet) == "could not tell"
+
+
+@pytest.mark.parametrize("by_priority", [True, False])
+async def test_of_a_server_that_is_too_slow_for_a_crowd_no_order_can_be_told(
+    meet: Meet, monkeypatch: pytest.MonkeyPatch, by_priority: bool
+) -> None:
+    monkeypatch.setattr(timing, "PATIENCE", 0.5)
+    server = QueueingVllm(WORDS, by_priority=by_priority, alone=0.1)  # 3.2 seconds for the smallest crowd that counts
+    assert await ordering_of(server, meet) == "could not tell"
+    assert server.crowds == []
+
+
+async def test_a_queue_that_the_server_does_not_have_is_no_proof(meet: Meet) -> None:
+    idle = b"vllm:num_requests_running 32\nvllm:num_requests_waiting 0\n"
+    assert await ordering_of(QueueingVllm(WORDS, by_priority=False, metrics=idle), meet) == "could not tell"
 
 
 async def test_a_server_that_refuses_priorities_is_detected(meet: Meet) -> None:
@@ -131,7 +160,8 @@ async def test_a_request_that_fails_for_another_reason_shows_nothing(meet: Meet,
     ("ordering", "note"),
     [
         ("kept", None),
-        ("not seen", "large: it was not seen to order requests by priority: while it is busy, verdicts wait behind"),
+        ("not seen", "large: it answers requests in the order of arrival: while it is busy, verdicts wait behind"),
+        ("could not tell", "large: could not tell on this server whether it orders requests by priority"),
         (None, "large: it could not be found out whether it orders requests by priority"),
         ("refused", "large: it refuses priorities, and is sent none: while it is busy, verdicts wait behind bets"),
     ],

@@ -1,0 +1,128 @@
+"""What was measured on an H200, and the same simulated: how far the simulation is from the truth."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from stepspec.evals.arms import LARGE
+from stepspec.evals.crowd import Load
+from stepspec.evals.sample import Arm
+from stepspec.evals.script import Script, Turn
+from stepspec.evals.simulation.figures import BUDGET, Servers, SimulatedSolver, simulate
+from stepspec.evals.simulation.models import SimulatedEndpoint
+from stepspec.evals.virtual_clock import run
+from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
+
+from .grid import CLOSE, GPUS, Pair, find_pair
+
+TOTAL, ANSWER = 800, 9  # tokens of the chain of `lab/gpu/kit/scripted.py`, and of its answer
+PROMPT, QUESTION = 120, 110  # tokens of its problem, and of the judge's question
+DRAWS = 8  # orders of good and bad drafts, whose mean is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """
+    Seconds of SpecReason and of the large model alone, *at* once, with a share of drafts *accepted*.
+
+    The large model wrote the tokens *mended*, which is not the same share: steps differ in length.
+    With *known*, an earlier case had left the drafts in the prefix cache, so that a verdict read its question only.
+    """
+
+    at: int
+    accepted: float
+    mended: int
+    large: float
+    seconds: float
+    known: bool = False
+    date: str = "2026-11-26"
+
+
+H200 = (
+    Measured(1, 1.0, 0, 16.9, 3.4, known=True),
+    Measured(1, 0.68, 340, 17.0, 10.7),
+    Measured(1, 0.51, 396, 17.3, 12.9, known=True),
+)
+
+
+def lengths() -> list[int]:
+    """The lengths of the script's steps; its words are drawn from the same generator."""
+    rng, left, found = random.Random(1), TOTAL, list[int]()
+    while left > 0:
+        found.append(min(rng.randint(20, 80), left))
+        rng.choices("w", k=found[-1] - 1)
+        left -= found[-1]
+    return found
+
+
+def scripts(case: Measured, question: int) -> list[Script]:
+    """The chain with these shares of drafts and tokens, in several orders."""
+    steps, drawn = lengths(), random.Random(0)
+    bad = round((1 - case.accepted) * len(steps))
+    orders = [drawn.sample(range(len(steps)), bad) for _ in range(400)]
+    orders.sort(key=lambda order: abs(sum(steps[place] for place in order) - case.mended))
+    found: list[Script] = []
+    for rejected in orders[:DRAWS]:
+        turns = (
+            Turn(size, size, grade=9.0) if place not in rejected else Turn(size, 0, size, 0.0)
+            for place, size in enumerate(steps)
+        )
+        end = Turn(ANSWER, ANSWER, grade=9.0, stop="end", ends=True)
+        found.append(Script(PROMPT, (*turns, replace(CLOSE), end), question))
+    return found
+
+
+def seconds(pair: Pair, arm: Arm, case: Measured) -> float:
+    """The mean simulated seconds of a chain."""
+    question = max(1, QUESTION - round(fmean(lengths()))) if case.known else QUESTION
+    shared = pair.shared and arm.policy != LARGE.policy
+    drawn = scripts(case, question)
+    return simulate(Load(concurrency=case.at), arm, drawn, pair.small, pair.large, problems=DRAWS, shared=shared).mean
+
+
+def trace_of(pair: Pair, arm: Arm, case: Measured) -> list[Moment]:
+    """The events of one simulated chain."""
+    script = scripts(case, QUESTION)[0]
+
+    async def work() -> list[Moment]:
+        servers = Servers(pair.small, pair.large, shared=pair.shared).start()
+        small, large = (SimulatedEndpoint(role, servers[role], {"chain": script}) for role in ("small", "large"))
+        recorder = Recorder(clock := Stopwatch())
+        async with SimulatedSolver(small, large) as solver:
+            options = arm.resolve(solver.settings.run)
+            await solver.solve("chain", options, observe=recorder, clock=clock, budget=BUDGET)
+        return recorder.moments
+
+    return run(work())[0]
+
+
+def floor(pair: Pair, case: Measured) -> float:
+    """Seconds to write every kept token on its author, alone."""
+    return (TOTAL + ANSWER - case.mended) * pair.small.per_pass + case.mended * pair.large.per_pass
+
+
+def rows(arms: Sequence[tuple[str, Arm]], pair: str = "qwen3-32b-h200") -> list[dict[str, object]]:
+    """Each measured case beside its simulation, for a table."""
+    known, table = find_pair(GPUS, pair), list[dict[str, object]]()
+    for each in H200:
+        large = seconds(known, LARGE, each)
+        for name, arm in arms:
+            ours = seconds(known, arm, each)
+            table.append(
+                {
+                    "at": each.at,
+                    "accepted": each.accepted,
+                    "method": name,
+                    "large": large,
+                    "measured large": each.large,
+                    "seconds": ours,
+                    "measured seconds": each.seconds,
+                    "ratio": ours / large,
+                    "measured ratio": each.seconds / each.large,
+                    "over the floor": ours / floor(known, each),
+                }
+            )
+    return table

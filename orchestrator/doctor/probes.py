@@ -1,0 +1,185 @@
+"""Examine a pair's servers and a critic: `examine` tries what each can do, and measures what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from ..chain import Step
+from ..endpoints import CriticEndpoint, Endpoint, RewardModelEndpoint, VllmEndpoint
+from ..endpoints.probe import RETRIES
+from ..endpoints.settings import Address
+from ..endpoints.tokenizer import PROBE
+from ..errors import EndpointError, EndpointUnreachable, StepspecError
+from ..verifiers import Candidate, ConnectedVerifier
+from ..verifiers.verifier import AnyVerifier
+from . import timing
+from .advice import conclude, conclude_critic, conclude_verifier
+from .report import CriticReport, Diagnosis, EndpointReport, Report
+from .timing import PROBLEM, STEP
+
+T = TypeVar("T")
+A = TypeVar("A", bound=Address)
+
+QUESTION = "Grade the last step from 0, wrong, to 9, right. Reply with one digit."
+OPENING = "The grade is "
+WRONG = Step("2 + 2 is 7, as 7 + 7 is 1.\n\n", "small")
+PATIENCE = 120.0  # seconds for one request, if the settings allow more
+
+
+async def examine(
+    pairs: Mapping[str, tuple[Endpoint, Endpoint]],
+    critic: CriticEndpoint | AnyVerifier | None = None,
+    *,
+    question: str = QUESTION,
+    opening: str = OPENING,
+) -> Report:
+    """Examine *pairs* of a small and a large endpoint by name, one after the other, and the *critic*."""
+    diagnoses = [
+        await diagnose(small, large, question=question, opening=opening, name=name)
+        for name, (small, large) in pairs.items()
+    ]
+    if critic is None:
+        return Report.of(diagnoses)
+    if isinstance(critic, CriticEndpoint):
+        return Report.of(diagnoses, await diagnose_critic(critic))
+    return Report.of(diagnoses, await diagnose_verifier(critic))
+
+
+async def diagnose(
+    small: Endpoint,
+    large: Endpoint,
+    *,
+    question: str = QUESTION,
+    opening: str = OPENING,
+    name: str = "small with large",
+) -> Diagnosis:
+    """
+    Examine all servers of both endpoints. A server that cannot be used is reported, not raised.
+
+    Capabilities are tried at all servers at once. Times are measured at one server after the other, since servers may
+    share a machine. *name* consists of the tables of both models in the settings, as those of `neighbours` do.
+    """
+    tables = dict(zip(("small", "large"), name.split(" with "), strict=True))
+    servers = [server for endpoint in (small, large) for server in endpoint.each]
+    examinations = [_Examination(_hasty(server), tables[server.role], question, opening) for server in servers]
+    turn, untimed = asyncio.Lock(), asyncio.Barrier(len(servers))
+    reports = await asyncio.gather(*(examination.report(turn, untimed) for examination in examinations))
+    first = [
+        min((report for report in reports if report.role == endpoint.role), key=lambda report: bool(report.problem))
+        for endpoint in (small, large)
+    ]
+    others = (report for report in reports if not any(report is other for other in first))
+    return replace(conclude(*first, *others), name=name)
+
+
+async def diagnose_critic(settings: CriticEndpoint) -> CriticReport:
+    """Have the reward model rate a right and a wrong step. One that cannot be used is reported, not raised."""
+    endpoint = RewardModelEndpoint(_hasty(settings))
+    try:
+        async with endpoint:
+            critic = endpoint.critic()
+            right, wrong = [(await critic.rate(PROBLEM.extend(step))).score for step in (STEP, WRONG)]
+    except StepspecError as exc:
+        return conclude_critic(CriticReport(settings.url, _cause(exc), endpoint.name or None))
+    return conclude_critic(CriticReport(settings.url, "", endpoint.name, right, wrong))
+
+
+async def diagnose_verifier(settings: AnyVerifier) -> CriticReport:
+    """Have the verifier rate a right and a wrong step or answer. One that cannot be used is reported, not raised."""
+    where = getattr(settings, "url", "")
+    steps = (STEP, WRONG)
+    rated = (
+        [Candidate.step(PROBLEM.extend(step)) for step in steps]
+        if settings.judges == "step"
+        else [Candidate.final(PROBLEM, step.text.strip()) for step in steps]
+    )
+    try:
+        async with ConnectedVerifier(settings) as verifier:
+            right, wrong = [(await verifier.rate(each)).score for each in rated]
+    except StepspecError as exc:
+        return conclude_verifier(CriticReport(where, _cause(exc), settings.name), settings.fallback)
+    return conclude_verifier(CriticReport(where, "", settings.name, right, wrong), settings.fallback)
+
+
+def _hasty(settings: A) -> A:
+    """Return *settings* without retries, and with shorter deadlines: a report need not wait for a server."""
+    deadlines = settings.deadlines.model_copy(update={"total": min(settings.deadlines.total, PATIENCE)})
+    return settings.model_copy(update={"retries": 0, "deadlines": deadlines})
+
+
+def _cause(exc: StepspecError) -> str:
+    return exc.cause if isinstance(exc, EndpointError) else str(exc)
+
+
+class _Examination:
+    """The examination of one server: first what needs no clock, then, in the server's turn, the times."""
+
+    def __init__(self, settings: Endpoint, table: str, question: str, opening: str) -> None:
+        self._settings, self._table = settings, table
+        self._question, self._opening = question, opening
+        self._failures: dict[str, str] = {}
+
+    async def report(self, turn: asyncio.Lock, untimed: asyncio.Barrier) -> EndpointReport:
+        """Examine the server. *untimed* waits until no server is tried out any more, *turn* is for the times."""
+        entered, waited, settings = False, False, self._settings
+        try:
+            async with VllmEndpoint(settings, self._table) as endpoint:
+                entered = True
+                # It answers: a connection that is reset once, as vLLM does after some requests, is no finding.
+                endpoint.connection.endpoint = settings.model_copy(update={"retries": RETRIES})
+                report = await self._tried(endpoint)
+                waited = True
+                await untimed.wait()
+                async with turn:
+                    return await self._timed(endpoint, report)
+        except StepspecError as exc:
+            gone = entered and isinstance(exc, EndpointUnreachable)
+            during = "it stopped answering while it was examined: " if gone else ""
+            if not waited:
+                await untimed.wait()
+            return EndpointReport(settings.role, settings.url, problem=f"{during}{_cause(exc)}")
+
+    async def _tried(self, endpoint: VllmEndpoint) -> EndpointReport:
+        can = await endpoint.capabilities()
+        asking = endpoint.model().ask(PROBLEM.extend(STEP), self._question, "0123456789", opening=self._opening)
+        grades = await self._attempt("judging", asking)
+        return EndpointReport(
+            role=self._settings.role,
+            url=self._settings.url,
+            model=endpoint.name,
+            context=endpoint.room,
+            vocabulary=endpoint.vocabulary,
+            thinks=endpoint.template.thinks,
+            faithful=endpoint.encoder.faithful,
+            digits=None if grades is None else sum(grades.values()),
+            can=can,
+            thinks_by=endpoint.template.source,
+            block=endpoint.template.block,
+        )
+
+    async def _timed(self, endpoint: VllmEndpoint, report: EndpointReport) -> EndpointReport:
+        can = report.can
+        assert can is not None
+        pace = await self._attempt("writing", timing.pace(endpoint))
+        scores = can.prompt_logprobs and can.suffix_scoring is not False
+        verdicts = timing.verdicts(endpoint, can, self._question, self._opening) if report.digits else None
+        tokens = await endpoint.encoder.encode(PROBE)
+        return replace(
+            report,
+            pace=pace,
+            scoring=await self._attempt("scoring", timing.scoring(endpoint)) if scores else None,
+            reading=await self._attempt("verdicts", verdicts) if verdicts else None,
+            ordering=await timing.ordering(endpoint.connection, endpoint.name, tokens, endpoint.room),
+            acceptance=await endpoint.acceptance(),
+            failures=self._failures,
+        )
+
+    async def _attempt(self, check: str, measurement: Awaitable[T]) -> T | None:
+        try:
+            return await measurement
+        except StepspecError as exc:
+            self._failures[check] = _cause(exc)
+            return None

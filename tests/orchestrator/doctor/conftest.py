@@ -1,0 +1,3 @@
+from ..endpoints.conftest import meet
+
+__all__ = ["meet"]
