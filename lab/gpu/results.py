@@ -43,8 +43,9 @@ async def grade(rows: Iterable[Mapping[str, Any]], bench: str, golds: Sequence[s
     mine = [row for row in rows if row["bench"] == bench and "error" not in row]
 
     async def one(row: Mapping[str, Any]) -> Answer:
-        mark = await graders.grade(row["text"], golds[row["index"]], metric)
-        return Answer(row["index"], None if mark == "ungraded" else mark == "right", row)
+        index: int = row["index"]
+        mark = await graders.grade(row["text"], golds[index], metric)
+        return Answer(index, None if mark == "ungraded" else mark == "right", row)
 
     return await asyncio.gather(*map(one, mine))
 

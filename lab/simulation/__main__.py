@@ -29,6 +29,7 @@ from ..load import SEQUENCES
 from .comparison import NEAR, QUANTITIES, Comparison, Measurement
 from .comparison import compare as compare_all
 from .grid import GPUS, Chains, break_even, find_pair, plain, simulate_cell
+from .measured import rows
 
 PASS = 2**17  # tokens of a pass of the miniature servers, which read every prompt whole
 BLOCK = 32  # tokens of a block of their prefix cache
@@ -42,6 +43,8 @@ Examples:
   python -m lab.simulation grid --pair qwen3-32b --users 1,16,64 --accepted 0.6,0.8
 
   python -m lab.simulation break-even --speed 2,4,8 --users 1,16,64
+
+  python -m lab.simulation measured                  # beside the seconds of a real GPU
 """
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,6 +55,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 console, stderr = Console(), Console(stderr=True)
+H200 = "qwen3-32b-h200"
 Steps = Annotated[int, typer.Option(min=1, help="Steps of a chain.")]
 StepTokens = Annotated[int, typer.Option(min=1, max=512, help="Tokens of a step.")]
 Problems = Annotated[int, typer.Option(min=2, help="Counted problems of a cell.")]
@@ -194,6 +198,21 @@ def break_even_command(
             dots.setdefault(load, []).append((each.speed, each.share, f"{each.speed:g} times"))
     _draw(output, dots, "times as fast as the large model", "share of drafts to accept, simulated")
     _print(rows)
+
+
+@app.command()
+def measured(
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", "-p", help="A method with its options; default: specreason.")
+    ] = None,
+    pair: Annotated[str, typer.Option(help="Pair of gpus.toml: on one card, as measured, or on two.")] = H200,
+    output: Output = Path("build/simulated-measured.json"),
+) -> None:
+    """Simulate what was measured on an H200, and print both."""
+    writable("--output", output)
+    found = rows([(text, parse_arm(text)) for text in policy or ("specreason",)], pair)
+    _write(output, {"pair": pair, "cells": found})
+    _print(found)
 
 
 def _crowds(text: str) -> list[int]:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
 from stepspec.evals.arms import LARGE
 from stepspec.evals.crowd import Load
@@ -104,9 +105,9 @@ def floor(pair: Pair, case: Measured) -> float:
     return (TOTAL + ANSWER - case.mended) * pair.small.per_pass + case.mended * pair.large.per_pass
 
 
-def rows(arms: Sequence[tuple[str, Arm]], pair: str = "qwen3-32b-h200") -> list[dict[str, object]]:
+def rows(arms: Sequence[tuple[str, Arm]], pair: str) -> list[dict[str, Any]]:
     """Each measured case beside its simulation, for a table."""
-    known, table = find_pair(GPUS, pair), list[dict[str, object]]()
+    known, table = find_pair(GPUS, pair), list[dict[str, Any]]()
     for each in H200:
         large = seconds(known, LARGE, each)
         for name, arm in arms:

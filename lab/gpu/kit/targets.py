@@ -154,10 +154,10 @@ CPU = Target(
     python=os.environ.get("KIT_PYTHON", "python3"),
     shapes=("tiny",),
     scripted=(
-        scripted("large", 9302, "tiny", 0.2, EAGER, entry=V032),
-        scripted("small", 9301, "tiny", 0.2, EAGER, entry=V032),
+        scripted("large", 9402, "tiny", 0.2, EAGER, entry=V032),
+        scripted("small", 9401, "tiny", 0.2, EAGER, entry=V032),
     ),
-    real=(miniature("large", 9312, ("-m", "kit.serve"), "--api-server-count 2"), miniature("small", 9311)),
+    real=(miniature("large", 9412, ("-m", "kit.serve"), "--api-server-count 2"), miniature("small", 9411)),
     arrives=False,
     env={
         "OMP_NUM_THREADS": "1",
