@@ -110,4 +110,10 @@ def record(
 
 def _row(row: ReadingFigures) -> dict[str, Any]:
     fields = {name: value for name, value in asdict(row).items() if name != "reading"}
-    return {"name": row.reading.name, "policy": row.reading.policy, **fields, "options": dict(row.options)}
+    return {
+        "name": row.reading.name,
+        "policy": row.reading.policy,
+        "area": row.area,
+        **fields,
+        "options": dict(row.options),
+    }
