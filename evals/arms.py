@@ -53,7 +53,7 @@ def _ignore(event: Event) -> None:
 async def _sample(solver: Solver, arm: Arm, task: Task, observe: Observer, run_seed: int) -> Sample:
     before = await read_acceptances(solver)
     solved = await solve_once(solver, arm, task.problem, run_seed=run_seed, observe=observe)
-    right = solved.solution is not None and solved.solution.answer == task.answer
+    right = solved.solution is not None and solved.solution.answer == str(task.gold)
     return solved.sample(
         arm, correct=right, seed=run_seed, speculation=acceptances_between(before, await read_acceptances(solver))
     )

@@ -50,7 +50,8 @@ from .flags import (
     parse_options,
     with_settings,
 )
-from .grading.graders import SECONDS, require
+from .grading.gold import require_graders
+from .grading.graders import SECONDS
 from .plan import Plan, check_arm, testbed_settings
 from .results import SMALL_PRINT, ArmSummary, table
 from .runner import WorkerGroup
@@ -265,7 +266,6 @@ def command(
     Endpoints and sampling may also come from STEPSPEC_* variables and from stepspec.toml.
     """
     chosen, source = choose(benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
-    require(chosen.metric)
     _check_half(chosen, source, part)
     methods = policy or ["specreason"]
     competing = arms(methods, baseline or ["large", "small"], random or [], parse_options(option))
@@ -281,6 +281,7 @@ def command(
             wait(contact(own_solver))
             all_tasks = _tasks(chosen, source, seed, None, part)
         tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
+        require_graders(task.gold for task in tasks)
         plan = replace(plan, tasks=tasks)
         finite("--grading-seconds", grading_seconds)
         pair = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
@@ -356,7 +357,7 @@ def _plan(
         raise ConfigurationError(
             f"--samples {samples} at temperature 0 are the same one {samples} times: set --temperature"
         )
-    return Plan((), competing, benchmark.metric, sampling, settings.budget.budget(), samples, seed, concurrency)
+    return Plan((), competing, sampling, settings.budget.budget(), samples, seed, concurrency)
 
 
 async def contact(solver: Solver) -> None:

@@ -191,7 +191,7 @@ Grade: TypeAlias = Callable[[Solution, Task], Awaitable[bool]]
 
 async def grade_equal(solution: Solution, task: Task) -> bool:
     """Compare the answer with the true one as texts."""
-    return solution.answer == task.answer
+    return solution.answer == str(task.gold)
 
 
 async def attempt(

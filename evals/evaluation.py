@@ -149,8 +149,7 @@ async def _begin(
     record: dict[str, Any] = {
         "about": about,
         "benchmark": {
-            name: getattr(benchmark, name)
-            for name in ("name", "source", "subset", "split", "licence", "metric", "prompt")
+            name: getattr(benchmark, name) for name in ("name", "source", "subset", "split", "licence", "prompt")
         },
         "sessions": [*earlier, session],
     }
@@ -174,7 +173,7 @@ def _record(workers: WorkerGroup | None) -> dict[str, Any]:
 
 
 def _line(number: int, task: Task) -> bytes:
-    fields = {"number": number, "name": task.name, "problem": task.problem, "answer": task.answer}
+    fields = {"number": number, "name": task.name, "problem": task.problem, **task.gold.record()}
     return orjson.dumps(fields) + b"\n"
 
 

@@ -13,7 +13,6 @@ from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
-from .grading.answers import Metric
 from .sample import Arm, Task, derive_seed
 from .store import Place
 
@@ -29,7 +28,6 @@ class Plan:
 
     tasks: tuple[Task, ...]
     arms: tuple[Arm, ...]
-    metric: Metric
     sampling: Sampling
     budget: Budget
     repeats: int = 1
@@ -66,7 +64,6 @@ def identity(plan: Plan) -> Mapping[str, Any]:
     """The values that have to agree for samples to belong to one run, as JSON; problems may be added at the end."""
     return {
         "arms": [arm.record() for arm in plan.arms],
-        "metric": plan.metric,
         "sampling": plan.sampling.model_dump(exclude={"seed"}),
         "budget": {name: getattr(plan.budget, name) for name in ("tokens", "steps", "seconds", "answer")},
         "repeats": plan.repeats,

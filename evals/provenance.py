@@ -91,7 +91,7 @@ def prompt_hashes() -> dict[str, str]:
 
 
 def digest(tasks: tuple[Task, ...]) -> str:
-    """A hash of the problems, as the models read them, and of their answers."""
+    """A hash of the problems, as the models read them, and of what grades their answers."""
     return digests(tasks)[-1]
 
 
@@ -100,7 +100,7 @@ def digests(tasks: Sequence[Task]) -> list[str]:
     hashed = blake2b(digest_size=16)
     prefixes = [hashed.hexdigest()]
     for task in tasks:
-        hashed.update(orjson.dumps([task.problem, task.answer]))
+        hashed.update(orjson.dumps([task.problem, task.gold.record()]))
         prefixes.append(hashed.hexdigest())
     return prefixes
 

@@ -268,7 +268,7 @@ class _Run:
 
     async def _graded(self, trial: Trial, options: Mapping[str, Any], solved: SolvedTask) -> Sample:
         text = solved.solution.text if solved.solution else ""
-        grade = await self._graders.grade(text, trial.task.answer, self._plan.metric)
+        grade = await trial.task.gold.grade(text, self._graders)
         return solved.sample(
             trial.arm,
             correct=grade == "right",

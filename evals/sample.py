@@ -23,6 +23,8 @@ from stepspec.orchestrator.solution import Solution, SolvedStep, StepFate
 from stepspec.orchestrator.stats import Acceptance
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
 
+from .grading.gold import Gold
+
 ByRole: TypeAlias = Mapping[Role, Acceptance]
 R = TypeVar("R", bound=RunOptions)
 
@@ -139,14 +141,14 @@ class Arm:
 @dataclass(frozen=True, slots=True)
 class Task:
     """
-    One problem, as the models read it, and its true answer.
+    One problem, as the models read it, and *gold*, which grades answers to it.
 
     *name* and *reference*, a worked solution, come from the data set, where it has them. *question* is the data set's
     own text, without the prompt template and without choices in a random order.
     """
 
     problem: str
-    answer: str
+    gold: Gold
     name: str = ""
     reference: str = ""
     question: str = ""

@@ -45,7 +45,8 @@ from stepspec.evals.crowd import (
     unlimited,
     unlimited_endpoint,
 )
-from stepspec.evals.grading.graders import SECONDS, Graders, require
+from stepspec.evals.grading.gold import require_graders
+from stepspec.evals.grading.graders import SECONDS, Graders
 from stepspec.evals.plan import check_arm
 from stepspec.evals.report.plots import CURVE_STYLE, Curve, load_curves
 from stepspec.evals.report.svg import WIDE, standalone
@@ -354,15 +355,15 @@ def main(
                 assert data is not None
                 deployment = await stack.enter_async_context(_connected(small, large, second_large))
                 benchmark = own(data)
-                require(benchmark.metric)
                 graders = await stack.enter_async_context(Graders(2, SECONDS))
                 tasks: Sequence[Task] = load_tasks(benchmark, data, seed=seed)
+                require_graders(task.gold for task in tasks)
                 if miniature(deployment.pair.models.values()):
                     tasks = bare(tasks)
                 workload = Workload(tasks, tasks[::-1], problems, blocks, seed)
 
                 async def grade(solution: Solution, task: Task) -> bool:
-                    return await graders.grade(solution.text, task.answer, benchmark.metric) == "right"
+                    return await task.gold.grade(solution.text, graders) == "right"
             else:
                 deployment = await stack.enter_async_context(
                     miniature_deployment(profile, world, judge, two=TWO_LARGE in arms, console=stderr)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from stepspec import prompts
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.registry import Registry
 
 from ..grading.answers import Metric
+from ..grading.gold import METRICS, Answer
 from ..sample import Task
 from .aime import AIME24, AIME25
 from .amc23 import AMC23
@@ -22,14 +23,12 @@ from .gsm8k import GSM8K
 from .loading import CALIBRATED_ON, bare, half, load, overlaps
 from .math500 import MATH500
 
-METRICS: tuple[Metric, ...] = get_args(Metric)
 FILES = (".jsonl", ".parquet")
 BOXED = "eval.boxed"  # the prompt of mathematical benchmarks
 
 __all__ = [
     "BENCHMARKS",
     "CALIBRATED_ON",
-    "METRICS",
     "Benchmark",
     "bare",
     "choose",
@@ -52,8 +51,6 @@ def read_benchmark(name: str, value: object) -> Benchmark:
     sources = [bool(value.source), value.file is not None, value.made is not None]
     if sum(sources) != 1:
         raise ConfigurationError(f"{name} needs one of a source, a file and a function that makes its problems")
-    if value.metric not in METRICS:
-        raise ConfigurationError(f"{name}: there is no metric {value.metric!r}; the metrics: {', '.join(METRICS)}")
     if value.prompt is not None and value.prompt not in prompts.known():
         raise ConfigurationError(f"{name}: there is no prompt {value.prompt!r}")
     return replace(value, name=name)
@@ -83,7 +80,7 @@ def own(
     *prompt* is the name of a template with the placeholder ``{problem}``; None: the problem alone.
     """
     name = path.stem.strip(".") or "problems"  # It becomes the name of a folder, which ".." would lead out of.
-    return Benchmark(name, "the owner's", metric, (problem, answer), _Columns(problem, answer), prompt=prompt)
+    return Benchmark(name, "the owner's", (problem, answer), _Columns(problem, answer, metric), prompt=prompt)
 
 
 def choose(
@@ -138,6 +135,7 @@ class _Columns:
 
     problem: str
     answer: str
+    metric: Metric
 
     def __call__(self, row: Row, seed: int) -> Task:
-        return Task(row[self.problem], row[self.answer], name=row.get("id", ""))
+        return Task(row[self.problem], Answer(row[self.answer], self.metric), name=row.get("id", ""))

@@ -11,22 +11,22 @@ Prompt: eval.boxed.
 
 from __future__ import annotations
 
+from ..grading.gold import Answer
 from ..sample import Task
 from .benchmark import Benchmark, Row
 
 
 def read(row: Row, seed: int) -> Task:
     name = row.get("url") or row.get("id", "")
-    return Task(row["problem"], row["answer"], name=name, reference=row.get("solution", ""))
+    return Task(row["problem"], Answer(row["answer"], "number"), name=name, reference=row.get("solution", ""))
 
 
 AIME24 = Benchmark(
     "aime24",
     "none stated",
-    "number",
     ("problem", "answer"),
     read,
     source="HuggingFaceH4/aime_2024",
     split="train",
 )
-AIME25 = Benchmark("aime25", "Apache-2.0", "number", ("problem", "answer"), read, source="math-ai/aime25")
+AIME25 = Benchmark("aime25", "Apache-2.0", ("problem", "answer"), read, source="math-ai/aime25")

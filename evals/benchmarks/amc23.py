@@ -9,12 +9,13 @@ Prompt: eval.boxed.
 
 from __future__ import annotations
 
+from ..grading.gold import Answer
 from ..sample import Task
 from .benchmark import Benchmark, Row
 
 
 def read(row: Row, seed: int) -> Task:
-    return Task(row["question"], row["answer"], name=row.get("url") or row.get("id", ""))
+    return Task(row["question"], Answer(row["answer"], "number"), name=row.get("url") or row.get("id", ""))
 
 
-AMC23 = Benchmark("amc23", "none stated", "number", ("question", "answer"), read, source="math-ai/amc23")
+AMC23 = Benchmark("amc23", "none stated", ("question", "answer"), read, source="math-ai/amc23")

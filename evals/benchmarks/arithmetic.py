@@ -11,19 +11,23 @@ from __future__ import annotations
 
 from itertools import islice
 
+from ..grading.gold import Answer
 from ..sample import Task
 from ..testbed.problems import final_answer, generate, worked_steps
 from .benchmark import Benchmark, Row
 
 
 def read(row: Row, seed: int) -> Task:
-    return Task(row["problem"], row["answer"])
+    return Task(row["problem"], Answer(row["answer"], "exact"))
 
 
 def made(seed: int, count: int) -> list[Task]:
     """The first *count* problems of *seed*; more of them begin with the same ones."""
     problems = islice(generate(seed, "test"), count)
-    return [Task(p.text, str(p.answer), reference="".join(worked_steps(p)) + final_answer(p.answer)) for p in problems]
+    return [
+        Task(p.text, Answer(str(p.answer), "exact"), reference="".join(worked_steps(p)) + final_answer(p.answer))
+        for p in problems
+    ]
 
 
-ARITHMETIC = Benchmark("arithmetic", "Apache-2.0", "exact", ("problem", "answer"), read, prompt=None, made=made)
+ARITHMETIC = Benchmark("arithmetic", "Apache-2.0", ("problem", "answer"), read, prompt=None, made=made)

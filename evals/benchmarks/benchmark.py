@@ -1,4 +1,4 @@
-"""What a benchmark is: where its problems come from, how they are put, and how answers are graded. Values only."""
+"""What a benchmark is: where its problems come from and how they are put. Values only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 from stepspec.prompts import Prompt, known
 
-from ..grading.answers import Metric
 from ..sample import Task
 
 Row: TypeAlias = Mapping[str, str]  # those columns that hold text, or numbers, which are spelt out
@@ -18,17 +17,16 @@ Row: TypeAlias = Mapping[str, str]  # those columns that hold text, or numbers, 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """
-    A set of problems with their true answers.
+    A set of problems.
 
     *source*, *subset* and *split* name the data set on the Hugging Face hub. One without a source is read from a
-    *file*, JSONL or Parquet, or *made* from a seed and a number of problems. *read* makes a task of a row, which has at
-    least these *columns*, and the seed. *prompt* names the template that every problem is put into, for all arms alike;
-    without one it stands alone.
+    *file*, JSONL or Parquet, or *made* from a seed and a number of problems. *read* makes a task, with what grades the
+    answers to it, of a row, which has at least these *columns*, and the seed. *prompt* names the template that every
+    problem is put into, for all arms alike; without one it stands alone.
     """
 
     name: str
     licence: str
-    metric: Metric
     columns: tuple[str, ...]
     read: Callable[[Row, int], Task]
     source: str = ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 
 from ..grading.answers import LETTERS
+from ..grading.gold import Answer
 from ..sample import Task
 from .benchmark import Benchmark, Row
 
@@ -25,13 +26,12 @@ def read(row: Row, seed: int) -> Task:
     order = random.Random(f"{seed} {question}").sample(range(len(choices)), len(choices))
     listed = "\n".join(f"({letter}) {choices[place]}" for letter, place in zip(LETTERS, order, strict=True))
     name = row.get("Record ID", "")
-    return Task(f"{question}\n\n{listed}", LETTERS[order.index(0)], name=name, question=question)
+    return Task(f"{question}\n\n{listed}", Answer(LETTERS[order.index(0)], "choice"), name=name, question=question)
 
 
 GPQA_DIAMOND = Benchmark(
     "gpqa_diamond",
     "CC BY 4.0",
-    "choice",
     ("Question", RIGHT, *WRONG),
     read,
     source="Idavidrein/gpqa",

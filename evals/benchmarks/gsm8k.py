@@ -10,12 +10,14 @@ Prompt: eval.boxed.
 from __future__ import annotations
 
 from ..grading.answers import HASHES
+from ..grading.gold import Answer
 from ..sample import Task
 from .benchmark import Benchmark, Row
 
 
 def read(row: Row, seed: int) -> Task:
-    return Task(row["question"], row["answer"].rpartition(HASHES)[2].strip(), reference=row["answer"])
+    gold = Answer(row["answer"].rpartition(HASHES)[2].strip(), "number")
+    return Task(row["question"], gold, reference=row["answer"])
 
 
-GSM8K = Benchmark("gsm8k", "MIT", "number", ("question", "answer"), read, source="openai/gsm8k", subset="main")
+GSM8K = Benchmark("gsm8k", "MIT", ("question", "answer"), read, source="openai/gsm8k", subset="main")

@@ -64,7 +64,7 @@ def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
         if not texts.get(column, "").strip():
             raise ConfigurationError(f"{where}: {column!r} is {row[column]!r:.80}, where a text or a number has to be")
     task = benchmark.read(texts, seed)
-    if not task.answer.strip():
+    if not str(task.gold).strip():
         raise ConfigurationError(f"{where}: no answer in {texts[benchmark.columns[1]]!r:.80}")
     return task
 

@@ -10,12 +10,13 @@ Prompt: eval.boxed.
 
 from __future__ import annotations
 
+from ..grading.gold import Answer
 from ..sample import Task
 from .benchmark import Benchmark, Row
 
 
 def read(row: Row, seed: int) -> Task:
-    return Task(row["problem"], row["answer"], name=row.get("unique_id", ""), reference=row.get("solution", ""))
+    return Task(row["problem"], Answer(row["answer"]), name=row.get("unique_id", ""), reference=row.get("solution", ""))
 
 
-MATH500 = Benchmark("math500", "MIT", "math", ("problem", "answer"), read, source="HuggingFaceH4/MATH-500")
+MATH500 = Benchmark("math500", "MIT", ("problem", "answer"), read, source="HuggingFaceH4/MATH-500")

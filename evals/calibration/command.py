@@ -39,7 +39,8 @@ from ..flags import (
     Testbed,
     with_settings,
 )
-from ..grading.graders import Graders, require
+from ..grading.gold import require_graders
+from ..grading.graders import Graders
 from ..plan import check_arm, testbed_settings
 from ..provenance import digests
 from ..sample import Task
@@ -136,11 +137,11 @@ def calibrate(
     path = work or output.with_suffix(".trials.jsonl")
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, file, seed, limit)
-    require(chosen.metric)
+    require_graders(task.gold for task in tasks)
     about = {
         "benchmark": chosen.name, "policy": policy, "option": threshold.option, "seed": seed, "testbed": testbed,
         "weights": weights_digest("large", "small") if testbed else None,
-        "besides": changed_settings(settings), "told": promise_conditions(settings, policy, threshold),
+        "besides": changed_settings(settings), "conditions": promise_conditions(settings, policy, threshold),
         "format": FORMAT,
     }  # fmt: skip
     solving = own_solver or pair_solver(profile, stderr, (), seed, problems=0)

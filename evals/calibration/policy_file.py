@@ -103,7 +103,7 @@ def solve_on_servers(
         seeded = solver.settings.sampling.model_copy(update={"seed": derive_seed(base_seed, problem, 0)})
         solved = await solve_once(solver, arm, task.problem, sampling=seeded, observe=events.append)
         text = solved.solution.text if solved.solution else ""
-        right = bool(text) and await graders.grade(text, task.answer, benchmark.metric) == "right"
+        right = bool(text) and await task.gold.grade(text, graders) == "right"
         finish = solved.solution.finish_reason if solved.solution else "failed"
         written = [event.step.text for event in events if isinstance(event, Committed)]
         digest = _digest(*written, text, finish)

@@ -21,8 +21,9 @@ from stepspec.orchestrator.errors import ConfigurationError
 from ..benchmarks import find, load
 from ..command_line import finite, progress_bars, script
 from ..sample import Task
-from .answers import Metric, extract_answer
-from .graders import SECONDS, Graders, Mark, require
+from .answers import extract_answer
+from .gold import Answer, Gold, require_graders
+from .graders import SECONDS, Graders, Mark
 
 EXAMPLES = """
 Examples:
@@ -46,7 +47,6 @@ class Agreement:
     """
 
     tasks: Sequence[Task]
-    metric: Metric
     grades: Sequence[Mark]
     swapped: Sequence[Mark]
     seconds: float
@@ -58,7 +58,7 @@ class Agreement:
     def exceptions(self) -> list[str]:
         """Each solution that does not agree, with the reason."""
         return [
-            f"{task.name or number}: {_reason(task, grade, self.metric)}"
+            f"{task.name or number}: {_reason(task, grade)}"
             for number, (task, grade) in enumerate(zip(self.tasks, self.grades, strict=True))
             if grade != "right"
         ]
@@ -67,9 +67,9 @@ class Agreement:
         """Each solution that agrees with the next problem's answer, which is not the same text as its own."""
         pairs = zip(self.tasks, _next(self.tasks), self.swapped, strict=True)
         return [
-            f"{task.name or number}: {task.answer!r} is taken for {other.answer!r}"
+            f"{task.name or number}: {str(task.gold)!r} is taken for {str(other.gold)!r}"
             for number, (task, other, grade) in enumerate(pairs)
-            if grade == "right" and task.answer != other.answer
+            if grade == "right" and task.gold != other.gold
         ]
 
 
@@ -77,30 +77,30 @@ def _next(tasks: Sequence[Task]) -> Sequence[Task]:
     return (*tasks[1:], tasks[0])
 
 
-def _reason(task: Task, grade: Mark, metric: Metric) -> str:
+def _reason(task: Task, grade: Mark) -> str:
     if grade == "ungraded":
         return "the grader was killed: it took too long"
-    answer = extract_answer(task.reference, metric)
-    return f"the solution gives {answer!r}, the answer is {task.answer!r}" if answer else "the solution gives no answer"
+    answer = extract_answer(task.reference, task.gold.metric if isinstance(task.gold, Answer) else "math")
+    return f"the solution gives {answer or 'no answer'!r}, the answer is {str(task.gold)!r}"
 
 
-async def agreement(tasks: Sequence[Task], metric: Metric, workers: int, seconds: float) -> Agreement:
+async def agreement(tasks: Sequence[Task], workers: int, seconds: float) -> Agreement:
     """Grade every reference of *tasks*, as evaluations do, then against another's answer."""
     async with Graders(workers, seconds) as graders:
         with progress_bars(stderr) as progress:
             bar = progress.add_task("grading", total=2 * len(tasks))
 
-            async def grade(task: Task, gold: str) -> Mark:
-                verdict = await graders.grade(task.reference, gold, metric)
+            async def grade(task: Task, gold: Gold) -> Mark:
+                verdict = await gold.grade(task.reference, graders)
                 progress.advance(bar)
                 return verdict
 
             began = time.perf_counter()
-            grades = await asyncio.gather(*(grade(task, task.answer) for task in tasks))
+            grades = await asyncio.gather(*(grade(task, task.gold) for task in tasks))
             took = time.perf_counter() - began
             pairs = zip(tasks, _next(tasks), strict=True)
-            swapped = await asyncio.gather(*(grade(task, other.answer) for task, other in pairs))
-    return Agreement(tasks, metric, grades, swapped, took)
+            swapped = await asyncio.gather(*(grade(task, other.gold) for task, other in pairs))
+    return Agreement(tasks, grades, swapped, took)
 
 
 def check(
@@ -115,18 +115,18 @@ def check(
     """Grade a benchmark's own solutions, and list those that do not agree with its answers."""
     chosen = find(benchmark)
     finite("--grading-seconds", grading_seconds)
-    require("math")
     tasks = [task for task in load(chosen, data, limit=limit) if task.reference]
     if len(tasks) < 2:
         raise ConfigurationError(f"{benchmark} comes without worked solutions: there is nothing to compare")
-    result = asyncio.run(agreement(tasks, chosen.metric, workers, grading_seconds))
+    require_graders(task.gold for task in tasks)
+    result = asyncio.run(agreement(tasks, workers, grading_seconds))
     n = len(tasks)
     stdout.print(
         f"{result.agreed} of {n} solutions agree with the answer, in {result.seconds:.1f} s, {workers} processes"
     )
     for line in result.exceptions():
         stdout.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    same = sum(task.answer == other.answer for task, other in zip(tasks, _next(tasks), strict=True))
+    same = sum(task.gold == other.gold for task, other in zip(tasks, _next(tasks), strict=True))
     stdout.print(
         f"against the next problem's answer: {sum(grade == 'right' for grade in result.swapped)} agree, "
         f"of which {same} have the same answer"

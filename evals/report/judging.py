@@ -51,7 +51,7 @@ def known_verdicts(run: Run, samples: Mapping[int, Sample]) -> list[ScoredVerdic
     verdicts: list[ScoredVerdict] = []
     for number, path in traces.items():
         index = number // run.repeats
-        problem = problems.get(run.tasks[index].problem)
+        problem = problems.get(run.problems[index])
         if path is not None and problem is not None:
             verdicts += checked_verdicts((moment.event for moment in read(path)), problem, index)
     return verdicts or None
@@ -59,7 +59,7 @@ def known_verdicts(run: Run, samples: Mapping[int, Sample]) -> list[ScoredVerdic
 
 def _problems(run: Run) -> dict[str, Problem]:
     """Generate the problems of *run* again, by their text."""
-    wanted, problems = {task.problem for task in run.tasks}, dict[str, Problem]()
+    wanted, problems = set(run.problems), dict[str, Problem]()
     for problem in islice(generate(int(run.about["seed"]), "test"), SEARCH_LIMIT):
         if problem.text in wanted:
             problems[problem.text] = problem

@@ -176,7 +176,7 @@ def _case_table(title: str, cases: tuple[Case, ...], section: Section, links: Li
 
 
 def _case_row(case: Case, section: Section) -> Row:
-    problem = " ".join(section.run.tasks[case.problem].problem.split())
+    problem = " ".join(section.run.problems[case.problem].split())
     shown = problem if len(problem) <= MAX_PROBLEM else f"{problem[: MAX_PROBLEM - 1]}…"
     return (
         str(case.problem + 1),

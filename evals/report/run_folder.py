@@ -13,10 +13,12 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 from ..evaluation import PROBLEMS, RUN, SAMPLES, TRACES
 from ..runner import trace_name
-from ..sample import Arm, Sample, Task
+from ..sample import Arm, Sample
 from ..store import JsonlStore, Place, SampleStore
 
 Record: TypeAlias = Mapping[str, Any]
+
+OWN_CHECK = "a check of the benchmark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class RunFolder:
     path: Path
     about: Record
     record: Record
-    tasks: tuple[Task, ...]
+    problems: tuple[str, ...]
+    metrics: tuple[str, ...]  # how answers are graded
     arms: tuple[Arm, ...]
     done: Mapping[Place, Sample]
 
@@ -54,8 +57,8 @@ class Run:
         return [session for folder in self.folders for session in folder.record["sessions"]]
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
-        return max((folder.tasks for folder in self.folders), key=len)
+    def problems(self) -> tuple[str, ...]:
+        return max((folder.problems for folder in self.folders), key=len)
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -84,14 +87,16 @@ def read_folder(path: Path) -> RunFolder:
         arms = tuple(map(Arm.from_record, about["arms"]))
         record = orjson.loads((path / RUN).read_bytes())
         lines = map(orjson.loads, (path / PROBLEMS).read_bytes().splitlines())
-        tasks = tuple(Task(line["problem"], line["answer"], line["name"]) for line in lines)
+        problems, metrics = zip(*((line["problem"], line.get("metric", OWN_CHECK)) for line in lines), strict=True)
     except OSError as exc:
         raise ConfigurationError(
             f"{exc.filename}: {exc.strerror}; run the same `stepspec eval` to write it again"
         ) from exc
     except (KeyError, TypeError, ValueError, ConfigurationError) as exc:
         raise ConfigurationError(f"{path} is not a run folder of this version: {exc}") from exc
-    return RunFolder(path, about, record, tasks, arms, SampleStore(path / SAMPLES, about).done)
+    return RunFolder(
+        path, about, record, problems, tuple(sorted(set(metrics))), arms, SampleStore(path / SAMPLES, about).done
+    )
 
 
 def merge_folders(folders: Sequence[RunFolder]) -> list[Run]:

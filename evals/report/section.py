@@ -102,7 +102,7 @@ class Section:
     def remarks(self) -> list[str]:
         """Sentences about the limits of the figures of this run."""
         remarks = [_miniature(self.commands)] if self.miniature else []
-        wanted, concurrency = len(self.run.tasks), int(self.run.about["concurrency"])
+        wanted, concurrency = len(self.run.problems), int(self.run.about["concurrency"])
         if self.problems < wanted:
             remarks.append(
                 f"Unfinished: {self.problems} of {wanted} problems were solved by all arms, and only these count. "
@@ -211,7 +211,7 @@ def provenance(section: Section) -> Iterator[tuple[str, str]]:
         "problems",
         f"{section.problems}, {_source(benchmark)}; licence: {benchmark['licence']}; hash {about['problems']}",
     )
-    yield "graded as", str(about["metric"])
+    yield "graded as", ", ".join(section.run.folders[0].metrics)
     yield "sampling", _join(about["sampling"])
     yield "budget", _join(about["budget"])
     yield "samples", f"{about['repeats']} a problem, seed {about['seed']}, {about['concurrency']} at a time"

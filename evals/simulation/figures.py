@@ -17,6 +17,7 @@ from stepspec.orchestrator.solution import Solution
 from stepspec.settings import Settings
 
 from ..crowd import Block, Crowd, Load, attempt
+from ..grading.gold import Answer
 from ..sample import Arm, Task
 from ..script import Script
 from ..virtual_clock import run
@@ -104,7 +105,7 @@ async def simulate_block(
         for kind, some in (("counted", counted), ("other", others))
         for number, each in enumerate(some)
     }
-    tasks = {name: Task(name, "") for name in scripts}
+    tasks = {name: Task(name, Answer("")) for name in scripts}
     small, large = (SimulatedEndpoint(role, servers[role], scripts) for role in servers)
     async with SimulatedSolver(small, large) as solver:
         solving = partial(attempt, solver, arm, _right, DEADLINE, None, BUDGET)

@@ -13,6 +13,7 @@ from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.launcher import TokenSpeculation
 
 from ..arms import measure
+from ..grading.gold import Answer
 from ..sample import Arm, Task
 from .problems import DEFAULT, Difficulty, generate
 from .servers import NO_SPECULATION, endpoint, running
@@ -20,7 +21,8 @@ from .servers import NO_SPECULATION, endpoint, running
 
 def fresh_tasks(count: int, seed: int, difficulty: Difficulty = DEFAULT) -> list[Task]:
     """Return *count* problems of the test split, on which no model was trained."""
-    return [Task(problem.text, str(problem.answer)) for problem in islice(generate(seed, "test", difficulty), count)]
+    problems = islice(generate(seed, "test", difficulty), count)
+    return [Task(problem.text, Answer(str(problem.answer), "exact")) for problem in problems]
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from stepspec.evals.grading.gold import Answer
 from stepspec.evals.sample import Task
 from stepspec.evals.testbed import servers
 from stepspec.evals.testbed.servers import JUDGE, World
@@ -67,7 +68,7 @@ def fresh_tasks(count: int, seed: int, *, world: str = SHORT) -> list[Task]:
         return long_tasks(count, seed)
     if world == TOOLS:
         stated = tool_problems.generate(seed, "test", tool_problems.NO_CALLS)
-        return [Task(problem.text, str(problem.answer)) for problem in islice(stated, count)]
+        return [Task(problem.text, Answer(str(problem.answer), "exact")) for problem in islice(stated, count)]
     return short_tasks(count, seed)
 
 
@@ -78,6 +79,6 @@ def long_tasks(count: int, seed: int, difficulty: accounts.Difficulty = accounts
     Their reference is the worked reasoning, in which every step is the only right one.
     """
     return [
-        Task(problem.text, str(problem.answer), reference="".join(accounts.worked_steps(problem)))
+        Task(problem.text, Answer(str(problem.answer), "exact"), reference="".join(accounts.worked_steps(problem)))
         for problem in islice(accounts.generate(seed, "test", difficulty), count)
     ]

@@ -25,12 +25,14 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from stepspec.evals.benchmarks import Benchmark
+    from stepspec.evals.grading.gold import Answer
     from stepspec.evals.sample import Task
 
     __version__: str
 
 __all__ = [
     "Accept",
+    "Answer",
     "Benchmark",
     "Budget",
     "Candidate",
@@ -81,6 +83,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("stepspec")
+    if name == "Answer":
+        from stepspec.evals.grading.gold import Answer
+
+        return Answer
     if name == "Benchmark":
         from stepspec.evals.benchmarks import Benchmark
 

@@ -19,6 +19,7 @@ import pytest
 
 from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, choose, find, load, own, read_benchmark
 from stepspec.evals.grading.answers import LETTERS
+from stepspec.evals.grading.gold import Answer
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.installation import install_command
@@ -49,9 +50,9 @@ def test_problems_are_put_into_the_template_and_stand_alone_without() -> None:
     math, *_ = load(find("math500"), DATA / "math500.jsonl")
     assert math.problem.startswith("Add $\\frac{1}{3}$")
     assert math.problem.endswith(r"end with the final answer in \boxed{}.")
-    assert (math.answer, math.name) == (r"\frac{1}{2}", "own/1")
+    assert (str(math.gold), math.name) == (r"\frac{1}{2}", "own/1")
     crates, pens = load(find("GSM8K"), DATA / "gsm8k.jsonl")
-    assert (crates.answer, pens.answer) == ("1,080", "5")
+    assert (str(crates.gold), str(pens.gold)) == ("1,080", "5")
     assert load(find("arithmetic"), limit=1)[0].problem.endswith("now?")
 
 
@@ -65,10 +66,10 @@ def test_choices_are_shuffled_by_the_seed_together_with_the_right_letter(tmp_pat
     path = write(tmp_path / "gpqa.jsonl", *map(question, range(200)))
     tasks = load(find("gpqa-diamond"), path, seed=1)
     for task in tasks:
-        assert re.search(rf"^\({task.answer}\) right$", task.problem, re.MULTILINE)
+        assert re.search(rf"^\({task.gold!s}\) right$", task.problem, re.MULTILINE)
         assert task.problem.count("wrong") == 3
-    assert set(Counter(task.answer for task in tasks)) == set(LETTERS)
-    assert max(Counter(task.answer for task in tasks).values()) < 80
+    assert set(Counter(str(task.gold) for task in tasks)) == set(LETTERS)
+    assert max(Counter(str(task.gold) for task in tasks).values()) < 80
     assert load(find("gpqa-diamond"), path, seed=1) == tasks
     assert load(find("gpqa-diamond"), path, seed=2) != tasks
 
@@ -86,14 +87,14 @@ def test_choices_are_shuffled_by_the_seed_together_with_the_right_letter(tmp_pat
 )
 def test_answers_may_be_numbers_in_the_data(tmp_path: Path, name: str, row: dict[str, Any], answer: str) -> None:
     (task,) = load(find(name), write(tmp_path / "rows.jsonl", row))
-    assert task.answer == answer
-    assert {type(getattr(task, field)) for field in Task.__dataclass_fields__} == {str}
+    assert str(task.gold) == answer
+    assert {type(getattr(task, field)) for field in Task.__dataclass_fields__} == {str, Answer}
 
 
 def test_choices_may_be_numbers_in_the_data(tmp_path: Path) -> None:
     row = question() | {"Correct Answer": 4, "Incorrect Answer 1": 2.5, "Incorrect Answer 2": 0, "Record ID": 1}
     (task,) = load(find("gpqa-diamond"), write(tmp_path / "rows.jsonl", row))
-    assert re.search(rf"^\({task.answer}\) 4$", task.problem, re.MULTILINE)
+    assert re.search(rf"^\({task.gold!s}\) 4$", task.problem, re.MULTILINE)
     assert task.name == "1"
 
 
@@ -118,7 +119,7 @@ def test_a_value_that_is_neither_text_nor_number_is_refused_with_its_row(
 def test_anybodys_own_problems_are_a_benchmark(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", {"problem": "What is 1 + 1?", "answer": 2, "id": 9})
     (task,) = load(own(path), path)
-    assert (own(path).name, task.answer, task.name) == ("mine", "2", "9")
+    assert (own(path).name, str(task.gold), task.name) == ("mine", "2", "9")
 
 
 def test_a_parquet_file_has_the_same_rows(tmp_path: Path) -> None:
@@ -198,11 +199,11 @@ def test_columns_metric_and_prompt_of_a_file_are_the_users_choice(tmp_path: Path
     assert file == path
     (task,) = load(benchmark, file)
     assert task.problem == "Think, then answer in \\boxed{}.\nWhat is {this}?"
-    assert (task.question, task.answer, task.name) == ("What is {this}?", "7", "first")
-    assert (benchmark.metric, benchmark.prompt) == ("number", str(template))
+    assert (task.question, task.gold, task.name) == ("What is {this}?", Answer("7", "number"), "first")
+    assert benchmark.prompt == str(template)
     bare_one, _ = choose(str(path), problem="q", answer="a", prompt="none")
-    assert load(bare_one, path)[0].problem == "What is {this}?"
-    assert bare_one.metric == "math"
+    (bare_task,) = load(bare_one, path)
+    assert (bare_task.problem, bare_task.gold) == ("What is {this}?", Answer("7"))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,6 @@ def no_problems(seed: int, count: int) -> list[Task]:
         ("math500", "is no Benchmark"),
         (replace(find("math500"), made=no_problems), "needs one of a source, a file and a function"),
         (replace(find("math500"), source=""), "needs one of a source, a file and a function"),
-        (replace(find("math500"), metric="maths"), "there is no metric 'maths'"),  # type: ignore[arg-type]
         (replace(find("math500"), prompt="eval.box"), "there is no prompt 'eval.box'"),
     ],
 )

@@ -41,7 +41,7 @@ def test_sampling_and_budget_come_from_the_settings() -> None:
     made = plan()
     assert (made.sampling.temperature, made.sampling.top_p) == (0.6, 0.9)
     assert made.budget == Budget(900, 50)
-    assert (made.metric, made.seed, made.concurrency, made.repeats) == ("exact", 3, 2, 1)
+    assert (made.seed, made.concurrency, made.repeats) == (3, 2, 1)
     assert plan(4).repeats == 4
 
 
@@ -138,18 +138,25 @@ def test_an_arm_that_was_calibrated_on_the_measured_problems_is_reported_at_the_
     assert "calibrated" not in printed("--half", "report")
 
 
+def write_rows(path: Path) -> None:
+    rows = [{"problem": task.problem, "answer": str(task.gold)} for task in TASKS]
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+
+
 def test_a_file_is_a_benchmark_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.touch()
     benchmark, path = choose(str(file))
-    assert (benchmark.name, benchmark.metric, path) == ("mine", "math", file)
+    assert (benchmark.name, path) == ("mine", file)
     assert choose("gsm8k") == (find("gsm8k"), None)
 
 
 def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(tmp_path: Path) -> None:
     put = eval_cli._put  # pyright: ignore[reportPrivateUsage]
     path = tmp_path / "mine.jsonl"
-    path.write_bytes(b"".join(orjson.dumps({"problem": task.problem, "answer": task.answer}) + b"\n" for task in TASKS))
+    path.write_bytes(
+        b"".join(orjson.dumps({"problem": task.problem, "answer": str(task.gold)}) + b"\n" for task in TASKS)
+    )
     tasks = tuple(load(own(path), path))
     assert all("boxed" in task.problem for task in tasks)
     whole = replace(plan(), tasks=tasks[:3])
@@ -167,7 +174,9 @@ def test_halves_share_no_problem_and_leave_none_out(tmp_path: Path) -> None:
     pytest.importorskip("scipy")
     tasks = eval_cli._tasks  # pyright: ignore[reportPrivateUsage]
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"".join(orjson.dumps({"problem": task.problem, "answer": task.answer}) + b"\n" for task in TASKS))
+    path.write_bytes(
+        b"".join(orjson.dumps({"problem": task.problem, "answer": str(task.gold)}) + b"\n" for task in TASKS)
+    )
     report, calibration = (tasks(find("arithmetic"), path, 0, None, part) for part in ("report", "calibration"))
     assert {*report, *calibration} == set(tasks(find("arithmetic"), path, 0, None, None))
     assert len(report) + len(calibration) == len(TASKS)

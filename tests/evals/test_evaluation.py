@@ -21,6 +21,7 @@ from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import find
 from stepspec.evals.cli import arms
 from stepspec.evals.evaluation import Evaluation, evaluate
+from stepspec.evals.grading.gold import Answer
 from stepspec.evals.plan import Plan
 from stepspec.evals.runner import LocalWorker, WorkerSlot
 from stepspec.evals.sample import Arm, Task
@@ -31,14 +32,14 @@ from stepspec.settings import Settings
 
 from ..orchestrator.endpoints.server import FakeVllm, Refuse
 
-TASKS = (Task("What is 1 + 1?", "2", "first"), Task("What is 1 + 2?", "3", "second"))
+TASKS = (Task("What is 1 + 1?", Answer("2", "exact"), "first"), Task("What is 1 + 2?", Answer("3", "exact"), "second"))
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
 QUIET = Console(quiet=True)
 
 
 def evaluation(folder: Path, **changed: Any) -> Evaluation:
     competing = arms(["specreason"], ["large", "small"], ["specreason"])
-    plan = Plan(TASKS, competing, "exact", GREEDY, Budget(256))
+    plan = Plan(TASKS, competing, GREEDY, Budget(256))
     return replace(Evaluation(find("arithmetic"), plan, folder, provenance.digest(TASKS)), **changed)
 
 
@@ -130,7 +131,7 @@ async def test_wrong_options_fail_before_any_problem(tmp_path: Path) -> None:
 
 
 async def test_problems_that_are_all_too_long_are_reported(tmp_path: Path) -> None:
-    plan = replace(evaluation(tmp_path).plan, tasks=(Task("one " * 2000, "1"),))
+    plan = replace(evaluation(tmp_path).plan, tasks=(Task("one " * 2000, Answer("1", "exact")),))
     async with solving() as (solver, _):
         with pytest.raises(ConfigurationError, match="no problem fits into the models' contexts"):
             await evaluate(solver, evaluation(tmp_path, plan=plan), QUIET)
@@ -174,7 +175,7 @@ def test_the_digest_depends_on_problems_and_answers() -> None:
     digests = {
         provenance.digest(TASKS),
         provenance.digest(TASKS[::-1]),
-        provenance.digest((TASKS[0], replace(TASKS[1], answer="4"))),
+        provenance.digest((TASKS[0], replace(TASKS[1], gold=Answer("4", "exact")))),
     }
     assert len(digests) == 3
     assert provenance.digest((replace(TASKS[0], name="other"), TASKS[1])) in digests

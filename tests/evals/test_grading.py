@@ -17,7 +17,9 @@ from stepspec.evals.benchmarks import find, load
 from stepspec.evals.grading import graders as graders_module
 from stepspec.evals.grading.__main__ import agreement
 from stepspec.evals.grading.answers import Metric
+from stepspec.evals.grading.gold import Answer
 from stepspec.evals.grading.graders import LIBRARY, SCRIPT, Graders, require
+from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.installation import install_command
 
@@ -127,15 +129,15 @@ async def test_a_grader_that_does_not_start_is_an_error(
 async def test_a_benchmarks_own_solutions_are_right_and_those_of_others_are_not(name: str) -> None:
     benchmark, path = find(name), DATA / f"{name}.jsonl"
     tasks = load(benchmark, path if path.exists() else None, limit=5)
-    found = await agreement(tasks, benchmark.metric, workers=1, seconds=DEADLINE)
+    found = await agreement(tasks, workers=1, seconds=DEADLINE)
     assert found.agreed == len(tasks)
     assert found.exceptions() == found.mistaken() == []
 
 
 async def test_disagreements_are_listed_with_the_reason() -> None:
     tasks = load(find("math500"), DATA / "math500.jsonl")
-    wrong = [*tasks[:2], type(tasks[2])("", "(-2,3)", "own/3", tasks[2].reference)]
-    found = await agreement(wrong, "math", workers=1, seconds=DEADLINE)
+    wrong = [*tasks[:2], Task("", Answer("(-2,3)"), "own/3", tasks[2].reference)]
+    found = await agreement(wrong, workers=1, seconds=DEADLINE)
     assert found.exceptions() == ["own/3: the solution gives '(-2,2)', the answer is '(-2,3)'"]
 
 

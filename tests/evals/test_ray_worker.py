@@ -15,6 +15,7 @@ import pytest
 
 import stepspec
 from stepspec.evals.cli import arms
+from stepspec.evals.grading.gold import Answer
 from stepspec.evals.plan import Plan, Trial, trials
 from stepspec.evals.ray_worker import WorkerSession, code, describe_process
 from stepspec.evals.sample import SolvedTask, Task
@@ -27,7 +28,7 @@ from stepspec.settings import Settings
 from ..orchestrator.endpoints.server import FakeVllm, Refuse
 
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
-PLAN = Plan((Task("What is 1 + 1?", "2"),), arms(["specreason"], ["large"], []), "exact", GREEDY, Budget(256))
+PLAN = Plan((Task("What is 1 + 1?", Answer("2", "exact")),), arms(["specreason"], ["large"], []), GREEDY, Budget(256))
 
 
 @asynccontextmanager

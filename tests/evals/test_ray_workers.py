@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from stepspec.evals.arms import LARGE
+from stepspec.evals.grading.gold import Answer
 from stepspec.evals.plan import Plan, Trial
 from stepspec.evals.ray_pool import PATIENCE, PAUSE, STARTS, RemoteWorker, WorkerPool
 from stepspec.evals.ray_worker import describe_process
@@ -30,7 +31,7 @@ from stepspec.settings import Settings
 from ..fakes import run
 
 SETTINGS = Settings.model_validate({"small": "http://a:1,http://b:1", "large": "http://c:1", "policy": "bild"})
-PLAN = Plan((Task("1 + 1", "2"),), (LARGE,), "exact", GREEDY, Budget(256))
+PLAN = Plan((Task("1 + 1", Answer("2", "exact")),), (LARGE,), GREEDY, Budget(256))
 TRIAL = Trial(0, 0, 7, PLAN.tasks[0], LARGE)
 SOLVED = SolvedTask(None, {})
 

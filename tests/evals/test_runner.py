@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepspec import Sampling, Solution
 from stepspec.evals.arms import LARGE, SMALL
 from stepspec.evals.cli import arms
-from stepspec.evals.grading.graders import Graders
+from stepspec.evals.grading.gold import Answer
+from stepspec.evals.grading.graders import Graders, Mark
 from stepspec.evals.plan import Plan, identity, trials
 from stepspec.evals.runner import LocalWorker, local_worker, run
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
+from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
 from stepspec.settings import Settings
 
 from .scripted import ScriptedSolver, SolveCall, solution
 
-TASKS = tuple(Task(f"problem {number}", str(number), name=f"own/{number}") for number in range(4))
+TASKS = tuple(Task(f"problem {number}", Answer(str(number), "exact"), name=f"own/{number}") for number in range(4))
 ARMS = arms(["specreason", "bild:scale=step"], ["large", "small"], ["specreason"])
 CONTROL = ARMS[-1]
 SETTINGS = Settings.model_validate({"small": "http://small:1", "large": "http://large:1"})
 
 
 def plan(*competing: Arm, repeats: int = 1, concurrency: int = 1, tasks: tuple[Task, ...] = TASKS) -> Plan:
-    return Plan(tasks, competing or ARMS, "exact", Sampling(temperature=0.6), Budget(512), repeats, 7, concurrency)
+    return Plan(tasks, competing or ARMS, Sampling(temperature=0.6), Budget(512), repeats, 7, concurrency)
 
 
 def right(call: SolveCall) -> Solution:
@@ -168,9 +172,26 @@ async def test_every_sample_has_an_outcome(tmp_path: Path) -> None:
 
 
 async def test_only_the_text_after_the_thinking_is_graded(tmp_path: Path) -> None:
-    task = Task("the answer is not 99", "99")  # which the thinking says, too
+    task = Task("the answer is not 99", Answer("99", "exact"))  # which the thinking says, too
     samples = await take(ScriptedSolver(lambda call: solution("")), plan(LARGE, tasks=(task,)), tmp_path / "s.jsonl")
     assert [sample.outcome for sample in samples] == ["wrong"]
+
+
+class Multiple:
+    """A gold that accepts several answers, as a benchmark may bring along."""
+
+    async def grade(self, text: str, graders: Graders) -> Mark:
+        return "right" if extract(text).isdigit() and int(extract(text)) % 2 == 0 else "wrong"
+
+    def record(self) -> Mapping[str, Any]:
+        return {"divisor": 2}
+
+
+async def test_a_benchmark_may_bring_its_own_check(tmp_path: Path) -> None:
+    tasks = tuple(Task(f"problem {number}", Multiple()) for number in range(3))
+    path, wanted = tmp_path / "samples.jsonl", plan(LARGE, tasks=tasks)
+    samples = await take(ScriptedSolver(right), wanted, path)
+    assert [sample.outcome for sample in samples] == ["right", "wrong", "right"]
 
 
 async def test_a_lost_endpoint_ends_the_run_and_the_samples_are_kept(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepspec.evals.cli import arms
+from stepspec.evals.grading.gold import Answer
 from stepspec.evals.plan import Plan, Trial, trials
 from stepspec.evals.runner import MAX_LOST, AcceptRates, TrialQueue
 from stepspec.evals.sample import Sample, Task
@@ -24,8 +25,8 @@ CONTROL = ARMS[-1]
 
 
 def todo(problems: int = 3) -> list[Trial]:
-    tasks = tuple(Task(f"problem {number}", str(number)) for number in range(problems))
-    return list(trials(Plan(tasks, ARMS, "exact", GREEDY, Budget(512))))
+    tasks = tuple(Task(f"problem {number}", Answer(str(number), "exact")) for number in range(problems))
+    return list(trials(Plan(tasks, ARMS, GREEDY, Budget(512))))
 
 
 def sample(arm: str, accepted: int, drafts: int) -> Sample:

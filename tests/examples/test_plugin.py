@@ -125,7 +125,7 @@ def test_its_parts_are_what_the_registries_take(site: Path, monkeypatch: pytest.
     assert method.prompts == ("confident.check",)
     benchmarks = Registry("benchmark", "benchmarks", "stepspec.benchmarks", BENCHMARKS, read_benchmark)
     tasks = load(benchmarks.find("units"))
-    assert [task.answer for task in tasks] == ["205", "2800", "6000", "900", "72", "80"]
+    assert [str(task.gold) for task in tasks] == ["205", "2800", "6000", "900", "72", "80"]
     assert "boxed" in tasks[0].problem
     assert methods.broken == benchmarks.broken == {}
 
@@ -162,7 +162,7 @@ def test_the_code_in_the_documents_is_that_of_the_example() -> None:
     sources = [path.read_text() for path in [PLUGIN / "pyproject.toml", *sorted(PLUGIN.rglob("*.py"))]]
     blocks = re.findall(r"^```(?:python|toml)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     shown = [block for block in blocks if any(block in source for source in sources)]
-    assert len(shown) == 5
+    assert len(shown) == 4
     assert [block.splitlines()[0] for block in blocks if block not in shown] == [
         "from functools import partial",
         "from stepspec import Candidate, Rating, solve",

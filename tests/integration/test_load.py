@@ -14,7 +14,7 @@ from .conftest import Pair, running_requests
 
 
 def test_two_problems_at_once_and_at_random_by_every_arm(pair: Pair, tmp_path: Path) -> None:
-    rows = [{"problem": task.problem, "answer": task.answer} for task in fresh_tasks(4, 31)]
+    rows = [{"problem": task.problem, "answer": str(task.gold)} for task in fresh_tasks(4, 31)]
     data, output = tmp_path / "problems.jsonl", tmp_path / "load.json"
     data.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     main(

@@ -46,7 +46,7 @@ async def test_a_method_solves_and_both_models_have_their_share(
             *(solving.solve(task.problem, policy=policy, options=options) for task in tasks)
         )
         one_by_one = await solving.solve(tasks[0].problem, policy=policy, options=options, ahead=0)
-    right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
+    right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
     assert sum(right) >= 8
     kept = [step for solution in solutions for step in solution.steps if step.fate == "kept"]
     assert {step.author for step in kept} == {"small", "large"}
@@ -65,7 +65,7 @@ async def test_accepted_rivals_replace_repairs_of_specreason(pair: Pair, options
         plain, chosen = await solve("specreason", {}), await solve("choose", options)
         alone = await solve("choose", {"candidates": 1})
     assert [(one.thinking, one.text) for one in alone] == [(one.thinking, one.text) for one in plain]
-    right = [solution.answer == task.answer for solution, task in zip(chosen, tasks, strict=True)]
+    right = [solution.answer == str(task.gold) for solution, task in zip(chosen, tasks, strict=True)]
     assert sum(right) >= 18
     assert sum(one.ledger.chosen for one in chosen) >= 1
     for solution in chosen:
@@ -158,7 +158,7 @@ async def test_several_steps_are_judged_by_one_question(pair: Pair, capsys: pyte
     assert max(draft.text.count("\n\n") for draft in drafts) == 4
     assert again.thinking == solutions[0].thinking
     assert all(step.grade is None or 0 <= step.grade <= 9 for solution in solutions for step in solution.steps)
-    right = sum(solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True))
+    right = sum(solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True))
     with capsys.disabled():
         steps = sum(draft.text.count("\n\n") for draft in drafts)
         print(f"\njudge_every=4: {len(drafts)} verdicts on {steps} steps, {right} of {len(tasks)} right")

@@ -66,7 +66,7 @@ async def test_fifty_problems_are_solved_and_judged_with_the_acceptance_in_the_l
         before = await read_acceptances(solver)
         solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
         found = acceptances_between(before, await read_acceptances(solver))
-    right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
+    right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
     with capsys.disabled():
         for role, acceptance in found.items():
             print(f"\n{speculated.method} under {role}: {acceptance}, {sum(right)} of 50 right")

@@ -25,7 +25,7 @@ from .conftest import Pair, serving
 
 pytestmark = pytest.mark.servers
 TASK = fresh_tasks(1, 4)[0]
-RIGHT, WRONG = (Candidate.final(Chain.of(TASK.problem), f"\\boxed{{{text}}}") for text in (TASK.answer, "none"))
+RIGHT, WRONG = (Candidate.final(Chain.of(TASK.problem), f"\\boxed{{{text}}}") for text in (str(TASK.gold), "none"))
 LABELS = ("yes", "no")  # vLLM asks for each as one token, which the miniature vocabulary does not have
 
 
@@ -90,7 +90,7 @@ async def test_the_large_model_of_the_pair_rewrites_a_rejected_answer(pair: Pair
         solution = await solver.solve(TASK.problem, observe=events.append)
     verdicts = [event for event in events if isinstance(event, AnswerJudged)]
     assert [each.accepted for each in verdicts] == ([False, True] if len(seen) > 1 else [False])
-    assert seen[0].answer == TASK.answer
+    assert seen[0].answer == str(TASK.gold)
     assert "".join(event.text for event in events if isinstance(event, Answering)) == solution.text != ""
     assert solution.verified is (len(seen) > 1)
     rejected = [step for step in solution.steps if step.fate == "rejected" and step.reason == "answer"]

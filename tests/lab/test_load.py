@@ -35,6 +35,7 @@ from stepspec.evals.crowd import (
     grade_equal,
     measure,
 )
+from stepspec.evals.grading.gold import Answer
 from stepspec.evals.results import Interval
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.chain import Step
@@ -48,8 +49,8 @@ from stepspec.settings import Settings
 from ..evals.scripted import solution
 from ..fakes import run
 
-TASKS = [Task(f"problem {number}", "7") for number in range(8)]
-OTHERS = [Task(f"other {number}", "7") for number in range(4)]
+TASKS = [Task(f"problem {number}", Answer("7", "exact")) for number in range(8)]
+OTHERS = [Task(f"other {number}", Answer("7", "exact")) for number in range(4)]
 ARMS = (LARGE, SHIPPED)
 SECONDS = {"large": 4.0, "specreason": 2.0}
 

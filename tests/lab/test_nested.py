@@ -8,6 +8,7 @@ from lab import bench
 from lab.bench import NESTED, THREE
 from stepspec import NestedPair, policies
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL, measure
+from stepspec.evals.grading.gold import Answer
 from stepspec.evals.results import summarise
 from stepspec.evals.sample import Sample, Task
 from stepspec.orchestrator.chain import Role
@@ -50,7 +51,7 @@ class Served(ScriptedSolver):
 
 async def test_an_arm_may_have_a_solver_of_its_own() -> None:
     plain, nested = Served(lambda call: solution("1")), Served(lambda call: solution("2"))
-    tasks = [Task("a", "2"), Task("b", "2")]
+    tasks = [Task("a", Answer("2", "exact")), Task("b", Answer("2", "exact"))]
     samples = await measure(plain.solver, (LARGE, THREE), tasks, solvers={THREE.name: nested.solver})
     assert (
         sorted((sample.arm, sample.correct) for sample in samples)

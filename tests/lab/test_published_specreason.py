@@ -8,6 +8,7 @@ from lab import bench
 from lab.published_specreason import PUBLISHED, PublishedSpecReason
 from stepspec import Endpoint, Sampling
 from stepspec.evals.arms import measure
+from stepspec.evals.grading.gold import Answer
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.solution import Solution
@@ -53,5 +54,5 @@ async def test_it_is_an_arm_of_the_bench() -> None:
     assert PUBLISHED in bench.chosen([PUBLISHED.name], baselines=False)
     greedy = Sampling(temperature=0.0, top_p=1.0)
     async with StandIn(steps=2).listening() as url, PublishedSpecReason(url, url, sampling=greedy) as solver:
-        (sample,) = await measure(solver, [PUBLISHED], [Task(PROBLEM, "42")])
+        (sample,) = await measure(solver, [PUBLISHED], [Task(PROBLEM, Answer("42", "exact"))])
     assert (sample.arm, sample.correct, len(sample.steps)) == (PUBLISHED.name, True, 2)

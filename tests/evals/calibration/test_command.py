@@ -20,6 +20,7 @@ from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import find
 from stepspec.evals.calibration.policy_file import served_arm, solve_on_servers
 from stepspec.evals.cli import arm
+from stepspec.evals.grading.gold import Answer
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.calibration import RunConditions
@@ -60,7 +61,7 @@ class Noting:
 
 async def recorded_calls(base: int, *places: tuple[int, float | None]) -> list[dict[str, Any]]:
     """The calls of the solver for these *places*: a problem and a value."""
-    noting, tasks = Noting(), [Task(f"What is {n} + 7?", "7") for n in range(9)]
+    noting, tasks = Noting(), [Task(f"What is {n} + 7?", Answer("7", "exact")) for n in range(9)]
     solver = cast("Solver", noting)
     async with Graders() as graders:
         solve = solve_on_servers(solver, tasks, find("arithmetic"), "specreason", KNOB, graders, base)
@@ -88,7 +89,7 @@ async def test_the_method_gets_the_settings_and_the_large_model_runs_alone() -> 
 
 async def test_a_grade_that_just_falls_short_is_not_taken_for_one_that_passed() -> None:
     """A run is not run again where all of its grades are on the same side of both values: which side has to be true."""
-    tasks = [Task("What is 0 + 7?", "7")]
+    tasks = [Task("What is 0 + 7?", Answer("7", "exact"))]
     async with Graders() as graders:
         solver = cast("Solver", Noting())
         tried = await solve_on_servers(solver, tasks, find("arithmetic"), "specreason", KNOB, graders, 0)(0, 7.0)

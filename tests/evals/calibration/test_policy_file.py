@@ -15,6 +15,7 @@ from stepspec.evals.calibration import risk_bound
 from stepspec.evals.calibration.command import problems
 from stepspec.evals.calibration.policy_file import CalibrationSettings, find_threshold
 from stepspec.evals.calibration.search import CalibrationResult
+from stepspec.evals.grading.gold import Answer
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import THRESHOLDS
@@ -64,7 +65,7 @@ def test_a_loss_that_no_sample_can_talk_away_is_called_that() -> None:
 
 
 def test_every_problem_has_its_half_for_good() -> None:
-    tasks = [Task(f"What is {n} + {n}?", str(2 * n)) for n in range(400)]
+    tasks = [Task(f"What is {n} + {n}?", Answer(str(2 * n), "exact")) for n in range(400)]
     halves = [half(task) for task in tasks]
     assert 150 < halves.count("calibration") < 250
     assert halves == [half(replace(task, problem=f"Think! {task.problem}", question=task.problem)) for task in tasks]

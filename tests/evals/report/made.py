@@ -71,7 +71,7 @@ def folder(
     """Write a run folder, as `stepspec eval` does."""
     head = {
         "benchmark": "sums", "problems": "b1a5", "half": None, "prompt": None,
-        "models": {"small": "tiny", "large": "huge"}, "arms": [arm.record() for arm in arms], "metric": "exact",
+        "models": {"small": "tiny", "large": "huge"}, "arms": [arm.record() for arm in arms],
         "sampling": {"temperature": 0.0}, "budget": {"tokens": 512, "seconds": None}, "repeats": 1, "seed": 0,
         "concurrency": 1, **about,
     }  # fmt: skip

@@ -23,7 +23,7 @@ def test_written_folders_are_read(tmp_path: Path) -> None:
     found = read_folder(folder(tmp_path))
     assert found.done == samples()
     assert [arm.name for arm in found.arms] == [LARGE.name, SMALL.name, SHIPPED.name]
-    assert [task.problem for task in found.tasks][:2] == ["What is 1 + 1?", "What is 1 + 2?"]
+    assert list(found.problems[:2]) == ["What is 1 + 1?", "What is 1 + 2?"]
 
 
 def test_a_folder_that_is_no_run_folder_is_refused(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_run_that_was_made_longer_has_all_of_its_problems(tmp_path: Path) -> N
     more = read_folder(folder(tmp_path / "b", {}, texts=["one", "two", "three", "four", "five"]))
     for folders in ([read_folder(folder(tmp_path / "a")), more], [more, read_folder(folder(tmp_path / "c"))]):
         (run,) = merge_folders(folders)
-        assert (len(run.tasks), len(run.done)) == (5, 12)
+        assert (len(run.problems), len(run.done)) == (5, 12)
 
 
 @pytest.mark.parametrize(

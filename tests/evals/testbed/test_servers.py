@@ -159,7 +159,7 @@ def test_fresh_tasks_are_of_the_world() -> None:
     short, long = fresh_tasks(3, 5), fresh_tasks(3, 5, world="long")
     assert short == fresh_tasks(3, 5, world="short")
     assert [task.problem for task in long] == [p.text for p in islice(accounts.generate(5, "test"), 3)]
-    assert all(int(task.answer) >= 2 * accounts.LEAST for task in long)
+    assert all(int(str(task.gold)) >= 2 * accounts.LEAST for task in long)
 
 
 def test_the_small_print_has_the_sizes_of_the_worlds_models() -> None:
