@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from stepspec.api import Solver
 from stepspec.orchestrator.events import Event, Observer
 
+from . import plain
 from .plan import turns
 from .sample import Arm, Sample, Task, acceptances_between, derive_seed, read_acceptances, solve_once
 
+PLAIN = Arm.of(plain.PLAIN, plain.PLAIN)
 LARGE = Arm.of("large alone", "large")
 SMALL = Arm.of("small alone", "small")
 SHIPPED = Arm.of("SpecReason", "specreason")

@@ -26,7 +26,7 @@ from stepspec.orchestrator.run_options import arm_options
 from stepspec.settings import Settings
 
 from . import provenance
-from .arms import LARGE, SMALL
+from .arms import LARGE, PLAIN, SMALL
 from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
 from .command_line import finite, only_without_testbed, script
 from .evaluation import Evaluation, evaluate
@@ -53,7 +53,7 @@ from .flags import (
 from .grading.gold import require_graders
 from .grading.graders import SECONDS
 from .plan import Plan, check_arm, testbed_settings
-from .results import SMALL_PRINT, ArmSummary, table
+from .results import ArmSummary, small_print, table
 from .runner import WorkerGroup
 from .sample import Arm, Task
 from .testbed.servers import miniature
@@ -63,7 +63,7 @@ CONTROL = "random"
 NO_OPTIONS: Mapping[str, Any] = {}
 FILE = ".toml"
 T = TypeVar("T")
-BASELINES: Mapping[str, Arm] = {"large": LARGE, "small": SMALL}
+BASELINES: Mapping[str, Arm] = {"plain": PLAIN, "large": LARGE, "small": SMALL}
 
 
 def arms(
@@ -73,17 +73,20 @@ def arms(
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> tuple[Arm, ...]:
     """
-    The large model alone, the other *baselines*, the *chosen* methods, and *controls* of some of these methods.
+    The *baselines*, the *chosen* methods, and *controls* of some of these methods. The first baseline is the usual one.
 
     The *options* are of every chosen method that is no policy file, unless it sets its own. Raise `ConfigurationError`
     for an unknown name, and for an arm that is named twice.
     """
     unknown = [name for name in baselines if name not in BASELINES]
     if unknown:
-        raise ConfigurationError(f"no such baseline: {unknown[0]!r}; there are {' and '.join(BASELINES)}")
+        raise ConfigurationError(f"no such baseline: {unknown[0]!r}; there are {', '.join(BASELINES)}")
     methods = [arm(spec, options) for spec in chosen]
-    others = [BASELINES[name] for name in dict.fromkeys(baselines) if name != "large"]
-    competing = (LARGE, *others, *methods, *(control(name, methods) for name in controls))
+    competing = (
+        *(BASELINES[name] for name in dict.fromkeys(baselines)),
+        *methods,
+        *(control(name, methods) for name in controls),
+    )
     names = [competitor.name for competitor in competing]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
@@ -210,7 +213,11 @@ def command(
     policy: Policies = None,
     option: SharedOptions = None,
     baseline: Annotated[
-        list[str] | None, typer.Option(help="large, which is always measured, or small; both by default.")
+        list[str] | None,
+        typer.Option(
+            help="A model alone: plain (the large one as one ordinary request), large or small; default: plain and "
+            "small. All others are compared with the first."
+        ),
     ] = None,
     random: Annotated[
         list[str] | None,
@@ -233,6 +240,9 @@ def command(
     concurrency: Annotated[
         int, typer.Option(min=1, help="Number of problems solved at the same time; with --ray, at every worker.")
     ] = 1,
+    apart: Annotated[
+        bool, typer.Option("--apart", help="Run the arms one after the other, so that none runs beside another.")
+    ] = False,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -268,7 +278,7 @@ def command(
     chosen, source = choose(benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
     _check_half(chosen, source, part)
     methods = policy or ["specreason"]
-    competing = arms(methods, baseline or ["large", "small"], random or [], parse_options(option))
+    competing = arms(methods, baseline or ["plain", "small"], random or [], parse_options(option))
     if testbed:
         only_without_testbed()
     own_solver = None if testbed else Solver()
@@ -282,7 +292,7 @@ def command(
             all_tasks = _tasks(chosen, source, seed, None, part)
         tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
         require_graders(task.gold for task in tasks)
-        plan = replace(plan, tasks=tasks)
+        plan = replace(plan, tasks=tasks, apart=apart, baseline=competing[0].name)
         finite("--grading-seconds", grading_seconds)
         pair = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
         sharing = _team(ray, workers)
@@ -309,7 +319,7 @@ def command(
                 )
                 return await evaluate(solver, evaluation, stderr, team)
 
-        _show(wait(work()), as_json=json)
+        _show(wait(work()), competing[0].name, as_json=json)
         folder = output or Path("runs") / chosen.name
         stderr.print(f"wrote {folder}; next: stepspec report {folder}", highlight=False, soft_wrap=True)
         _remark(remarks)
@@ -385,12 +395,12 @@ def wait(work: Coroutine[Any, Any, T]) -> T:
         raise typer.Exit(130) from None
 
 
-def _show(summaries: list[ArmSummary], *, as_json: bool) -> None:
+def _show(summaries: list[ArmSummary], baseline: str, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.buffer.write(orjson.dumps([asdict(summary) for summary in summaries]) + b"\n")
         return
-    Console(width=max(stdout.width, WIDTH)).print(table(summaries))  # so that no cell is cut off
-    stdout.print(SMALL_PRINT, style="dim")
+    Console(width=max(stdout.width, WIDTH)).print(table(summaries, baseline))  # so that no cell is cut off
+    stdout.print(small_print(baseline), style="dim")
 
 
 def alone(benchmark: str) -> None:

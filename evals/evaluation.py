@@ -22,7 +22,7 @@ from .benchmarks import Benchmark
 from .command_line import progress_bars
 from .grading.graders import Graders
 from .plan import Plan, check_arm, identity, trials
-from .results import SMALL_PRINT, ArmSummary, compare_arms
+from .results import ArmSummary, compare_arms, small_print, usual_baseline
 from .runner import WorkerGroup, WorkerSlot, local_worker, run
 from .sample import Sample, Task
 from .store import Place, SampleStore
@@ -148,6 +148,7 @@ async def _begin(
     }
     record: dict[str, Any] = {
         "about": about,
+        "baseline": evaluation.plan.baseline,
         "benchmark": {
             name: getattr(benchmark, name) for name in ("name", "source", "subset", "split", "licence", "prompt")
         },
@@ -178,15 +179,18 @@ def _line(number: int, task: Task) -> bytes:
 
 
 def _summarise(evaluation: Evaluation, kept: Mapping[Place, Sample]) -> list[ArmSummary]:
-    summaries = compare_arms(kept, evaluation.plan.arms, evaluation.plan.repeats)
+    plan = evaluation.plan
+    baseline = plan.baseline or usual_baseline(plan.arms)
+    summaries = compare_arms(kept, plan.arms, plan.repeats, baseline)
     if not summaries:
         raise ConfigurationError("no problem fits into the models' contexts together with the tokens to think")
     report = {
         "benchmark": evaluation.benchmark.name,
         "half": evaluation.half,
         "date": str(datetime.date.today()),
+        "baseline": baseline,
         "arms": [asdict(summary) for summary in summaries],
-        "note": " ".join((*evaluation.remarks, SMALL_PRINT)),
+        "note": " ".join((*evaluation.remarks, small_print(baseline))),
     }
     _replace(evaluation.folder / SUMMARY, orjson.dumps(report, option=orjson.OPT_INDENT_2))
     return summaries

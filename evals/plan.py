@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stepspec import settings as configuration
@@ -13,6 +13,7 @@ from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
+from .plain import PLAIN
 from .sample import Arm, Task, derive_seed
 from .store import Place
 
@@ -23,7 +24,8 @@ class Plan:
     All *arms* solve all *tasks*, each *repeats* times, with the same sampling and budget.
 
     The seed of *sampling* is not used: every sample has its own, derived from *seed* and equal for all arms. Each
-    worker has at most *concurrency* runs at the same time.
+    worker has at most *concurrency* runs at the same time. With *apart* the arms run one after the other, else
+    they take turns on every problem. All figures compare with the arm *baseline*.
     """
 
     tasks: tuple[Task, ...]
@@ -33,6 +35,8 @@ class Plan:
     repeats: int = 1
     seed: int = 0
     concurrency: int = 1
+    apart: bool = False
+    baseline: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,10 @@ class Trial:
 
 def trials(plan: Plan) -> Iterator[Trial]:
     """Every trial in starting order; a control comes after the arm whose accept rate it copies."""
+    if plan.apart:
+        order = {arm.name: place for place, arm in enumerate(sorted(plan.arms, key=lambda arm: bool(arm.like)))}
+        yield from sorted(trials(replace(plan, apart=False)), key=lambda trial: order[trial.arm.name])
+        return
     free, controls = [arm for arm in plan.arms if not arm.like], [arm for arm in plan.arms if arm.like]
     for index, task in enumerate(plan.tasks):
         for repeat in range(plan.repeats):
@@ -69,6 +77,7 @@ def identity(plan: Plan) -> Mapping[str, Any]:
         "repeats": plan.repeats,
         "seed": plan.seed,
         "concurrency": plan.concurrency,
+        "apart": plan.apart,
     }
 
 
@@ -85,6 +94,8 @@ def testbed_settings() -> Settings:
 
 def check_arm(arm: Arm, settings: Settings) -> None:
     """Raise `ConfigurationError` if no solver with these *settings* could run *arm*."""
+    if arm.policy == PLAIN:
+        return
     try:
         check_policies(arm.resolve(settings))
     except ConfigurationError as exc:

@@ -1,11 +1,11 @@
-"""The results of a run: statistics of every arm, its comparison with the large model alone, and a bound."""
+"""The results of a run: statistics of every arm, its comparison with a baseline, and a bound."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
@@ -15,27 +15,14 @@ from stepspec.orchestrator import stats
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.stats import Acceptance, Z
 
-from .arms import LARGE, SMALL
+from .arms import LARGE, PLAIN, SMALL
 from .sample import Arm, ByRole, Outcome, Sample, sum_acceptances
 from .store import Place
 
 RESAMPLES = 2000
 BISECTIONS = 60  # of an interval: more than a float has bits
 ORACLE = "oracle (bound)"
-COLUMNS = (
-    "",
-    "n",
-    "accuracy",
-    "against large",
-    "p",
-    "seconds",
-    "vs large",
-    "small",
-    "large",
-    "wasted",
-    "judging",
-    "accepted",
-)
+TOKENS = ("small", "large", "wasted", "judging", "accepted")  # columns of tokens, and of drafts
 NOTED_OUTCOMES: tuple[Outcome, ...] = ("truncated", "ungraded", "failed")  # columns of their own, where an arm has any
 
 
@@ -53,7 +40,7 @@ class Result:
     """
     The figures of one arm over all problems; *seconds* is the mean wall time of a problem.
 
-    The ratios divide sums of wall time over the same problems: by that of the large model alone, and by the floor, the
+    The ratios divide sums of wall time over the same problems: *ratio* by that of the baseline, *ratio_to_floor* by the
     time to write every kept token on the model that wrote it. *accept_rate* is a share of drafts, *waste* a share of
     written tokens, *judge_tokens* the tokens read or written to judge one problem, without those in a prefix cache.
     *speculation* counts the tokens that the servers drafted and accepted themselves, by role.
@@ -64,8 +51,8 @@ class Result:
     accuracy: float
     accuracy_interval: tuple[float, float]
     seconds: float
-    ratio_to_large: float
-    ratio_to_large_interval: tuple[float, float]
+    ratio: float
+    ratio_interval: tuple[float, float]
     ratio_to_floor: float | None
     share_large_tokens: float
     accept_rate: float | None
@@ -87,7 +74,7 @@ class Tokens:
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
     """
-    The result of one arm, and its comparison with the large model alone on the same problems.
+    The result of one arm, and its comparison with the baseline on the same problems.
 
     *difference* is that of the accuracies. *p* is from McNemar's exact test; None with several samples per problem,
     which depend on each other. *outcomes* counts the outcomes, *cut_right* the truncated samples with a right answer.
@@ -110,34 +97,44 @@ def complete(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) ->
     return {arm.name: [done[number, arm.name] for number in numbers] for arm in arms}
 
 
-def compare_arms(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1) -> list[ArmSummary]:
-    """Compare the *arms*, and the oracle where both models ran alone; empty if no problem is complete."""
+def usual_baseline(arms: Iterable[Arm]) -> str:
+    """The name of the arm that others are compared with by default: ``plain``, or else the large model alone."""
+    return PLAIN.name if any(arm.name == PLAIN.name for arm in arms) else LARGE.name
+
+
+def compare_arms(
+    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1, baseline: str = ""
+) -> list[ArmSummary]:
+    """Compare the *arms* with the *baseline*, and the oracle where both models ran; empty if no problem is complete."""
     by_arm = complete(done, arms, repeats)
-    shown = list(arms)
-    if SMALL.name in by_arm:
-        by_arm[ORACLE] = oracle(by_arm[SMALL.name], by_arm[LARGE.name])
+    shown, baseline = list(arms), baseline or usual_baseline(arms)
+    if bound := oracle(by_arm):
+        by_arm[ORACLE] = bound
         shown.append(Arm.of(ORACLE, ""))
-    large = by_arm[LARGE.name]
-    if not sum(sample.seconds for sample in large):
+    if not sum(sample.seconds for sample in by_arm[baseline]):
         return []
-    results = summarise([sample for samples in by_arm.values() for sample in samples], shown, repeats=repeats)
-    return [_summary(result, by_arm[result.name], large, repeats) for result in results]
+    samples = [sample for each in by_arm.values() for sample in each]
+    results = summarise(samples, shown, repeats=repeats, baseline=baseline)
+    return [_summary(result, by_arm[result.name], by_arm[baseline], repeats) for result in results]
 
 
-def oracle(small: Sequence[Sample], large: Sequence[Sample]) -> list[Sample]:
+def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
     """
-    The samples of a free and perfect choice between the two models for every problem.
+    The samples of a free and perfect choice between the two models for every problem; none unless both ran alone.
 
     It takes the small model's sample where that is right, otherwise the large one's. No router can be better; a method
     that mixes both models within a problem can.
     """
-    pairs = zip(small, large, strict=True)
+    large = by_arm.get(LARGE.name) or by_arm.get(PLAIN.name) or ()
+    if not large or SMALL.name not in by_arm:
+        return []
+    pairs = zip(by_arm[SMALL.name], large, strict=True)
     return [replace(ours if ours.correct else theirs, arm=ORACLE) for ours, theirs in pairs]
 
 
-def _summary(result: Result, ours: Sequence[Sample], large: Sequence[Sample], repeats: int) -> ArmSummary:
-    gained, lost = disagreements(ours, large)
-    apart = paired_difference(ours, large, repeats)
+def _summary(result: Result, ours: Sequence[Sample], theirs: Sequence[Sample], repeats: int) -> ArmSummary:
+    gained, lost = disagreements(ours, theirs)
+    apart = paired_difference(ours, theirs, repeats)
     p = mcnemar(gained, lost) if repeats == 1 else None
     cut = sum(sample.correct for sample in ours if sample.outcome == "truncated")
     return ArmSummary(result, apart, p, _tokens(ours), dict(Counter(s.outcome for s in ours)), cut)
@@ -175,34 +172,35 @@ def _tokens(samples: Sequence[Sample]) -> Tokens:
     )
 
 
-def summarise(samples: Sequence[Sample], arms: Sequence[Arm], *, repeats: int = 1) -> list[Result]:
+def summarise(samples: Sequence[Sample], arms: Sequence[Arm], *, repeats: int = 1, baseline: str = "") -> list[Result]:
     """
-    Compare *arms*, the large model alone among them, on the problems that all of them solved.
+    Compare *arms*, the *baseline* among them, on the problems that all of them solved.
 
     With *repeats* of every problem, which follow each other, the bootstrap resamples problems.
     """
     by_arm = {arm.name: [s for s in samples if s.arm == arm.name] for arm in arms}
     pace = token_seconds(by_arm)
-    large = [s.seconds for s in by_arm[LARGE.name]]
-    return [_result(arm.name, by_arm[arm.name], large, pace, repeats) for arm in arms]
+    usual = [s.seconds for s in by_arm[baseline or usual_baseline(arms)]]
+    return [_result(arm.name, by_arm[arm.name], usual, pace, repeats) for arm in arms]
 
 
 def token_seconds(by_arm: Mapping[str, Sequence[Sample]]) -> dict[Role, float]:
     """Seconds per token of each model alone: the median over the problems of the solo arms."""
-    solo: tuple[tuple[Role, Arm], ...] = (("small", SMALL), ("large", LARGE))
-    paces: dict[Role, list[float]] = {
-        role: [s.pace[role] for s in by_arm.get(arm.name, ()) if role in s.pace] for role, arm in solo
+    solo: dict[Role, Sequence[Sample]] = {
+        "small": by_arm.get(SMALL.name, ()),
+        "large": by_arm.get(LARGE.name) or by_arm.get(PLAIN.name, ()),
     }
+    paces = {role: [s.pace[role] for s in samples if role in s.pace] for role, samples in solo.items()}
     return {role: median(seconds) for role, seconds in paces.items() if seconds}
 
 
 def _result(
-    name: str, samples: Sequence[Sample], large: Sequence[float], pace: Mapping[Role, float], repeats: int
+    name: str, samples: Sequence[Sample], usual: Sequence[float], pace: Mapping[Role, float], repeats: int
 ) -> Result:
     ledgers = [s.ledger for s in samples]
     seconds = [s.seconds for s in samples]
     accuracy = share([s.correct for s in samples], repeats)
-    ratio = bootstrap_ratio(by_problem(seconds, repeats), by_problem(large, repeats))
+    ratio = bootstrap_ratio(by_problem(seconds, repeats), by_problem(usual, repeats))
     kept_large, kept_small = sum(x.large.kept for x in ledgers), sum(x.small.kept for x in ledgers)
     nested = any(x.nested for x in ledgers)  # a nested pair's models write the small tokens, each at a pace of its own
     floor = None if nested else _floor(kept_small, kept_large, pace)
@@ -215,8 +213,8 @@ def _result(
         accuracy=accuracy.value,
         accuracy_interval=(accuracy.low, accuracy.high),
         seconds=fmean(seconds),
-        ratio_to_large=ratio.value,
-        ratio_to_large_interval=(ratio.low, ratio.high),
+        ratio=ratio.value,
+        ratio_interval=(ratio.low, ratio.high),
         ratio_to_floor=sum(seconds) / floor if floor else None,
         share_large_tokens=kept_large / max(1, kept_large + kept_small),
         accept_rate=sum(x.accepted for x in ledgers) / drafts if drafts and any(judging) else None,
@@ -315,21 +313,23 @@ def _statistic(n: int, gained: float, lost: float, true: float) -> float:
     return above / math.sqrt(variance)
 
 
-def table(summaries: Sequence[ArmSummary]) -> Table:
-    """A table with one row per arm; `SMALL_PRINT` explains the columns."""
+def table(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> Table:
+    """A table with one row per arm, compared with the *baseline*; `small_print` explains the columns."""
+    short = baseline.removesuffix(" alone")
+    columns = ("", "n", "accuracy", f"against {short}", "p", "seconds", f"vs {short}", *TOKENS)
     shown: list[Outcome] = [name for name in NOTED_OUTCOMES if any(s.outcomes.get(name) for s in summaries)]
     rendered = Table(box=None, padding=(0, 1, 0, 0))
-    for column in (*COLUMNS, *shown):
+    for column in (*columns, *shown):
         rendered.add_column(column, justify="right" if column else "left", no_wrap=True)
     for summary in summaries:
-        rendered.add_row(*_row(summary), *(_count(summary, name) for name in shown))
+        rendered.add_row(*_row(summary, baseline), *(_count(summary, name) for name in shown))
     return rendered
 
 
-def _row(summary: ArmSummary) -> tuple[str, ...]:
+def _row(summary: ArmSummary, baseline: str) -> tuple[str, ...]:
     r, d, t = summary.result, summary.difference, summary.tokens
-    (low, high), (least, most) = r.accuracy_interval, r.ratio_to_large_interval
-    itself = r.name == LARGE.name
+    (low, high), (least, most) = r.accuracy_interval, r.ratio_interval
+    itself = r.name == baseline
     return (
         r.name,
         str(r.n),
@@ -337,7 +337,7 @@ def _row(summary: ArmSummary) -> tuple[str, ...]:
         "" if itself else f"{100 * d.value:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]",
         "" if itself or summary.p is None else f"{summary.p:.2g}",
         f"{r.seconds:.2f}",
-        f"{r.ratio_to_large:.2f} [{least:.2f}, {most:.2f}]",
+        f"{r.ratio:.2f} [{least:.2f}, {most:.2f}]",
         f"{t.small:.0f}",
         f"{t.large:.0f}",
         f"{t.wasted:.0f}",
@@ -352,11 +352,19 @@ def _count(summary: ArmSummary, name: Outcome) -> str:
     return f"{count}{right}"
 
 
+def small_print(baseline: str) -> str:
+    """What the columns of `table` mean."""
+    short = baseline.removesuffix(" alone")
+    plain = " (the large model as one ordinary request)" if baseline == PLAIN.name else ""
+    return f"{SMALL_PRINT[0]} Against {short}{plain}: {SMALL_PRINT[1]} vs {short}: {SMALL_PRINT[2]}"
+
+
 SMALL_PRINT = (
-    "Brackets are 95% intervals. Against large: points of accuracy, on the same problems, with a score interval; p: "
-    "McNemar's test, exact. Seconds: mean wall time of one problem; vs large: divided by that of the large model "
-    "alone. Small, large: kept tokens by author; wasted: written and not kept; judging: read or written to judge, "
-    "without those in a prefix cache. Accepted: of the drafts judged. Truncated runs ran out of tokens, time or "
-    "context; what they answered is graded like any other answer. The oracle gives the small model exactly "
-    "the problems that it gets right."
+    "Brackets are 95% intervals.",
+    "points of accuracy, on the same problems, with a score interval; p: McNemar's test, exact. Seconds: mean wall "
+    "time of one problem;",
+    "divided by that of this arm. Small, large: kept tokens by author; wasted: written and not kept; judging: read or "
+    "written to judge, without those in a prefix cache. Accepted: of the drafts judged. Truncated runs ran out of "
+    "tokens, time or context; what they answered is graded like any other answer. The oracle gives the small model "
+    "exactly the problems that it gets right.",
 )

@@ -24,6 +24,7 @@ from stepspec.orchestrator.stats import Acceptance
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
 
 from .grading.gold import Gold
+from .plain import PLAIN, solve_plain
 
 ByRole: TypeAlias = Mapping[Role, Acceptance]
 R = TypeVar("R", bound=RunOptions)
@@ -275,6 +276,8 @@ async def solve_once(
     run = run.model_copy(update={"options": own, "sampling": sampling, "budget": limits})
     recording = RunRecorder(observe)
     try:
+        if arm.policy == PLAIN:
+            return SolvedTask(*await solve_plain(solver, problem, sampling, limits.budget(), recording.clock))
         with separate_cache(arm.name):
             solution = await solver.solve(problem, run, observe=recording, clock=recording.clock)
     except ContextTooLong:

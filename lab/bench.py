@@ -160,7 +160,7 @@ def missed(results: Sequence[Result]) -> list[str]:
     large, sequential, thinking = (by_name[arm.name] for arm in (LARGE, THINKING_SEQUENTIAL, THINKING))
     bars = (
         ("accuracy lost against the large model alone", large.accuracy - thinking.accuracy, POINTS_LOST),
-        ("wall time over the large model alone", thinking.ratio_to_large, OF_LARGE),
+        ("wall time over the large model alone", thinking.ratio, OF_LARGE),
         ("wall time over sequential", thinking.seconds / sequential.seconds, OF_SEQUENTIAL),
     )
     failures = [f"{name}: {value:.3f}, bar {bar}" for name, value, bar in bars if value > bar + 1e-9]
@@ -174,7 +174,7 @@ def missed(results: Sequence[Result]) -> list[str]:
 
 
 def _good(result: Result, large: Result) -> bool:
-    return result.ratio_to_large <= BEST_OF_LARGE and result.accuracy >= large.accuracy - BEST_POINTS_LOST - 1e-9
+    return result.ratio <= BEST_OF_LARGE and result.accuracy >= large.accuracy - BEST_POINTS_LOST - 1e-9
 
 
 def sampled(arms: Sequence[Arm], sampling: str) -> tuple[Arm, ...]:
@@ -301,7 +301,7 @@ def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
         for arm, sequential in ((SHIPPED, SEQUENTIAL), (THINKING, THINKING_SEQUENTIAL)):
             ratio, of_large = (
                 by_name[arm.name].seconds / by_name[sequential.name].seconds,
-                by_name[arm.name].ratio_to_large,
+                by_name[arm.name].ratio,
             )
             console.print(
                 f"{heading(sampling)}: {arm.name} over sequential {ratio:.2f}, over large alone {of_large:.2f}"

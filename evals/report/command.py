@@ -50,6 +50,9 @@ def command(
         Path | None,
         typer.Option(help="A TOML file with the prices of the GPUs; docs/reports.md shows one.", metavar="FILE"),
     ] = None,
+    baseline: Annotated[
+        str, typer.Option(help="The arm that all others are compared with; default: that of the run.", metavar="ARM")
+    ] = "",
     max_loss: Annotated[
         float,
         typer.Option(help="The acceptable loss of accuracy, as a share of all problems; the verdicts are about it."),
@@ -67,7 +70,9 @@ def command(
             f"--max-loss {max_loss}: use a share above 0 and below 1; 0.02 is 2 points of accuracy"
         )
     price_list = load_prices(prices)
-    sections = [build_section(run, price_list, max_loss) for run in merge_folders([read_folder(run) for run in runs])]
+    sections = [
+        build_section(run, price_list, max_loss, baseline) for run in merge_folders([read_folder(run) for run in runs])
+    ]
     folder = output or (runs[0] if len(runs) == 1 else Path("report"))
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.ledger import COUNTED, Account
 from stepspec.orchestrator.stats import Acceptance
 
-from ..arms import LARGE, SMALL
+from ..arms import LARGE, PLAIN, SMALL
 from ..results import ORACLE, ArmSummary, compare_arms, complete, oracle
 from ..sample import Arm, Sample, StepRecord
 from ..store import Place
@@ -127,17 +127,18 @@ class ArmFigures:
 
     @property
     def bound(self) -> bool:
-        """Whether this is the oracle, which is computed from the samples of both baselines and never ran."""
+        """Whether this is the oracle, which is computed from the samples of both models alone and never ran."""
         return self.arm.name == ORACLE
 
     @property
-    def baseline(self) -> bool:
-        return self.arm.name in (LARGE.name, SMALL.name)
+    def alone(self) -> bool:
+        """Whether one model does everything."""
+        return self.arm.name in (PLAIN.name, LARGE.name, SMALL.name)
 
     @property
     def method(self) -> bool:
-        """Whether this is a method: neither a baseline nor a control nor a bound."""
-        return not (self.bound or self.baseline or self.arm.like)
+        """Whether this is a method: neither a model alone nor a control nor a bound."""
+        return not (self.bound or self.alone or self.arm.like)
 
     @property
     def kept(self) -> float:
@@ -145,23 +146,25 @@ class ArmFigures:
         return sum(account.kept for account in self.spent.values())
 
 
-def compute_figures(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1) -> list[ArmFigures]:
+def compute_figures(
+    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1, baseline: str = ""
+) -> list[ArmFigures]:
     """
     Compute the figures of all *arms*, and of the oracle if both models ran alone.
 
     Return an empty list if no problem has all samples of all arms.
     """
     by_arm = complete(done, arms, repeats)
-    if SMALL.name in by_arm:
-        by_arm[ORACLE] = oracle(by_arm[SMALL.name], by_arm[LARGE.name])
+    if bound := oracle(by_arm):
+        by_arm[ORACLE] = bound
     known = {arm.name: arm for arm in (*arms, Arm.of(ORACLE, ""))}
-    standings = compare_arms(done, arms, repeats)
+    standings = compare_arms(done, arms, repeats, baseline)
     return [_arm_figures(known[s.result.name], s, by_arm[s.result.name]) for s in standings]
 
 
 def by_time(arms: Iterable[ArmFigures]) -> list[ArmFigures]:
     """Return the arms that ran, the fastest first."""
-    return sorted((f for f in arms if not f.bound), key=lambda f: f.standing.result.ratio_to_large)
+    return sorted((f for f in arms if not f.bound), key=lambda f: f.standing.result.ratio)
 
 
 def samples_by_number(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) -> dict[str, dict[int, Sample]]:

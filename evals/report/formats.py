@@ -279,7 +279,7 @@ def _values(section: Section) -> dict[str, Any]:
 
 def _verdict(section: Section) -> dict[str, Any]:
     return {
-        "headline": headline(section.verdicts),
+        "headline": headline(section.verdicts, section.baseline),
         "max_loss": section.max_loss,
         "arms": [{**asdict(verdict), "sentence": verdict.sentence} for verdict in section.verdicts],
     }

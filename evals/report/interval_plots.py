@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..arms import LARGE
 from ..results import Interval
 from .figures import ArmFigures, by_time
 from .marks import author, draw_mark
@@ -39,34 +40,34 @@ class Reference:
     anchor: str = "middle"
 
 
-def speed_chart(arms: Sequence[ArmFigures], width: float) -> Markup:
-    """Draw the time of every arm that ran, divided by that of the large model alone, the fastest first."""
+def speed_chart(arms: Sequence[ArmFigures], width: float, baseline: str = LARGE.name) -> Markup:
+    """Draw the time of every arm that ran, divided by that of the *baseline*, the fastest first."""
     rows: list[Row] = []
     for f in by_time(arms):
-        r, itself = f.standing.result, f.arm.policy == "large"
-        low, high = r.ratio_to_large_interval
-        figures = "1.00" if itself else f"{r.ratio_to_large:.2f} [{low:.2f}, {high:.2f}]"
-        rows.append(Row(f, Interval(r.ratio_to_large, low, high), figures, exact=itself))
+        r, itself = f.standing.result, f.arm.name == baseline
+        low, high = r.ratio_interval
+        figures = "1.00" if itself else f"{r.ratio:.2f} [{low:.2f}, {high:.2f}]"
+        rows.append(Row(f, Interval(r.ratio, low, high), figures, exact=itself))
     longest = max(1.0, *(row.interval.high for row in rows))
     label = "; ".join(f"{row.arm.arm.name}: {row.figures}" for row in rows)
     return _draw(
         rows,
         (0.0, 1.04 * longest),
-        [Reference(1.0, "large alone", "zero", "end" if longest < 1.6 else "middle")],
+        [Reference(1.0, baseline, "zero", "end" if longest < 1.6 else "middle")],
         width,
-        f"Time of a problem, divided by that of the large model alone. {label}",
+        f"Time of a problem, divided by that of {baseline}. {label}",
         bars=True,
     )
 
 
-def differences(arms: Sequence[ArmFigures], width: float, max_loss: float) -> Markup:
+def differences(arms: Sequence[ArmFigures], width: float, max_loss: float, baseline: str = LARGE.name) -> Markup:
     """
-    Draw the differences in accuracy from the large model alone, in percentage points, with their intervals.
+    Draw the differences in accuracy from the *baseline*, in percentage points, with their intervals.
 
-    A dashed line marks the acceptable loss, *max_loss*. The scale is that of the methods: an arrow marks a baseline or
-    a control that is outside of it.
+    A dashed line marks the acceptable loss, *max_loss*. The scale is that of the methods: an arrow marks a model alone
+    or a control that is outside of it.
     """
-    rows = [_difference_row(f) for f in by_time(arms) if f.arm.policy != "large"]
+    rows = [_difference_row(f) for f in by_time(arms) if f.arm.name != baseline]
     shown = [row.interval for row in rows if row.arm.method] or [row.interval for row in rows]
     low = min(-150 * max_loss, *(interval.low for interval in shown))
     high = max(100 * max_loss, *(interval.high for interval in shown))
@@ -77,7 +78,7 @@ def differences(arms: Sequence[ArmFigures], width: float, max_loss: float) -> Ma
         (low - pad, high + pad),
         [Reference(-100 * max_loss, f"-{100 * max_loss:g}", "limit", "end"), Reference(0.0, "0", "zero", "start")],
         width,
-        f"Difference in accuracy from large alone. {label}",
+        f"Difference in accuracy from {baseline}. {label}",
         tick=lambda tick: f"{tick:+g}" if tick else "0",
     )
 

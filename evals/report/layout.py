@@ -64,20 +64,20 @@ def summarise(section: Section) -> Summary:
     methods = [verdict for verdict in section.verdicts if not verdict.like]
     listed = [verdict for verdict in section.verdicts if verdict.like or len(methods) > 1]
     return Summary(
-        headline(section.verdicts),
+        headline(section.verdicts, section.baseline),
         Plot(
-            "Time of a problem, large alone = 1",
-            "Mean seconds divided by those of the large model alone, with 95% intervals; less is better.",
-            lambda width: interval_plots.speed_chart(section.figures, width),
+            f"Time of a problem, {section.baseline} = 1",
+            f"Mean seconds divided by those of {section.baseline}, with 95% intervals; less is better.",
+            lambda width: interval_plots.speed_chart(section.figures, width, section.baseline),
         ),
         tuple((verdict.arm, f"{verdict.sentence}.") for verdict in listed),
-        small_print(section.max_loss),
+        small_print(section.max_loss, section.baseline),
     )
 
 
 def blocks(section: Section, links: Links) -> Iterator[Block]:
     ran = [f for f in section.figures if not f.bound]
-    compared = any(f.arm.policy != "large" for f in ran)
+    compared = any(f.arm.name != section.baseline for f in ran)
     yield Block(
         "Accuracy and time",
         (
@@ -88,11 +88,11 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
                 lambda width: scatter(section.figures, width),
             ),
             Plot(
-                "Points of accuracy against large alone",
+                f"Points of accuracy against {section.baseline}",
                 "On the same problems, with 95% intervals, the fastest first. Dashed: the acceptable loss, "
                 f"{points(section.max_loss)}; an interval to the right of it excludes a larger loss. An arrow is "
                 "outside of the scale.",
-                lambda width: interval_plots.differences(section.figures, width, section.max_loss),
+                lambda width: interval_plots.differences(section.figures, width, section.max_loss, section.baseline),
             ),
         )
         if compared
@@ -116,8 +116,8 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
     lists = (
         ("Slowest", cases.slowest),
         ("Most disputed: most drafts rejected", cases.disputed),
-        ("Lost: only large alone was right", cases.lost),
-        ("Gained: large alone was wrong", cases.gained),
+        (f"Lost: only {section.baseline} was right", cases.lost),
+        (f"Gained: {section.baseline} was wrong", cases.gained),
     )
     yield Block(
         "Problems to look at", (), tuple(_case_table(title, cases, section, links) for title, cases in lists if cases)
@@ -168,7 +168,16 @@ def _case_table(title: str, cases: tuple[Case, ...], section: Section, links: Li
     linked = any((case.number, case.arm) in links for case in cases)
     return Table(
         title,
-        ("problem", "", "arm", "outcome", "seconds", "large alone, s", "rejected", *(("trace",) if linked else ())),
+        (
+            "problem",
+            "",
+            "arm",
+            "outcome",
+            "seconds",
+            f"{section.baseline}, s",
+            "rejected",
+            *(("trace",) if linked else ()),
+        ),
         tuple((*_case_row(case, section), *((_link(case, links),) if linked else ())) for case in cases),
         "" if linked else "No traces: `stepspec eval --traces` keeps them; this table then links to them.",
         words=4,
@@ -184,7 +193,7 @@ def _case_row(case: Case, section: Section) -> Row:
         case.arm,
         case.outcome,
         number(case.seconds),
-        number(case.large_seconds),
+        number(case.baseline_seconds),
         f"{case.rejected} of {case.drafts}",
     )
 

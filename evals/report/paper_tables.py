@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..arms import LARGE, SMALL
+from ..arms import SMALL
 from .figures import ArmFigures
 from .section import Section
 from .tables import Row, Table, number, percent
@@ -13,7 +13,7 @@ from .tables import Row, Table, number, percent
 def paper_tables(section: Section) -> Iterator[Table]:
     """Yield a table per paper, with all arms that ran."""
     ran = [f for f in section.figures if not f.bound]
-    large = next(f for f in ran if f.arm.name == LARGE.name)
+    large = next(f for f in ran if f.arm.name == section.baseline)
     small = next((f for f in ran if f.arm.name == SMALL.name), None)
     yield _specreason(ran, large)
     yield _speculative_thinking(ran)
@@ -28,7 +28,7 @@ def _specreason(ran: list[ArmFigures], large: ArmFigures) -> Table:
             f.arm.name,
             percent(f.standing.result.accuracy, 1),
             number(f.standing.result.seconds),
-            f"{1 / f.standing.result.ratio_to_large:.2f}x" if f.standing.result.ratio_to_large else "",
+            f"{1 / f.standing.result.ratio:.2f}x" if f.standing.result.ratio else "",
             f"{100 * f.standing.difference.value:+.1f}",
             percent(f.steps.share_small, 1),
             f"{large.kept / f.kept:.2f}x" if f.kept else "",
@@ -39,7 +39,7 @@ def _specreason(ran: list[ArmFigures], large: ArmFigures) -> Table:
         "SpecReason (arXiv:2504.07891, section 5.2)",
         ("", "pass@1", "latency, s", "speed-up", "accuracy delta", "steps by small", "fewer tokens"),
         tuple(rows),
-        "Speed-up: mean end-to-end seconds of the large model alone divided by those of the method, so shorter chains "
+        "Speed-up: mean end-to-end seconds of the baseline divided by those of the method, so shorter chains "
         "count as speed. Steps by small: acceptance in the paper. The paper's gains in accuracy are those of a budget "
         "of 8,192 tokens.",
     )
@@ -70,7 +70,7 @@ def _bild(ran: list[ArmFigures], large: ArmFigures) -> Table:
         (
             f.arm.name,
             percent(f.standing.result.accuracy, 1),
-            f"{1 / f.standing.result.ratio_to_large:.2f}x" if f.standing.result.ratio_to_large else "",
+            f"{1 / f.standing.result.ratio:.2f}x" if f.standing.result.ratio else "",
             _per_token(f, "fallback"),
             _per_token(f, "rollback"),
         )
@@ -81,7 +81,7 @@ def _bild(ran: list[ArmFigures], large: ArmFigures) -> Table:
         "Big Little Decoder (arXiv:2302.07863, table 1)",
         ("", "score", "speed-up", "fallbacks", "rollbacks"),
         tuple(rows),
-        "Fallbacks and rollbacks: in percent of the kept tokens. Speed-up: over the large model alone, one problem "
+        "Fallbacks and rollbacks: in percent of the kept tokens. Speed-up: over the baseline, one problem "
         "at a time unless a remark above states otherwise.",
     )
 
@@ -98,7 +98,7 @@ def _lookahead_reasoning(section: Section, ran: list[ArmFigures], small: ArmFigu
         "Lookahead Reasoning (arXiv:2506.19830, table 1)",
         ("", section.title),
         tuple(rows),
-        "Speed-up: tokens per second divided by those of the large model alone, so shorter chains do not count as "
+        "Speed-up: tokens per second divided by those of the baseline, so shorter chains do not count as "
         "speed. Accept: accepted divided by judged drafts. ±: half of the 95% interval.",
     )
 

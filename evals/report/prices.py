@@ -87,14 +87,14 @@ class Cost:
     money_held: float | None = field(default=None)
     money_busy: float | None = field(default=None)
     money_right: float | None = field(default=None)  # held, for each correct answer
-    of_large: float | None = field(default=None)  # held, over the large model alone; in money if there are prices
+    of_baseline: float | None = field(default=None)  # held, over the baseline; in money if there are prices
 
 
-def compute_costs(arms: Sequence[ArmFigures], prices: Prices) -> list[Cost]:
+def compute_costs(arms: Sequence[ArmFigures], prices: Prices, baseline: str = LARGE.name) -> list[Cost]:
     """Compute the cost of every arm but the oracle, which cannot be run."""
     costs = [_cost(figures, prices) for figures in arms if not figures.bound]
-    large = next(cost for cost in costs if cost.name == LARGE.name)
-    return [_relative(cost, large) for cost in costs]
+    usual = next(cost for cost in costs if cost.name == baseline)
+    return [_relative(cost, usual) for cost in costs]
 
 
 def _cost(figures: ArmFigures, prices: Prices) -> Cost:
@@ -113,11 +113,11 @@ def _money(seconds: dict[Party, float], prices: Prices) -> float | None:
     return sum(spent * (price or 0.0) / HOUR for spent, price in priced)
 
 
-def _relative(cost: Cost, large: Cost) -> Cost:
-    """Add the ratio of *cost* to that of the large model alone."""
+def _relative(cost: Cost, usual: Cost) -> Cost:
+    """Add the ratio of *cost* to that of the baseline, *usual*."""
     numerator, denominator = (
-        (cost.held, large.held) if cost.money_held is None or not large.money_held
-        else (cost.money_held, large.money_held)
+        (cost.held, usual.held) if cost.money_held is None or not usual.money_held
+        else (cost.money_held, usual.money_held)
     )  # fmt: skip
     return Cost(
         cost.name, cost.held, cost.busy, cost.money_held, cost.money_busy, cost.money_right,

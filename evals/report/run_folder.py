@@ -12,6 +12,7 @@ import orjson
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..evaluation import PROBLEMS, RUN, SAMPLES, TRACES
+from ..results import usual_baseline
 from ..runner import trace_name
 from ..sample import Arm, Sample
 from ..store import JsonlStore, Place, SampleStore
@@ -59,6 +60,11 @@ class Run:
     @property
     def problems(self) -> tuple[str, ...]:
         return max((folder.problems for folder in self.folders), key=len)
+
+    @property
+    def baseline(self) -> str:
+        """The arm that the run was measured against."""
+        return self.folders[0].record.get("baseline") or usual_baseline(self.arms)
 
     @property
     def arms(self) -> tuple[Arm, ...]:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import METHODS
@@ -20,28 +21,28 @@ from .run_folder import Run
 from .verdict import MAX_LOSS, Verdict, judge_methods
 
 SHOWN = 5  # cases that are slowest or most disputed
-SHOWN_APART = 12  # cases that only one of the method and the large model got right
+SHOWN_APART = 12  # cases that only one of the method and the baseline got right
 
 HASH = 12  # characters of a prompt's hash in the list
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A sample of a method, and the seconds of the large model alone; *rejected* of *drafts* were repaired."""
+    """A sample of a method, and the seconds of the baseline; *rejected* of *drafts* were repaired."""
 
     number: int
     problem: int
     arm: str
     outcome: str
     seconds: float
-    large_seconds: float
+    baseline_seconds: float
     drafts: int
     rejected: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """The samples of the methods that are *slowest*, most *disputed*, and *lost* or *gained* against large alone."""
+    """The samples of the methods that are *slowest*, most *disputed*, and *lost* or *gained* against the baseline."""
 
     slowest: tuple[Case, ...]
     disputed: tuple[Case, ...]
@@ -51,7 +52,11 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The figures of one *run*, with its costs by *prices*, and verdicts on a loss of *max_loss*, the fastest first."""
+    """
+    The figures of one *run*, with its costs by *prices*, and verdicts on a loss of *max_loss*, the fastest first.
+
+    All of it compares with the arm *baseline*.
+    """
 
     run: Run
     figures: tuple[ArmFigures, ...]
@@ -62,6 +67,7 @@ class Section:
     cases: Cases
     verdicts: tuple[Verdict, ...]
     max_loss: float
+    baseline: str
 
     @property
     def title(self) -> str:
@@ -108,6 +114,7 @@ class Section:
                 f"Unfinished: {self.problems} of {wanted} problems were solved by all arms, and only these count. "
                 "The same `stepspec eval` continues the run."
             )
+        remarks += self._sharing(concurrency)
         if concurrency > 1:
             remarks.append(
                 f"{concurrency} runs were executed at the same time: seconds are measured under that load, and "
@@ -123,6 +130,25 @@ class Section:
         recorded = [remark for session in self.run.sessions for remark in session.get("remarks", ())]
         return [*remarks, *dict.fromkeys(recorded)]
 
+    def _sharing(self, concurrency: int) -> list[str]:
+        """Sentences about hardware that arms, or the two models, share."""
+        apart, remarks = self.run.about.get("apart", False), list[str]()
+        if concurrency > 1 and not apart:
+            remarks.append(
+                "Runs of different arms were in flight at the same time and shared the servers: an arm is slower "
+                "beside a demanding one. `stepspec eval --apart` runs the arms one after the other."
+            )
+        servers = self.run.sessions[0]["servers"]
+        hosts: dict[str, set[str]] = {}
+        for server in servers:
+            hosts.setdefault(urlsplit(server["url"]).hostname or "", set()).add(server["role"])
+        if shared := [host for host, roles in hosts.items() if len(roles) > 1]:
+            remarks.append(
+                f"Both models are served at {shared[0]}. If they share a card or CPU cores, work of the small model "
+                "slows the large one in every arm with both, as it would not on separate hardware."
+            )
+        return remarks
+
 
 def _miniature(commands: list[str]) -> str:
     words = [word for command in commands for word in shlex.split(command)]
@@ -136,13 +162,17 @@ def _miniature(commands: list[str]) -> str:
     )
 
 
-def build_section(run: Run, prices: Prices, max_loss: float = MAX_LOSS) -> Section:
+def build_section(run: Run, prices: Prices, max_loss: float = MAX_LOSS, baseline: str = "") -> Section:
     """
     Compute everything about *run*. The verdicts are about a loss of accuracy above *max_loss*, a share.
 
-    Raise `ConfigurationError` if no problem was solved by all of its arms.
+    The *baseline* is by default the one that the run was measured with. Raise `ConfigurationError` if the run has no
+    such arm, or if no problem was solved by all of its arms.
     """
-    figures = compute_figures(run.done, run.arms, run.repeats)
+    baseline = baseline or run.baseline
+    if baseline not in (known := [arm.name for arm in run.arms]):
+        raise ConfigurationError(f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(known)}")
+    figures = compute_figures(run.done, run.arms, run.repeats, baseline)
     if not figures:
         names = ", ".join(str(folder.path) for folder in run.folders)
         raise ConfigurationError(
@@ -159,18 +189,24 @@ def build_section(run: Run, prices: Prices, max_loss: float = MAX_LOSS) -> Secti
         tuple(judge for judge in judges if judge is not None),
         tuple(server_counters(run.sessions)),
         prices,
-        tuple(compute_costs(figures, prices)),
-        choose_cases(figures, samples, run.repeats),
-        tuple(judge_methods(by_time(figures), samples, run.repeats, max_loss)),
+        tuple(compute_costs(figures, prices, baseline)),
+        choose_cases(figures, samples, run.repeats, baseline),
+        tuple(judge_methods(by_time(figures), samples, run.repeats, max_loss, baseline)),
         max_loss,
+        baseline,
     )
 
 
-def choose_cases(arms: Sequence[ArmFigures], samples: Mapping[str, Mapping[int, Sample]], repeats: int) -> Cases:
+def choose_cases(
+    arms: Sequence[ArmFigures],
+    samples: Mapping[str, Mapping[int, Sample]],
+    repeats: int,
+    baseline: str = LARGE.name,
+) -> Cases:
     """Choose cases from the samples of the methods; *samples* has those of every arm, by their number."""
-    large = samples[LARGE.name]
+    theirs = samples[baseline]
     compared = [
-        (_case(number, repeats, sample, large[number]), sample.correct - large[number].correct)
+        (_case(number, repeats, sample, theirs[number]), sample.correct - theirs[number].correct)
         for figures in arms
         if figures.method
         for number, sample in samples[figures.arm.name].items()
@@ -184,7 +220,7 @@ def choose_cases(arms: Sequence[ArmFigures], samples: Mapping[str, Mapping[int, 
     )
 
 
-def _case(number: int, repeats: int, sample: Sample, large: Sample) -> Case:
+def _case(number: int, repeats: int, sample: Sample, theirs: Sample) -> Case:
     ledger = sample.ledger
     return Case(
         number,
@@ -192,7 +228,7 @@ def _case(number: int, repeats: int, sample: Sample, large: Sample) -> Case:
         sample.arm,
         sample.outcome,
         sample.seconds,
-        large.seconds,
+        theirs.seconds,
         ledger.drafts,
         ledger.drafts - ledger.accepted,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..arms import LARGE
 from ..results import NOTED_OUTCOMES
 from .figures import ArmFigures
 from .section import Section
@@ -50,8 +49,11 @@ def accuracy_table(section: Section) -> Table:
     shown = [name for name in NOTED_OUTCOMES if any(f.standing.outcomes.get(name) for f in section.figures)]
     return Table(
         "Accuracy",
-        ("", "right", "accuracy", "difference from large, points", "p", *shown),
-        tuple((*_accuracy_row(f, section.run.repeats), *(_count(f, name) for name in shown)) for f in section.figures),
+        ("", "right", "accuracy", f"difference from {section.baseline}, points", "p", *shown),
+        tuple(
+            (*_accuracy_row(f, section.run.repeats, section.baseline), *(_count(f, name) for name in shown))
+            for f in section.figures
+        ),
         "Brackets are 95% intervals: Wilson's for accuracy, Tango's score interval for the difference on the same "
         "problems (with several samples per problem, a bootstrap over the problems for both). p: McNemar's exact test. "
         "The oracle takes the small model's sample where it is right and the large model's elsewhere: no choice of a "
@@ -64,16 +66,16 @@ def accuracy_table(section: Section) -> Table:
     )
 
 
-def _accuracy_row(f: ArmFigures, repeats: int) -> Row:
+def _accuracy_row(f: ArmFigures, repeats: int, baseline: str) -> Row:
     r, d = f.standing.result, f.standing.difference
     low, high = r.accuracy_interval
-    is_large = r.name == LARGE.name
+    itself = r.name == baseline
     return (
         r.name,
         f"{round(r.accuracy * r.n)} of {r.n}",
         interval(percent(r.accuracy, 1), percent(low, 1), percent(high, 1)),
-        "" if is_large else interval(_points(d.value), _points(d.low), _points(d.high)),
-        "" if is_large or repeats > 1 else number(f.standing.p, 3),
+        "" if itself else interval(_points(d.value), _points(d.low), _points(d.high)),
+        "" if itself or repeats > 1 else number(f.standing.p, 3),
     )
 
 
@@ -90,9 +92,9 @@ def _count(f: ArmFigures, name: str) -> str:
 def time_table(section: Section) -> Table:
     return Table(
         "Time of a problem, seconds",
-        ("", "mean", "median", "p95", "vs large", "vs floor", "first step", "large busy", "judging"),
+        ("", "mean", "median", "p95", f"vs {section.baseline}", "vs floor", "first step", "large busy", "judging"),
         tuple(_time_row(f) for f in section.figures),
-        "Vs large: total time divided by that of the large model alone, with a 95% bootstrap interval over the "
+        f"Vs {section.baseline}: total time divided by that of this arm, with a 95% bootstrap interval over the "
         "problems. Vs floor: divided by the time to write every kept token on the model that wrote it. First step: "
         "the median time until a step was committed. Large busy, judging: mean seconds with a request open to the "
         "large model, or to judge; both overlap with drafting.",
@@ -101,14 +103,14 @@ def time_table(section: Section) -> Table:
 
 def _time_row(f: ArmFigures) -> Row:
     r = f.standing.result
-    low, high = r.ratio_to_large_interval
+    low, high = r.ratio_interval
     judged = sum(account.judged for account in f.spent.values())
     return (
         r.name,
         number(r.seconds),
         number(f.median),
         number(f.tail),
-        interval(number(r.ratio_to_large), number(low), number(high)),
+        interval(number(r.ratio), number(low), number(high)),
         number(r.ratio_to_floor),
         number(f.first),
         number(f.busy["large"]) if "large" in f.spent else "",
@@ -237,20 +239,20 @@ def _counted_sessions(section: Section) -> str:
 def cost_table(section: Section) -> Table:
     money = section.prices.currency
     thousand = f"{money} for 1,000"
-    priced = ("held", thousand, "busy", f"{thousand}, busy", f"{money} for 1,000 right", "vs large")
+    priced = ("held", thousand, "busy", f"{thousand}, busy", f"{money} for 1,000 right", f"vs {section.baseline}")
     return Table(
         "Cost of a problem in GPU-seconds" + (f" and {money}" if money else ""),
-        ("", *(priced if money else ("held", "busy", "vs large"))),
+        ("", *(priced if money else ("held", "busy", f"vs {section.baseline}"))),
         tuple(
             (
                 c.name, number(c.held), number(1000 * c.money_held), number(c.busy), number(1000 * c.money_busy),
-                number(1000 * c.money_right) if c.money_right is not None else "", number(c.of_large),
+                number(1000 * c.money_right) if c.money_right is not None else "", number(c.of_baseline),
             )
             if c.money_held is not None and c.money_busy is not None
-            else (c.name, number(c.held), number(c.busy), number(c.of_large))
+            else (c.name, number(c.held), number(c.busy), number(c.of_baseline))
             for c in section.costs
         ),
         f"{section.prices.summary[0].upper()}{section.prices.summary[1:]}. Held: all GPUs of the arm for the duration "
         "of its runs, as on dedicated servers. Busy: only while a request of the arm was open, as on shared servers. "
-        "Vs large: held, divided by that of the large model alone" + (", in money." if money else "."),
+        f"Vs {section.baseline}: held, divided by that of this arm" + (", in money." if money else "."),
     )  # fmt: skip

@@ -22,13 +22,13 @@ Loss: TypeAlias = Literal["excluded", "shown", "unknown"]
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """
-    What a run shows about one method or control, compared with the large model alone on the same problems.
+    What a run shows about one method or control, compared with the baseline on the same problems.
 
-    *speedup*: mean seconds of the large model alone over the mean seconds of the arm. Its 95% interval is a percentile
+    *speedup*: mean seconds of the baseline over the mean seconds of the arm. Its 95% interval is a percentile
     bootstrap over the problems, in which both arms keep the same problems: the reciprocal of that of
-    `Result.ratio_to_large`.
+    `Result.ratio`.
 
-    *difference*: accuracy of the arm minus that of the large model alone, as a share. Its 95% interval is Tango's score
+    *difference*: accuracy of the arm minus that of the baseline, as a share. Its 95% interval is Tango's score
     interval for paired shares; with several samples per problem, a percentile bootstrap over the problems.
 
     *speed* is known if the interval of the speed-up excludes 1. A *loss* above *max_loss* is excluded if the interval
@@ -70,6 +70,7 @@ def judge_methods(
     samples: Mapping[str, Mapping[int, Sample]],
     repeats: int = 1,
     max_loss: float = MAX_LOSS,
+    baseline: str = LARGE.name,
 ) -> list[Verdict]:
     """
     Judge all methods and controls, in the order of *figures*.
@@ -77,18 +78,20 @@ def judge_methods(
     *samples* has those of each arm by number, and *repeats* samples for each problem.
     """
     by_arm = {name: list(numbered.values()) for name, numbered in samples.items()}
-    return [_judge(f, by_arm, repeats, max_loss) for f in figures if f.method or f.arm.like]
+    return [_judge(f, by_arm, by_arm[baseline], repeats, max_loss) for f in figures if f.method or f.arm.like]
 
 
-def _judge(f: ArmFigures, by_arm: Mapping[str, list[Sample]], repeats: int, max_loss: float) -> Verdict:
-    ours, large = by_arm[f.arm.name], by_arm[LARGE.name]
+def _judge(
+    f: ArmFigures, by_arm: Mapping[str, list[Sample]], theirs: list[Sample], repeats: int, max_loss: float
+) -> Verdict:
+    ours = by_arm[f.arm.name]
     problems, apart = len(ours) // repeats, f.standing.difference
-    ratio = Interval(f.standing.result.ratio_to_large, *f.standing.result.ratio_to_large_interval)
+    ratio = Interval(f.standing.result.ratio, *f.standing.result.ratio_interval)
     speed: Speed = (
         "unknown" if not ratio.value else "faster" if ratio.high < 1 else "slower" if ratio.low > 1 else "unknown"
     )
     loss: Loss = "excluded" if apart.low >= -max_loss else "shown" if apart.high < -max_loss else "unknown"
-    gained, lost = disagreements(ours, large)
+    gained, lost = disagreements(ours, theirs)
     return Verdict(
         arm=f.arm.name,
         speedup=Interval(_inverse(ratio.value), _inverse(ratio.high), _inverse(ratio.low)),
@@ -159,7 +162,7 @@ def _least(holds: Callable[[int], bool]) -> int | None:
     return high
 
 
-def headline(verdicts: Sequence[Verdict]) -> str:
+def headline(verdicts: Sequence[Verdict], baseline: str = LARGE.name) -> str:
     """Sum up the verdicts on all methods in one sentence; empty if no method was measured."""
     methods = [verdict for verdict in verdicts if not verdict.like]
     if not methods:
@@ -176,15 +179,15 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     if any(verdict.speed == "faster" and verdict.loss == "unknown" for verdict in methods):
         return f"Too few problems to tell whether any of the faster methods loses at most {limit} of accuracy."
     if any(verdict.speed == "unknown" and verdict.loss != "shown" for verdict in methods):
-        return "No method is shown to be faster than the large model alone."
-    return f"No method is faster than the large model alone without a loss above {limit}."
+        return f"No method is shown to be faster than {baseline}."
+    return f"No method is faster than {baseline} without a loss above {limit}."
 
 
-def small_print(max_loss: float) -> str:
+def small_print(max_loss: float, baseline: str) -> str:
     """Explain the sentences of the verdicts."""
     return (
-        "Faster: mean seconds of the large model alone divided by those of the method, on the same problems; slower: "
-        "the reciprocal. Accuracy: the difference from the large model alone. Brackets are 95% intervals: a bootstrap "
+        f"Faster: mean seconds of {baseline} divided by those of the method, on the same problems; slower: "
+        f"the reciprocal. Accuracy: the difference from {baseline}. Brackets are 95% intervals: a bootstrap "
         "over the problems for the time, Tango's score interval for the accuracy (with several samples per problem, a "
         f"bootstrap). A loss above {points(max_loss)} is excluded if the whole interval is above "
         f"-{points(max_loss)}. About N more: "

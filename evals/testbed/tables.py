@@ -45,13 +45,13 @@ def _columns(speculating: Sequence[Role]) -> tuple[str, ...]:
 
 
 def _row(r: Result, speculating: Sequence[Role], *, intervals: bool = True) -> tuple[str, ...]:
-    (low, high), (least, most) = r.accuracy_interval, r.ratio_to_large_interval
+    (low, high), (least, most) = r.accuracy_interval, r.ratio_interval
     return (
         r.name,
         str(r.n),
         f"{r.accuracy:.1%}" + (f" [{low:.1%}, {high:.1%}]" if intervals else ""),
         f"{r.seconds:.2f}",
-        f"{r.ratio_to_large:.2f}" + (f" [{least:.2f}, {most:.2f}]" if intervals else ""),
+        f"{r.ratio:.2f}" + (f" [{least:.2f}, {most:.2f}]" if intervals else ""),
         "" if r.ratio_to_floor is None else f"{r.ratio_to_floor:.2f}",
         f"{r.share_large_tokens:.0%}",
         "" if r.accept_rate is None else f"{r.accept_rate:.0%}",

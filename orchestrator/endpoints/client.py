@@ -189,10 +189,10 @@ class Connection:
 
     @asynccontextmanager
     async def stream(
-        self, call: Call, body: Body, *, accepted: Callable[[], None] = lambda: None
+        self, call: Call, body: Body, *, path: str = COMPLETIONS, accepted: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[Events]:
         """
-        Send *body* and yield the events of the stream. Leaving the block early aborts the request.
+        Send *body* to *path* and yield the events of the stream. Leaving the block early aborts the request.
 
         *accepted* is called when the headers of the response have arrived.
         """
@@ -201,7 +201,7 @@ class Connection:
             ends = asyncio.get_running_loop().time() + deadlines.total
 
             async def begin() -> Events:
-                return await self._begin(call, body, ends, accepted)
+                return await self._begin(call, path, body, ends, accepted)
 
             beginning = self._retry(begin, deadlines.first)
             events = await _within(call, deadlines.unstreamed, "no token in the first {:g} s", beginning)
@@ -210,8 +210,8 @@ class Connection:
             finally:
                 await events.close()
 
-    async def _begin(self, call: Call, body: Body, ends: float, accepted: Callable[[], None]) -> Events:
-        response = await self._send(call, COMPLETIONS, body)
+    async def _begin(self, call: Call, path: str, body: Body, ends: float, accepted: Callable[[], None]) -> Events:
+        response = await self._send(call, path, body)
         accepted()
         events = Events(call, response, self.endpoint.deadlines, ends)
         try:

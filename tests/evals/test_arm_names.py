@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.arms import LARGE, SMALL
+from stepspec.evals.arms import LARGE, PLAIN, SMALL
 from stepspec.evals.benchmarks import overlaps
 from stepspec.evals.cli import arm, arms, calibrated
 from stepspec.evals.sample import Arm
@@ -27,7 +27,7 @@ def test_a_policy_file_is_an_arm_of_its_name(tmp_path: Path) -> None:
     assert arm(str(path)) == Arm.of("careful", "bild", {"scale": "step"}, ahead=1)
 
 
-def test_the_large_model_alone_is_always_there_and_controls_follow_their_method() -> None:
+def test_baselines_come_first_and_controls_follow_their_method() -> None:
     found = arms(["specreason", "bild"], ["large"], ["bild"])
     assert found == (
         LARGE,
@@ -35,7 +35,7 @@ def test_the_large_model_alone_is_always_there_and_controls_follow_their_method(
         Arm.of("bild", "bild"),
         Arm.of("random like bild", "random", ending="small", answer="method", like="bild"),
     )
-    assert arms([], ["small"], []) == (LARGE, SMALL)
+    assert arms([], ["plain", "small", "plain"], []) == (PLAIN, SMALL)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_large_model_alone_is_always_there_and_controls_follow_their_method(
         (["specreason:threshold"], [], [], "write options as NAME=VALUE"),
         (["specreason:ahead=x"], [], [], "ahead: Input should be a valid integer"),
         (["specreason", "specreason"], [], [], "'specreason' is there twice"),
-        (["specreason"], ["medium"], [], "no such baseline: 'medium'; there are large and small"),
+        (["specreason"], ["medium"], [], "no such baseline: 'medium'; there are plain, large, small"),
         (["specreason"], [], ["bild"], "not one of the methods of this run, which are 'specreason'"),
         (["nowhere.toml"], [], [], "no policy file at nowhere.toml"),
     ],

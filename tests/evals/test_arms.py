@@ -43,7 +43,7 @@ def samples() -> list[Sample]:
 
 def test_arms_are_compared_on_the_same_problems() -> None:
     large, small, shipped = summarise(samples(), ARMS)
-    assert (large.ratio_to_large, small.ratio_to_large, shipped.ratio_to_large) == (1.0, 0.25, 0.5)
+    assert (large.ratio, small.ratio, shipped.ratio) == (1.0, 0.25, 0.5)
     assert shipped.ratio_to_floor == pytest.approx(2.0 / (80 * 0.01 + 20 * 0.03))
     assert shipped.share_large_tokens == 0.2
     assert shipped.waste == pytest.approx(20 / 120)
@@ -78,11 +78,11 @@ def test_the_bars_are_looked_at() -> None:
         "wall time over the large model alone",
         "wall time over sequential",
     ]
-    fine = [replace(r, ratio_to_large=0.4, seconds=1.5) if r.name == THINKING.name else r for r in results]
+    fine = [replace(r, ratio=0.4, seconds=1.5) if r.name == THINKING.name else r for r in results]
     assert missed(fine) == []
     glimpse = [replace(r, name="glimpse") for r in fine if r.name == THINKING.name]
     assert missed([*fine, *glimpse]) == []
-    assert len(missed([*fine, *(replace(r, ratio_to_large=0.41) for r in glimpse)])) == 1
+    assert len(missed([*fine, *(replace(r, ratio=0.41) for r in glimpse)])) == 1
     assert len(missed([*fine, *(replace(r, accuracy=0.98) for r in glimpse)])) == 1
     worse = [replace(r, accuracy=0.97) if r.name == THINKING.name else r for r in fine]
     assert len(missed(worse)) == 1

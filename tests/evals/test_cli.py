@@ -188,10 +188,10 @@ def test_halves_share_no_problem_and_leave_none_out(tmp_path: Path) -> None:
 
 def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     standings = compare_arms(done(), ARMS)
-    eval_cli._show(standings, as_json=True)  # pyright: ignore[reportPrivateUsage]
+    eval_cli._show(standings, LARGE.name, as_json=True)  # pyright: ignore[reportPrivateUsage]
     (line,) = capfdbinary.readouterr().out.splitlines()
     assert [arm["result"]["name"] for arm in orjson.loads(line)] == [s.result.name for s in standings]
-    eval_cli._show(standings, as_json=False)  # pyright: ignore[reportPrivateUsage]
+    eval_cli._show(standings, LARGE.name, as_json=False)  # pyright: ignore[reportPrivateUsage]
     shown = capfdbinary.readouterr().out.decode()
     assert all(s.result.name in shown for s in standings)
     assert "\u2026" not in shown.partition("Brackets")[0]  # nothing is cut off, however narrow the terminal
@@ -257,7 +257,7 @@ def test_the_servers_are_contacted_before_a_data_set_is_loaded(
 def test_shared_options_are_those_of_methods_that_are_no_files(tmp_path: Path) -> None:
     (tmp_path / "careful.toml").write_text('policy = "specreason"\n[options]\nthreshold = 9\n')
     specs = ["specreason", "specreason:threshold=8,ahead=0", str(tmp_path / "careful.toml")]
-    _, plain, own_one, file = eval_cli.arms(specs, [], [], {"threshold": 5, "ahead": 1})
+    plain, own_one, file = eval_cli.arms(specs, [], [], {"threshold": 5, "ahead": 1})
     assert (plain.name, plain.options, plain.run.ahead) == ("specreason", {"threshold": 5}, 1)
     assert (own_one.options, own_one.run.ahead) == ({"threshold": 8}, 0)
     assert file.options == {"threshold": 9}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from stepspec.evals.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.arms import LARGE, PLAIN, SHIPPED, SMALL
 from stepspec.evals.results import ORACLE, compare_arms, complete, difference, oracle, table
 from stepspec.evals.sample import EMPTY_LEDGER, Arm, Sample
 from stepspec.evals.store import Place
@@ -40,7 +40,7 @@ def test_arms_are_compared_with_the_large_model_on_the_same_problems() -> None:
     assert shipped.difference == difference(4, gained=1, lost=1)
     assert (small.difference, small.p) == (difference(4, gained=0, lost=2), 0.5)
     assert (large.difference.value, large.p) == (0.0, 1.0)
-    assert (shipped.result.accuracy, shipped.result.ratio_to_large) == (0.75, 0.5)
+    assert (shipped.result.accuracy, shipped.result.ratio) == (0.75, 0.5)
     assert (shipped.tokens.small, shipped.tokens.large, shipped.tokens.wasted, shipped.tokens.judging) == (
         80,
         20,
@@ -52,11 +52,34 @@ def test_arms_are_compared_with_the_large_model_on_the_same_problems() -> None:
 
 def test_the_oracle_uses_the_small_model_where_it_is_right() -> None:
     samples = complete(done(), ARMS, 1)
-    best = oracle(samples[SMALL.name], samples[LARGE.name])
+    best = oracle(samples)
     assert [(s.seconds, s.correct) for s in best] == [(1.0, True), (4.0, True), (4.0, True), (4.0, False)]
     bound = compare_arms(done(), ARMS)[-1].result
     assert (bound.seconds, bound.accuracy) == (13 / 4, 0.75)
     assert [s.result.name for s in compare_arms(done(), (LARGE, SHIPPED))] == [LARGE.name, SHIPPED.name]
+
+
+def test_any_arm_is_the_baseline_and_plain_is_the_usual_one() -> None:
+    samples = done() | {
+        (number, PLAIN.name): replace(at, arm=PLAIN.name) for (number, arm), at in done().items() if arm == SMALL.name
+    }
+    arms = (PLAIN, *ARMS)
+    ratios = {s.result.name: s.result.ratio for s in compare_arms(samples, arms)}
+    assert (ratios[PLAIN.name], ratios[SMALL.name], ratios[LARGE.name]) == (1.0, 1.0, 4.0)
+    found = compare_arms(samples, arms, baseline=SHIPPED.name)
+    by_name = {s.result.name: s for s in found}
+    assert (by_name[SHIPPED.name].result.ratio, by_name[LARGE.name].result.ratio) == (1.0, 2.0)
+    assert by_name[SHIPPED.name].difference.value == 0
+    console = Console(width=250)
+    with console.capture() as captured:
+        console.print(table(found, SHIPPED.name))
+    assert f"vs {SHIPPED.name}" in captured.get()
+
+
+def test_the_oracle_chooses_between_the_small_model_and_plain_where_large_alone_did_not_run() -> None:
+    samples = {**taken(PLAIN, [False, True], 4.0), **taken(SMALL, [True, False], 1.0)}
+    bound = compare_arms(samples, (PLAIN, SMALL))[-1].result
+    assert (bound.accuracy, bound.seconds) == (1.0, 2.5)
 
 
 def test_a_problem_that_an_arm_has_not_solved_yet_counts_for_none() -> None:

@@ -248,7 +248,7 @@ def test_figures_have_the_fields_of_every_arm_and_the_condition() -> None:
         (SHIPPED.name, "long", "large", 1),
     ]
     by_place = {(row["concurrency"], row["name"]): row for row in rows}
-    assert by_place[4, SHIPPED.name]["ratio_to_large"] == 1.5
+    assert by_place[4, SHIPPED.name]["ratio"] == 1.5
     assert by_place[4, AUTO.name]["auto"]["above"] is True
     assert by_place[4, SHIPPED.name]["auto"] is None
     assert by_place[1, SHIPPED.name]["over_all_loads"]["n"] == 6

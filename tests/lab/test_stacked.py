@@ -78,7 +78,7 @@ async def test_every_arm_is_measured_over_every_method_on_the_same_problems(pair
     ]
     assert {result.n for result in results} == {3}
     assert [sorted(speculation) for speculation, _ in pairs.started] == [[], ["large", "small"], ["large"]]
-    assert results[3].ratio_to_large == 0.5  # to the plain large model, over which nothing is stacked
+    assert results[3].ratio == 0.5  # to the plain large model, over which nothing is stacked
     assert [sorted(result.speculation) for result in results[1::2]] == [[], ["large", "small"], ["large"]]
     assert results[2].speculation["large"] == Acceptance(3, 12, 6)  # one look's worth a sample
 

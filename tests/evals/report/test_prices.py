@@ -22,10 +22,10 @@ DOCS = Path(__file__).parents[3] / "docs"
 def test_gpus_are_held_for_the_duration_of_the_runs_that_need_them() -> None:
     found = {cost.name: cost for cost in compute_costs(compute_figures(samples(), ARMS), Prices())}
     assert set(found) == {arm.name for arm in ARMS}  # and no oracle
-    assert (found[LARGE.name].held, found[LARGE.name].busy, found[LARGE.name].of_large) == (4.0, 4.0, 1.0)
-    assert (found[SMALL.name].held, found[SMALL.name].of_large) == (1.0, 0.25)
+    assert (found[LARGE.name].held, found[LARGE.name].busy, found[LARGE.name].of_baseline) == (4.0, 4.0, 1.0)
+    assert (found[SMALL.name].held, found[SMALL.name].of_baseline) == (1.0, 0.25)
     shipped = found[SHIPPED.name]
-    assert (shipped.held, shipped.busy, shipped.of_large) == (7.0, 1.5, 1.75)
+    assert (shipped.held, shipped.busy, shipped.of_baseline) == (7.0, 1.5, 1.75)
     assert shipped.money_held is None
 
 
@@ -42,7 +42,7 @@ def test_money_is_gpu_seconds_times_prices() -> None:
     assert shipped.held == pytest.approx(3.5 * 2.5)
     assert shipped.money_held == pytest.approx(3.5 * (2 * 0.001 + 0.5 * 0.002))
     assert shipped.money_busy == pytest.approx(1.0 * 2 * 0.001 + 0.5 * 0.5 * 0.002)
-    assert shipped.of_large == pytest.approx(0.0105 / 0.008)
+    assert shipped.of_baseline == pytest.approx(0.0105 / 0.008)
     assert prices.summary == "small: 0.5 x A10 at 7.2 EUR an hour; large: 2 x GPU at 3.6 EUR an hour"
 
 
@@ -112,7 +112,7 @@ def test_cases_are_the_failed_and_the_slow_problems() -> None:
     assert [case.seconds for case in chosen.slowest] == [5.0, 4.0, 3.0, 2.0]
     assert {case.arm for case in chosen.slowest} == {SHIPPED.name}
     assert [(case.problem, case.outcome) for case in chosen.lost] == [(2, "wrong")]
-    assert [(case.problem, case.outcome, case.large_seconds) for case in chosen.gained] == [(3, "right", 4.0)]
+    assert [(case.problem, case.outcome, case.baseline_seconds) for case in chosen.gained] == [(3, "right", 4.0)]
     assert [(case.rejected, case.drafts) for case in chosen.disputed] == [(1, 4)] * 4
 
 

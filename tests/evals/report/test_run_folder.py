@@ -96,11 +96,32 @@ def test_a_remark_of_several_folders_is_shown_once(tmp_path: Path) -> None:
     assert build_section(merge_folders([read_folder(path.parent)])[0], Prices()).remarks == ["Beware."]
 
 
+def test_models_on_one_machine_are_said_to_share_it(tmp_path: Path) -> None:
+    path = folder(tmp_path / "a") / "run.json"
+    path.write_bytes(path.read_bytes().replace(b"http://small:1", b"http://large:2"))
+    (remark,) = build_section(merge_folders([read_folder(path.parent)])[0], Prices()).remarks
+    assert remark.startswith("Both models are served at large. If they share a card or CPU cores")
+
+
+def test_the_baseline_is_that_of_the_run_or_another_arm_of_it(tmp_path: Path) -> None:
+    run = merge_folders([read_folder(folder(tmp_path / "a"))])[0]
+    assert build_section(run, Prices()).baseline == LARGE.name
+    section = build_section(run, Prices(), baseline=SHIPPED.name)
+    assert {f.arm.name: f.standing.result.ratio for f in section.figures}[SHIPPED.name] == 1.0
+    assert [case.baseline_seconds for case in section.cases.slowest] == [case.seconds for case in section.cases.slowest]
+    with pytest.raises(ConfigurationError, match="--baseline medium: the run has no such arm; its arms: large alone"):
+        build_section(run, Prices(), baseline="medium")
+
+
 def test_the_limits_of_the_figures_are_stated(tmp_path: Path) -> None:
     assert make_section(tmp_path / "a").remarks == []
     assert any(
         "5 runs were executed at the same time" in r for r in make_section(tmp_path / "b", concurrency=5).remarks
     )
+    shared, apart = (
+        make_section(tmp_path / name, concurrency=5, apart=name == "apart").remarks for name in ("i", "apart")
+    )
+    assert [any("`stepspec eval --apart`" in r for r in remarks) for remarks in (shared, apart)] == [True, False]
     assert any("half" in r and "report" in r for r in make_section(tmp_path / "c", half="report").remarks)
     testbed = {"small": "testbed-small", "large": "testbed-large"}
     assert make_section(tmp_path / "d", models=testbed).remarks[0].startswith("The miniature pair")

@@ -46,7 +46,7 @@ def test_accuracy(section: Section) -> None:
         "": SHIPPED.name,
         "right": "3 of 4",
         "accuracy": "75.0% [30.1%, 95.4%]",
-        "difference from large, points": "+0.0 [-60.4, +60.4]",
+        "difference from large alone, points": "+0.0 [-60.4, +60.4]",
         "p": "1.000",
     }
     assert row(tables.accuracy_table(section), LARGE.name)["p"] == ""
@@ -96,7 +96,7 @@ def test_time_tokens_and_steps(section: Section) -> None:
     shipped = row(tables.time_table(section), SHIPPED.name)
     assert (shipped["mean"], shipped["median"], shipped["first step"]) == ("3.50", "3.50", "0.40")
     assert (shipped["large busy"], shipped["judging"]) == ("1.00", "0.40")
-    assert shipped["vs large"] == "0.88 [0.62, 1.12]"
+    assert shipped["vs large alone"] == "0.88 [0.62, 1.12]"
     shipped = row(tables.tokens_table(section), SHIPPED.name)
     assert (shipped["small kept"], shipped["small discarded"], shipped["large kept"]) == ("60.0", "20.0", "20.0")
     assert (shipped["waste"], shipped["judging"], shipped["by large"]) == ("20%", "200", "25%")
@@ -113,7 +113,7 @@ def test_servers_and_cost(tmp_path: Path) -> None:
         "tokens per pass": "",
     }  # fmt: skip
     shipped = row(tables.cost_table(section), SHIPPED.name)
-    assert (shipped["held"], shipped["EUR for 1,000"], shipped["vs large"]) == ("7.00", "7.00", "1.75")
+    assert (shipped["held"], shipped["EUR for 1,000"], shipped["vs large alone"]) == ("7.00", "7.00", "1.75")
     assert shipped["EUR for 1,000 right"] == "9.33"
 
 

@@ -1,0 +1,155 @@
+"""
+The arm ``plain``: the large model as one ordinary request, as a program without stepspec sends it today.
+
+The conversation goes to the server's own ``/v1/chat/completions`` as one stream. No steps, no stop strings, no token
+ids: what stepspec does and costs is measured against this. On a server that speculates on tokens, the arm is the large
+model with this speculation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+from zlib import crc32
+
+import orjson
+
+from stepspec.api import Solver
+from stepspec.orchestrator.answer import extract
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.chain import Message, Role
+from stepspec.orchestrator.endpoints import Sampling
+from stepspec.orchestrator.endpoints.client import Connection
+from stepspec.orchestrator.endpoints.interfaces import ModelEndpoint
+from stepspec.orchestrator.endpoints.vllm import VllmEndpoint
+from stepspec.orchestrator.endpoints.vllm_protocol import Body, Call, completion_body, reply_error, usage
+from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
+from stepspec.orchestrator.ledger import Account, Ledger
+from stepspec.orchestrator.run import FinishReason
+from stepspec.orchestrator.solution import Solution
+
+PLAIN = "plain"
+CHAT = "/v1/chat/completions"
+REASONING = ("reasoning", "reasoning_content")  # of a server with a reasoning parser, by version
+
+
+@dataclass(slots=True)
+class Reply:
+    """What came of a stream so far; *moments* are the seconds of its first and last tokens."""
+
+    thinking: list[str] = field(default_factory=list[str])
+    text: list[str] = field(default_factory=list[str])
+    finish: str = ""
+    prompt: int = 0
+    cached: int = 0
+    written: int = 0
+    moments: list[float] = field(default_factory=list[float])
+
+    def add(self, call: Call, event: bytes, at: float) -> None:
+        """Take in one event of the stream. Raise the error that it carries."""
+        try:
+            reply: Mapping[str, Any] = orjson.loads(event)
+            if (error := reply_error(call, reply)) is not None:
+                raise error
+            if reply.get("usage"):
+                self.prompt, self.cached, self.written = usage(reply)
+            for choice in reply["choices"]:
+                delta = cast("Mapping[str, str | None]", choice.get("delta") or {})
+                thought = next((delta[name] for name in REASONING if delta.get(name)), None)
+                if thought or delta.get("content"):
+                    self.moments = [*self.moments[:1], at]
+                self.thinking.append(thought or "")
+                self.text.append(delta.get("content") or "")
+                self.finish = choice.get("finish_reason") or self.finish
+        except (ValueError, LookupError, TypeError, AttributeError) as exc:
+            raise call.error(MalformedReply, f"not a piece of a conversation's stream: {event[:200]!r}") from exc
+
+    def parts(self, closing: str) -> tuple[str, str]:
+        """Return the thinking and the text after it; a server without a reasoning parser leaves *closing* between."""
+        thinking, text = "".join(self.thinking), "".join(self.text)
+        before, mark, after = text.partition(closing)
+        return (thinking + before, after) if mark else (thinking, text)
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds per token between the first and the last token; None for fewer than two tokens."""
+        if len(self.moments) < 2 or self.written < 2:
+            return None
+        return (self.moments[1] - self.moments[0]) / (self.written - 1)
+
+
+def body(model: str, problem: str, sampling: Sampling, limit: int, cache: str) -> Body:
+    """The request for one stream of at most *limit* tokens; *cache* separates its prefixes from those of other arms."""
+    made = completion_body(model, (), sampling, limit)
+    del made["prompt"]
+    seeded = {"seed": sampling.seed} if sampling.temperature and sampling.seed is not None else {}
+    return {
+        **made,
+        **seeded,
+        "messages": [{"role": "user", "content": problem}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "cache_salt": cache,
+    }
+
+
+async def solve_plain(
+    solver: Solver, problem: str, sampling: Sampling, budget: Budget, clock: Callable[[], float]
+) -> tuple[Solution, Mapping[Role, float]]:
+    """
+    Solve *problem* by one request to the large model; return the solution, and the seconds per token by role.
+
+    Raise `ContextTooLong` if the problem leaves no room for an answer.
+    """
+    large = solver.large
+    room = large.room - await large.count((Message("user", problem),))
+    if room <= 0:
+        raise ContextTooLong("the problem alone is too long", role="large", url=large.settings.url, verb="write")
+    request = body(large.name, problem, sampling, min(budget.tokens, room), PLAIN)
+    reply, finish = Reply(), ""
+    async with _connection(large, problem) as connection:
+        call = connection.call("write")
+        began = clock()
+        try:
+            async with asyncio.timeout(budget.seconds), connection.stream(call, request, path=CHAT) as events:
+                while (event := await events.next()) is not None:
+                    reply.add(call, event, clock())
+        except TimeoutError:
+            finish = "time"
+        seconds = clock() - began
+    thinking, text = (part.strip() for part in reply.parts(large.template.markers.closing))
+    return _solution(reply, thinking, text, finish, seconds, sampling), {} if reply.pace is None else {
+        "large": reply.pace
+    }
+
+
+@asynccontextmanager
+async def _connection(large: ModelEndpoint, problem: str) -> AsyncGenerator[Connection]:
+    """Yield the open connection of *large*, or a new one to one of its replicas, the same for a *problem*."""
+    if isinstance(large, VllmEndpoint):
+        yield large.connection
+        return
+    servers = large.settings.each
+    connection = Connection(servers[crc32(problem.encode()) % len(servers)])
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+def _solution(reply: Reply, thinking: str, text: str, finish: str, seconds: float, sampling: Sampling) -> Solution:
+    reason = finish or ("length" if reply.finish == "length" else "stop")
+    spent = Account("large", reply.written, prompt=reply.prompt, cached=reply.cached, requests=1, writing=seconds)
+    return Solution(
+        answer=extract(text),
+        text=text,
+        thinking=thinking,
+        steps=(),
+        ledger=Ledger(Account("small"), spent),
+        finish_reason=cast("FinishReason", reason),
+        seconds=seconds,
+        seed=sampling.seed,
+    )
