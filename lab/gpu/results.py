@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from stepspec.evals.benchmarks import find
+from stepspec.evals.grading.gold import Gold
 from stepspec.evals.grading.graders import Graders
 from stepspec.orchestrator.stats import wilson
 
@@ -38,13 +39,12 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-async def grade(rows: Iterable[Mapping[str, Any]], bench: str, golds: Sequence[str], graders: Graders) -> list[Answer]:
-    metric = find(bench).metric
+async def grade(rows: Iterable[Mapping[str, Any]], bench: str, golds: Sequence[Gold], graders: Graders) -> list[Answer]:
     mine = [row for row in rows if row["bench"] == bench and "error" not in row]
 
     async def one(row: Mapping[str, Any]) -> Answer:
         index: int = row["index"]
-        mark = await graders.grade(row["text"], golds[index], metric)
+        mark = await golds[index].grade(row["text"], graders)
         return Answer(index, None if mark == "ungraded" else mark == "right", row)
 
     return await asyncio.gather(*map(one, mine))
@@ -93,7 +93,7 @@ async def accuracy_tables(folders: Sequence[Path], data: Path) -> None:
             methods = {path.stem: rows_of(path) for path in sorted(answers.glob("*.jsonl"))}
             for bench in BENCHES:
                 tasks = [find(bench).read(row, 0) for row in rows_of(data / f"{bench}.jsonl")]
-                golds = [task.answer for task in tasks]
+                golds = [task.gold for task in tasks]
                 graded = {name: await grade(rows, bench, golds, graders) for name, rows in methods.items()}
                 plain = {answer.index: answer for answer in graded.get(PLAIN, [])}
                 print(f"\n{bench}, {answers.name}\n\n{head(COLUMNS)}")
