@@ -154,6 +154,10 @@ class RunOptions(BaseModel):
             "Who writes the answer: large, small or method (drafts and verdicts go on); by default as in the paper."
         ),
     ] = None
+    stop_loops: Annotated[
+        bool | None,
+        RunOption("Reject a draft in a loop, and end a run that stays in it; by default, unless one model is alone."),
+    ] = None
     sure_bets: Annotated[
         bool, RunOption("Work ahead only of drafts that are likely to be accepted.", calibrated=False)
     ] = False
@@ -237,6 +241,7 @@ class RunOverrides(TypedDict, total=False):
     lead: int | None
     ending: EndedBy | None
     answer: AnsweredBy | None
+    stop_loops: bool | None
     sure_bets: bool | None
     delimiter: Delimiter | None
     priority: int | None

@@ -28,7 +28,7 @@ from .reward import Reward
 from .solo import Solo, large_alone, small_alone
 from .specreason import SpecReason
 from .speculative_thinking import SpeculativeThinking
-from .wrappers import COMPLETE, Ending, Led
+from .wrappers import COMPLETE, Ending, Guarded, Led
 
 __all__ = [
     "BASELINES",
@@ -40,6 +40,7 @@ __all__ = [
     "Choose",
     "Ending",
     "Glimpse",
+    "Guarded",
     "Led",
     "LookaheadReasoning",
     "Method",

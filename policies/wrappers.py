@@ -45,6 +45,13 @@ class _Wrapper:
 
 
 @dataclass(frozen=True, slots=True)
+class Guarded(_Wrapper):
+    """A *policy* whose drafts are rejected, or not, for being in a loop: see `guarded` in `interfaces`."""
+
+    guarded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Led(_Wrapper):
     """
     *author* writes the *first* steps, which nobody judges; *policy* does the rest.

@@ -468,7 +468,7 @@ def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int
         return Chunk(prompt=prompt, cached=cached)
     choice = reply["choices"][0]
     reason = choice.get("stop_reason")
-    matched = isinstance(reason, str)
+    matched = choice.get("finish_reason") == "stop" and isinstance(reason, str)
     tokens = _tokens(choice, logprobs, matched=matched)
     ended = _ending(call, choice)
     place = choice.get("index", 0)

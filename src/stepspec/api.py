@@ -147,12 +147,15 @@ class Models:
         *,
         lead: int = 0,
         ending: EndedBy | None = None,
+        stop_loops: bool | None = None,
     ) -> Policy:
         """
         Build policy *name*; whatever it is, but for the baselines, the large model may *lead*.
 
-        *ending* says who ends the thinking; None: as in the policy's paper.
+        *ending* says who ends the thinking; None: as in the policy's paper. *stop_loops* is that of `RunOptions`.
         """
+        if stop_loops is not None:
+            return policies.Guarded(self.policy(name, options, lead=lead, ending=ending), stop_loops)
         small, large = (_budgeted(model, self.budget) for model in (self.small, self.large))
         policy = policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
         if name in policies.BASELINES:
@@ -459,7 +462,8 @@ class Solver:
         return _Answering(await author.tool_format(tools), lambda: ServerParser(author, tools), by)
 
     def _policy(self, models: Models, options: RunOptions) -> Policy:
-        return models.policy(options.policy, options.options, lead=options.lead, ending=options.ending)
+        lead, ending, stop_loops = options.lead, options.ending, options.stop_loops
+        return models.policy(options.policy, options.options, lead=lead, ending=ending, stop_loops=stop_loops)
 
     def _auto(self, models: Models, options: RunOptions) -> AutoRun:
         """What reads the events of one run; it decides about the run if that is wanted, and there is a choice."""

@@ -1,14 +1,17 @@
 """Which steps the loop commits as they are, which it refuses by itself, and where it ends: examples at two depths."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
-from stepspec.orchestrator import Chain, Rollback, reason
+from stepspec.orchestrator import Chain, Rollback, Step, reason
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role
+from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.events import Committed, Event, Judged, Repaired
+from stepspec.orchestrator.interfaces import REQUEST, RequestContext
 from stepspec.orchestrator.reason import End
-from stepspec.policies import Solo, SpecReason
+from stepspec.policies import Guarded, Solo, SpecReason
 
 from ..fakes import Previous, ScriptedModel, counting, run
 from .arms import PROBLEM, Keeping
@@ -73,10 +76,30 @@ def test_a_large_model_that_goes_on_with_the_loop_ends_the_run(ahead: int) -> No
 
 
 @pytest.mark.parametrize("author", ["small", "large"])
-def test_one_model_alone_is_not_kept_from_a_loop(author: Role, ahead: int) -> None:
+def test_one_model_alone_is_not_kept_from_a_loop_unless_that_is_wanted(author: Role, ahead: int) -> None:
     model = ScriptedModel(author, saying(*[f"{LONG}\n\n"] * 9, f"Last.\n{THINK_END}"))
-    (chain, end), _ = run(reason(Solo(model), PROBLEM, ahead=ahead))
-    assert (len(chain.steps), end) == (10, "finished")
+    ends: list[tuple[int, str]] = []
+    for policy in (Solo(model), Guarded(Solo(model)), Guarded(SpecReason(model, model), guarded=False)):
+        (chain, end), _ = run(reason(policy, PROBLEM, ahead=ahead))
+        ends.append((len(chain.steps), end))
+    assert ends == [(10, "finished"), (3, "repetition"), (10, "finished")]
+
+
+def test_a_repair_in_a_loop_is_another_request_than_its_draft(ahead: int) -> None:
+    """A model that samples by a seed takes another one for it, so that it may write something else."""
+    contexts: list[RequestContext] = []
+
+    class Noting(ScriptedModel):
+        async def write(self, chain: Chain, **options: Any) -> Step:
+            contexts.append(REQUEST.get())
+            return await super().write(chain, **options)
+
+    large = Noting("large", saying(*[f"{LONG}\n\n"] * 9, f"Last.\n{THINK_END}"))
+    run(reason(Guarded(Solo(large)), PROBLEM, ahead=ahead))
+    assert {(context.purpose, context.again) for context in contexts} == {("draft", False), ("repair", True)}
+    chain, sampling = Chain.of("Why?"), Sampling(seed=7)
+    plain, again = (sampling.seed_for("large", "write", chain, again=again) for again in (False, True))
+    assert plain == sampling.seed_for("large", "write", chain) != again
 
 
 def test_a_repair_may_end_the_paragraph_of_a_draft_that_was_kept_in_part(ahead: int) -> None:
