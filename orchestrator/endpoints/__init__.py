@@ -6,7 +6,8 @@ from .placement import ReplicatedModel
 from .replicas import ReplicatedEndpoint, connect
 from .reward_model import RewardModelEndpoint
 from .settings import CriticEndpoint, Deadlines, Endpoint, Sampling
-from .vllm import VllmEndpoint, VllmModel
+from .vllm import VllmEndpoint
+from .vllm_model import VllmModel
 from .vllm_protocol import GREEDY
 
 __all__ = [
