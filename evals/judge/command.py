@@ -47,7 +47,7 @@ stdout, stderr = Console(), Console(stderr=True)
 def command(
     problems: ProblemsFile = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of problems.")] = PROBLEMS,
-    minutes: Annotated[float, typer.Option(min=0.1, help="Deadline of the judging; what is read by then counts.")] = 2,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Deadline of the judging, and a quarter for drafts.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the slips and of the order of the steps.")] = 0,
     testbed: Testbed = False,
     profile: Pace = "paced",
@@ -87,7 +87,11 @@ def command(
             judged = await judge_cases(solver, cases, minutes, seed, part)
             rows = figures(judged.steps, judged.seconds)
             chosen = best(rows)
-            drafts = await try_drafts(solver, cases, chosen.reading.policy, chosen.options, part) if chosen else None
+            drafts = (
+                await try_drafts(solver, cases, chosen.reading.policy, chosen.options, minutes / 4, part)
+                if chosen
+                else None
+            )
             return solver.settings if testbed else settings, judged, rows, chosen, drafts
 
     with progress_bars(stderr) as progress:

@@ -175,16 +175,22 @@ def _rate(solver: Solver) -> Callable[[Chain, Step], Any]:
 
 
 async def try_drafts(
-    solver: Solver, cases: Sequence[Case], policy: str, options: Mapping[str, Any], on_part: Progress
+    solver: Solver, cases: Sequence[Case], policy: str, options: Mapping[str, Any], minutes: float, on_part: Progress
 ) -> DraftFigures:
-    """Let the small model draft where steps of *cases* begin, and *policy* with these *options* judge the drafts."""
+    """
+    Let the small model draft where steps of *cases* begin, and *policy* with these *options* judge the drafts.
+
+    After *minutes* no more than those that are under way count, but one at least.
+    """
     chosen = list({(case.problem, len(case.chain.steps)): case for case in cases}.values())[:DRAFTS]
     step, clock = on_part("the small model's drafts", len(chosen)), asyncio.get_running_loop().time
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate, end = asyncio.Semaphore(AT_ONCE), clock() + 60 * minutes
     drafting, judging, accepted = list[float](), list[float](), list[bool]()
 
     async def attempt(case: Case, *, alone: bool = False) -> None:
         async with gate:
+            if accepted and clock() > end:
+                return
             pair = solver.policy(policy, options)
             began = clock()
             draft = await pair.draft(case.chain)

@@ -47,7 +47,7 @@ async def test_readings_are_ranked_as_by_true_labels(pair: Pair) -> None:
         by_label = {row.reading.name: row.area for row in figures(true.steps, true.seconds)}
         chosen = best(rows)
         assert chosen is not None, rows
-        drafts = await try_drafts(solver, own, chosen.reading.policy, chosen.options, nothing)
+        drafts = await try_drafts(solver, own, chosen.reading.policy, chosen.options, 2, nothing)
     for row in rows:
         print(f"{row.reading.name:34} {row.area:.2f}, by labels {by_label[row.reading.name]:.2f}")
     assert by_label[chosen.reading.name] > max(by_label.values()) - 0.05

@@ -108,10 +108,11 @@ async def test_steps_of_own_chains_need_something_to_slip_on() -> None:
 
 async def test_drafts_of_the_small_model_are_judged_by_the_method_that_fits() -> None:
     async with pair() as solver:  # both stand-ins write the same
-        drafts = await try_drafts(solver, built_in(), "reading", {"threshold": 1}, nothing)
+        drafts = await try_drafts(solver, built_in(), "reading", {"threshold": 1}, 5, nothing)
         assert (drafts.drafts, drafts.accepted.value) == (40, 1.0)
-        rejected = await try_drafts(solver, built_in()[:8], "random", {"p": 0}, nothing)
+        rejected = await try_drafts(solver, built_in()[:8], "random", {"p": 0}, 5, nothing)
         assert (rejected.drafts, rejected.accepted.value) == (8, 0.0)
+        assert (await try_drafts(solver, built_in(), "random", {"p": 1}, 0, nothing)).drafts == 1  # no time is left
 
 
 @pytest.fixture
