@@ -48,8 +48,6 @@ from stepspec.evals.crowd import (
 from stepspec.evals.grading.gold import require_graders
 from stepspec.evals.grading.graders import SECONDS, Graders
 from stepspec.evals.plan import check_arm
-from stepspec.evals.report.plots import CURVE_STYLE, Curve, load_curves
-from stepspec.evals.report.svg import WIDE, standalone
 from stepspec.evals.results import Interval, bootstrap_ratio, wilson
 from stepspec.evals.sample import CACHES, Arm, Task
 from stepspec.evals.testbed.servers import JUDGE, check_judge, endpoint, miniature, read_pace, running, weights_digest
@@ -58,6 +56,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.stats import Z
 
+from .charts import Curve, load_curves
 from .worlds import SHORT, WORLDS, find_world, fresh_tasks
 
 OTHERS = 64  # problems that are not counted; they repeat
@@ -244,7 +243,7 @@ def plot(cells: Sequence[Cell]) -> str:
         ]
         if dots:
             curves.append(Curve(name, dots))
-    return standalone(load_curves(curves, 1.4 * WIDE), CURVE_STYLE) if curves else ""
+    return load_curves(curves) if curves else ""
 
 
 SMALL_PRINT = (

@@ -26,10 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from stepspec.evals.command_line import progress_bars, script
-from stepspec.evals.report.svg import Markup, Scale, line, standalone, svg, text
-from stepspec.evals.report.svg import element as drawn
 from stepspec.orchestrator.concurrency import background
 
+from .charts import panels
 from .faults import LARGE, OTHER, PLACES, SMALL, Deployment, Fate, free_ports, service
 from .service_program import queued, resident, settled
 
@@ -232,43 +231,17 @@ def table(soak: Soak) -> Table:
 
 
 PANELS = (("memory", "memory, MiB", 1024), ("descriptors", "file descriptors", 1), ("tasks", "tasks", 1))
-PANEL, WIDTH, LEFT, RIGHT, TOP = 150.0, 760.0, 46.0, 14.0, 24.0
-COLOURS = ("#1f5fbf", "#c2410c", "#15803d", "#7e22ce")
-STYLE = (
-    "svg{background:#fff;font-family:system-ui,sans-serif}.label{font-size:12px;font-weight:600}"
-    ".axis{font-size:11px;fill:#555}.gridline{stroke:#ddd}.faults{fill:#f4ead9}"
-)
 
 
 def plot(soak: Soak) -> str:
     """Draw the resources over the minutes as an SVG file; the time with faults is shaded."""
-    panels = (*PANELS, ("upstream", "open upstream requests", 1))
-    x = Scale(0.0, soak.samples[-1].second / 60, LEFT, WIDTH - RIGHT)
-    shaded = [sample.second / 60 for sample in soak.of("faults")]
-    parts = list[Markup]()
-    for number, ((name, caption, unit), colour) in enumerate(zip(panels, COLOURS, strict=True)):
-        values = [getattr(sample, name) / unit for sample in soak.samples]
-        top, bottom = number * PANEL + TOP, (number + 1) * PANEL - 26
-        y = Scale(0.0, 1.15 * max(*values, 1), bottom, top)
-        path = "M" + "L".join(f"{x(s.second / 60):.1f} {y(v):.1f}" for s, v in zip(soak.samples, values, strict=True))
-        if shaded:
-            width = x(shaded[-1]) - x(shaded[0])
-            parts.append(drawn("rect", x=x(shaded[0]), y=top, width=width, height=bottom - top, class_="faults"))
-        parts += [
-            *(line(LEFT, y(tick), WIDTH - RIGHT, y(tick), "gridline") for tick in y.ticks(4)),
-            *(text(LEFT - 8, y(tick) + 4, f"{tick:g}", "axis", "end") for tick in y.ticks(4)),
-            drawn("path", d=path, fill="none", stroke=colour, stroke_width="1.5"),
-            text(LEFT, top - 4, caption, "label"),
-            *(text(x(tick), bottom + 14, f"{tick:g}", "axis", "middle") for tick in x.ticks(10)),
-        ]
-    height = PANEL * len(panels) + 18
-    parts.append(text(WIDTH - RIGHT, height - 4, "minutes; shaded: with faults", "axis", "end"))
-    first, last = soak.samples[0], soak.samples[-1]
+    shown = (*PANELS, ("upstream", "open upstream requests", 1))
+    series = [(caption, [getattr(each, name) / unit for each in soak.samples]) for name, caption, unit in shown]
     described = "; ".join(
-        f"{caption}: {getattr(first, name) / unit:.0f} at first, {getattr(last, name) / unit:.0f} at last"
-        for name, caption, unit in panels
+        f"{caption}: {values[0]:.0f} at first, {values[-1]:.0f} at last" for caption, values in series
     )
-    return standalone(svg(WIDTH, height, f"Resources of the service over the soak. {described}", *parts), STYLE)
+    minutes, shaded = ([each.second / 60 for each in some] for some in (soak.samples, soak.of("faults")))
+    return panels(minutes, series, shaded, f"Resources of the service over the soak. {described}")
 
 
 def complaints(soak: Soak) -> list[str]:

@@ -116,7 +116,7 @@ def _figures(reading: JudgeReading, steps: Sequence[JudgedStep], seconds: float)
 
 def _area(name: str, steps: Sequence[JudgedStep]) -> Interval | None:
     verdicts = [ScoredVerdict(step.values[name], True, step.right, step.problem) for step in steps]
-    separation = separate(verdicts, "step", doubt=False)
+    separation = separate(verdicts, doubt=False)
     return None if separation is None else separation.area
 
 

@@ -6,23 +6,26 @@ import datetime
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from stepspec import __version__
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.installation import install_command
 from stepspec.orchestrator.service.watch.page import html
 
 from ..evaluation import TRACES
-from .formats import to_html, to_json, to_markdown
-from .layout import Links, summarise
 from .prices import load_prices
 from .run_folder import merge_folders, read_folder
 from .section import Case, Section, build_section
 from .verdict import MAX_LOSS
+
+if TYPE_CHECKING:
+    from .layout import Links
 
 EXAMPLES = """
 Examples:
@@ -65,6 +68,8 @@ def command(
 
     Runs with the same problems, models, sampling and budget share a section; every other run has its own section.
     """
+    if find_spec("matplotlib") is None:
+        raise ConfigurationError(f"`stepspec report` needs matplotlib: {install_command('evals')}")
     if not 0 < max_loss < 1:
         raise ConfigurationError(
             f"--max-loss {max_loss}: use a share above 0 and below 1; 0.02 is 2 points of accuracy"
@@ -87,6 +92,8 @@ def command(
 
 def write(folder: Path, sections: Sequence[Section]) -> None:
     """Write the report in all formats into *folder*, and a page for each trace to which the report links."""
+    from .formats import to_html, to_json, to_markdown  # which import matplotlib
+
     origin = _origin()
     prefixes = [""] if len(sections) == 1 else [f"{number}-" for number in range(1, len(sections) + 1)]
     linked = [
@@ -99,6 +106,8 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
 
 def _show(section: Section) -> None:
     """Print the verdicts, without markup: intervals stand in brackets."""
+    from .layout import summarise
+
     summary = summarise(section)
     lines = [section.stamp, summary.headline, *(f"  {name}: {said}" for name, said in summary.sentences)]
     for line in filter(None, lines):

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from . import interval_plots, paper_tables, plots, tables
+from . import charts, paper_tables, tables
 from .figures import ArmFigures
 from .judging import JudgeReport
-from .plots import front, scatter
+from .markup import Drawing, Markup
 from .section import Case, Section
-from .svg import Drawing, Markup
 from .tables import Cell, Link, Row, Table, number
 from .verdict import headline, points, small_print
 
@@ -68,7 +67,7 @@ def summarise(section: Section) -> Summary:
         Plot(
             f"Time of a problem, {section.baseline} = 1",
             f"Mean seconds divided by those of {section.baseline}, with 95% intervals; less is better.",
-            lambda width: interval_plots.speed_chart(section.figures, width, section.baseline),
+            lambda width: charts.speed_chart(section.figures, width, section.baseline),
         ),
         tuple((verdict.arm, f"{verdict.sentence}.") for verdict in listed),
         small_print(section.max_loss, section.baseline),
@@ -83,16 +82,16 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
         (
             Plot(
                 "Accuracy against latency",
-                f"No measured arm is both faster and more accurate than {_join_names(front(section.figures))} (grey "
-                "line). Bars are 95% intervals.",
-                lambda width: scatter(section.figures, width),
+                f"No measured arm is both faster and more accurate than {_join_names(charts.front(section.figures))} "
+                "(grey line). Bars are 95% intervals.",
+                lambda width: charts.scatter(section.figures, width),
             ),
             Plot(
                 f"Points of accuracy against {section.baseline}",
                 "On the same problems, with 95% intervals, the fastest first. Dashed: the acceptable loss, "
                 f"{points(section.max_loss)}; an interval to the right of it excludes a larger loss. An arrow is "
                 "outside of the scale.",
-                lambda width: interval_plots.differences(section.figures, width, section.max_loss, section.baseline),
+                lambda width: charts.differences(section.figures, width, section.max_loss, section.baseline),
             ),
         )
         if compared
@@ -102,8 +101,8 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
     yield Block(
         "Steps and tokens by author",
         (
-            _stacked("Steps", ran, plots.step_parts, lambda f: ""),
-            _stacked("Tokens", ran, plots.token_parts, _judging_tokens),
+            _stacked("Steps", ran, charts.step_parts, lambda f: ""),
+            _stacked("Tokens", ran, charts.token_parts, _judging_tokens),
         ),
         (tables.steps_table(section), tables.tokens_table(section)),
     )
@@ -134,7 +133,7 @@ def _judging_tokens(f: ArmFigures) -> str:
     return f", judging {judging:.0f}" if judging else ""
 
 
-def _stacked(title: str, ran: list[ArmFigures], parts: plots.Parts, suffix: Callable[[ArmFigures], str]) -> Plot:
+def _stacked(title: str, ran: list[ArmFigures], parts: charts.Parts, suffix: Callable[[ArmFigures], str]) -> Plot:
     rows = [(f.arm.name, parts(f), suffix(f)) for f in ran]
     unit = title.split()[0].lower()
     keys = tuple(
@@ -146,7 +145,7 @@ def _stacked(title: str, ran: list[ArmFigures], parts: plots.Parts, suffix: Call
         f"{title} of a problem",
         f"Means over all samples. Hatched {unit} were discarded."
         + (" Judging: tokens read to judge, which cost far less than written ones." if unit == "tokens" else ""),
-        lambda width: plots.stacked(rows, unit, width),
+        lambda width: charts.stacked(rows, unit, width),
         keys,
     )
 
@@ -154,13 +153,12 @@ def _stacked(title: str, ran: list[ArmFigures], parts: plots.Parts, suffix: Call
 def _judge_plots(judge: JudgeReport) -> PlotPair:
     separation = judge.separation
     better = "lower is better" if judge.doubt else "higher is better"
-    levels = {"step": ", steps known to be right or wrong", "answer": ", by answer"}
-    level = levels[separation.level] if separation else ""
+    level = ", by answer" if separation else ""
     return PlotPair(
         f"Scores of {judge.arm}",
         f"The upper and the lower half have different scales; {better}{level}.",
-        plots.histogram(judge),
-        plots.curve(judge, separation) if separation else None,
+        charts.histogram(judge),
+        charts.curve(judge, separation) if separation else None,
     )
 
 

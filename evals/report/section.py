@@ -15,7 +15,7 @@ from ..arms import LARGE
 from ..sample import Sample
 from ..testbed.servers import miniature
 from .figures import ArmFigures, ServerCounters, by_time, compute_figures, samples_by_number, server_counters
-from .judging import JudgeReport, assess_judge, known_verdicts
+from .judging import JudgeReport, assess_judge
 from .prices import Cost, Prices, compute_costs
 from .run_folder import Run
 from .verdict import MAX_LOSS, Verdict, judge_methods
@@ -179,10 +179,7 @@ def build_section(run: Run, prices: Prices, max_loss: float = MAX_LOSS, baseline
             f"{names}: no problem was solved by all arms yet; continue with the same `stepspec eval`"
         )
     samples = samples_by_number(run.done, run.arms, run.repeats)
-    judges = (
-        assess_judge(arm.name, arm.policy, samples[arm.name], known_verdicts(run, samples[arm.name]), run.repeats)
-        for arm in run.arms
-    )
+    judges = (assess_judge(arm.name, arm.policy, samples[arm.name], run.repeats) for arm in run.arms)
     return Section(
         run,
         tuple(figures),

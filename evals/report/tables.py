@@ -179,35 +179,24 @@ def _step_row(f: ArmFigures) -> Row:
 
 
 def judges_table(section: Section) -> Table:
-    note = (
-        "AUROC: the probability that a right one is scored better than a wrong one, with a 95% bootstrap interval over "
-        "the problems (Wilson's if all resamples agree). Known by step: every judged step that follows no mistake is "
-        "known to be right or wrong; passed is the share that was accepted. Known by answer: the steps are not known, "
-        "so the worst accepted score of a problem is compared with its answer; this is weaker evidence, because the "
-        "judge's verdicts have changed the answer. Verdicts that no score decided, such as BiLD's fallbacks, are "
-        "counted, but not on the curve."
-    )
-    if section.title == "arithmetic" and not any(
-        judge.separation is not None and judge.separation.level == "step" for judge in section.judges
-    ):
-        note += " For this benchmark, `stepspec eval --traces` makes the steps known."
     rows: list[Row] = []
     for judge in section.judges:
         separation, scores = judge.separation, str(len(judge.verdicts))
         if separation is None:
-            rows.append((judge.arm, "", scores, "", "", "too few", "", ""))
+            rows.append((judge.arm, scores, "", "", "too few"))
             continue
-        wrong, right = separation.passed or (None, None)
         area = separation.area
-        rows.append(
-            (
-                judge.arm, separation.level, scores, str(separation.right), str(separation.wrong),
-                interval(number(area.value, 3), number(area.low, 3), number(area.high, 3)),
-                percent(right, 1), percent(wrong, 1),
-            )
-        )  # fmt: skip
-    columns = ("", "known by", "scores", "right", "wrong", "AUROC", "right passed", "wrong passed")
-    return Table("How well the judge separates right from wrong", columns, tuple(rows), note, words=2)
+        values = interval(number(area.value, 3), number(area.low, 3), number(area.high, 3))
+        rows.append((judge.arm, scores, str(separation.right), str(separation.wrong), values))
+    return Table(
+        "How well the judge separates right from wrong",
+        ("", "scores", "right", "wrong", "AUROC"),
+        tuple(rows),
+        "AUROC: the probability that the worst accepted score of a problem with a right answer is better than that of "
+        "one with a wrong answer, with a 95% bootstrap interval over the problems (Wilson's if all resamples agree). "
+        "The judge's verdicts have changed the answers, so that this is weak evidence; `stepspec judge` measures a "
+        "judge on steps that are known to be right or wrong.",
+    )
 
 
 def servers_table(section: Section) -> Table:

@@ -17,14 +17,13 @@ from rich.table import Table
 from stepspec.evals.arms import LARGE
 from stepspec.evals.cli import arm as parse_arm
 from stepspec.evals.command_line import finite, progress_bars, run, writable
-from stepspec.evals.report.plots import CURVE_STYLE, Curve, load_curves
-from stepspec.evals.report.svg import WIDE, standalone
 from stepspec.evals.simulation.costs import ServerCosts, read_costs
 from stepspec.evals.simulation.figures import Servers
 from stepspec.evals.testbed.servers import read_pace
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 
+from ..charts import Curve, load_curves
 from ..load import SEQUENCES
 from .comparison import NEAR, QUANTITIES, Comparison, Measurement
 from .comparison import compare as compare_all
@@ -250,8 +249,7 @@ def _write(output: Path, figures: Mapping[str, Any]) -> None:
 def _draw(output: Path, dots: Mapping[str, Sequence[tuple[float, float, str]]], across: str, up: str) -> None:
     curves = [Curve(name, some) for name, some in dots.items()]
     if curves:
-        drawing = load_curves(curves, 1.4 * WIDE, across, up)
-        output.with_suffix(".svg").write_text(standalone(drawing, CURVE_STYLE), encoding="utf-8")
+        output.with_suffix(".svg").write_text(load_curves(curves, across, up), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -314,8 +314,10 @@ def test_quantiles_by_rank_and_their_intervals() -> None:
 def test_the_plot_has_a_curve_for_each_arm_and_a_dot_for_each_load(tmp_path: Path) -> None:
     cells = measured(PacedSolver(), stored(tmp_path), [Load(concurrency=1), Load(concurrency=2)])
     drawing = ElementTree.fromstring(plot(cells))
-    tags = [each.tag.rpartition("}")[2] for each in drawing.iter()]
-    assert (tags.count("path"), tags.count("circle")) == (2, 4)
+    names = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert {cell.name for cell in cells} <= {*names}
+    described = drawing.get("aria-label", "")
+    assert all(f"{cell.name}, {cell.load}: " in described for cell in cells)
     assert plot([]) == ""
 
 

@@ -45,18 +45,6 @@ elements => elements.map((element) => {
 """
 
 
-OVERLAPS = """
-labels => {
-  const marks = [...labels[0].ownerSVGElement.querySelectorAll(".mark")];
-  const [names, dots] = [labels, marks].map((all) => all.map((one) => one.getBoundingClientRect()));
-  const meet = (one, other) => one.left < other.right && other.left < one.right
-    && one.top < other.bottom - 2 && other.top < one.bottom - 2;
-  return names.flatMap((one, at) => [...names.slice(at + 1), ...dots].filter((other) => meet(one, other)).length)
-    .reduce((sum, count) => sum + count, 0);
-}
-"""
-
-
 @pytest.fixture
 def crowded(tmp_path: Path) -> str:
     """The report of ten arms with long names, several of them at the same place."""
@@ -102,16 +90,6 @@ async def test_the_verdict_and_the_chart_of_ten_arms_are_on_the_first_screen(
     assert chart["y"] + chart["height"] <= height
 
 
-@pytest.mark.parametrize(("width", "shown"), [(390, "narrow"), (1280, "wide")])
-async def test_labels_keep_apart_in_the_fonts_of_the_browser(
-    width: int, shown: str, crowded: str, opened: Open, saved: Callable[[str], str]
-) -> None:
-    page = await opened(saved(crowded), viewport={"width": width, "height": 800})
-    labels = page.locator(f".block .drawing.{shown} svg[aria-label^='Accuracy against'] .label")
-    assert await labels.count() == len(ARMS) + 1
-    assert await labels.evaluate_all(OVERLAPS) == 0
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_plots_are_legible(scheme: Scheme, opened: Open, saved: Callable[[str], str]) -> None:
     """Axe leaves text in SVG alone."""
@@ -119,9 +97,9 @@ async def test_plots_are_legible(scheme: Scheme, opened: Open, saved: Callable[[
     texts = await page.locator(".drawing.wide text, .side-by-side text").evaluate_all(EACH)
     assert len(texts) > 50
     assert min(texts) >= 4.5
-    marks = ".mark:not([data-author=bound]), .part:not([data-wasted]), .column"
-    filled = await page.locator(f".drawing.wide :is({marks}), .side-by-side :is({marks})").evaluate_all(EACH)
-    assert len(filled) > 20
+    marks = ":is(.mark use, .part path[fill^='var(']:not([fill*='card'])"
+    filled = await page.locator(f".drawing.wide {marks}, .side-by-side {marks}").evaluate_all(EACH)
+    assert len(filled) > 10
     assert min(filled) >= 3
 
 

@@ -86,13 +86,12 @@ def test_a_loss_that_is_no_share_is_refused(share: str, capfd: pytest.CaptureFix
     assert "use a share above 0 and below 1" in " ".join(capfd.readouterr().err.split())
 
 
-def test_the_judge_is_held_against_the_truth(recorded: Path) -> None:
+def test_the_judge_is_held_against_the_answers(recorded: Path) -> None:
     assert call("report", "run") == 0
     (section,) = orjson.loads((recorded / "report.json").read_bytes())["sections"]
     judge = next(judge for judge in section["judges"] if judge["arm"] == "specreason")
-    assert judge["separation"]["level"] == "step"
-    assert judge["separation"]["wrong"] >= 3
-    assert judge["separation"]["area"]["value"] > 0.9
+    assert judge["scores"] > 10
+    assert judge["separation"] is None  # only few answers are wrong
 
 
 def test_every_link_leads_to_the_page_of_a_trace(recorded: Path) -> None:

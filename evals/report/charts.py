@@ -1,0 +1,310 @@
+"""
+The charts of a report, drawn by matplotlib: bars, intervals, score histograms, ROC curves, accuracy against time.
+
+Each function takes figures and a width in pixels, and returns a drawing with a text for screen readers. Nothing is told
+by colour alone: models and methods differ in their marks, and discarded parts are hatched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from ..arms import LARGE
+from ..results import Interval
+from .canvas import CARD, EDGE, INK, PLACEHOLDERS, SOFT, plot, styled, svg
+from .figures import ArmFigures, by_time
+from .judging import JudgeReport, ScoredVerdict, Separation
+from .markup import NARROW, Markup
+
+ROW = 42.0  # pixels of a bar with its name
+COLOURS = {**PLACEHOLDERS, "method": INK, "bound": EDGE, "judging": SOFT}
+SHAPES = "oD^vP*Xph<>"  # of methods; a square is the large model's, a disc the small one's
+BINS = 20
+
+
+def author(f: ArmFigures) -> str:
+    """Return the name of the arm's colour: a model alone has its own."""
+    if f.alone:
+        return "small" if f.arm.policy == "small" else "large"
+    return "critic" if f.arm.like else "method" if f.method else "bound"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a bar: its *author* gives its colour, and it is hatched if it was *wasted*."""
+
+    name: str
+    author: str
+    amount: float
+    wasted: bool = False
+
+
+Parts: TypeAlias = Callable[[ArmFigures], Sequence[Part]]
+Rows: TypeAlias = Sequence[tuple[str, Sequence[Part], str]]
+
+
+def step_parts(f: ArmFigures) -> list[Part]:
+    return [
+        Part("small", "small", f.steps.small),
+        Part("large", "large", f.steps.large),
+        Part("rejected", "small", f.steps.rejected, wasted=True),
+        Part("lost bets", "judging", f.steps.lost, wasted=True),
+    ]
+
+
+def token_parts(f: ArmFigures) -> list[Part]:
+    small, large = f.spent.get("small"), f.spent.get("large")
+    return [
+        Part("small, kept", "small", small.kept if small else 0.0),
+        Part("large, kept", "large", large.kept if large else 0.0),
+        Part("small, discarded", "small", small.discarded if small else 0.0, wasted=True),
+        Part("large, discarded", "large", large.discarded if large else 0.0, wasted=True),
+    ]
+
+
+@styled
+def stacked(rows: Rows, unit: str, width: float) -> Markup:
+    """Draw a stacked bar for each of the *rows*: name, parts, and a suffix of the total."""
+    figure, axes = plot(width, ROW * len(rows) + 12)
+    longest = max(sum(part.amount for part in parts) for _, parts, _ in rows) or 1.0
+    for row, (name, parts, suffix) in enumerate(rows):
+        start = 0.0
+        for part in parts:
+            if part.amount:
+                _bar(axes, row, start, part)
+            start += part.amount
+        axes.text(0, row - 0.3, name, color=INK, gid="label")
+        axes.text(longest, row - 0.3, f"{start:.1f} {unit}{suffix}", ha="right")
+    axes.set(xlim=(0, longest), ylim=(len(rows) - 0.6, -0.75))
+    axes.set_axis_off()
+    label = "; ".join(f"{name}: {', '.join(_amount(part) for part in parts if part.amount)}" for name, parts, _ in rows)
+    return svg(figure, f"{unit} of a problem. {label}")
+
+
+def _amount(part: Part) -> str:
+    return f"{part.name} {part.amount:.1f}"
+
+
+def _bar(axes: Axes, row: int, start: float, part: Part) -> None:
+    colour = COLOURS[part.author]
+    look: dict[str, Any] = {"facecolor": CARD, "hatch": "////"} if part.wasted else {"facecolor": colour}
+    axes.barh(row, part.amount, 0.36, start, edgecolor=colour, gid="wasted" if part.wasted else "part", **look)
+
+
+def span(judge: JudgeReport) -> tuple[float, float]:
+    """Return the range of the scores: digits, probabilities, or from the lowest to the highest score."""
+    scores = [verdict.score for verdict in judge.verdicts]
+    low, high = min(scores), max(scores)
+    if judge.policy == "specreason":
+        return 0.0, 9.0
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (min(0.0, low), max(high, low + 1e-9))
+
+
+@styled
+def histogram(judge: JudgeReport, width: float = NARROW) -> Markup:
+    """Draw a histogram of the scores: accepted steps above the line, rejected ones below it, each with its scale."""
+    verdicts = [verdict for verdict in judge.verdicts if verdict.decided]
+    accepted, rejected = ([v for v in verdicts if v.accepted is side] for side in (True, False))
+    figure, axes = plot(width, 190)
+    low, high = span(judge)
+    for group, sign, colour in ((accepted, 1, COLOURS["small"]), (rejected, -1, COLOURS["wrong"])):
+        counts = _counts(group, low, high)
+        most, step = max([*counts, 1]), (high - low) / BINS
+        middles = [low + (place + 0.5) * step for place in range(BINS)]
+        look: dict[str, Any] = {"hatch": "////", "facecolor": CARD} if sign < 0 else {"facecolor": colour}
+        axes.bar(middles, [sign * count / most for count in counts], 0.85 * step, edgecolor=colour, gid="part", **look)
+    axes.axhline(0, color=EDGE, linewidth=1.5)
+    axes.text(low, 1.1, f"accepted, n = {len(accepted)}", color=INK, gid="label")
+    axes.text(low, -1.3, f"rejected, n = {len(rejected)}", color=INK, gid="label")
+    axes.set(xlim=(low, high), ylim=(-1.35, 1.35), yticks=[])
+    axes.spines[:].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(9))
+    return svg(figure, f"Scores of {judge.arm}: {len(accepted)} accepted, {len(rejected)} rejected")
+
+
+def _counts(verdicts: Sequence[ScoredVerdict], low: float, high: float) -> list[int]:
+    counts = [0] * BINS
+    for verdict in verdicts:
+        counts[min(BINS - 1, max(0, int((verdict.score - low) / (high - low) * BINS)))] += 1
+    return counts
+
+
+@styled
+def curve(judge: JudgeReport, separation: Separation) -> Markup:
+    """Draw the ROC curve."""
+    figure, axes = plot(236, 236)
+    wrong, right = zip(*separation.curve, strict=True)
+    axes.plot(wrong, right, color=COLOURS["large"], linewidth=2.25)
+    axes.plot((0, 1), (0, 1), color=EDGE, linestyle=":")
+    area = separation.area
+    axes.text(0.97, 0.03, f"AUROC {area.value:.3f}\n[{area.low:.3f}, {area.high:.3f}]", ha="right", color=INK)
+    ticks, names = (0, 0.5, 1), ("0%", "50%", "100%")
+    axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xticks=ticks, yticks=ticks, xticklabels=names, yticklabels=names)
+    axes.set(xlabel="wrong ones passed", ylabel="right ones passed")
+    axes.grid(visible=True)
+    return svg(figure, f"ROC curve of {judge.arm} by answer: area {area.value:.3f}")
+
+
+def front(arms: Sequence[ArmFigures]) -> list[ArmFigures]:
+    """Return the Pareto front of the arms that ran, the fastest first."""
+    ran = sorted(
+        (f for f in arms if not f.bound),
+        key=lambda f: (f.standing.result.seconds, -f.standing.result.accuracy),
+    )
+    best, optimal = -1.0, list[ArmFigures]()
+    for f in ran:
+        if f.standing.result.accuracy > best:
+            best = f.standing.result.accuracy
+            optimal.append(f)
+    return optimal
+
+
+def shapes(arms: Sequence[ArmFigures]) -> dict[str, str]:
+    """Return the marker of each arm by its name: no two methods have the same one, up to eleven."""
+    methods = [f.arm.name for f in arms if f.method or f.arm.like]
+    own = {name: SHAPES[place % len(SHAPES)] for place, name in enumerate(methods)}
+    return {
+        f.arm.name: own.get(f.arm.name, "s" if f.arm.policy in ("large", "plain") else "d" if f.bound else "o")
+        for f in arms
+    }
+
+
+@styled
+def scatter(arms: Sequence[ArmFigures], width: float) -> Markup:
+    """Draw the accuracy of all arms against their mean seconds, with the Pareto front and a legend of the marks."""
+    columns = 1 if width <= NARROW else 2
+    figure, axes = plot(width, 260 + 17 * -(-len(arms) // columns))
+    markers = shapes(arms)
+    longest = 1.12 * max(f.standing.result.seconds for f in arms)
+    steps = [f.standing.result for f in front(arms)]
+    axes.step(
+        [*(r.seconds for r in steps), longest],
+        [*(r.accuracy for r in steps), steps[-1].accuracy],
+        where="post",
+        color=EDGE,
+        linewidth=1.5,
+    )
+    for f in arms:
+        r, colour = f.standing.result, COLOURS[author(f)]
+        axes.plot([r.seconds] * 2, r.accuracy_interval, color=colour, linewidth=1.5, alpha=0.45)
+        face = CARD if f.bound else colour
+        marker = markers[f.arm.name]
+        axes.plot(
+            r.seconds, r.accuracy, marker, color=face, mec=EDGE if f.bound else CARD, ms=11, gid="mark", label=r.name
+        )
+    lowest = min(f.standing.result.accuracy_interval[0] for f in arms)
+    axes.set(xlim=(0, longest), ylim=(max(0.0, lowest - 0.03), 1.04), xlabel="seconds per problem")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.grid(visible=True, axis="y")
+    figure.legend(loc="outside lower left", ncols=columns, labelcolor=INK, handlelength=1.0, labelspacing=0.35)
+    described = "; ".join(f"{f.arm.name}: {_standing(f)}" for f in arms)
+    return svg(figure, f"Accuracy against seconds per problem. {described}")
+
+
+def _standing(f: ArmFigures) -> str:
+    return f"{f.standing.result.accuracy:.1%}, {f.standing.result.seconds:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The *interval* of an arm, as the plot draws it, and as *figures* in words; *exact* values have no interval."""
+
+    arm: ArmFigures
+    interval: Interval
+    figures: str
+    exact: bool = False
+
+
+def speed_chart(arms: Sequence[ArmFigures], width: float, baseline: str = LARGE.name) -> Markup:
+    """Draw the time of every arm that ran, divided by that of the *baseline*, the fastest first."""
+    rows: list[Row] = []
+    for f in by_time(arms):
+        r, itself = f.standing.result, f.arm.name == baseline
+        low, high = r.ratio_interval
+        figures = "1.00" if itself else f"{r.ratio:.2f} [{low:.2f}, {high:.2f}]"
+        rows.append(Row(f, Interval(r.ratio, low, high), figures, exact=itself))
+    longest = max(1.0, *(row.interval.high for row in rows))
+    label = "; ".join(f"{row.arm.arm.name}: {row.figures}" for row in rows)
+    about = f"Time of a problem, divided by that of {baseline}. {label}"
+    return _intervals(rows, (0.0, 1.04 * longest), [(1.0, baseline, "-")], width, about, bars=True)
+
+
+def differences(arms: Sequence[ArmFigures], width: float, max_loss: float, baseline: str = LARGE.name) -> Markup:
+    """
+    Draw the differences in accuracy from the *baseline*, in percentage points, with their intervals.
+
+    A dashed line marks the acceptable loss, *max_loss*. The scale is that of the methods: an arrow marks a model alone
+    or a control that is outside of it.
+    """
+    rows = [_difference_row(f) for f in by_time(arms) if f.arm.name != baseline]
+    shown = [row.interval for row in rows if row.arm.method] or [row.interval for row in rows]
+    low = min(-150 * max_loss, *(interval.low for interval in shown))
+    high = max(100 * max_loss, *(interval.high for interval in shown))
+    pad = 0.04 * (high - low)
+    label = "; ".join(f"{row.arm.arm.name}: {row.figures} points" for row in rows)
+    references = [(-100 * max_loss, f"-{100 * max_loss:g}", "--"), (0.0, "0", "-")]
+    about = f"Difference in accuracy from {baseline}. {label}"
+    return _intervals(rows, (low - pad, high + pad), references, width, about)
+
+
+def _difference_row(f: ArmFigures) -> Row:
+    d = f.standing.difference
+    interval = Interval(100 * d.value, 100 * d.low, 100 * d.high)
+    return Row(f, interval, f"{interval.value:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]")
+
+
+Reference: TypeAlias = tuple[float, str, str]  # a value to compare with, its name, its style of line
+
+
+@styled
+def _intervals(
+    rows: Sequence[Row],
+    scale: tuple[float, float],
+    references: Sequence[Reference],
+    width: float,
+    label: str,
+    *,
+    bars: bool = False,
+) -> Markup:
+    """Draw a row for each arm: its name, above the mark on a phone, its mark with the interval, and both in figures."""
+    narrow = width <= NARROW
+    figure, axes = plot(width, (36 if narrow else 28) * len(rows) + 44)
+    markers = shapes([row.arm for row in rows])
+    for place, row in enumerate(rows):
+        _interval(axes, place, row, scale, markers[row.arm.arm.name], bar=bars)
+        if narrow:
+            axes.text(0, place - 0.32, row.arm.arm.name, color=INK, transform=axes.get_yaxis_transform(), gid="label")
+    for value, name, style in references:
+        axes.axvline(value, color=COLOURS["wrong"] if style == "--" else EDGE, linestyle=style, linewidth=1.5, zorder=0)
+        axes.annotate(
+            name, (value, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points", ha="center"
+        )
+    axes.set(xlim=scale, ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)))
+    axes.set_yticklabels([""] * len(rows) if narrow else [row.arm.arm.name for row in rows])
+    for tick in axes.get_yticklabels():
+        tick.set(color=INK, gid="label")
+    figures = axes.secondary_yaxis("right")
+    figures.set_yticks(range(len(rows)), [row.figures for row in rows])
+    figures.spines[:].set_visible(False)
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(4 if narrow else 7))
+    axes.grid(visible=True, axis="x")
+    return svg(figure, label)
+
+
+def _interval(axes: Axes, place: int, row: Row, scale: tuple[float, float], marker: str, *, bar: bool) -> None:
+    interval, kind = row.interval, author(row.arm)
+    colour = COLOURS[kind]
+    if bar:
+        axes.barh(place, interval.value, 0.4, color=colour, alpha=0.14)
+    if not row.exact:
+        axes.plot((interval.low, interval.high), (place, place), color=colour, linewidth=2)
+    for outside, edge, arrow in ((interval.low < scale[0], scale[0], "<"), (interval.high > scale[1], scale[1], ">")):
+        if outside:
+            axes.plot(edge, place, arrow, color=colour, clip_on=False)
+    axes.plot(interval.value, place, marker, color=colour, mec=CARD, ms=9, gid="mark")
