@@ -75,9 +75,8 @@ bench: $(STAMP) ## the tables of worlds, judges and loads, in 90 minutes; then t
 	$(RUN)/python -m lab.bench
 	$(RUN)/python -m lab.bench --stacked --problems 50
 
-bench-overhead: $(STAMP) ## what stepspec adds to its requests, and the service to stepspec: CPU time, wall time, memory
+bench-overhead: $(STAMP) ## what stepspec adds to its requests: CPU time, wall time, memory
 	$(RUN)/python -m lab.overhead
-	$(RUN)/python -m lab.service_overhead
 
 faults: $(STAMP) ## what goes wrong in operation, on a real service over stand-ins: nothing lost, nothing wrong; minutes
 	$(RUN)/python -m lab.faults

@@ -39,8 +39,6 @@ PROGRAMS: Mapping[str, str] = {
     "lab.matrix": "main",
     "lab.overhead": "main",
     "lab.random_pair": "main",
-    "lab.reflection_control": "main",
-    "lab.service_overhead": "main",
     "lab.soak": "main",
     "stepspec.evals.grading.__main__": "check",
     "tests.stand_in.__main__": "main",

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from stepspec.evals.testbed.problems import DEFAULT, Difficulty, final_answer, generate, worked_steps
+from stepspec.orchestrator.errors import ConfigurationError
 
 from ..worlds import LONG, SHORT, TOOLS, accounts, find_world, tool_problems
 
@@ -74,14 +75,15 @@ def report(
     write: Annotated[bool, typer.Option(help="Also write the model card, README.md in the folder.")] = True,
 ) -> None:
     """Measure the models; exit with status 1 if a figure misses its bar."""
-    from . import model_card, tool_card
+    from . import model_card
 
     cards: dict[str, tuple[Measure, Describe]] = {
         SHORT: (model_card.measure, model_card.card),
         LONG: (model_card.measure_long, model_card.long_card),
-        TOOLS: (tool_card.measure_tools, tool_card.tool_card),
     }
     folder = folder or find_world(world).folders[0]
+    if world not in cards:
+        raise ConfigurationError(f"--world {world}: only {SHORT} and {LONG} are measured here")
     measure, describe = cards[world]
     figures = measure(Console(stderr=True).log, folder)
     for figure in figures:
@@ -107,22 +109,20 @@ def train(
     fresh: Annotated[bool, typer.Option(help="Delete the results of an earlier training.")] = False,
 ) -> None:
     """
-    Train all models of a world, in at most two hours on two cores; the losses are logged every 50 steps.
+    Train the models of a world, in at most two hours on two cores; the losses are logged every 50 steps.
+
+    Of long, the small model and the solver that its judges grew from: lab/training of commit 0e0dfbf trains the judges.
 
     After an interruption, the same command continues after the last finished phase; --fresh starts again.
     """
-    from . import judge, tool_training
     from . import train as training
 
+    if world == TOOLS:
+        raise ConfigurationError("the models of tools are trained by lab/training of commit 0e0dfbf")
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
     folder = folder or find_world(world).folders[-1]
-    if world == TOOLS:
-        tool_training.train_tool_models(folder, work / world, console.log, only=only, threads=threads)
-        return
     training.train_all(folder, work / world, console.log, only=only, threads=threads, long=world == LONG)
-    if world == LONG and only in (None, "large"):
-        judge.train_judges(folder, work / world, console.log, threads=threads)
 
 
 if __name__ == "__main__":

@@ -1,66 +1,43 @@
 """
 Train the tokenizers of the miniature models: byte-level BPE, from the problems and the project's own prompts.
 
-There are four vocabularies: "plain" splits a number into digits, "grouped" into groups of two digits; "dated", of the
+There are three vocabularies: "plain" splits a number into digits, "grouped" into groups of two digits; "dated", of the
 long problems, splits it into digits too, and has one token for each day ("18th") and for each deed ("-37"): a deed is
-looked up by its day, which is learnt much sooner if it is one token. "whole", of the problems with tools, has one token
-for each number up to 999 and for each item, wherever it stands, since these are only copied, and one for what is
-always the same: the beginning of a call, and the judge's questions.
+looked up by its day, which is learnt much sooner if it is one token.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from stepspec.evals.testbed import problems
 from stepspec.prompts import load
 
-from ..worlds import accounts, tool_problems
+from ..worlds import accounts
 
-Numbers: TypeAlias = Literal["plain", "grouped", "dated", "whole"]
+Numbers: TypeAlias = Literal["plain", "grouped", "dated"]
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-TOOL_TEMPLATE = Path(__file__).with_name("tool_chat_template.jinja")
 END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"
 SPECIAL = (END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END)
-TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 SYSTEM = ("You are a careful assistant.", "Think step by step.", "You are a helpful assistant. Answer in a box.")
-AGENT_PROMPT = """
-You are a helpful assistant with access to the following tools. Use them to answer the question. Do not guess. Call
-a tool when you need it and give only the final answer. If no tool is needed, reply directly. Be brief and careful.
-Never make up prices. Always use the calculator for arithmetic. You may call more than one tool at a time. Think
-step by step before you act. Today is Monday. The user speaks English. Please help me with this. Thank you. Hello! I
-would like to know something about my shopping. I went to the shop with my friend yesterday.
-"""
-AGENT_WORDS = AGENT_PROMPT.split()
 SAME = "lookahead-reasoning.same"
 JUDGES = ("specreason.grade", "check", SAME)
 REFLECTION = "reflective.reflect"
-ITEM = rf"(?:{'|'.join(tool_problems.ITEMS)})(?!\p{{L}})"
 DIGITS: dict[Numbers, str] = {
     "plain": r" ?\p{N}",
     "grouped": r" ?\p{N}{1,2}",
     "dated": r" ?\p{N}{1,2}(?:st|nd|rd|th)| [-+]\p{N}{2}(?!\p{N})| ?\p{N}",
-    "whole": "|".join(
-        (
-            r'\{"name": "(?:lookup|calculator)", "arguments": \{"(?:item|expression)": "',
-            r"(?:First I look up | I look up |I calculate |The answer is "
-            r"|After | for | [-+*x] |: |, so |, after | and )"
-            rf"(?=\p{{N}}|{ITEM})",
-            rf",? (?=\p{{N}}|{ITEM})|{ITEM}|\p{{N}}{{1,3}}|(?:system|user|assistant)\n",
-        )
-    ),
 }
 WORDS = r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LENGTHS: dict[Numbers, int] = {"dated": 8192, "whole": 4096}
-SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960, "dated": 1024, "whole": 1280}
+LENGTHS: dict[Numbers, int] = {"dated": 8192}
+SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960, "dated": 1024}
 
 
 def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
@@ -76,36 +53,19 @@ def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(
         vocab_size=SIZES[numbers],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        special_tokens=[*SPECIAL, *(TOOL_MARKS if numbers == "whole" else ())],
+        special_tokens=[*SPECIAL],
         show_progress=False,
     )
-    corpus = _long_corpus() if numbers == "dated" else _tool_corpus() if numbers == "whole" else _corpus(seed)
+    corpus = _long_corpus() if numbers == "dated" else _corpus(seed)
     bpe.train_from_iterator(corpus, trainer)
-    if numbers == "whole":
-        bpe = _with_questions(bpe)
-    template = TOOL_TEMPLATE if numbers == "whole" else TEMPLATE
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=END_OF_TURN,
         pad_token=END_OF_TEXT,
-        chat_template=template.read_text(encoding="utf-8"),
+        chat_template=TEMPLATE.read_text(encoding="utf-8"),
         clean_up_tokenization_spaces=False,
         model_max_length=LENGTHS.get(numbers, 2048),
     )
-
-
-def _with_questions(bpe: Tokenizer) -> Tokenizer:
-    """
-    Add a token for each of the judge's questions.
-
-    The marks of thinking and of tools are shown when special tokens are skipped, as in Qwen3's vocabulary.
-    """
-    questions = [part.strip() for name in (*JUDGES, REFLECTION) for part in load(name).text.split("{step}")]
-    bpe.add_tokens([AddedToken(question, normalized=False) for question in questions])
-    layout = json.loads(bpe.to_str())
-    for token in layout["added_tokens"]:
-        token["special"] = token["content"] in (END_OF_TEXT, TURN, END_OF_TURN)
-    return Tokenizer.from_str(json.dumps(layout))
 
 
 def _corpus(seed: int) -> Iterator[str]:
@@ -128,20 +88,6 @@ def _long_corpus() -> Iterator[str]:
             yield from (paragraph.removesuffix(THINK_END) for paragraph in accounts.worked_steps(problem))
             yield accounts.final_answer(problem.answer)
             yield from (*changes, *days)
-    yield from _words()
-
-
-def _tool_corpus() -> Iterator[str]:
-    """Yield every number equally often, whole loops, and the words of agents."""
-    numbers = [str(number) for number in range(1, tool_problems.LARGEST + 1)]
-    for _ in range(50):
-        yield from (*numbers, *tool_problems.ITEMS)
-    for problem in islice(tool_problems.generate(0, "train"), 1000):
-        yield problem.text
-        for turn in problem.turns:
-            yield from (*(step.removesuffix(THINK_END) for step in turn.steps), turn.reply)
-    for _ in range(100):
-        yield from AGENT_WORDS
     yield from _words()
 
 

@@ -201,7 +201,7 @@ def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFi
     "name",
     [
         *(f"stepspec.evals.{name}" for name in ("math500", "gsm8k", "grading")),
-        *("lab.service_overhead", "lab.calibration_simulation"),
+        *("lab.bench", "lab.calibration_simulation"),
     ],
 )
 def test_the_module_of_a_benchmark_has_examples_in_its_help(name: str) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import islice
 from typing import Any, Literal
 
 import pytest
 
-from lab.reflection_control import READINGS, cases, rates
 from stepspec import Solution, Solver
 from stepspec.evals.calibration.cue_profile import profile, training_problems
 from stepspec.evals.sample import Task
-from stepspec.evals.testbed.problems import generate
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.endpoints import GREEDY
@@ -131,15 +128,6 @@ async def test_a_profile_finds_where_the_small_model_is_good(pair: Pair) -> None
     assert 0.5 < found.agreement < 1
     assert all(cue.low > found.agreement for cue in found.cues)
     assert found.share <= 1
-
-
-async def test_the_report_on_the_confound_runs(pair: Pair) -> None:
-    async with solver(pair) as solving:
-        drafts = cases(islice(generate(1, "test"), 12), 1)
-        found = await rates(solving.large.model(), drafts)
-    assert len(found) == 3 * len(READINGS)
-    first = {rate.kind: rate.accepted for rate in found if rate.reading == READINGS[0].name}
-    assert first["right"] > first["wrong step"]
 
 
 async def test_several_steps_are_judged_by_one_question(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
