@@ -115,13 +115,13 @@ def kind(command: Any, option: Any) -> str:
 
 
 def test_every_program_of_the_evals_is_looked_at() -> None:
-    files = [*(ROOT / "evals").rglob("*.py"), *(ROOT / "lab").rglob("*.py")]
+    files = [*(ROOT / "evals").rglob("*.py"), *(ROOT / "lab").glob("*.py")]
     names = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("evals.")
         for path in files
         if re.search(r"^    (script|run)\(", path.read_text(), re.M)
     }
-    of_the_command = {"calibration.command", "estimate.command", "cli", "command_line"}
+    of_the_command = {"judge.command", "calibration.command", "estimate.command", "cli", "command_line"}
     assert names - of_the_command <= {name.removeprefix("stepspec.evals.") for name in (*PROGRAMS, *GROUPS)}
 
 
