@@ -188,7 +188,7 @@ def test_the_flags_of_settings_are_those_of_every_command_that_runs_models(flag:
 
 def test_every_command_that_reads_settings_takes_a_file() -> None:
     with_config = {name for name, command in COMMANDS.items() if "config" in {each.name for each in options(command)}}
-    reading = {"solve", "serve", "eval", "calibrate", "estimate", "profile", "doctor", "config show"}
+    reading = {"solve", "serve", "eval", "calibrate", "estimate", "profile", "judge", "doctor", "config show"}
     assert with_config == {f"stepspec {name}" for name in reading}
     assert {each.name for each in options(COMMANDS["stepspec doctor"])} >= {*KEYS}
 

@@ -33,7 +33,7 @@ Examples:
       --large http://localhost:8002/v1
 
   # both servers are in stepspec.toml; write the settings that fit
-  stepspec judge --write fitting.toml && stepspec solve --config fitting.toml "..."
+  stepspec judge --write fit.toml && stepspec solve --config fit.toml "..."
 
   # steps of your own kind of problems, which the large model writes
   stepspec judge --problems problems.txt -n 40
