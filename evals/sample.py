@@ -106,7 +106,7 @@ class Arm:
 
         Raise `ConfigurationError` for a wrong value.
         """
-        run = RunOptions(policy=method, options=dict(choices or {})).with_overrides(overrides)
+        run = RunOptions(policy=method, options=dict(choices or {}), auto=False).with_overrides(overrides)
         return cls(name, run, like, dict(sampling or {}))
 
     @classmethod

@@ -493,7 +493,7 @@ class AutoRun:
         else:
             steps = self.record.spent or (PROBE["large"] if thin else PROBE[other])
             extra = FIRST_EXTRA if thin and self.record.probes < FIRST_PROBES else EXTRA
-            every = max(0.0 if thin else 1 / SHARE, self._excess(event) / extra)
+            every = max(1 / SHARE, self._excess(event) / extra)
             wanted = (other == "method" or self.auto.stale()) and not (estimate.busy or estimate.full)
             wanted = wanted and age >= steps * every
         if not wanted:

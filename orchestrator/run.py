@@ -75,30 +75,16 @@ class Outcome:
         return extract(self.text)
 
 
-async def run(
-    policy: Policy,
-    chain: Chain,
-    *,
-    budget: Budget,
-    ahead: int | LookaheadControl,
-    observe: Observer,
-    fallback: Policy | None = None,
-    thinks: bool = True,
-    answerer: Model | None = None,
-    stop: Sequence[str] = (),
-    by_method: bool = False,
-    parser: Callable[[], AnswerParser] | None = None,
-    check: AnswerCheck | None = None,
-    lost: EndpointError | None = None,
-) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class RunParts:
     """
-    Think with *policy*, then let *answerer* write the answer; None means the policy's own answerer.
+    What a run is made of, within its *budget*. It thinks with *policy*, then *answerer* writes the answer.
 
-    With *by_method*, *policy* goes on through the answer, whose steps are the last ones of the chain. Models that do
-    not think (*thinks*, or `thinks` of *chain*, is false) answer as they reason. If such a chain shows a thinking block
-    all the same, an answer is written after it.
+    Without an *answerer* the policy's own writes it. With *by_method*, *policy* goes on through the answer, whose steps
+    are the last ones of the chain. Models that do not think (*thinks*, or `thinks` of the chain, is false) answer as
+    they reason. If such a chain shows a thinking block all the same, an answer is written after it.
 
-    The answer may call the tools of *chain* if *parser* makes what finds the calls. Then models that do not think
+    The answer may call the tools of the chain if *parser* makes what finds the calls. Then models that do not think
     answer at once: the method has nothing to draft before an answer with calls.
 
     The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is up, the part that is
@@ -106,39 +92,43 @@ async def run(
     committed chain; if it is *lost* already, *fallback* begins. Any other failure passes through.
 
     With a *check* the answer is judged, and rewritten while it is rejected; it is emitted in one piece at the end. An
-    answer that calls tools is no answer yet, and is not judged.
+    answer that calls tools is no answer yet, and is not judged. *ahead* says how far to work ahead, as in `reason`.
     """
-    began = asyncio.get_running_loop().time()
-    chain = replace(chain, thinks=thinks and chain.thinks)
-    by_method = by_method and chain.thinks and parser is None
-    control = LookaheadControl.of(ahead)
-    current = _Run(chain, budget, control, observe, began, answerer, stop, by_method, parser, check)
-    current.optional = None if fallback is None else "small"
+
+    policy: Policy
+    budget: Budget
+    ahead: int | LookaheadControl = 0
+    fallback: Policy | None = None
+    thinks: bool = True
+    answerer: Model | None = None
+    stop: Sequence[str] = ()
+    by_method: bool = False
+    parser: Callable[[], AnswerParser] | None = None
+    check: AnswerCheck | None = None
+    lost: EndpointError | None = None
+
+
+async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
+    """Continue *chain* to the end of its thinking, and answer; *observe* is called with every event."""
+    chain = replace(chain, thinks=parts.thinks and chain.thinks)
+    current = _Run(parts, chain, observe, asyncio.get_running_loop().time())
     try:
-        try:
-            if lost is not None and fallback is not None:
-                raise lost
-            why = await current.work(policy)
-        except EndpointError as exc:
-            if fallback is None or exc.role != current.optional:
-                raise
-            current.remove("small", exc)
-            why = await current.work(fallback)
+        why = await current.work_or_fall_back()
         calls: tuple[ToolCall, ...] = ()
-        if not by_method and (current.thought or parser is not None):
-            stream, cut = await current.answer(fallback)
+        if not current.by_method and (current.thought or parts.parser is not None):
+            stream, cut = await current.answer()
             text, calls = (stream.text, stream.calls) if stream is not None else ("", ())
             why = cut if why == "stop" else why
         else:
-            text = (current.chain.parts()[1] if by_method else current.chain).text
+            text = (current.chain.parts()[1] if current.by_method else current.chain).text
             current.stream.finish(text)
         calls = calls if why == "stop" else complete_calls(calls)
-        outcome = Outcome(current.chain, answer_text(text, stop, thought=current.thought), why, calls)
-        if check is not None:
-            outcome = await current.checked(check, outcome)
+        outcome = Outcome(current.chain, answer_text(text, parts.stop, thought=current.thought), why, calls)
+        if parts.check is not None:
+            outcome = await current.checked(parts.check, outcome)
     finally:
         await to_the_end(current.close())
-    observe(Finished(outcome.reason, outcome.answer, asyncio.get_running_loop().time() - began))
+    observe(Finished(outcome.reason, outcome.answer, asyncio.get_running_loop().time() - current.began))
     return outcome
 
 
@@ -146,31 +136,29 @@ async def run(
 class _Run:
     """The state of one run: an observer that keeps the committed chain, so that it outlives a failure."""
 
+    parts: RunParts
     chain: Chain
-    budget: Budget
-    control: LookaheadControl
     observe: Observer
     began: float
-    answerer: Model | None
-    stop: Sequence[str]
-    by_method: bool
-    parser: Callable[[], AnswerParser] | None
-    check: AnswerCheck | None = None
     early: _EarlyAnswer | None = None
     written: Step | None = None  # the complete answer after the thinking
     partial: bool = False  # whether the time was up before the answer was complete
-    optional: Role | None = None  # the model that the run can go on without
     answered: bool = False  # whether a part of the answer was emitted
 
     def __post_init__(self) -> None:
+        parts = self.parts
+        self.budget, self.stop = parts.budget, parts.stop
+        self.by_method = parts.by_method and self.thinks and parts.parser is None
+        self.control, self.answerer = LookaheadControl.of(parts.ahead), parts.answerer
+        self.optional: Role | None = None if parts.fallback is None else "small"  # that the run can go on without
         self.stream = self.new_stream()  # of a chain that is the answer, or contains it
         self.stream.start()
 
     def new_stream(self) -> AnswerStream:
         """Make a stream for one answer, which emits nothing if the answer is to be judged first."""
-        emit = self if self.check is None else _emit_nothing
-        if self.parser is not None:
-            return CallStream(emit, self.parser(), self.stop, thought=self.thought)
+        emit = self if self.parts.check is None else _emit_nothing
+        if self.parts.parser is not None:
+            return CallStream(emit, self.parts.parser(), self.stop, thought=self.thought)
         return AnswerStream(lambda text: emit(Answering(text)), self.stop, thought=self.thought)
 
     @property
@@ -207,6 +195,19 @@ class _Run:
         if self.answerer is not None and self.answerer.role == role:
             self.answerer = None
 
+    async def work_or_fall_back(self) -> FinishReason:
+        """Let the policy think; the fallback takes over if the small model fails."""
+        fallback = self.parts.fallback
+        try:
+            if self.parts.lost is not None and fallback is not None:
+                raise self.parts.lost
+            return await self.work(self.parts.policy)
+        except EndpointError as exc:
+            if fallback is None or exc.role != self.optional:
+                raise
+            self.remove("small", exc)
+            return await self.work(fallback)
+
     async def work(self, policy: Policy) -> FinishReason:
         """Let *policy* think and, if *by_method*, answer; also where the thinking was cut short."""
         why, closed = await self.think(policy), self.chain.closed
@@ -222,7 +223,7 @@ class _Run:
             await self.early.close()
 
         self._prepare_answer(self.answerer or policy.answerer)
-        if self.parser is not None and not self.thinks:
+        if self.parts.parser is not None and not self.thinks:
             return "stop"
         return await self._reason(policy, self.budget.thinking_seconds)
 
@@ -257,12 +258,13 @@ class _Run:
     def _over(self, chain: Chain) -> bool:
         return has_answer(chain, self.stop) if self.by_method and chain.closed else chain.finished
 
-    async def answer(self, fallback: Policy | None) -> tuple[AnswerStream | None, FinishReason]:
+    async def answer(self) -> tuple[AnswerStream | None, FinishReason]:
         """
         Write the answer. Return what it was emitted by, None if there is none, and why it ended.
 
-        If the small model fails before a part of it is emitted, the model of *fallback* writes it.
+        If the small model fails before a part of it is emitted, the model of the fallback writes it.
         """
+        fallback = self.parts.fallback
         try:
             return await self._answer()
         except EndpointError as exc:
@@ -294,7 +296,7 @@ class _Run:
                 raise
             return None, "context"
         self.written = step
-        if self.check is None or self.early.taken is None or self.early.taken.calls:
+        if self.parts.check is None or self.early.taken is None or self.early.taken.calls:
             self(Answered(step))
         return self.early.taken, _CUT.get(step.stop, "stop")
 

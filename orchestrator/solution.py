@@ -73,6 +73,7 @@ class Solution:
     path. *seconds* is wall time. *seed* is that of the sampling, chosen at random if none was set: the same seed
     repeats the run. None if the models wrote greedily. *stretches* says what a run with `auto` chose; without it there
     are none.
+    *aside* says in a sentence why the large model wrote alone, and what to do about it; "" if it did not.
     *calls* are the calls of tools that the answer makes; of an answer that was cut short, those that are complete.
     *verified* says whether the verifier accepted the answer, or the large model in its place; None if nobody judged it.
     *rejection* is the reason if it did not. If the verifier failed at least once, *degraded* names the "critic".
@@ -88,6 +89,7 @@ class Solution:
     degraded: tuple[str, ...] = ()
     seed: int | None = None
     stretches: tuple[Stretch, ...] = ()
+    aside: str = ""
     calls: tuple[ToolCall, ...] = ()
     verified: bool | None = None
     rejection: str = ""
@@ -113,6 +115,7 @@ class Solution:
             degraded=tuple(_degraded(events)),
             seed=next((event.seed for event in events if isinstance(event, Started)), None),
             stretches=tuple(stretches(events)),
+            aside=next((event.advice for event in events if isinstance(event, Decided) and event.advice), ""),
             calls=outcome.calls,
             verified=outcome.verified,
             rejection=outcome.rejection,

@@ -93,11 +93,11 @@ class Recorder:
     """An observer that keeps every event of one run; *clock* returns the seconds since the run began."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self.clock = clock
         self.moments: list[Moment] = []
 
     def __call__(self, event: Event) -> None:
-        self.moments.append(Moment(self._clock(), event))
+        self.moments.append(Moment(self.clock(), event))
 
     @property
     def events(self) -> list[Event]:

@@ -8,12 +8,12 @@ from typing import cast
 
 import pytest
 
-from stepspec.api import JUDGING_ROOM, LEAST_ROOM, context_room
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.chain import Message, Role, Tool
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.interfaces import ModelEndpoint
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
+from stepspec.run_parts import JUDGING_ROOM, LEAST_ROOM, context_room
 
 from .fakes import run
 

@@ -32,7 +32,7 @@ from .fakes import constructed
 from .orchestrator.endpoints.server import Break, FakeVllm, Refuse
 from .orchestrator.service.served import until
 
-USUAL: dict[str, Any] = {"sampling": GREEDY, "ending": "small", "answer": "large"}
+USUAL: dict[str, Any] = {"sampling": GREEDY, "ending": "small", "answer": "large", "auto": False}
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
 PROBLEM = "What is 1 + 1?"
 
@@ -173,9 +173,11 @@ async def test_a_run_with_auto_says_who_wrote_its_steps_and_why(monkeypatch: pyt
         alone = await solver.solve(PROBLEM)
         assert [path for path, _ in servers.small.requests[before:] if path == "/v1/completions"] == []
         others = [await solver.solve(PROBLEM, auto=False), await solver.solve(PROBLEM, policy="large")]
-    assert [(each.choice, each.ahead, each.steps) for each in begun.stretches] == [("method", 2, 3)]
+    assert [(each.choice, each.ahead, each.steps) for each in begun.stretches] == [("large", 1, 2), ("method", 2, 1)]
     assert "not known yet" in begun.stretches[0].reason
-    assert (begun.share_alone, alone.share_alone) == (0.0, 1.0)
+    assert begun.aside == ""
+    assert alone.aside.endswith("run `stepspec estimate`")
+    assert alone.share_alone == 1.0
     assert alone.stretches == (Stretch("large", 1, 3, "it is quicker"),)
     assert (alone.thinking, alone.answer, alone.ledger.accept_rate) == (begun.thinking, begun.answer, None)
     assert [each.stretches for each in others] == [(), ()]
@@ -187,7 +189,29 @@ async def test_nothing_is_decided_once_the_small_model_is_gone() -> None:
         servers.small.faults.extend([Refuse(500, "dead")] * 99)
         solution = await solver.solve(PROBLEM, observe=events.append)
     assert (solution.degraded, solution.answer) == (("small",), "2")
-    assert sum(isinstance(event, Decided) for event in events) == 1
+    assert [event.choice for event in events if isinstance(event, Decided)] == ["large", "method"]
+
+
+async def test_runs_decide_by_default_but_with_a_seed() -> None:
+    async with serving() as servers, servers.solver(auto=None) as solver:
+        assert (await solver.solve(PROBLEM)).stretches
+        assert not (await solver.solve(PROBLEM, seed=1)).stretches
+        assert not (await solver.solve(PROBLEM, auto=False)).stretches
+
+
+async def test_what_was_judged_before_is_known_to_the_first_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "stepspec.toml").write_text("[prior]\naccept_rate = 0.0\nverdict_seconds = 9.0\n")
+    async with serving() as servers:
+        small, large = servers.endpoints
+        async with Solver(load(small=small, large=large, **{**USUAL, "auto": True})) as solver:
+            solutions = [await solver.solve(PROBLEM) for _ in range(2)]
+    assert [solution.share_alone for solution in solutions] == [1.0, 1.0]
+    advice = "drafts are rarely accepted, as measured before: run `stepspec judge`"
+    assert {solution.aside for solution in solutions} == {advice}
+    logged = [record.getMessage() for record in caplog.records if "goes on alone" in record.getMessage()]
+    assert logged == [f"the large model goes on alone: {advice}"]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +342,7 @@ CALIBRATION = {
         ({"conditions": True}, {}, ""),
         ({"conditions": True}, {"options": {"threshold": 6.0, "read": "greedy"}}, "options.read"),
         ({"conditions": True}, {"options": {"threshold": 6.0, "read": "expected"}, "ahead": 4, "hedge": 0.5}, ""),
-        ({"conditions": True}, {"lead": 3, "ending": "judge"}, "ending, lead"),
+        ({"conditions": True}, {"lead": 3, "ending": "large"}, "lead, ending"),
         ({"conditions": True}, {"budget": {"steps": 4}}, "budget.steps"),
         ({"conditions": True}, {"sampling": Sampling(temperature=1.0, top_p=1.0)}, "sampling.temperature"),
     ],

@@ -5,76 +5,43 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.auto import Auto, AutoRun
-from stepspec.orchestrator.budget import Budget, Budgeted
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.calibration import RunConditions
 from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
-from stepspec.orchestrator.endpoints import (
-    CriticEndpoint,
-    Endpoint,
-    ModelEndpoint,
-    ReplicatedEndpoint,
-    ReplicatedModel,
-    RewardModelEndpoint,
-    Sampling,
-    connect,
-)
+from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling
 from stepspec.orchestrator.endpoints.client import carrying
-from stepspec.orchestrator.endpoints.interfaces import ServerParser
 from stepspec.orchestrator.endpoints.polling import AcceptanceMonitor, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
-from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError, EndpointUnavailable
-from stepspec.orchestrator.events import Event, Observer, Stage, Started
-from stepspec.orchestrator.interfaces import (
-    AnsweredBy,
-    AnswerParser,
-    Critic,
-    EndedBy,
-    Model,
-    Policy,
-    PolicyFactory,
-    answered_by,
-    ended_by,
-)
-from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
-from stepspec.orchestrator.nesting import (
-    Nested,
-    NestedEndpoint,
-    NestedPair,
-    described,
-    leaves,
-    named,
-    require_agreement,
-    servers,
-)
-from stepspec.orchestrator.nesting.settings import Nesting
-from stepspec.orchestrator.run import run as run_policy
+from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointUnavailable
+from stepspec.orchestrator.events import Decided, Event, Observer, Started
+from stepspec.orchestrator.interfaces import Policy, PolicyFactory
+from stepspec.orchestrator.lookahead import SureBets
+from stepspec.orchestrator.nesting import NestedPair, described, leaves, named, require_agreement, servers
+from stepspec.orchestrator.run import Outcome
+from stepspec.orchestrator.run import run as run_to_the_answer
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.step_ends import StepEnds
-from stepspec.orchestrator.verifiers import VERIFIERS, AnswerCheck, ConnectedVerifier, FunctionVerifier, LargeJudge
 
 from . import policies, prompts
 from . import settings as configuration
+from .connections import check_policies, connected, connected_critic
+from .run_parts import Answering, Connections, context_room
 from .settings import Settings, SettingsOverrides, Small
 
 log = logging.getLogger(__name__)
 
-JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
 OUTAGE_SECONDS = 1800.0  # that work of hours waits for a model that went down, before it ends
-LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
-STEP_QUESTION, ANSWER_QUESTION = prompts.load("check"), prompts.load("verifier.answer")
-REJECTED = prompts.load("verifier.rejected"), prompts.load("verifier.rejected-because")
 
 
 class StreamArguments(RunOverrides, total=False):
@@ -122,75 +89,21 @@ class EventStream:
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
-    """
-    Both models of one run within its *budget*, and what rates its steps, the *critic*, if there is one.
+class _Prepared:
+    """A run that may begin: its options and chain, how it is answered, its budget, and the small model's failure."""
 
-    *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. With *tools*,
-    the large model answers. *check* is what judges the answer, if anything does. Models that have replicas hold a place
-    until `leave`.
-    """
-
-    small: Model
-    large: Model
-    critic: Critic | None
+    run: RunOptions
+    chain: Chain
+    answering: Answering
     budget: Budget
-    formatting: Model | None = None
-    sampled: bool = False
-    tools: bool = False
-    check: AnswerCheck | None = None
-
-    def policy(
-        self,
-        name: str,
-        options: Mapping[str, Any],
-        *,
-        lead: int = 0,
-        ending: EndedBy | None = None,
-        stop_loops: bool | None = None,
-    ) -> Policy:
-        """
-        Build policy *name*; whatever it is, but for the baselines, the large model may *lead*.
-
-        *ending* says who ends the thinking; None: as in the policy's paper. *stop_loops* is that of `RunOptions`.
-        """
-        if stop_loops is not None:
-            return policies.Guarded(self.policy(name, options, lead=lead, ending=ending), stop_loops)
-        small, large = (_budgeted(model, self.budget) for model in (self.small, self.large))
-        policy = policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
-        if name in policies.BASELINES:
-            return policy
-        by = ending or ended_by(policy)
-        if by != "small":
-            policy = policies.Ending(policy, large, by)
-        return policies.Led(policy, large, lead) if lead else policy
-
-    def answerer(self, name: str, answer: AnsweredBy | None) -> Model | None:
-        """
-        The one model that answers, so that policy *name* does not go on through the answer; None if it does.
-
-        *answer* says who; None: as in the policy's paper. A format and tools are the large model's; a baseline's model
-        is alone.
-        """
-        if self.formatting is not None:
-            return Budgeted(self.formatting, self.budget.left)
-        paper = answered_by(policies.METHODS.find(name).source)
-        by = name if name in policies.BASELINES else "large" if self.tools else answer or paper
-        return None if by == "method" else _budgeted(self.small if by == "small" else self.large, self.budget)
-
-    def leave(self) -> None:
-        for model in (self.small, self.large, self.formatting):
-            if isinstance(model, ReplicatedModel | Nested):
-                model.leave()
+    lost: EndpointError | None
+    stop: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Answering:
-    """How an answer is written: in a *format*, by which model, and by what *parser* its calls of tools are found."""
-
-    format: Format | None = None
-    parser: Callable[[], AnswerParser] | None = None
-    by: Role = "large"
+def _decides(run: RunOptions) -> bool:
+    """Whether the large model may write alone where that is faster; by default not with a seed, which repeats runs."""
+    wanted = run.sampling.seed is None if run.auto is None else run.auto
+    return wanted and run.policy not in policies.BASELINES
 
 
 class Solver:
@@ -220,14 +133,15 @@ class Solver:
                 raise configuration.named(exc, small, arguments) from exc
         elif large is not None or overrides:
             raise TypeError("settings are complete: use settings.with_overrides(...), or leave them out")
+        else:
+            check_policies(small)
         self.settings = settings = small
         self.prompts = settings.prompts
         self._exit = AsyncExitStack()
-        check_policies(settings)
         self.small = connected(self._endpoint("small"), optional=settings.policy != "small")
         self.large = connected(self._endpoint("large"))
-        self.critic = _connected_critic(settings)
-        self.auto = Auto()
+        self.critic = connected_critic(settings)
+        self.auto = Auto(settings.prior)
         self.sure_bets = SureBets()
         self.acceptance = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
 
@@ -300,7 +214,8 @@ class Solver:
         named = policies.named(name) if name else None
         run = self.settings.run.with_overrides({"policy": named, "options": options})
         budget, sampling = budget or run.budget.budget(), run.sampling.seeded()
-        return self._policy(self._models(budget, sampling, observe, trace.Stopwatch()), run)
+        models = self._connections.models(budget, sampling, observe, trace.Stopwatch())
+        return models.policy_of(run)
 
     def resolve(
         self,
@@ -371,108 +286,74 @@ class Solver:
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
         chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system, tools=tools.tools if tools else ())
-        answering = await self._tool_answer(tools, run, format)
+        answering = await self._connections.answering(tools, run, format)
         room, lost = await context_room(chain, self.small, self.large, needs_small=run.policy == "small")
         chain = replace(chain, thinks=await self.large.thinks(chain.messages, chain.tools))
-        limits = run.budget.budget().fit(room)
-        seeded = run.sampling.seeded()
-        recorder = trace.Recorder(clock := clock or trace.Stopwatch())
-        observers: list[Observer] = [
-            recorder,
-            *([self.sure_bets.observe] if run.sure_bets else []),
-            lambda event: auto.read(recorder.moments[-1]),
-            observe,
-        ]
-
-        def watch(event: Event) -> None:
-            for observer in observers:
-                observer(event)
-
-        models = self._models(limits, seeded, watch, clock, answering)
-        auto = self._auto(models, run)
-        names, known = (*named(self.small), *self._names()[1:]), seeded.seed if seeded.repeats else None
-        threshold = policies.threshold(run.policy, run.options)
-        watch(Started(chain.messages, run.policy, names, known, threshold, chain.tools, chain.thinks))
+        recorder = trace.Recorder(clock or trace.Stopwatch())
+        prepared = _Prepared(run, chain, answering, run.budget.budget().fit(room), lost, tuple(stop))
         try:
-            with carrying(self._session(session), run.priority, session or ""), prompts.replacing(self.prompts):
-                outcome = await run_policy(
-                    self._policy(models, run),
-                    chain,
-                    budget=limits,
-                    ahead=replace(self._ahead(run), auto=auto if auto.aside else None),
-                    observe=watch,
-                    fallback=models.policy("large", {}) if run.policy != "small" else None,
-                    answerer=(answerer := models.answerer(run.policy, run.answer)),
-                    stop=stop,
-                    by_method=answerer is None,
-                    lost=lost if run.policy not in policies.BASELINES else None,
-                    parser=answering.parser,
-                    check=models.check,
-                )
+            async with self._place(run):
+                with carrying(self._session(session), run.priority, session or ""), prompts.replacing(self.prompts):
+                    outcome = await self._run(prepared, recorder, observe)
             if format is not None and outcome.reason == "stop":
                 require_json(outcome.text, self.large.settings.url)
         finally:
-            models.leave()
             if trace_to is not None:
                 _write_trace(trace_to, recorder.moments)
         return Solution.of(outcome, recorder.moments)
+
+    async def _run(self, prepared: _Prepared, recorder: trace.Recorder, observe: Observer) -> Outcome:
+        """Build what the run is made of, once, and run it."""
+        run, chain = prepared.run, prepared.chain
+
+        def watch(event: Event) -> None:
+            recorder(event)
+            if run.sure_bets:
+                self.sure_bets.observe(event)
+            auto.read(recorder.moments[-1])
+            self._explain(event, auto)
+            observe(event)
+
+        sampling = run.sampling.seeded()
+        models = self._connections.models(prepared.budget, sampling, watch, recorder.clock, prepared.answering)
+        large = models.policy("large", {})
+        auto = self.auto.run(run.policy, run.options, run.ahead, large if _decides(run) else None)
+        baseline = run.policy in policies.BASELINES
+        parts = models.parts(
+            run,
+            auto if auto.aside else None,
+            self.sure_bets,
+            fallback=None if run.policy == "small" else large,
+            stop=prepared.stop,
+            lost=None if baseline else prepared.lost,
+        )
+        names, seed = (*named(self.small), *self._names()[1:]), sampling.seed if sampling.repeats else None
+        threshold = policies.threshold(run.policy, run.options)
+        watch(Started(chain.messages, run.policy, names, seed, threshold, chain.tools, chain.thinks))
+        try:
+            return await run_to_the_answer(parts, chain, watch)
+        finally:
+            auto.close()
+            models.leave()
+
+    def _place(self, run: RunOptions) -> AbstractAsyncContextManager[None]:
+        """A place for a run that decides by what is measured; others begin at once."""
+        return self.auto.place() if _decides(run) else nullcontext()
+
+    def _explain(self, event: Event, auto: AutoRun) -> None:
+        """Log, once for each method, why the large model writes alone."""
+        if isinstance(event, Decided) and event.advice and not auto.record.explained:
+            auto.record.explained = True
+            log.warning("the large model goes on alone: %s", event.advice)
 
     def _session(self, value: str | None) -> Mapping[str, str]:
         """The header that keeps the requests of one run together."""
         name = self.settings.session_header
         return {name: value or uuid.uuid4().hex} if name else {}
 
-    def _models(
-        self,
-        budget: Budget,
-        sampling: Sampling,
-        observe: Observer,
-        clock: Callable[[], float],
-        answering: _Answering | None = None,
-    ) -> Models:
-        small, large = (endpoint.model(sampling, observe=observe, clock=clock) for endpoint in (self.small, self.large))
-        formatting, answering = None, answering or _Answering()
-        if answering.format is not None:
-            author = self.small if answering.by == "small" else self.large
-            formatting = author.model(sampling, observe=observe, clock=clock, format=answering.format)
-        tools = answering.parser is not None
-        critic: Critic | None = None
-        check = None
-        match self.critic:
-            case RewardModelEndpoint():
-                critic = self.critic.critic(observe=observe, clock=clock)
-            case ConnectedVerifier(settings=settings):
-                verifier = self.critic.verifier(instead=_instead(large), observe=observe, clock=clock)
-                critic = verifier if settings.rates("step") else None
-                if settings.rates("answer"):
-                    rewriting = large if tools or formatting is None else formatting
-                    check = AnswerCheck(verifier, rewriting, rejected, settings.repairs)
-            case None:
-                pass
-        return Models(small, large, critic, budget, formatting, sampling.temperature > 0, tools, check)
-
-    async def _tool_answer(self, tools: Toolset | None, run: RunOptions, format: Format | None) -> _Answering:
-        """How the answer of *run* is written. Raise `ConfigurationError` for what cannot be, `MissingCapability`."""
-        if tools is None or not tools.callable:
-            return _Answering(format)
-        if format is not None:
-            raise ConfigurationError("an answer has either a format or tools to call: leave out one of them")
-        by: Role = "small" if run.policy == "small" else "large"
-        author = self.small if by == "small" else self.large
-        return _Answering(await author.tool_format(tools), lambda: ServerParser(author, tools), by)
-
-    def _policy(self, models: Models, options: RunOptions) -> Policy:
-        lead, ending, stop_loops = options.lead, options.ending, options.stop_loops
-        return models.policy(options.policy, options.options, lead=lead, ending=ending, stop_loops=stop_loops)
-
-    def _auto(self, models: Models, options: RunOptions) -> AutoRun:
-        """What reads the events of one run; it decides about the run if that is wanted, and there is a choice."""
-        choosing = options.auto and options.policy not in policies.BASELINES
-        aside = models.policy("large", {}) if choosing else None
-        return self.auto.run(options.policy, options.options, options.ahead, aside)
-
-    def _ahead(self, options: RunOptions) -> LookaheadControl:
-        return LookaheadControl(options.ahead, options.hedge, self.sure_bets if options.sure_bets else None)
+    @property
+    def _connections(self) -> Connections:
+        return Connections(self.small, self.large, self.critic)
 
     @property
     def thinks(self) -> bool:
@@ -549,112 +430,9 @@ def solve(
     raise ConfigurationError("solve() cannot wait inside a running event loop: use `await asolve(...)` there")
 
 
-async def context_room(
-    chain: Chain, small: ModelEndpoint, large: ModelEndpoint, *, needs_small: bool = False
-) -> tuple[int, EndpointError | None]:
-    """
-    Count the tokens that both contexts hold beyond the problem and a judge's question.
-
-    If the small model cannot be used, or takes too little, the room is that of the large one, and the failure is
-    returned, or raised if the run *needs_small*. Raise `ContextTooLong` if the room is too little to start a run, and
-    an `EndpointError` if the large model's server cannot count.
-    """
-
-    async def of_small() -> int | EndpointError:
-        try:
-            return await _context_room(small, chain)
-        except EndpointError as exc:
-            if needs_small:
-                raise
-            return exc
-
-    ours, theirs = await at_once((of_small(), _context_room(large, chain)))
-    assert isinstance(theirs, int)
-    return (theirs, ours) if isinstance(ours, EndpointError) else (min(ours, theirs), None)
-
-
-async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
-    prompt = await endpoint.count(chain.messages, chain.tools)
-    room = endpoint.room - prompt - JUDGING_ROOM
-    if room < LEAST_ROOM:
-        raise ContextTooLong(
-            f"the problem has {prompt} tokens, which leaves no room to think in a context of "
-            f"{endpoint.room}; shorten it, or serve the model with a longer --max-model-len",
-            role=endpoint.role,
-            url=endpoint.settings.url,
-        )
-    return room
-
-
 def _write_trace(path: Path, moments: Sequence[trace.Moment]) -> None:
     """Write a trace; a failure is logged, since it must not cost the solution that the run has found."""
     try:
         trace.write(path, moments)
     except OSError as exc:
         log.warning("the trace is not written to %s: %s", path, exc.strerror)
-
-
-def check_policies(settings: Settings) -> None:
-    """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or a verifier."""
-    policies.check(settings.policy, settings.options, has_critic=settings.rates_steps)
-    if isinstance(settings.critic, FunctionVerifier):
-        VERIFIERS.find(settings.critic.function)
-    if isinstance(settings.small, NestedPair):
-        check_nested_policies(settings.small.nested)
-
-
-def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
-    """Raise `ConfigurationError` if the policy of one of the nested *pairs*, which are given by paths, cannot be."""
-    for path, pair in pairs.items():
-        try:
-            policies.check(pair.policy, pair.options, has_critic=None)
-        except ConfigurationError as exc:
-            raise ConfigurationError(f"{path}: {exc}") from exc
-
-
-def _connected_critic(settings: Settings) -> RewardModelEndpoint | ConnectedVerifier | None:
-    if settings.critic is None:
-        return None
-    if isinstance(settings.critic, CriticEndpoint):
-        return RewardModelEndpoint(settings.critic)
-    return ConnectedVerifier(settings.critic)
-
-
-def _instead(large: Model) -> LargeJudge:
-    """What judges in place of a verifier that fails."""
-
-    def ask(stage: Stage) -> tuple[str, str]:
-        prompt = STEP_QUESTION if stage == "step" else ANSWER_QUESTION
-        return prompt.text, prompt.opening
-
-    return LargeJudge(large, ask)
-
-
-def rejected(reason: str) -> str:
-    """Write what follows a rejected answer, so that the large model goes on with a better one."""
-    unknown, known = REJECTED
-    text = known.fill(reason=reason) if reason else unknown.text
-    return f"\n\n{text}\n\n"
-
-
-def connected(settings: Endpoint | NestedPair, table: str = "", *, optional: bool = False) -> ModelEndpoint:
-    """
-    Make the endpoint of one model or of a nested pair, to be entered; *table* is its table of the settings.
-
-    An *optional* one may be entered while it is down, and so may the small model of a pair.
-    """
-    table = table or settings.role
-    if isinstance(settings, Endpoint):
-        return connect(settings, table, optional=optional)
-    return NestedEndpoint(
-        settings.role,
-        connected(settings.small, f"{table}.small", optional=True),
-        connect(settings.large, f"{table}.large", optional=optional),
-        partial(policies.make, settings.policy, **settings.options),
-        about=settings.policy,
-        ahead=settings.ahead,
-    )
-
-
-def _budgeted(model: Model, budget: Budget) -> Budgeted:
-    return Budgeted(model.budgeted(budget.left) if isinstance(model, Nested) else model, budget.left)

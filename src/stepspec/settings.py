@@ -20,6 +20,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from stepspec.orchestrator.auto import Prior
 from stepspec.orchestrator.calibration import PROMPTS, Calibration
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
@@ -114,6 +115,8 @@ class Settings(RunOptions, BaseSettings):
     """For ``stepspec serve`` alone."""
     calibration: Calibration | None = None
     """The guarantee that the options come with; a warning says when the settings are not those of the calibration."""
+    prior: Prior = Prior()
+    """What ``stepspec judge`` measured of the method, by which ``auto`` begins; see `Prior`."""
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{0,64}$")] = "X-Session-ID"
     """A header with one value per run, by which a gateway keeps a chain on one server; empty: none is sent."""
     prompts_dir: PromptsFolder | None = None

@@ -8,6 +8,7 @@ from stepspec.evals.script import Script, Turn
 from stepspec.orchestrator import Budget
 from stepspec.orchestrator.chain import Accept, Rollback, Step, Token
 from stepspec.orchestrator.events import Answered, Called, Chosen, Committed, Event, Judged, Lost, Repaired
+from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as run_policy
 from stepspec.policies import BiLD, Ending, SpecReason
 
@@ -81,7 +82,7 @@ def scripts(policy: SpecReason | BiLD | Ending, models: tuple[ScriptedModel, Scr
     events = list[Event]()
     for model in models:
         model.observe = events.append
-    run(run_policy(policy, PROBLEM, budget=Budget(), ahead=2, observe=events.append))
+    run(run_policy(RunParts(policy, budget=Budget(), ahead=2), PROBLEM, events.append))
     return Script.of(events)
 
 

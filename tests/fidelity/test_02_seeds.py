@@ -119,7 +119,7 @@ def test_on_the_virtual_clock_no_latency_hedge_or_depth_changes_a_seeded_chain(m
 
 async def test_without_a_seed_each_run_draws_one_that_brings_the_run_back() -> None:
     events: list[Event] = []
-    async with servers() as (_, _, small, large), Solver(small, large) as solver:
+    async with servers() as (_, _, small, large), Solver(small, large, auto=False) as solver:
         first = await solver.solve(PROBLEM, observe=events.append)
         second = await solver.solve(PROBLEM, observe=events.append)
         assert first.seed is not None

@@ -20,7 +20,7 @@ from stepspec.orchestrator.doctor import diagnose
 from stepspec.orchestrator.endpoints import learn, probe
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError
 from stepspec.orchestrator.events import Answering, Event
-from stepspec.orchestrator.run import Outcome
+from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.policies import make
 from stepspec.settings import load
@@ -159,12 +159,9 @@ def unexpected(
     events: list[Event] = []
     limits = budget or Budget()
     running = solve(
-        make("specreason", small, large),
+        RunParts(make("specreason", small, large), budget=limits, ahead=0, thinks=False),
         Chain.of(PROBLEM),
-        budget=limits,
-        ahead=0,
-        observe=events.append,
-        thinks=False,
+        events.append,
     )
     outcome, _ = run(running)
     return outcome, "".join(event.text for event in events if isinstance(event, Answering))

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec import policies
-from stepspec.api import Models
 from stepspec.orchestrator import (
     Accept,
     Budget,
@@ -26,6 +25,7 @@ from stepspec.orchestrator.events import Committed, Event
 from stepspec.orchestrator.interfaces import EndedBy, ended_by
 from stepspec.policies import METHODS, Ending, Led, LookaheadReasoning, SpecReason
 from stepspec.policies.wrappers import COMPLETE
+from stepspec.run_parts import Models
 from stepspec.settings import load
 
 from ..fakes import Previous, ScriptedModel, run

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec import policies
-from stepspec.api import Models
 from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rollback
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END, Step, Stop
@@ -27,12 +26,13 @@ from stepspec.orchestrator.events import (
 from stepspec.orchestrator.interfaces import answered_by
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.repetition import obstacle, stuck
-from stepspec.orchestrator.run import Outcome
+from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.service.formats.deltas import DeltaBuilder, TokenCounts
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment, replay
 from stepspec.policies import METHODS, make
+from stepspec.run_parts import Models
 from stepspec.settings import load
 
 from ..fakes import ScriptedModel, counting, run
@@ -69,16 +69,18 @@ class Case:
     ) -> Outcome:
         models = [Budgeted(model, self.budget.left) for model in (self.small, self.large)]
         return await solve(
-            make("specreason", *models),
+            RunParts(
+                make("specreason", *models),
+                budget=self.budget,
+                ahead=ahead,
+                fallback=make("large", *models),
+                stop=stop,
+                thinks=thinks,
+                by_method=by_method,
+                answerer=answerer,
+            ),
             PROBLEM,
-            budget=self.budget,
-            ahead=ahead,
-            observe=self.events.append,
-            fallback=make("large", *models),
-            stop=stop,
-            thinks=thinks,
-            by_method=by_method,
-            answerer=answerer,
+            self.events.append,
         )
 
     def run(self, **how: object) -> tuple[Outcome, float]:
@@ -304,7 +306,7 @@ def test_thinking_and_answer_are_the_same_at_any_lookahead(
         budget = Budget(tokens)
         tried, events = arm(name, seed, budget=budget), list[Event]()
         tried.small.answer, tried.large.answer = ANSWER, ANSWER.replace("That", "This")
-        solving = solve(tried.policy, PROBLEM, budget=budget, ahead=ahead, observe=events.append, by_method=True)
+        solving = solve(RunParts(tried.policy, budget=budget, ahead=ahead, by_method=True), PROBLEM, events.append)
         found = run(solving)[0]
         assert tried.small.open == tried.large.open == 0
         thinking, answer = found.chain.parts()

@@ -189,7 +189,7 @@ SCRIPT = ("So", " one", "\n", "Then", " two", "\n\n", "Done", THINK_END, "\n\n",
 async def solved(choices: Any, **settings: Any) -> list[str]:
     server = FakeVllm(SCRIPT, digits={"9": -0.1})
     async with server.serve("small") as small, server.serve("large") as large:
-        solver = Solver(small, large, sampling=GREEDY, ending="small", answer="large", **settings)
+        solver = Solver(small, large, sampling=GREEDY, ending="small", answer="large", auto=False, **settings)
         async with solver:
             solution = await solver.solve("What is 1 + 1?", **choices)
     return [step.text for step in solution.steps if step.fate == "kept"]

@@ -16,6 +16,7 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, ToolCall
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Answered, Answering, Calling, Committed, Event
+from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as run_policy
 from stepspec.policies import make
 
@@ -151,13 +152,15 @@ def test_a_run_answers_with_calls_and_a_bet_on_them_is_emitted_once() -> None:
         small, large = (ScriptedModel(role, counting(role, 3), answer=CALL) for role in ("small", "large"))
         outcome, _ = run(
             run_policy(
-                make("specreason", small, large),
+                RunParts(
+                    make("specreason", small, large),
+                    budget=Budget(tokens=500),
+                    ahead=ahead,
+                    answerer=large,
+                    parser=TextParser,
+                ),
                 Chain.of("How much?"),
-                budget=Budget(tokens=500),
-                ahead=ahead,
-                observe=events.append,
-                answerer=large,
-                parser=TextParser,
+                events.append,
             )
         )
         assert (outcome.text, outcome.calls, outcome.reason) == (*expected(CALL), "stop")
@@ -175,14 +178,16 @@ def test_models_that_do_not_think_call_tools_at_once() -> None:
     events: list[Event] = []
     outcome, _ = run(
         run_policy(
-            make("specreason", small, large),
+            RunParts(
+                make("specreason", small, large),
+                budget=Budget(tokens=500),
+                ahead=2,
+                thinks=False,
+                answerer=large,
+                parser=TextParser,
+            ),
             Chain.of("How much?"),
-            budget=Budget(tokens=500),
-            ahead=2,
-            observe=events.append,
-            thinks=False,
-            answerer=large,
-            parser=TextParser,
+            events.append,
         )
     )
     assert (outcome.text, outcome.calls) == expected(CALL)

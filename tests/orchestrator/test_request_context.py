@@ -11,6 +11,7 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.interfaces import REQUEST, RequestContext
 from stepspec.orchestrator.lookahead import LookaheadControl
+from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as run_to_the_answer
 from stepspec.policies import SpecReason
 
@@ -98,7 +99,7 @@ def test_observers_get_the_purpose_of_requests(ahead: int) -> None:
 
     async def main() -> None:
         budget = Budget(512)
-        await run_to_the_answer(SpecReason(small, large), PROBLEM, budget=budget, ahead=ahead, observe=events.append)
+        await run_to_the_answer(RunParts(SpecReason(small, large), budget=budget, ahead=ahead), PROBLEM, events.append)
         assert REQUEST.get() == RequestContext()
 
     run(main())

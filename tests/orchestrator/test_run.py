@@ -1,7 +1,6 @@
 """One run from the problem to its answer: its end, its events, and its failures."""
 
 import asyncio
-import inspect
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from stepspec.orchestrator.errors import (
 )
 from stepspec.orchestrator.events import Answered, Answering, Committed, Degraded, Event, Finished
 from stepspec.orchestrator.interfaces import KEPT_OPEN
-from stepspec.orchestrator.run import Outcome
+from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.policies import make
 
@@ -62,24 +61,22 @@ class Case:
         models = [Budgeted(model, self.budget.left) for model in (self.small, self.large)]
         policy, alone = (make(name, *models) for name in ("specreason", "large"))
         return await solve(
-            policy,
+            RunParts(
+                policy,
+                budget=self.budget,
+                ahead=ahead,
+                fallback=alone if fallback else None,
+                thinks=thinks,
+                answerer=answerer,
+                stop=stop,
+            ),
             PROBLEM,
-            budget=self.budget,
-            ahead=ahead,
-            observe=self.events.append,
-            fallback=alone if fallback else None,
-            thinks=thinks,
-            answerer=answerer,
-            stop=stop,
+            self.events.append,
         )
 
     @property
     def emitted(self) -> list[str]:
         return [event.text for event in self.events if isinstance(event, Answering)]
-
-
-def test_models_think_in_a_separate_block_by_default() -> None:
-    assert inspect.signature(solve).parameters["thinks"].default is True
 
 
 def test_a_run_reports_its_thinking_and_its_answer() -> None:

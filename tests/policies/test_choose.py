@@ -21,7 +21,7 @@ from stepspec.orchestrator.events import (
     Repaired,
     Started,
 )
-from stepspec.orchestrator.run import Outcome
+from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment, dump, parse, replay
@@ -247,7 +247,7 @@ def test_after_a_rival_that_ends_the_thinking_the_answer_is_its_own() -> None:
     small.script = lambda previous: draft
     large.answer = "\n\nThe answer is 7."
     events: list[Event] = []
-    outcome, seconds = run(solve(Choose(small, large), PROBLEM, budget=Budget(), ahead=1, observe=events.append))
+    outcome, seconds = run(solve(RunParts(Choose(small, large), budget=Budget(), ahead=1), PROBLEM, events.append))
     assert (outcome.chain.text, outcome.reason) == (rival, "stop")
     assert len([event for event in events if isinstance(event, Answered)]) == 1
     assert seconds == 5.0  # four requests as ever, and the answer, on which nobody could bet
@@ -256,7 +256,7 @@ def test_after_a_rival_that_ends_the_thinking_the_answer_is_its_own() -> None:
 
 def test_the_answer_is_bet_on_again_after_a_rival() -> None:
     small, large = pair({DRAFT: 2}, length=2)
-    outcome, seconds = run(solve(Choose(small, large), PROBLEM, budget=Budget(), ahead=1, observe=lambda event: None))
+    outcome, seconds = run(solve(RunParts(Choose(small, large), budget=Budget(), ahead=1), PROBLEM, lambda event: None))
     assert [step.author for step in outcome.chain.steps] == ["small", "small"]
     assert (
         seconds == 6.0

@@ -10,6 +10,7 @@ from stepspec.orchestrator.chain import DELIMITER, THINK_END
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected
 from stepspec.orchestrator.events import Called, Committed, Event
 from stepspec.orchestrator.reason import End
+from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.policies import Led, SpecReason
 
@@ -81,7 +82,7 @@ def test_a_step_cut_by_length_gets_no_paragraph_break() -> None:
 def test_a_turn_without_an_answer_causes_one_request_for_it() -> None:
     """The reference goes on asking to continue a finished message."""
     small, large, _ = pair("First.\n\n", "I stop here.")
-    outcome, _ = run(solve(SpecReason(small, large), PROBLEM, budget=Budget(), ahead=1, observe=lambda event: None))
+    outcome, _ = run(solve(RunParts(SpecReason(small, large), budget=Budget(), ahead=1), PROBLEM, lambda event: None))
     assert (outcome.answer, outcome.reason) == ("42", "stop")
     assert outcome.chain.text == "First.\n\nI stop here."
     assert [line for line in small.log if " write " in line and "done" not in line] == [
@@ -95,7 +96,7 @@ def test_a_chain_that_outgrows_the_context_ends_the_run_gracefully() -> None:
     """The reference's server limit equals its budget, so that it crashes shortly before."""
     small, large, _ = pair("First.\n\n", "Second.\n\n", LAST)
     small.fails = lambda verb, chain: ContextTooLong("full", role="small") if len(chain.steps) == 2 else None
-    outcome, _ = run(solve(SpecReason(small, large), PROBLEM, budget=Budget(), ahead=1, observe=lambda event: None))
+    outcome, _ = run(solve(RunParts(SpecReason(small, large), budget=Budget(), ahead=1), PROBLEM, lambda event: None))
     assert (outcome.reason, outcome.answer, len(outcome.chain.steps)) == ("context", "42", 2)
 
 

@@ -236,8 +236,8 @@ class Resolver:
             asked: int | None = getattr(overrides, "priority", None)
             values["priority"] = _allowed_priority(asked, self.best_priority, "stepspec.priority")
         run = self.offer.defaults.model_copy(update=choices | values)
-        if run.auto is None and self.auto and getattr(request, "seed", None) is None:  # a seed repeats a run
-            run = run.model_copy(update={"auto": True})
+        if run.auto is None:  # a seed repeats a run, and a method that is named is wanted as it is
+            run = run.model_copy(update={"auto": self.auto and getattr(request, "seed", None) is None})
         return RunRequest(conversation, run, stop, format, tools)
 
     def _conversation(self, conversation: tuple[Message, ...], param: str) -> tuple[Message, ...]:

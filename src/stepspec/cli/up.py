@@ -15,7 +15,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import up as launcher
 
 from .. import policies
-from ..api import check_nested_policies
+from ..connections import check_nested_policies
 from .terminal import Json, Profile, RunPrinter, print_json, stderr, stdout, wait
 
 EXAMPLES = """

@@ -28,7 +28,7 @@ from stepspec.orchestrator.errors import ConfigurationError, EndpointRejected, E
 from stepspec.orchestrator.events import Called, Degraded, Event, JudgedWithin, Moved
 from stepspec.orchestrator.nesting import Nested
 from stepspec.orchestrator.nesting.model import observe_within
-from stepspec.orchestrator.run import Outcome
+from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as run_to_the_answer
 
 from ...fakes import ScriptedModel, counting, run
@@ -169,12 +169,9 @@ def test_the_tiny_ones_death_costs_nothing_but_its_speed(ahead: int) -> None:
 def solved(made: Trio) -> tuple[Outcome, float]:
     return run(
         run_to_the_answer(
-            made.policy,
+            RunParts(made.policy, budget=Budget(), ahead=1, fallback=policies.make("large", made.pair, made.large)),
             PROBLEM,
-            budget=Budget(),
-            ahead=1,
-            observe=made.events.append,
-            fallback=policies.make("large", made.pair, made.large),
+            made.events.append,
         )
     )
 

@@ -186,7 +186,7 @@ async def serving(
     for each in replicas:
         each._ids = large._ids  # pyright: ignore[reportPrivateUsage]  # one model, one vocabulary
     recorded, messages = RecordingObserver(), list[str]()
-    solving = {"sampling": GREEDY, "ending": "small", "answer": "large", **solving}
+    solving = {"sampling": GREEDY, "ending": "small", "answer": "large", "auto": False, **solving}
     endpoints = {"retries": 0}
     async with (
         AsyncExitStack() as stack,

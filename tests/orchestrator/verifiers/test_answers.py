@@ -12,7 +12,7 @@ import pytest
 from stepspec.orchestrator import Budget, Chain, Ledger, Rating
 from stepspec.orchestrator.errors import EndpointUnavailable, VerifierFailed
 from stepspec.orchestrator.events import Answered, Answering, AnswerJudged, Called, Event, FellBack
-from stepspec.orchestrator.run import Outcome
+from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment, Recorder
@@ -96,14 +96,16 @@ class Checked:
             judge = LargeJudge(self.large, lambda stage: (f"Is this {stage} right?", ""))
             verifier = connected.verifier(instead=judge, observe=recorder, clock=loop.time)
             return await solve(
-                make(self.policy, self.small, self.large),
+                RunParts(
+                    make(self.policy, self.small, self.large),
+                    budget=self.budget,
+                    ahead=1,
+                    thinks=self.thinks,
+                    by_method=self.by_method,
+                    check=AnswerCheck(verifier, self.large, note, settings.repairs),
+                ),
                 PROBLEM,
-                budget=self.budget,
-                ahead=1,
-                observe=recorder,
-                thinks=self.thinks,
-                by_method=self.by_method,
-                check=AnswerCheck(verifier, self.large, note, settings.repairs),
+                recorder,
             )
 
     def run(self) -> tuple[Outcome, float]:
@@ -285,7 +287,7 @@ def test_cancelling_a_run_cancels_its_verifier() -> None:
             check = AnswerCheck(connected.verifier(), case.large, note, 1)
             policy = make("specreason", case.small, case.large)
             solving = asyncio.create_task(
-                solve(policy, PROBLEM, budget=Budget(), ahead=1, observe=lambda event: None, check=check)
+                solve(RunParts(policy, budget=Budget(), ahead=1, check=check), PROBLEM, lambda event: None)
             )
             await asyncio.sleep(20)
             solving.cancel()

@@ -240,7 +240,7 @@ def test_budgets(fields: dict[str, Any], budget: Budget) -> None:
 
 def test_missing_fields_have_the_configured_values() -> None:
     (order,) = ordered(seed=4)
-    assert order.run == OFFER.defaults.model_copy(update={"sampling": Sampling(temperature=0.6, seed=4)})
+    assert order.run == OFFER.defaults.model_copy(update={"sampling": Sampling(temperature=0.6, seed=4), "auto": False})
     assert (order.stop, order.format) == ((), None)
     overrides = {"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "lead": 1}
     (other,) = ordered(seed=4, stepspec=overrides)
@@ -252,10 +252,10 @@ def test_missing_fields_have_the_configured_values() -> None:
 
 @pytest.mark.parametrize(
     ("configured", "requested", "named", "otherwise"),
-    [(None, None, True, None), (False, None, False, False), (True, None, True, True), (None, False, False, False)],
+    [(None, None, True, False), (False, None, False, False), (True, None, True, True), (None, False, False, False)],
 )
 def test_only_the_model_auto_steps_aside_by_itself(
-    configured: bool | None, requested: bool | None, named: bool, otherwise: bool | None
+    configured: bool | None, requested: bool | None, named: bool, otherwise: bool
 ) -> None:
     offer = replace(OFFER, defaults=OFFER.defaults.model_copy(update={"auto": configured}))
     request = parse_request(ChatRequest, {"model": "auto", "messages": [TURN], "stepspec": {"auto": requested}})

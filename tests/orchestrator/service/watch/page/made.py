@@ -10,6 +10,7 @@ from stepspec import policies
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import Event, Observer, Started
+from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as run_to_answer
 from stepspec.orchestrator.trace import Recorder, dump
 
@@ -52,7 +53,7 @@ def made(
         chain = Chain.of(problem)
         models = (("small", "tiny"), ("large", "huge"))
         recorder(Started(chain.messages, "specreason", models, threshold=("threshold", 7.0)))
-        await run_to_answer(policy, chain, budget=Budget(), ahead=ahead, observe=recorder)
+        await run_to_answer(RunParts(policy, budget=Budget(), ahead=ahead), chain, recorder)
         return b"".join(map(dump, recorder.moments))
 
     return run(main())[0]

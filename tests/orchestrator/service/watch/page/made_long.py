@@ -11,6 +11,7 @@ from stepspec import policies
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import Started
+from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as run_to_answer
 from stepspec.orchestrator.trace import Recorder, dump
 
@@ -55,7 +56,7 @@ def long_run(steps: int = 300) -> bytes:
         models = (("small", "tiny"), ("large", "huge"))
         recorder(Started(chain.messages, "specreason", models, threshold=("threshold", THRESHOLD)))
         policy = policies.make("specreason", small, large, threshold=THRESHOLD)
-        await run_to_answer(policy, chain, budget=Budget(tokens=10**6, steps=2 * steps), ahead=2, observe=recorder)
+        await run_to_answer(RunParts(policy, budget=Budget(tokens=10**6, steps=2 * steps), ahead=2), chain, recorder)
         return b"".join(map(dump, recorder.moments))
 
     return run(main())[0]

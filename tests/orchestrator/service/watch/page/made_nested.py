@@ -11,6 +11,7 @@ from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.events import Started
 from stepspec.orchestrator.nesting import Nested
 from stepspec.orchestrator.nesting.model import observe_within
+from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as run_to_answer
 from stepspec.orchestrator.trace import Recorder, dump
 
@@ -53,7 +54,7 @@ def nested(ahead: int = 2) -> bytes:
         chain = Chain.of(PROBLEM)
         recorder(Started(chain.messages, "specreason", MODELS))
         policy = policies.make("specreason", pair, large)
-        await run_to_answer(policy, chain, budget=Budget(), ahead=ahead, observe=recorder)
+        await run_to_answer(RunParts(policy, budget=Budget(), ahead=ahead), chain, recorder)
         return b"".join(map(dump, recorder.moments))
 
     return run(main())[0]

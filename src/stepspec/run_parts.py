@@ -1,0 +1,240 @@
+"""What one run is made of: both models within its budget, its policy, who writes the answer, and who judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepspec.orchestrator.auto import AutoRun
+from stepspec.orchestrator.budget import Budget, Budgeted
+from stepspec.orchestrator.chain import Chain, Role, Toolset
+from stepspec.orchestrator.concurrency import at_once
+from stepspec.orchestrator.endpoints import ModelEndpoint, ReplicatedModel, RewardModelEndpoint, Sampling
+from stepspec.orchestrator.endpoints.interfaces import ServerParser
+from stepspec.orchestrator.endpoints.vllm_protocol import Format
+from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError
+from stepspec.orchestrator.events import Observer, Stage
+from stepspec.orchestrator.interfaces import (
+    AnsweredBy,
+    AnswerParser,
+    Critic,
+    EndedBy,
+    Model,
+    Policy,
+    answered_by,
+    ended_by,
+)
+from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
+from stepspec.orchestrator.nesting import Nested
+from stepspec.orchestrator.run import RunParts
+from stepspec.orchestrator.run_options import RunOptions
+from stepspec.orchestrator.verifiers import AnswerCheck, ConnectedVerifier, LargeJudge
+
+from . import policies, prompts
+
+JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
+LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
+STEP_QUESTION, ANSWER_QUESTION = prompts.load("check"), prompts.load("verifier.answer")
+REJECTED = prompts.load("verifier.rejected"), prompts.load("verifier.rejected-because")
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """How an answer is written: in a *format*, by which model, and by what *parser* its calls of tools are found."""
+
+    format: Format | None = None
+    parser: Callable[[], AnswerParser] | None = None
+    by: Role = "large"
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """
+    Both models of one run within its *budget*, and what rates its steps, the *critic*, if there is one.
+
+    *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. With a
+    *parser* for calls of tools, the large model answers. *check* is what judges the answer, if anything does. Models
+    that have replicas hold a place until `leave`.
+    """
+
+    small: Model
+    large: Model
+    critic: Critic | None
+    budget: Budget
+    formatting: Model | None = None
+    sampled: bool = False
+    parser: Callable[[], AnswerParser] | None = None
+    check: AnswerCheck | None = None
+
+    def policy(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        lead: int = 0,
+        ending: EndedBy | None = None,
+        stop_loops: bool | None = None,
+    ) -> Policy:
+        """
+        Build policy *name*; whatever it is, but for the baselines, the large model may *lead*.
+
+        *ending* says who ends the thinking; None: as in the policy's paper. *stop_loops* is that of `RunOptions`.
+        """
+        if stop_loops is not None:
+            return policies.Guarded(self.policy(name, options, lead=lead, ending=ending), stop_loops)
+        small, large = (_budgeted(model, self.budget) for model in (self.small, self.large))
+        policy = policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
+        if name in policies.BASELINES:
+            return policy
+        by = ending or ended_by(policy)
+        if by != "small":
+            policy = policies.Ending(policy, large, by)
+        return policies.Led(policy, large, lead) if lead else policy
+
+    def policy_of(self, run: RunOptions) -> Policy:
+        """Build the policy of a run with the options *run*."""
+        lead, ending, stop_loops = run.lead, run.ending, run.stop_loops
+        return self.policy(run.policy, run.options, lead=lead, ending=ending, stop_loops=stop_loops)
+
+    def answerer(self, name: str, answer: AnsweredBy | None) -> Model | None:
+        """
+        The one model that answers, so that policy *name* does not go on through the answer; None if it does.
+
+        *answer* says who; None: as in the policy's paper. A format and tools are the large model's; a baseline's model
+        is alone.
+        """
+        if self.formatting is not None:
+            return Budgeted(self.formatting, self.budget.left)
+        paper = answered_by(policies.METHODS.find(name).source)
+        by = name if name in policies.BASELINES else "large" if self.parser else answer or paper
+        return None if by == "method" else _budgeted(self.small if by == "small" else self.large, self.budget)
+
+    def parts(self, run: RunOptions, auto: AutoRun | None, sure_bets: SureBets, **other: Any) -> RunParts:
+        """
+        Put together a run with the options *run*; *other* parts are those of `RunParts` that no option says.
+
+        With *auto*, the large model alone writes where that decides so.
+        """
+        answerer = self.answerer(run.policy, run.answer)
+        return RunParts(
+            self.policy_of(run),
+            self.budget,
+            LookaheadControl(run.ahead, run.hedge, sure_bets if run.sure_bets else None, auto),
+            answerer=answerer,
+            by_method=answerer is None,
+            parser=self.parser,
+            check=self.check,
+            **other,
+        )
+
+    def leave(self) -> None:
+        """Give back the places at the replicas."""
+        for model in (self.small, self.large, self.formatting):
+            if isinstance(model, ReplicatedModel | Nested):
+                model.leave()
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The connections to both models, and to what rates steps or answers, if there is anything."""
+
+    small: ModelEndpoint
+    large: ModelEndpoint
+    critic: RewardModelEndpoint | ConnectedVerifier | None = None
+
+    def models(
+        self,
+        budget: Budget,
+        sampling: Sampling,
+        observe: Observer,
+        clock: Callable[[], float],
+        answering: Answering | None = None,
+    ) -> Models:
+        small, large = (endpoint.model(sampling, observe=observe, clock=clock) for endpoint in (self.small, self.large))
+        formatting, answering = None, answering or Answering()
+        if answering.format is not None:
+            author = self.small if answering.by == "small" else self.large
+            formatting = author.model(sampling, observe=observe, clock=clock, format=answering.format)
+        critic: Critic | None = None
+        check = None
+        match self.critic:
+            case RewardModelEndpoint():
+                critic = self.critic.critic(observe=observe, clock=clock)
+            case ConnectedVerifier(settings=settings):
+                verifier = self.critic.verifier(instead=_instead(large), observe=observe, clock=clock)
+                critic = verifier if settings.rates("step") else None
+                if settings.rates("answer"):
+                    rewriting = large if answering.parser or formatting is None else formatting
+                    check = AnswerCheck(verifier, rewriting, rejected, settings.repairs)
+            case None:
+                pass
+        return Models(small, large, critic, budget, formatting, sampling.temperature > 0, answering.parser, check)
+
+    async def answering(self, tools: Toolset | None, run: RunOptions, format: Format | None) -> Answering:
+        """How the answer of *run* is written. Raise `ConfigurationError` for what cannot be, `MissingCapability`."""
+        if tools is None or not tools.callable:
+            return Answering(format)
+        if format is not None:
+            raise ConfigurationError("an answer has either a format or tools to call: leave out one of them")
+        by: Role = "small" if run.policy == "small" else "large"
+        author = self.small if by == "small" else self.large
+        return Answering(await author.tool_format(tools), lambda: ServerParser(author, tools), by)
+
+
+async def context_room(
+    chain: Chain, small: ModelEndpoint, large: ModelEndpoint, *, needs_small: bool = False
+) -> tuple[int, EndpointError | None]:
+    """
+    Count the tokens that both contexts hold beyond the problem and a judge's question.
+
+    If the small model cannot be used, or takes too little, the room is that of the large one, and the failure is
+    returned, or raised if the run *needs_small*. Raise `ContextTooLong` if the room is too little to start a run, and
+    an `EndpointError` if the large model's server cannot count.
+    """
+
+    async def of_small() -> int | EndpointError:
+        try:
+            return await _context_room(small, chain)
+        except EndpointError as exc:
+            if needs_small:
+                raise
+            return exc
+
+    ours, theirs = await at_once((of_small(), _context_room(large, chain)))
+    assert isinstance(theirs, int)
+    return (theirs, ours) if isinstance(ours, EndpointError) else (min(ours, theirs), None)
+
+
+async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
+    prompt = await endpoint.count(chain.messages, chain.tools)
+    room = endpoint.room - prompt - JUDGING_ROOM
+    if room < LEAST_ROOM:
+        raise ContextTooLong(
+            f"the problem has {prompt} tokens, which leaves no room to think in a context of "
+            f"{endpoint.room}; shorten it, or serve the model with a longer --max-model-len",
+            role=endpoint.role,
+            url=endpoint.settings.url,
+        )
+    return room
+
+
+def _instead(large: Model) -> LargeJudge:
+    """What judges in place of a verifier that fails."""
+
+    def ask(stage: Stage) -> tuple[str, str]:
+        prompt = STEP_QUESTION if stage == "step" else ANSWER_QUESTION
+        return prompt.text, prompt.opening
+
+    return LargeJudge(large, ask)
+
+
+def rejected(reason: str) -> str:
+    """Write what follows a rejected answer, so that the large model goes on with a better one."""
+    unknown, known = REJECTED
+    text = known.fill(reason=reason) if reason else unknown.text
+    return f"\n\n{text}\n\n"
+
+
+def _budgeted(model: Model, budget: Budget) -> Budgeted:
+    return Budgeted(model.budgeted(budget.left) if isinstance(model, Nested) else model, budget.left)
