@@ -125,6 +125,7 @@ class Servers:
             sampling=GREEDY,
             ending="small",
             answer="large",
+            auto=False,
             **options,
         )
 

@@ -41,7 +41,9 @@ async def solving(**settings: Any) -> AsyncGenerator[Solver]:
     small, large = (StandIn(steps=4, step_tokens=4) for _ in range(2))
     async with AsyncExitStack() as stack:
         one, other = [await stack.enter_async_context(model.listening()) for model in (small, large)]
-        yield await stack.enter_async_context(Solver(f"{one}/v1", f"{other}/v1", sampling=GREEDY, **settings))
+        yield await stack.enter_async_context(
+            Solver(f"{one}/v1", f"{other}/v1", sampling=GREEDY, auto=False, **settings)
+        )
 
 
 def says_42(candidate: Candidate) -> Rating:

@@ -69,11 +69,6 @@ def test_two_steps_with_one_verdict_are_cut_at_the_first_bad_one() -> None:
     assert seconds(arm, GOOD, BAD, GOOD, LAST) == (2 * 5 + 1 + 7) + (2 * 5 + 1) + 5
 
 
-def test_a_judge_that_reads_its_instructions_first_judges_the_same_problem() -> None:
-    arm = Arm.of("before", "specreason", {"question": "before"}, ahead=0, ending="small", answer="large")
-    assert seconds(arm, GOOD, BAD, LAST) == 3 * (5 + 1) + 7 + 5
-
-
 def test_the_method_answers_too_and_a_draft_does_not_end_the_thinking() -> None:
     """SpecReason as it is: the end is cut off the draft, which is judged; the large model writes the end."""
     opened, end = replace(GOOD, stop="open"), Turn(1, 1, author="large", stop="end", ends=True)
