@@ -45,7 +45,7 @@ def test_names_of_cases_and_methods_are_those_of_their_files() -> None:
 
 
 @pytest.mark.servers
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 def test_a_dry_run_brings_back_every_result(tmp_path: Path) -> None:
     dry_run.main(tmp_path)
     results = tmp_path / "k" / "results"
@@ -59,5 +59,9 @@ def test_a_dry_run_brings_back_every_result(tmp_path: Path) -> None:
     for method in TARGETS["cpu"].methods:
         rows = [json.loads(line) for line in (results / "answers" / f"{method['name']}.jsonl").read_text().splitlines()]
         assert [row.get("error") for row in rows] == [None, None], method["name"]
+    rows = [json.loads(line) for line in (results / "answers" / "reading.jsonl").read_text().splitlines()]
+    shares = [sum(row[key] for row in rows) for key in ("accepted", "drafts")]
+    rate = float((results / "answers" / "random-like-reading.rate").read_text())
+    assert rate == round(shares[0] / shares[1], 4) > 0
     assert "done" in log
     assert "died" not in log

@@ -39,6 +39,7 @@ ENV = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT), os.environ.get("PYTHONPATH", "")]),
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "NO_COLOR": "1",
@@ -200,8 +201,8 @@ def answers(env: Mapping[str, str], methods: Sequence[Mapping[str, Any]], tag: s
     for method in methods:
         name = method["name"]
         like = {"like": str(folder / f"{method['like']}.jsonl")} if "like" in method else {}
-        more = {"concurrency": TARGET.concurrency, "until": str(ANSWERS_UNTIL), **like}
-        (folder / f"{name}.json").write_text(json.dumps({**more, **method}))
+        whole = {"concurrency": TARGET.concurrency, **method, "until": str(ANSWERS_UNTIL), **like}
+        (folder / f"{name}.json").write_text(json.dumps(whole))
         arguments = [str(folder / f"{name}.json"), str(ROOT / "problems.jsonl"), str(folder / f"{name}.jsonl")]
         log = (LOGS / f"answers{tag}-{name}.log").open("wb")
         command = [TARGET.python, "-m", "kit.answers", *arguments]
