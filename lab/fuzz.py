@@ -135,16 +135,17 @@ def requests() -> Target:
     import orjson
     from pydantic import BaseModel, ValidationError
 
-    from stepspec.orchestrator.service.formats import messages as anthropic_schemas
-    from stepspec.orchestrator.service.formats import schemas
+    from stepspec.orchestrator.service.formats.chat import ChatRequest, LiveRequest
+    from stepspec.orchestrator.service.formats.messages import CountTokensRequest, MessagesRequest
+    from stepspec.orchestrator.service.formats.responses import ResponsesRequest
     from stepspec.orchestrator.service.formats.validation import explain
 
     kinds: list[type[BaseModel]] = [
-        schemas.ChatRequest,
-        schemas.ResponsesRequest,
-        anthropic_schemas.MessagesRequest,
-        anthropic_schemas.CountTokensRequest,
-        schemas.LiveRequest,
+        ChatRequest,
+        ResponsesRequest,
+        MessagesRequest,
+        CountTokensRequest,
+        LiveRequest,
     ]
 
     def run(content: bytes) -> None:

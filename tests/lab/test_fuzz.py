@@ -24,8 +24,9 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.endpoints import metrics, tool_protocol, vllm_protocol
 from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
-from stepspec.orchestrator.service.formats import messages as anthropic_schemas
-from stepspec.orchestrator.service.formats import schemas
+from stepspec.orchestrator.service.formats.chat import ChatRequest, LiveRequest
+from stepspec.orchestrator.service.formats.messages import CountTokensRequest, MessagesRequest
+from stepspec.orchestrator.service.formats.responses import ResponsesRequest
 from stepspec.orchestrator.service.formats.validation import explain
 from stepspec.settings import load
 
@@ -237,16 +238,16 @@ TOOL = {"type": "function", "function": {"name": "look", "description": "a", "pa
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
 BODIES: Mapping[str, tuple[type[BaseModel], Any]] = {
     "chat": (
-        schemas.ChatRequest,
+        ChatRequest,
         {"model": "m", "messages": MESSAGES, "tools": [TOOL], "tool_choice": "auto", "response_format": FORMAT},
     ),
-    "responses": (schemas.ResponsesRequest, {"model": "m", "input": "a", "instructions": "b"}),
+    "responses": (ResponsesRequest, {"model": "m", "input": "a", "instructions": "b"}),
     "messages": (
-        anthropic_schemas.MessagesRequest,
+        MessagesRequest,
         {"model": "m", "max_tokens": 9, "system": "a", "messages": MESSAGES, "stop_sequences": ["x"]},
     ),
-    "count": (anthropic_schemas.CountTokensRequest, {"model": "m", "messages": MESSAGES}),
-    "live": (schemas.LiveRequest, {"messages": MESSAGES}),
+    "count": (CountTokensRequest, {"model": "m", "messages": MESSAGES}),
+    "live": (LiveRequest, {"messages": MESSAGES}),
 }
 
 

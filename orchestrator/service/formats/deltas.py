@@ -11,13 +11,13 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from ...chain import ToolCall
 from ...events import Answered, Answering, Called, Calling, Committed, Event, Started
 from ...ledger import COUNTED, Account, Ledger
 from ...solution import Solution
 from ..settings import Thinking
 from ..watch.records import MESSAGES_PATH, RunEvent, RunResult
 from .requests import RunRequest
+from .tools import CallPieces
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -41,14 +41,14 @@ def one_field(thinking: Thinking) -> Thinking:
 @dataclass(frozen=True, slots=True)
 class Delta:
     """
-    A further part of a message: text by field, or the piece of a *call* of a tool.
+    A further part of a message: text by field, and then pieces of *calls* of tools. It may be empty.
 
     *step* describes the step that it is; None if it is no step.
     """
 
     fields: Mapping[str, str]
     step: Mapping[str, Any] | None = None
-    call: Calling | None = None
+    calls: tuple[Calling, ...] = ()
 
 
 class DeltaBuilder:
@@ -64,17 +64,18 @@ class DeltaBuilder:
         self._thinks = thinks
         self._tag_open = self._thought = False
         self._answer = ""
+        self._calls = CallPieces()
 
-    def add(self, item: RunEvent | RunResult) -> Delta | None:
-        """Return what *item* adds to the message; None for nothing."""
+    def add(self, item: RunEvent | RunResult) -> Delta:
+        """Return what *item* adds to the message."""
         return self.finish(item.solution) if isinstance(item, RunResult) else self.add_event(item.event)
 
-    def add_event(self, event: Event) -> Delta | None:
-        """Return what *event* adds to the message; None for nothing."""
+    def add_event(self, event: Event) -> Delta:
+        """Return what *event* adds to the message."""
         match event:
             case Started(thinks=thinks):
                 self._thinks = self._thinks and thinks
-                return None
+                return Delta({})
             case Committed(index=index, step=step, score=score):
                 about = {"index": index, "author": step.author, "grade": score, "fate": "kept", "reason": step.note}
                 thinking = self._thinks and not self._thought
@@ -84,16 +85,15 @@ class DeltaBuilder:
                 self._answer += text
                 return Delta({"content": self._close() + text})
             case Calling():
-                closing = self._close()
-                return Delta({"content": closing} if closing else {}, call=event)
+                return Delta(_content(self._close()), calls=tuple(self._calls.add(event)))
             case _:
-                return None
+                return Delta({})
 
-    def finish(self, solution: Solution) -> Delta | None:
-        """Return the rest of the message when the run is over; None for nothing."""
+    def finish(self, solution: Solution) -> Delta:
+        """Return the rest of the message when the run is over. A call without arguments is complete unless cut off."""
         rest = solution.text.removeprefix(self._answer) if solution.text.startswith(self._answer) else ""
-        content = self._close() + rest
-        return Delta({"content": content}) if content else None
+        calls = tuple(self._calls.close()) if solution.finish_reason == "stop" else ()
+        return Delta(_content(self._close() + rest), calls=calls)
 
     def _think(self, text: str) -> Mapping[str, str]:
         if self._thinking != "content":
@@ -104,6 +104,10 @@ class DeltaBuilder:
     def _close(self) -> str:
         closing, self._tag_open = (CLOSE if self._tag_open else ""), False
         return closing
+
+
+def _content(text: str) -> Mapping[str, str]:
+    return {"content": text} if text else {}
 
 
 class TokenCounts:
@@ -179,18 +183,6 @@ def finish_reason(solution: Solution) -> str:
     if solution.finish_reason != "stop":
         return "length"
     return "tool_calls" if solution.calls else "stop"
-
-
-def tool_call(call: ToolCall) -> dict[str, Any]:
-    """Return a *call* as chat completions have it."""
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def tool_call_delta(piece: Calling) -> dict[str, Any]:
-    """Return a *piece* of a call as streams of chat completions have it."""
-    begun = {"id": piece.id, "type": "function"} if piece.id else {}
-    named = {"name": piece.name} if piece.name else {}
-    return {"index": piece.index, **begun, "function": {**named, "arguments": piece.arguments}}
 
 
 def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:

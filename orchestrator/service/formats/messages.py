@@ -1,7 +1,7 @@
 """
-The bodies of requests of Anthropic's Messages API, field by field, and what they mean for a method.
+Anthropic's Messages API: what a request may contain, field by field, and what it means for a method.
 
-Unknown fields are refused, as in `schemas`. Hints about Anthropic's own caches and tiers are accepted without effect.
+Unknown fields are refused. Hints about Anthropic's own caches and tiers are accepted without effect.
 """
 
 from __future__ import annotations
@@ -9,16 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import orjson
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from ...chain import Message, Tool, ToolCall
+from ..http.errors import bad_request
 from ..settings import Thinking
-from .schemas import MAX_TOOLS, SERVED, Effort, Items, Name, Part, Positive, Request
-
-CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
+from .schemas import (
+    SERVED,
+    CacheablePart,
+    Effort,
+    Items,
+    ModelName,
+    Part,
+    Positive,
+    Request,
+    Rules,
+    Schema,
+    Temperature,
+    TextPart,
+    TopK,
+    TopP,
+    Wanted,
+    joined_text,
+    kind_of,
+)
+from .tools import MAX_TOOLS, CallId, Name, arguments_object
 
 BILLING = "x-anthropic-billing-header"
 """The beginning of a system block that Claude Code changes with every request, so that no prefix cache could hit."""
@@ -28,28 +46,13 @@ OWN_TOOLS = "the service runs no tools; send tools with an input_schema, which t
 TEXT_ONLY = f"the methods read text only; send text blocks, or {SERVED}"
 
 
-class CacheControl(Part):
-    """A hint for Anthropic's prompt cache; the servers' prefix caches need none."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class Block(Part):
-    """A block of content."""
-
-    cache_control: CacheControl | None = None
-
-
-class TextBlock(Block):
+class TextBlock(TextPart):
     """A block of text."""
 
-    type: Literal["text"]
-    text: str
     citations: None = None
 
 
-class ThinkingBlock(Block):
+class ThinkingBlock(CacheablePart):
     """The thinking of an earlier answer; its signature is not checked."""
 
     type: Literal["thinking"]
@@ -57,20 +60,19 @@ class ThinkingBlock(Block):
     signature: str | None = None
 
 
-class RedactedThinkingBlock(Block):
+class RedactedThinkingBlock(CacheablePart):
     """Thinking of an earlier answer that cannot be read; it is dropped."""
 
     type: Literal["redacted_thinking"]
     data: str
 
 
-def _type(value: object) -> object:
-    return cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
+TURNS = {"tool_use": "assistant", "thinking": "assistant", "redacted_thinking": "assistant", "tool_result": "user"}
 
 
 def _supported(block: object, kinds: Sequence[str]) -> object:
     """Return *block* if it is of one of these *kinds*. Raise `ValueError` with a cure."""
-    kind = _type(block)
+    kind = kind_of(block)
     if not isinstance(kind, str) or kind in kinds:
         return block
     if kind in TURNS:
@@ -78,26 +80,25 @@ def _supported(block: object, kinds: Sequence[str]) -> object:
     raise ValueError(f"a block of type {kind!r}: {OWN_TOOLS if '_tool_' in kind else TEXT_ONLY}")
 
 
-TURNS = {"tool_use": "assistant", "thinking": "assistant", "redacted_thinking": "assistant", "tool_result": "user"}
 PlainBlock: TypeAlias = Annotated[TextBlock, BeforeValidator(partial(_supported, kinds=("text",)))]
 
 
-class ToolUseBlock(Block):
+class ToolUseBlock(CacheablePart):
     """A call of a tool in an earlier answer."""
 
     type: Literal["tool_use"]
     id: CallId
     name: Name
-    input: dict[str, Any]
+    input: dict[str, Any] | str | None = None
     caller: None = None
     toolset_name: None = None
 
     @property
     def call(self) -> ToolCall:
-        return ToolCall(self.id, self.name, orjson.dumps(self.input).decode())
+        return ToolCall(self.id, self.name, arguments_object(self.input))
 
 
-class ToolResultBlock(Block):
+class ToolResultBlock(CacheablePart):
     """The result of a call, or, with *is_error*, the reason why there is none."""
 
     type: Literal["tool_result"]
@@ -108,7 +109,7 @@ class ToolResultBlock(Block):
 
     @property
     def message(self) -> Message:
-        text = _text(self.content or "")
+        text = joined_text(self.content or "")
         return Message("tool", f"Error: {text}" if self.is_error else text, call_id=self.tool_use_id)
 
 
@@ -122,7 +123,7 @@ AssistantBlock: TypeAlias = Annotated[
 ]
 
 
-class UserTurn(Part):
+class UserTurn(CacheablePart):
     """A message of the user, which may hold the results of calls."""
 
     role: Literal["user"]
@@ -132,15 +133,14 @@ class UserTurn(Part):
     def messages(self) -> tuple[Message, ...]:
         if isinstance(self.content, str):
             return (Message("user", self.content),)
-        return tuple(
-            [
-                block.message if isinstance(block, ToolResultBlock) else Message("user", block.text)
-                for block in self.content
-            ]
+        results = (
+            block.message if isinstance(block, ToolResultBlock) else Message("user", block.text)
+            for block in self.content
         )
+        return tuple(results)
 
 
-class SystemTurn(Part):
+class SystemTurn(CacheablePart):
     """Instructions within the conversation."""
 
     role: Literal["system"]
@@ -148,10 +148,10 @@ class SystemTurn(Part):
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return (Message("system", _text(self.content)),)
+        return (Message("system", joined_text(self.content)),)
 
 
-class AssistantTurn(Part):
+class AssistantTurn(CacheablePart):
     """An earlier answer, as it was received; the models' own chat templates keep or drop its thinking."""
 
     role: Literal["assistant"]
@@ -159,10 +159,12 @@ class AssistantTurn(Part):
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        blocks = () if isinstance(self.content, str) else self.content
-        calls = tuple([block.call for block in blocks if isinstance(block, ToolUseBlock)])
-        thinking = "".join([block.thinking for block in blocks if isinstance(block, ThinkingBlock)])
-        return (Message("assistant", _text(self.content), calls, reasoning=thinking),)
+        if isinstance(self.content, str):
+            return (Message("assistant", self.content),)
+        calls = tuple([block.call for block in self.content if isinstance(block, ToolUseBlock)])
+        thinking = "".join([block.thinking for block in self.content if isinstance(block, ThinkingBlock)])
+        text = joined_text([block for block in self.content if isinstance(block, TextBlock)])
+        return (Message("assistant", text, calls, reasoning=thinking),)
 
 
 MessageTurn: TypeAlias = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
@@ -194,13 +196,11 @@ ThinkingConfig: TypeAlias = Annotated[
 ]
 
 
-class OutputFormat(Part):
+class OutputFormat(Schema):
     """An answer that is JSON and matches a schema."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=(), populate_by_name=True)
-
     type: Literal["json_schema"]
-    rules: dict[str, Any] = Field(alias="schema")
+    rules: Rules
 
 
 class OutputConfig(Part):
@@ -229,7 +229,7 @@ class ContextManagement(Part):
     edits: Items[ClearThinking] | None = None
 
 
-class CustomTool(Part):
+class CustomTool(CacheablePart):
     """
     A tool that the answer may call; the client runs it.
 
@@ -241,7 +241,6 @@ class CustomTool(Part):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
-    cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
     defer_loading: Literal[False] | None = None
     allowed_callers: Items[Literal["direct"]] | None = None
@@ -254,8 +253,7 @@ class CustomTool(Part):
 
 def _client_tool(tool: object) -> object:
     """Refuse the tools that Anthropic runs, or that its models alone know how to call."""
-    kind = _type(tool)
-    if kind not in (None, "custom"):
+    if (kind := kind_of(tool)) not in (None, "custom"):
         raise ValueError(f"a tool of type {kind!r}: {OWN_TOOLS}")
     return tool
 
@@ -278,56 +276,60 @@ class NamedToolChoice(Part):
     disable_parallel_tool_use: bool | None = None
 
 
-class Conversation(Part):
+class Conversation(CacheablePart):
     """What the models read."""
 
     parts: ClassVar[tuple[type[Part], ...]] = (UserTurn, TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)
 
-    model: Annotated[str, Field(min_length=1, max_length=512)]
+    model: ModelName
     messages: Annotated[Items[MessageTurn], Field(min_length=1)]
     system: str | Items[PlainBlock] | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    tools: (
-        Annotated[Items[Annotated[CustomTool, BeforeValidator(_client_tool)]], Field(max_length=MAX_TOOLS)] | None
-    ) = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Annotated[ToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
 
     # Features that no method has; clients may send the values that turn them off.
     mcp_servers: None = None
 
     # Hints that do not change the answer.
-    cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
     speed: Literal["standard"] | None = None
 
     @property
-    def problem_messages(self) -> tuple[Message, ...]:
-        """The conversation; consecutive messages of one role are one, as the API promises."""
+    def wanted(self) -> Wanted:
         blocks = [self.system] if isinstance(self.system, str) else [block.text for block in self.system or ()]
         system = "\n".join(text for text in blocks if not text.startswith(BILLING))
         first = (Message("system", system),) if system else ()
-        return (*first, *_merged(message for turn in self.messages for message in turn.messages))
+        choice = self.tool_choice
+        return Wanted(
+            (*first, *_merged(message for turn in self.messages for message in turn.messages)),
+            format=self.output_config.format.rules if self.output_config and self.output_config.format else None,
+            format_name="output_config.format",
+            tools=tuple([tool.tool for tool in self.tools or ()]),
+            tool_choice=choice.name if isinstance(choice, NamedToolChoice) else _choice(choice),
+            parallel=not (choice and choice.disable_parallel_tool_use),
+        )
 
-    @property
-    def toolset(self) -> tuple[Tool, ...]:
-        return tuple([tool.tool for tool in self.tools or ()])
 
-    @property
-    def chosen_tool(self) -> str:
-        match self.tool_choice:
-            case NamedToolChoice(name=name):
-                return name
-            case ToolChoice(type="any"):
-                return "required"
-            case ToolChoice(type=choice):
-                return choice
-            case None:
-                return "auto"
+def _choice(choice: ToolChoice | None) -> str:
+    return "auto" if choice is None else "required" if choice.type == "any" else choice.type
 
-    @property
-    def parallel_tool_calls(self) -> bool:
-        return not (self.tool_choice and self.tool_choice.disable_parallel_tool_use)
+
+def _merged(messages: Iterable[Message]) -> Sequence[Message]:
+    """Join consecutive messages of one role, as the API promises."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and merged[-1].role == message.role != "tool":
+            first = merged.pop()
+            message = replace(
+                first,
+                content="\n".join([text for text in (first.content, message.content) if text]),
+                calls=first.calls + message.calls,
+                reasoning=first.reasoning + message.reasoning,
+            )
+        merged.append(message)
+    return merged
 
 
 class CountTokensRequest(Conversation):
@@ -340,9 +342,9 @@ class MessagesRequest(Conversation, Request):
     max_tokens: Positive
     stream: bool | None = None
     stop_sequences: Items[str] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
     metadata: UserMetadata | None = None
 
     # Hints that do not change the answer.
@@ -354,16 +356,25 @@ class MessagesRequest(Conversation, Request):
     diagnostics: None = None
 
     @property
-    def user(self) -> str | None:
-        return self.metadata.user_id if self.metadata else None
+    def wanted(self) -> Wanted:
+        effort = self.output_config.effort if self.output_config else None
+        most = self.thinking.budget_tokens if isinstance(self.thinking, EnabledThinking) else None
+        if most is not None and most >= self.max_tokens:
+            message = f"thinking.budget_tokens is {most}: send less than max_tokens, which is {self.max_tokens}"
+            raise bad_request(message, "thinking.budget_tokens", "invalid_value")
+        return replace(
+            super().wanted,
+            tokens=self.max_tokens,
+            thinking=most,
+            effort="minimal" if isinstance(self.thinking, DisabledThinking) else EFFORTS[effort] if effort else None,
+            stops=self.stop_sequences or (),
+            stops_name="stop_sequences",
+            rest_for_answer=True,
+        )
 
     @property
-    def effort(self) -> Effort | None:
-        """The effort of the thinking; None for all of its budget."""
-        if isinstance(self.thinking, DisabledThinking):
-            return "minimal"
-        effort = self.output_config.effort if self.output_config else None
-        return EFFORTS[effort] if effort else None
+    def user(self) -> str | None:
+        return self.metadata.user_id if self.metadata else None
 
     def place_of_thinking(self, usual: Thinking) -> Thinking:
         """Where the reply has the thinking; *usual* is the place that the service has configured."""
@@ -371,25 +382,3 @@ class MessagesRequest(Conversation, Request):
             return self.overrides.thinking
         hidden = isinstance(self.thinking, DisabledThinking) or getattr(self.thinking, "display", None) == "omitted"
         return "none" if hidden else usual
-
-
-def _text(content: str | Sequence[Block]) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(block.text for block in content if isinstance(block, TextBlock))
-
-
-def _merged(messages: Iterable[Message]) -> Sequence[Message]:
-    merged: list[Message] = []
-    for message in messages:
-        if merged and merged[-1].role == message.role != "tool":
-            message = _joined(merged.pop(), message)
-        merged.append(message)
-    return merged
-
-
-def _joined(first: Message, second: Message) -> Message:
-    content = "\n".join([text for text in (first.content, second.content) if text])
-    return replace(
-        first, content=content, calls=first.calls + second.calls, reasoning=first.reasoning + second.reasoning
-    )

@@ -10,9 +10,10 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from ..http.middleware import PUBLIC_PATHS
+from .chat import ChatRequest, LiveRequest
 from .messages import CountTokensRequest, MessagesRequest
 from .requests import ModelCatalog
-from .schemas import ChatRequest, LiveRequest, ResponsesRequest
+from .responses import ResponsesRequest
 
 ERROR: Mapping[str, Any] = {
     "type": "object",

@@ -25,19 +25,7 @@ from ...run_options import Limits, Priority, RunOptions
 from ..http.errors import ApiError, bad_request
 from ..offer import Offer
 from ..settings import ServiceSettings
-from .messages import EnabledThinking, MessagesRequest, OutputFormat
-from .schemas import (
-    AnyJson,
-    ChatRequest,
-    Effort,
-    LiveRequest,
-    Part,
-    Request,
-    ResponsesRequest,
-    SchemaFormat,
-    SchemaJson,
-    StepspecOptions,
-)
+from .schemas import Effort, Request, StepspecOptions, Wanted
 
 AUTO = "auto"
 ROLES: tuple[Role, ...] = ("small", "large")
@@ -165,70 +153,32 @@ class Resolver:
     auto: bool = False
     best_priority: int | None = None
 
-    def chat(self, request: ChatRequest) -> tuple[RunRequest, ...]:
-        """Return one run for each of the ``n`` choices, each with its own seed."""
-        sampling, choices = self._sampling(request), request.n or 1
-        most = self.settings.max_choices
-        if choices > most:
-            raise bad_request(f"n={choices}: at most {most} choices are allowed", "n", "invalid_value")
-        if choices > 1 and sampling.temperature == 0:
+    def runs(self, request: Request) -> tuple[RunRequest, ...]:
+        """Return one run for each choice that *request* wants, each with its own seed."""
+        wanted, sampling, most = request.wanted, self._sampling(request), self.settings.max_choices
+        if wanted.choices > most:
+            raise bad_request(f"n={wanted.choices}: at most {most} choices are allowed", "n", "invalid_value")
+        if wanted.choices > 1 and sampling.temperature == 0:
             raise bad_request(
                 "n is above 1 and the temperature 0: all choices would be the same answer", "n", "invalid_value"
             )
-        if request.stream_options is not None and not request.stream:
-            raise bad_request("stream_options is for streams: set stream to true", "stream_options", "invalid_value")
-        name, tokens = _max_tokens(request)
-        _check_least(request.min_tokens, name, tokens)
-        budget = self._budget(request.overrides, name, tokens, request.reasoning_effort)
-        conversation = self._conversation(request.problem_messages, "messages")
-        stop, format = _stops(request.stop), _answer_format(request.response_format)
-        tools = _toolset(request, format, "response_format")
-        run = self._run(request, conversation, sampling, budget, stop, format, tools)
-        return tuple([run.with_seed_offset(choice) if choice else run for choice in range(choices)])
+        self._check_conversation(wanted)
+        run = RunRequest(
+            wanted.conversation,
+            self._run_options(request, sampling, self._budget(request.overrides, wanted)),
+            _stops(wanted),
+            wanted.format,
+            _toolset(wanted),
+        )
+        return tuple([run.with_seed_offset(choice) if choice else run for choice in range(wanted.choices)])
 
-    def response(self, request: ResponsesRequest) -> RunRequest:
-        """Return the run of a response."""
-        effort = request.reasoning.effort if request.reasoning else None
-        conversation = self._conversation(request.problem_messages, "input")
-        _check_least(request.min_tokens, "max_output_tokens", request.max_output_tokens)
-        budget = self._budget(request.overrides, "max_output_tokens", request.max_output_tokens, effort)
-        format = _answer_format(request.text.format if request.text else None)
-        tools = _toolset(request, format, "text.format")
-        return self._run(request, conversation, self._sampling(request), budget, (), format, tools)
-
-    def message(self, request: MessagesRequest) -> RunRequest:
-        """Return the run of a message."""
-        conversation = self._conversation(request.problem_messages, "messages")
-        output, stop = request.output_config, _stops(request.stop_sequences, "stop_sequences")
-        format = _answer_format(output.format if output else None)
-        tools, budget = _toolset(request, format, "output_config.format"), self._message_budget(request)
-        return self._run(request, conversation, self._sampling(request), budget, stop, format, tools)
-
-    def live(self, request: LiveRequest) -> RunRequest:
-        """Return the run of a request of the page."""
-        if (request.messages is None) == (request.problem is None):
-            raise bad_request("send either messages or problem", "messages", "invalid_value")
-        budget = self._budget(request.overrides, "max_tokens", None, None)
-        conversation = self._conversation(request.problem_messages, "messages")
-        return self._run(request, conversation, self._sampling(request), budget)
-
-    def _run(
-        self,
-        request: Request,
-        conversation: tuple[Message, ...],
-        sampling: Sampling,
-        budget: Budget,
-        stop: tuple[str, ...] = (),
-        format: Format | None = None,
-        tools: Toolset | None = None,
-    ) -> RunRequest:
-        """Return the run with all its options; the schema has validated them, but for those of the method."""
+    def _run_options(self, request: Request, sampling: Sampling, budget: Budget) -> RunOptions:
+        """Return all options of the run; the schema has validated them, but for those of the method."""
         overrides = request.overrides
         choices = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
-        options = self._options(overrides.options or {})
         values: dict[str, Any] = {
             "policy": self.method,
-            "options": options,
+            "options": self._options(overrides.options or {}),
             "sampling": sampling,
             "budget": Limits.of(budget),
         }
@@ -238,29 +188,27 @@ class Resolver:
         run = self.offer.defaults.model_copy(update=choices | values)
         if run.auto is None:  # a seed repeats a run, and a method that is named is wanted as it is
             run = run.model_copy(update={"auto": self.auto and getattr(request, "seed", None) is None})
-        return RunRequest(conversation, run, stop, format, tools)
+        return run
 
-    def _conversation(self, conversation: tuple[Message, ...], param: str) -> tuple[Message, ...]:
-        most = self.settings.max_messages
+    def _check_conversation(self, wanted: Wanted) -> None:
+        conversation, most = wanted.conversation, self.settings.max_messages
+        wrong = ""
         if len(conversation) > most:
-            message = f"the conversation has {len(conversation)} messages: at most {most} are allowed"
-            raise bad_request(message, param, "invalid_value")
-        if not conversation:
-            raise bad_request("the conversation is empty: send a message to answer", param, "invalid_value")
-        if conversation[-1].role == "assistant":
-            message = "the last message is the assistant's: the conversation has to end with a message to answer"
-            raise bad_request(message, param, "invalid_value")
+            wrong = f"the conversation has {len(conversation)} messages: at most {most} are allowed"
+        elif not conversation:
+            wrong = "the conversation is empty: send a message to answer"
+        elif conversation[-1].role == "assistant":
+            wrong = "the last message is the assistant's: the conversation has to end with a message to answer"
         called: set[str] = set()
         for turn in conversation:
             if turn.role == "tool" and turn.call_id not in called:
-                raise bad_request(
+                wrong = wrong or (
                     f"a tool's result is for the call {turn.call_id!r}, which no message before it makes: send the "
-                    "assistant's message with its calls too",
-                    param,
-                    "invalid_value",
+                    "assistant's message with its calls too"
                 )
             called |= {call.id for call in turn.calls}
-        return conversation
+        if wrong:
+            raise bad_request(wrong, wanted.conversation_name, "invalid_value")
 
     def _options(self, requested: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the method, those *requested* over the configured ones."""
@@ -287,12 +235,18 @@ class Resolver:
         values = {name: getattr(request, name, None) for name in SAMPLING_FIELDS}
         seed: int | None = getattr(request, "seed", None)
         update = {name: value for name, value in values.items() if value is not None}
+        if update.get("top_k") == -1:  # vLLM's name for all tokens
+            update["top_k"] = 0
         update["seed"] = random.getrandbits(31) if seed is None else seed
         return self.offer.defaults.sampling.model_copy(update=update)
 
-    def _budget(self, overrides: StepspecOptions, name: str, tokens: int | None, effort: Effort | None) -> Budget:
-        """Return the budget; *tokens* is the request's own limit and *name* the name of its parameter."""
+    def _budget(self, overrides: StepspecOptions, wanted: Wanted) -> Budget:
+        """Return the budget of the run: the configured one with the limits that the request wants."""
         requested = overrides.budget.tokens if overrides.budget else None
+        tokens, name, least = wanted.tokens, wanted.tokens_name, wanted.least
+        if least is not None and tokens is not None and least > tokens:  # as vLLM does; it has no other effect
+            message = f"min_tokens is {least} and {name} {tokens}: send at most {tokens}"
+            raise bad_request(message, "min_tokens", "invalid_value")
         if tokens == 1:
             raise bad_request(f"{name}=1 has no room to think and to answer: send at least 2", name, "invalid_value")
         if tokens is not None and requested is not None and tokens != requested:
@@ -301,25 +255,14 @@ class Resolver:
         budget = self.offer.defaults.budget.budget()
         budget = replace(budget, tokens=tokens, answer=None) if tokens else budget
         budget = self._limited(_with_overrides(budget, overrides), overrides)
-        if effort is None:
-            return budget
-        answer = budget.for_answer
-        thinking = max(1, int((budget.tokens - answer) * EFFORT[effort]))
-        return replace(budget, tokens=answer + thinking, answer=answer)
-
-    def _message_budget(self, request: MessagesRequest) -> Budget:
-        """Return the budget of a message: its thinking may be limited, and all the rest is for the answer."""
-        budget = self._budget(request.overrides, "max_tokens", request.max_tokens, None)
-        thinking = budget.tokens - budget.for_answer
-        if request.effort is not None:
-            thinking = max(1, int(thinking * EFFORT[request.effort]))
-        if isinstance(request.thinking, EnabledThinking):
-            most = request.thinking.budget_tokens
-            if most >= request.max_tokens:
-                message = f"thinking.budget_tokens is {most}: send less than max_tokens, which is {request.max_tokens}"
-                raise bad_request(message, "thinking.budget_tokens", "invalid_value")
-            thinking = min(thinking, most)
-        return replace(budget, answer=max(budget.for_answer, budget.tokens - thinking))
+        answer, thinking = budget.for_answer, budget.tokens - budget.for_answer
+        if wanted.effort is not None:
+            thinking = max(1, int(thinking * EFFORT[wanted.effort]))
+        if wanted.thinking is not None:
+            thinking = min(thinking, wanted.thinking)
+        if wanted.rest_for_answer:
+            return replace(budget, answer=max(answer, budget.tokens - thinking))
+        return budget if wanted.effort is None else replace(budget, tokens=answer + thinking, answer=answer)
 
     def _limited(self, budget: Budget, overrides: StepspecOptions) -> Budget:
         """Limit the tokens as the settings say; the tokens that the request reserves for the answer stay."""
@@ -356,23 +299,6 @@ def _allowed_priority(asked: int | None, best: int, param: str) -> int:
     return best if asked is None else asked
 
 
-def _max_tokens(request: ChatRequest) -> tuple[str, int | None]:
-    """Return the limit of tokens with the name of its parameter."""
-    old, new = request.max_tokens, request.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        message = "max_tokens and max_completion_tokens differ: send one of them"
-        raise bad_request(message, "max_tokens", "invalid_value")
-    return ("max_completion_tokens", new) if new else ("max_tokens", old)
-
-
-def _check_least(least: int | None, name: str, most: int | None) -> None:
-    """Refuse a least number of tokens above the limit, as vLLM does; it has no other effect."""
-    if least is not None and most is not None and least > most:
-        raise bad_request(
-            f"min_tokens is {least} and {name} {most}: send at most {most}", "min_tokens", "invalid_value"
-        )
-
-
 def _with_overrides(budget: Budget, overrides: StepspecOptions) -> Budget:
     requested = overrides.budget.model_dump(exclude_none=True) if overrides.budget else {}
     if "tokens" in requested and "answer" not in requested:
@@ -388,23 +314,23 @@ def _check_answer(answer: int | None, tokens: int) -> None:
         raise bad_request(message, "stepspec.budget.answer", "invalid_value")
 
 
-def _stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+def _stops(wanted: Wanted) -> tuple[str, ...]:
+    stops, longest = tuple(wanted.stops), max(map(len, wanted.stops), default=0)
+    wrong = ""
     if len(stops) > MAX_STOPS:
-        raise bad_request(f"{len(stops)} stop strings: at most {MAX_STOPS} are allowed", param, "invalid_value")
-    if longest := max((len(each) for each in stops if len(each) > MAX_STOP), default=0):
-        message = f"a stop string has {longest} characters: at most {MAX_STOP} are allowed"
-        raise bad_request(message, param, "invalid_value")
-    if "" in stops:
-        raise bad_request("a stop string is empty", param, "invalid_value")
+        wrong = f"{len(stops)} stop strings: at most {MAX_STOPS} are allowed"
+    elif longest > MAX_STOP:
+        wrong = f"a stop string has {longest} characters: at most {MAX_STOP} are allowed"
+    elif "" in stops:
+        wrong = "a stop string is empty"
+    if wrong:
+        raise bad_request(wrong, wanted.stops_name, "invalid_value")
     return stops
 
 
-def _toolset(
-    request: ChatRequest | ResponsesRequest | MessagesRequest, format: Format | None, param: str
-) -> Toolset | None:
-    """Return the tools of *request*; None if it has none. *param* is the name of its parameter for the *format*."""
-    tools, choice = request.toolset, request.chosen_tool
+def _toolset(wanted: Wanted) -> Toolset | None:
+    """Return the tools of a request; None if it has none."""
+    tools, choice = wanted.tools, wanted.tool_choice
     if not tools:
         if choice not in ("auto", "none"):
             raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice", "invalid_value")
@@ -415,22 +341,10 @@ def _toolset(
     if choice not in ("auto", "none", "required", *names):
         hint = near(choice, names)
         raise bad_request(f"tool_choice names {choice!r}, which is no tool{hint}", "tool_choice", "invalid_value")
-    if format is not None and choice != "none":
+    if wanted.format is not None and choice != "none":
         raise bad_request(
             "an answer has either a format or tools to call: leave out one of them, or send tool_choice none",
-            param,
+            wanted.format_name,
             "invalid_value",
         )
-    return Toolset(tools, choice, request.parallel_tool_calls is not False)
-
-
-def _answer_format(format: Part | None) -> Format | None:
-    match format:
-        case SchemaJson(json_schema=schema):
-            return schema.rules
-        case SchemaFormat(rules=rules) | OutputFormat(rules=rules):
-            return rules
-        case AnyJson():
-            return "json"
-        case _:
-            return None
+    return Toolset(tools, choice, wanted.parallel)

@@ -1,9 +1,4 @@
-"""
-From the bytes of a request to a validated one, or to an error that names the parameter, what is wrong, and a cure.
-
-A body is bounded before it is validated: how deeply it is nested, how many values it has, and how long each list is.
-Without bounds, one body of 4 MiB with 100,000 wrong values keeps the process busy for many seconds. No I/O.
-"""
+"""From the JSON of a request to a validated one, or to an error that names the parameter and a cure. No I/O."""
 
 from __future__ import annotations
 
@@ -11,20 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias, TypeVar, cast
 
-import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ...budget import Budget
 from ...errors import near
 from ..http.errors import ApiError, bad_request, format_path
+from .bounds import MAX_ITEMS, check_bounds
 from .messages import OWN_TOOLS, TEXT_ONLY, Conversation
-from .schemas import FUNCTIONS, SERVED, Request, StepspecOptions
-
-CONTAINERS = (list, dict)
-MAX_DEPTH = 128  # orjson writes at most 254 levels, and a request gets some more on its way to a server
-MAX_ITEMS = 4096  # of one list or object
-MAX_VALUES = 65_536  # of a request: what takes a tenth of a second to validate
+from .schemas import SERVED, Request, StepspecOptions
+from .tools import FUNCTIONS
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -137,71 +128,17 @@ EXPECTED = "Input should be "
 OBJECTS = ("model_type", "model_attributes_type", "dict_type")  # pydantic names its class, which clients do not know
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
-    """Read a JSON object. Raise `ApiError`."""
-    brackets = body.count(b"[") + body.count(b"{")  # those within texts included
-    if brackets > MAX_VALUES and _containers(body) > MAX_VALUES:
-        raise bad_request(f"the body has more than {MAX_VALUES} lists and objects", code="invalid_json")
-    try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError as exc:
-        raise bad_request(f"the body is not JSON: {exc}", code="invalid_json") from exc
-    if not isinstance(content, dict):
-        raise bad_request("the body has to be a JSON object", code="invalid_json")
-    if brackets > MAX_DEPTH and too_deep(content):
-        raise bad_request(f"the body is nested more than {MAX_DEPTH} deep", code="invalid_json")
-    return cast("dict[str, Any]", content)
-
-
-def _containers(body: bytes) -> int:
-    """Count the lists and objects of a *body*: millions of them take seconds to build."""
-    outside = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
-    return sum(part.count(b"[") + part.count(b"{") for part in outside)
-
-
-def too_deep(value: object) -> bool:
-    """Whether lists and objects in *value* are nested more than `MAX_DEPTH` deep, so that nothing could write it."""
-    level: list[Any] = [value] if isinstance(value, list | dict) else []
-    for _ in range(MAX_DEPTH):
-        if not level:
-            return False
-        level = [inner for each in level for inner in _values(each) if type(inner) in CONTAINERS]
-    return bool(level)
-
-
 def parse_request(schema: type[P], content: Mapping[str, Any], max_items: int = MAX_ITEMS) -> P:
     """
     Validate a request, none of whose lists may have more than *max_items* items.
 
     Raise `ApiError`, which names the wrong parameter and a cure.
     """
-    _check_bounds(content, max_items)
+    check_bounds(content, max_items)
     try:
         return schema.model_validate(content)
     except ValidationError as exc:
         raise explain(schema, content, exc) from exc
-
-
-def _check_bounds(content: Mapping[str, Any], max_items: int) -> None:
-    """Raise `ApiError` if *content* has too many values, or one list or object of it has too many items."""
-    if len(content) > max_items:
-        raise bad_request(f"{len(content)} parameters: at most {max_items} are allowed", code="invalid_value")
-    values = 0
-    for name, value in content.items():
-        level: list[Any] = [value] if isinstance(value, list | dict) else []
-        while level:
-            if (longest := max(map(len, level))) > max_items:
-                message = f"{name} has a list or an object of {longest} items: at most {max_items} are allowed"
-                raise bad_request(message, name, "invalid_value")
-            values += sum(map(len, level))
-            if values > MAX_VALUES:
-                message = f"{name}: the request has more than {MAX_VALUES} values; write long texts as one value"
-                raise bad_request(message, name, "invalid_value")
-            level = [inner for each in level for inner in _values(each) if type(inner) in CONTAINERS]
-
-
-def _values(container: Any) -> Iterable[Any]:
-    return container.values() if isinstance(container, dict) else container
 
 
 def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiError:

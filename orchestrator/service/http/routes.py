@@ -17,19 +17,16 @@ from starlette.responses import HTMLResponse, Response
 from ...chain import Message, Tool
 from ...errors import StepspecError
 from ..formats import openapi
+from ..formats.bounds import MAX_ITEMS, parse_json
+from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
 from ..formats.deltas import json_response
-from ..formats.message_replies import MessagesReply, model_info, model_list
+from ..formats.message_reply import MessagesReply, model_info, model_list
 from ..formats.messages import CountTokensRequest, MessagesRequest
-from ..formats.replies import ChatReply, LiveReply, ReplyFormat, ResponsesReply, reply
-from ..formats.requests import (
-    AUTO,
-    Resolver,
-    RunRequest,
-    ServedModel,
-    forwarded_priority,
-)
-from ..formats.schemas import ChatRequest, LiveRequest, ResponsesRequest
-from ..formats.validation import MAX_ITEMS, parse_json, parse_request
+from ..formats.replies import ReplyFormat, reply
+from ..formats.requests import AUTO, Resolver, ServedModel, forwarded_priority
+from ..formats.responses import ResponsesReply, ResponsesRequest
+from ..formats.schemas import Request as RunRequestBody
+from ..formats.validation import parse_request
 from ..watch.records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from .errors import api_error, bad_request
 from .middleware import service_request
@@ -51,7 +48,7 @@ def api_router(context: ServiceContext) -> APIRouter:
             return call.forward(call.model)
         body = call.parsed(ChatRequest)
         call.request.log_fields["user"] = body.safety_identifier or body.user
-        runs = call.runs(*call.resolver(call.model).chat(body))
+        runs = call.runs(call.model, body)
         thinking = body.overrides.thinking or context.settings.thinking
         return call.reply(runs, ChatReply(runs, call.request, body, thinking), stream=bool(body.stream))
 
@@ -77,7 +74,7 @@ def api_router(context: ServiceContext) -> APIRouter:
             return call.forward(call.model)
         body = call.parsed(ResponsesRequest)
         call.request.log_fields["user"] = body.safety_identifier or body.user
-        runs = call.runs(call.resolver(call.model).response(body))
+        runs = call.runs(call.model, body)
         thinking = body.overrides.thinking or context.settings.thinking
         return call.reply(runs, ResponsesReply(runs, call.request, body, thinking), stream=bool(body.stream))
 
@@ -110,7 +107,7 @@ def messages_router(context: ServiceContext) -> APIRouter:
             return call.forward(call.model)
         body = call.parsed(MessagesRequest)
         call.request.log_fields["user"] = body.user
-        runs = call.runs(call.resolver(call.model).message(body))
+        runs = call.runs(call.model, body)
         thinking = body.place_of_thinking(context.settings.thinking)
         return call.reply(runs, MessagesReply(runs, call.request, body, thinking), stream=bool(body.stream))
 
@@ -121,7 +118,7 @@ def messages_router(context: ServiceContext) -> APIRouter:
         if isinstance(call.model, ServedModel):
             return call.forward(call.model)
         body = call.parsed(CountTokensRequest)
-        return call.count(body.problem_messages, body.toolset)
+        return call.count(body.wanted.conversation, body.wanted.tools)
 
     return router
 
@@ -158,7 +155,7 @@ def page_router(context: ServiceContext) -> APIRouter:
         if isinstance(method, ServedModel):
             raise bad_request(f"{body.model!r} is a served model, and only the runs of methods have events", "model")
         call = ModelCall(context, request, b"", {"model": body.model}, method)
-        return call.reply(call.runs(call.resolver(method).live(body)), LiveReply(), stream=True)
+        return call.reply(call.runs(method, body), LiveReply(), stream=True)
 
     return router
 
@@ -231,13 +228,12 @@ class ModelCall:
         """Validate the body. Raise `ApiError`."""
         return parse_request(schema, self.content, _max_items(self.context))
 
-    def resolver(self, method: str) -> Resolver:
-        context = self.context
+    def runs(self, method: str, body: RunRequestBody) -> Runs:
+        """Make the runs of *method* that *body* asks for. Raise `ApiError`."""
+        context, auto = self.context, self.content.get("model") == AUTO
         best = context.clients.best_priority(self.request.client)
-        return Resolver(method, context.offer, context.settings, self.content.get("model") == AUTO, best)
-
-    def runs(self, *run_requests: RunRequest) -> Runs:
-        return Runs(self.context, self.request, run_requests)
+        resolver = Resolver(method, context.offer, context.settings, auto, best)
+        return Runs(context, self.request, resolver.runs(body))
 
     def reply(self, runs: Runs, format: ReplyFormat, *, stream: bool) -> Response:
         """Answer with *runs*, written in *format*."""

@@ -27,7 +27,7 @@ SCHEMA = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
 
 
 def ordered(**fields: Any) -> RunRequest:
-    return RESOLVER.message(parse_request(MessagesRequest, {**ASKED, **fields}))
+    return RESOLVER.runs(parse_request(MessagesRequest, {**ASKED, **fields}))[0]
 
 
 def blocks(*content: Any, role: str = "user") -> dict[str, Any]:
@@ -50,7 +50,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (blocks({"type": "thinking", "thinking": ""}), "messages[0].content[0]", "a message of the assistant"),
     (blocks(RESULT, role="assistant"), "messages[0].content[0]", "a message of the user"),
     (blocks(CALL), "messages[0].content[0]", "a message of the assistant"),
-    (blocks({**CALL, "input": "{}"}, role="assistant"), "messages[0].content[0].input", "an object"),
+    (blocks({**CALL, "input": 5}, role="assistant"), "messages[0].content[0].input", "an object"),
     (blocks({**RESULT, "content": [{"type": "image"}]}), "messages[0].content[0].content[0]", "read text only"),
     (blocks(RESULT), "messages", "which no message before it makes"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]", "send tools with an input_schema"),
@@ -69,7 +69,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (blocks({"text": "x"}), "messages[0].content[0]", "'type'"),
     (blocks({**TEXT, "texts": "x"}), "messages[0].content[0].texts", "did you mean 'text'"),
     (blocks({**TEXT, "citations": [{}]}), "messages[0].content[0].citations", "leave the citations out"),
-    (blocks({**TEXT, "cache_control": {"type": "eternal"}}), "messages[0].content[0].cache_control.type", "ephemeral"),
     (blocks({"type": "server_tool_use"}, role="assistant"), "messages[0].content[0]", "runs no tools"),
     ({"system": [{"type": "image"}]}, "system[0]", "read text only"),
     ({"system": 5}, "system", "a valid string or a valid list"),
@@ -197,7 +196,7 @@ def test_calls_and_their_results_are_messages_in_their_order() -> None:
     ]
     calls = tuple(ToolCall(name, "look_up", '{"word":"é"}') for name in ("c1", "c2"))
     request = parse_request(MessagesRequest, {**ASKED, "messages": turns})
-    assert replace(RESOLVER, settings=ServiceSettings()).message(request).problem[1:] == (
+    assert replace(RESOLVER, settings=ServiceSettings()).runs(request)[0].problem[1:] == (
         Message("assistant", "x", calls, reasoning="Hm."),
         Message("tool", "two", call_id="c1"),
         Message("tool", "Error: x\ny", call_id="c2"),

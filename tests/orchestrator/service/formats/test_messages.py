@@ -11,13 +11,13 @@ import anthropic
 import orjson
 import pytest
 from anthropic import AsyncAnthropic
+from anthropic.types import MessageDeltaUsage
 from pydantic import BaseModel
 
-from stepspec.orchestrator.chain import ToolCall
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.service.formats.deltas import Delta
-from stepspec.orchestrator.service.formats.message_replies import ContentBlocks
+from stepspec.orchestrator.service.formats.message_reply import ContentBlocks
 
 from ....stand_in import tools as stand_in_tools
 from ...endpoints.server import Refuse
@@ -99,7 +99,9 @@ async def test_a_stream_has_each_verified_step_as_one_delta() -> None:
     )
     start, last = found[0]["message"], found[-2]
     assert (start["content"], start["stop_reason"], start["usage"]["output_tokens"]) == ([], None, 0)
-    assert (last["delta"], last["usage"]) == ({"stop_reason": "end_turn", "stop_sequence": None}, whole["usage"])
+    assert last["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert last["usage"] | {"service_tier": "standard"} == whole["usage"]
+    assert last["usage"].keys() <= MessageDeltaUsage.model_fields.keys()
     assert (len(last["steps"]), last["stepspec"]["answer"]) == (3, "2")
     assert [block.to_dict() for block in full.content] == whole["content"]
     assert full.usage.output_tokens == whole["usage"]["output_tokens"]
@@ -420,8 +422,8 @@ async def test_an_answer_may_call_tools() -> None:
 def test_a_call_that_is_cut_off_is_in_the_stream_and_not_in_the_message() -> None:
     content = ContentBlocks()
     pieces = [Calling(0, "a", "f", '{"x":'), Calling(0, arguments=" 1}"), Calling(1, "b", "g", '{"y"')]
-    stream = b"".join(content.add(Delta({}, call=piece)) for piece in pieces)
-    stream += content.finish([ToolCall("a", "f", '{"x": 1}')])
+    stream = b"".join(content.add(Delta({}, calls=(piece,))) for piece in pieces)
+    stream += content.finish(cut=True)
     assert content.blocks == [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]
     found = events(Reply(200, {}, stream))
     assert [event["type"].removeprefix("content_block_") for event in found] == [

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from stepspec.orchestrator.service.formats import validation
-from stepspec.orchestrator.service.formats.validation import MAX_DEPTH, MAX_ITEMS, MAX_VALUES
+from stepspec.orchestrator.service.formats.bounds import MAX_DEPTH, MAX_ITEMS, MAX_VALUES
 
 from ..served import TURN, Served, serving
 

@@ -12,16 +12,17 @@ from typing import Any
 
 import orjson
 
-from ...chain import ToolCall
+from ...answer import is_json
 from ...events import Answered, Calling, Committed, Event
 from ...solution import Solution
 from ..http.errors import ApiError
 from ..http.runs import PROGRESS, RunItem, Runs
 from ..settings import Thinking
 from ..watch.records import RunResult, ServiceRequest
-from . import deltas as payloads
+from . import deltas
 from .deltas import Delta, DeltaBuilder
 from .messages import MessagesRequest
+from .tools import arguments_object
 
 SIGNATURE = "stepspec"
 """
@@ -40,15 +41,20 @@ PING = event("ping")
 
 
 class ContentBlocks:
-    """The content *blocks* of one message, and the events of a stream that build them."""
+    """
+    The content *blocks* of one message, and the events of a stream that build them.
+
+    The calls of tools are told apart by their index, as a server may repeat an id.
+    """
 
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []
         self._open = False
         self._call = -1  # the index of the open call
+        self._inputs: dict[int, str] = {}  # JSON texts, by the index of the block
 
     def add(self, delta: Delta) -> bytes:
-        """Add *delta* to the open block, or to a new one; return the events."""
+        """Add *delta* to the open block, or to new ones; return the events."""
         events = b""
         for name, text in delta.fields.items():
             kind = "thinking" if name == "reasoning" else "text"
@@ -57,13 +63,15 @@ class ContentBlocks:
             self.blocks[-1][kind] += text
             about = {"stepspec": delta.step} if delta.step else {}
             events += self._delta({"type": f"{kind}_delta", kind: text}, **about)
-        return events if delta.call is None else events + self._add_call(delta.call)
+        return events + b"".join(map(self._add_call, delta.calls))
 
     def _add_call(self, piece: Calling) -> bytes:
         events = b""
         if not self._open or self.blocks[-1]["type"] != "tool_use" or piece.index != self._call:
             events = self.close() + self._start({"type": "tool_use", "id": piece.id, "name": piece.name})
             self._call = piece.index
+        block = len(self.blocks) - 1
+        self._inputs[block] = self._inputs.get(block, "") + piece.arguments
         return events + (
             self._delta({"type": "input_json_delta", "partial_json": piece.arguments}) if piece.arguments else b""
         )
@@ -78,17 +86,17 @@ class ContentBlocks:
             signed = self._delta({"type": "signature_delta", "signature": SIGNATURE})
         return signed + event("content_block_stop", index=len(self.blocks) - 1)
 
-    def finish(self, calls: Sequence[ToolCall]) -> bytes:
+    def finish(self, *, cut: bool) -> bytes:
         """
         Complete the last block; return the events. A message has one at least: clients read the first unasked.
 
-        Of the calls of tools only *calls* are complete. A stream has begun the others already.
+        Of an answer that was *cut* off, calls whose arguments are no JSON are left out. A stream has begun them.
         """
-        events, inputs = self.close(), {call.id: call.arguments for call in calls}
-        self.blocks = [block for block in self.blocks if block["type"] != "tool_use" or block["id"] in inputs]
-        for block in self.blocks:
-            if block["type"] == "tool_use":
-                block["input"] = orjson.loads(inputs[block["id"]] or "{}")
+        events = self.close()
+        for block, text in self._inputs.items():
+            self.blocks[block]["input"] = orjson.loads(arguments_object(text))
+        lost = {block for block, text in self._inputs.items() if cut and not is_json(text)}
+        self.blocks = [block for index, block in enumerate(self.blocks) if index not in lost]
         return events if self.blocks else events + self._start({"type": "text", "text": ""}) + self.close()
 
     def _start(self, block: dict[str, Any]) -> bytes:
@@ -135,45 +143,44 @@ class MessagesReply:
     def __init__(self, runs: Runs, request: ServiceRequest, body: MessagesRequest, thinking: Thinking) -> None:
         self._runs, self._model = runs, body.model
         (self._run_request,) = runs.run_requests
-        self._builder = DeltaBuilder(payloads.one_field(thinking), thinks=runs.thinks)
+        self._builder = DeltaBuilder(deltas.one_field(thinking), thinks=runs.thinks)
         self._id = request.id
         self._content, self._raw = ContentBlocks(), RawAnswer()
 
     async def opening(self) -> bytes:
-        message = self._message(usage(await self._runs.prompt_tokens(), {}))
-        return event("message_start", message=message) + PING
+        used = _usage(await self._runs.prompt_tokens(), {})
+        return event("message_start", message=self._message() | {"usage": used | TIER}) + PING
 
     def render(self, item: RunItem) -> bytes:
         if not isinstance(item, RunResult):
             self._raw(item.event)
-        delta = self._builder.add(item)
-        return b"" if delta is None else self._content.add(delta)
+        return self._content.add(self._builder.add(item))
 
     async def closing(self) -> bytes:
-        events, last = self._content.finish(self._runs.solutions[0].calls), await self._end()
-        used = last.pop("usage")
-        return (
-            events + event("message_delta", delta=last, usage=used, **self._runs.extension([0])) + event("message_stop")
-        )
+        events, used = self._finish(), await self._used()
+        ended = event("message_delta", delta=self._ended(), usage=used, **self._runs.extension([0]))
+        return events + ended + event("message_stop")
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
-        return payloads.FAILED_EVENT % body
+        return deltas.FAILED_EVENT % body
 
     async def body(self) -> dict[str, Any]:
-        self._content.finish(self._runs.solutions[0].calls)
-        return self._message({}) | await self._end() | self._runs.extension([0])
+        self._finish()
+        return self._message() | self._ended() | {"usage": await self._used() | TIER} | self._runs.extension([0])
 
-    async def _end(self) -> dict[str, Any]:
+    def _finish(self) -> bytes:
+        return self._content.finish(cut=self._runs.solutions[0].finish_reason != "stop")
+
+    async def _used(self) -> dict[str, Any]:
         counted = await self._runs.usage()
+        return _usage(counted["prompt_tokens"], counted)
+
+    def _ended(self) -> dict[str, Any]:
         solution, stopped = self._runs.solutions[0], self._raw.stopped_by(self._run_request.stop)
         reason = stop_reason(solution, stopped)
-        return {
-            "stop_reason": reason,
-            "stop_sequence": stopped if reason == "stop_sequence" else None,
-            "usage": usage(counted["prompt_tokens"], counted),
-        }
+        return {"stop_reason": reason, "stop_sequence": stopped if reason == "stop_sequence" else None}
 
-    def _message(self, used: Mapping[str, Any]) -> dict[str, Any]:
+    def _message(self) -> dict[str, Any]:
         return {
             "id": f"msg_{self._id}",
             "type": "message",
@@ -182,7 +189,6 @@ class MessagesReply:
             "content": self._content.blocks,
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": used,
         }
 
 
@@ -199,7 +205,11 @@ def stop_reason(solution: Solution, stopped: str | None) -> str:
             return "max_tokens"
 
 
-def usage(prompt: int, counted: Mapping[str, Any]) -> dict[str, Any]:
+TIER = {"service_tier": "standard"}
+"""What the usage of a message has, and that of its last event has not."""
+
+
+def _usage(prompt: int, counted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the usage of a message: of the *prompt*, the tokens in the prefix cache are counted separately."""
     cached = counted["prompt_tokens_details"]["cached_tokens"] if counted else 0
     thinking = counted["completion_tokens_details"]["reasoning_tokens"] if counted else 0
@@ -209,7 +219,6 @@ def usage(prompt: int, counted: Mapping[str, Any]) -> dict[str, Any]:
         "cache_read_input_tokens": cached,
         "output_tokens": counted["completion_tokens"] if counted else 0,
         "output_tokens_details": {"thinking_tokens": thinking},
-        "service_tier": "standard",
     }
 
 

@@ -1,0 +1,347 @@
+"""Chat completions and the page's own runs: what a request may contain, and how its runs are answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias, cast
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from ...chain import Message
+from ...events import Drafted
+from ...trace import Moment, dump
+from ..http.errors import ApiError, bad_request
+from ..http.runs import PROGRESS, RunItem, Runs
+from ..settings import Thinking
+from ..watch.records import RunResult, ServiceRequest
+from . import deltas
+from .deltas import Delta, DeltaBuilder, TokenCounts
+from .schemas import (
+    SPEAKERS,
+    AnyJson,
+    CacheablePart,
+    Content,
+    Effort,
+    Empty,
+    Items,
+    Label,
+    Metadata,
+    ModelName,
+    NotNegative,
+    Part,
+    PlainText,
+    Positive,
+    Request,
+    Rules,
+    Schema,
+    Temperature,
+    TopK,
+    TopP,
+    Wanted,
+    any_json,
+    joined_text,
+)
+from .tools import CallId, NamedTool, ToolCallPart, Tools, written_arguments
+
+COMPLETION, CHUNK = "chat.completion", "chat.completion.chunk"
+
+
+def _no_function(role: object) -> object:
+    if role == "function":
+        raise ValueError("a message of the role 'function': send the role tool, with tool_call_id")
+    return role
+
+
+TurnRole: TypeAlias = Annotated[
+    Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_no_function)
+]
+
+
+class Turn(CacheablePart):
+    """
+    A message of the conversation: of the client, of an earlier answer with its calls, or with the result of a call.
+
+    The reasoning of an earlier answer may be sent back in either field; the models' own chat templates keep or drop it.
+    ``provider_specific_fields``, in which LiteLLM keeps it a second time, is dropped.
+    """
+
+    role: TurnRole
+    content: Content
+    name: None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    annotations: Empty = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Items[ToolCallPart] | None = None
+    tool_call_id: Annotated[CallId | None, Field(validate_default=True)] = None
+    provider_specific_fields: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _calls_alone(cls, turn: object) -> object:
+        """A message of calls may have no content."""
+        if not isinstance(turn, dict):
+            return turn
+        fields = cast("dict[str, Any]", turn)
+        return {**fields, "content": ""} if fields.get("tool_calls") and fields.get("content") is None else fields
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _by_the_assistant(cls, calls: list[ToolCallPart] | None, known: ValidationInfo) -> list[ToolCallPart] | None:
+        if calls and known.data.get("role", "assistant") != "assistant":
+            raise ValueError("only a message of the assistant makes calls: leave them out")
+        return calls
+
+    @field_validator("tool_call_id")
+    @classmethod
+    def _of_a_result(cls, call_id: str | None, known: ValidationInfo) -> str | None:
+        if (known.data.get("role", "user") == "tool") != (call_id is not None):
+            raise ValueError("a message of the role tool, and no other, has a tool_call_id: the id of the call")
+        return call_id
+
+    @property
+    def message(self) -> Message:
+        reasoning = (self.reasoning or self.reasoning_content or "") if self.role == "assistant" else ""
+        calls = tuple([call.call for call in self.tool_calls or ()])
+        return Message(SPEAKERS[self.role], joined_text(self.content), calls, self.tool_call_id or "", reasoning)
+
+
+class StreamOptions(Part):
+    """Options of a stream: *continuous_usage_stats* adds the usage so far to each chunk, if there is any usage."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class NamedSchema(Schema):
+    """A JSON schema with a name."""
+
+    name: str
+    description: str | None = None
+    rules: Rules
+    strict: bool | None = None
+
+
+class SchemaJson(Part):
+    """An answer that is JSON and matches a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaJson, Field(discriminator="type")]
+
+
+class ChatRequest(Request):
+    """The body of a chat completion."""
+
+    parts = (Turn,)
+
+    model: ModelName
+    messages: Annotated[Items[Turn], Field(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Positive | None = None
+    stop: str | Items[str] | None = None
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    reasoning_effort: Effort | None = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    response_format: ResponseFormat | None = None
+
+    # Hints that do not change the answer.
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+    metadata: Metadata | None = None
+
+    # Load generators send them. A run ends with its answer, or with its budget: what two models would write beyond the
+    # answer says nothing about a method.
+    ignore_eos: bool | None = None
+    min_tokens: NotNegative | None = None
+
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    # Features that no method has; clients may send the values that turn them off.
+    functions: Empty = None
+    function_call: Literal["none"] | None = None
+    logprobs: Literal[False] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    verbosity: Literal["medium"] | None = None
+    modalities: Items[Literal["text"]] | None = None
+    audio: None = None
+    prediction: None = None
+    web_search_options: None = None
+
+    @property
+    def wanted(self) -> Wanted:
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options is for streams: set stream to true", "stream_options", "invalid_value")
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            message = "max_tokens and max_completion_tokens differ: send one of them"
+            raise bad_request(message, "max_tokens", "invalid_value")
+        format, choice = self.response_format, self.tool_choice
+        return Wanted(
+            tuple([turn.message for turn in self.messages]),
+            tokens=new or old,
+            tokens_name="max_completion_tokens" if new else "max_tokens",
+            least=self.min_tokens,
+            effort=self.reasoning_effort,
+            stops=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
+            format=format.json_schema.rules if isinstance(format, SchemaJson) else any_json(format),
+            tools=tuple([tool.function.tool for tool in self.tools or ()]),
+            tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
+            parallel=self.parallel_tool_calls is not False,
+            choices=self.n or 1,
+        )
+
+
+class LiveRequest(Request):
+    """The body of a run of the page. It has either *messages* or a *problem*."""
+
+    parts = (Turn,)
+
+    messages: Annotated[Items[Turn], Field(min_length=1)] | None = None
+    problem: Annotated[str, Field(min_length=1)] | None = None
+    model: ModelName = "auto"
+
+    @property
+    def wanted(self) -> Wanted:
+        if (self.messages is None) == (self.problem is None):
+            raise bad_request("send either messages or problem", "messages", "invalid_value")
+        return Wanted(tuple([turn.message for turn in self.messages or []]) or (Message("user", self.problem or ""),))
+
+
+class ChatReply:
+    """Writes the *runs* of a chat completion, one for each choice, as OpenAI's API does. A `ReplyFormat`."""
+
+    keep_alive = deltas.KEEP_ALIVE
+    starts_at = PROGRESS
+
+    def __init__(self, runs: Runs, request: ServiceRequest, chat: ChatRequest, thinking: Thinking) -> None:
+        self._runs, self._model, self._streamed = runs, chat.model, bool(chat.stream)
+        options = chat.stream_options or StreamOptions()
+        self._include_usage = options.include_usage
+        self._continuous = self._include_usage and bool(options.continuous_usage_stats)
+        self._counts, self._prompt = [TokenCounts() for _ in runs.run_requests], 0
+        self._id, self._created = f"chatcmpl-{request.id}", int(time.time())
+        self._builders = [DeltaBuilder(thinking, thinks=runs.thinks) for _ in runs.run_requests]
+        fields = deltas.FIELDS[thinking] if runs.thinks else ()
+        self._texts = [dict.fromkeys(("content", *fields), "") for _ in runs.run_requests]
+
+    async def opening(self) -> bytes:
+        if self._continuous:
+            self._prompt = await self._runs.prompt_tokens()
+        return b"".join(self._chunk(choice, {"role": "assistant", "content": ""}) for choice in range(len(self._texts)))
+
+    def render(self, item: RunItem) -> bytes:
+        if not isinstance(item, RunResult):
+            self._counts[item.choice](item.event)  # not `Runs.counts`, which are those of events to come as well
+        delta = self._builders[item.choice].add(item)
+        if not self._streamed:
+            for name, text in delta.fields.items():
+                self._texts[item.choice][name] += text
+            return b""
+        chunks = self._deltas(item.choice, delta)
+        return chunks + self._last(item) if isinstance(item, RunResult) else chunks
+
+    async def closing(self) -> bytes:
+        if not self._include_usage:
+            return deltas.DONE
+        return deltas.event(self._head(CHUNK) | {"choices": [], "usage": await self._runs.usage()}) + deltas.DONE
+
+    def failed(self, error: ApiError, body: bytes) -> bytes:
+        return deltas.FAILED % body
+
+    async def body(self) -> dict[str, Any]:
+        choices = [self._choice(choice, texts) for choice, texts in enumerate(self._texts)]
+        usage, extension = await self._runs.usage(), self._runs.extension(range(len(self._texts)))
+        return self._head(COMPLETION) | {"choices": choices, "usage": usage, **extension}
+
+    def _choice(self, choice: int, texts: Mapping[str, str]) -> dict[str, Any]:
+        solution = self._runs.solutions[choice]
+        message: dict[str, Any] = {"role": "assistant", "refusal": None, **texts}
+        if solution.calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [
+                _call(call.id, {"name": call.name, "arguments": written_arguments(call)}) for call in solution.calls
+            ]
+        return _choice(choice, "message", message, deltas.finish_reason(solution))
+
+    def _deltas(self, choice: int, delta: Delta) -> bytes:
+        about = {"stepspec": delta.step} if delta.step is not None else {}
+        chunks = self._chunk(choice, delta.fields, **about) if delta.fields or about else b""
+        for piece in delta.calls:
+            named = {"name": piece.name} if piece.name else {}
+            function = {**named, "arguments": piece.arguments}
+            call = _call(piece.id, function) if piece.id else {"function": function}
+            chunks += self._chunk(choice, {"tool_calls": [{"index": piece.index, **call}]})
+        return chunks
+
+    def _chunk(self, choice: int, delta: Mapping[str, Any], **fields: object) -> bytes:
+        body = _choice(choice, "delta", delta, None) | fields
+        return deltas.event(self._head(CHUNK) | {"choices": [body]} | self._usage_so_far())
+
+    def _last(self, item: RunResult) -> bytes:
+        choice = _choice(item.choice, "delta", {}, deltas.finish_reason(item.solution))
+        extension = self._runs.extension([item.choice])
+        return deltas.event(self._head(CHUNK) | {"choices": [choice]} | self._usage_so_far() | extension)
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        """The usage of what was rendered until now, of all choices; empty unless it is continuous."""
+        if not self._continuous:
+            return {}
+        return {"usage": deltas.usage(self._prompt, self._counts, thinks=self._runs.thinks)}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+
+
+def _choice(index: int, kind: str, content: Mapping[str, Any], finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, kind: content, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _call(call_id: str, function: Mapping[str, str]) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": function}
+
+
+class LiveReply:
+    """Writes a run for the page: every event as a line of a trace, and then the solution. A `ReplyFormat`."""
+
+    keep_alive = deltas.KEEP_ALIVE
+    starts_at = (Drafted, *PROGRESS)
+
+    async def opening(self) -> bytes:
+        return b""
+
+    def render(self, item: RunItem) -> bytes:
+        if isinstance(item, RunResult):
+            return b"event: solution\n" + deltas.event(deltas.solution(item.solution))
+        return b"data: " + dump(Moment(item.at, item.event)) + b"\n"
+
+    async def closing(self) -> bytes:
+        return b""
+
+    def failed(self, error: ApiError, body: bytes) -> bytes:
+        return deltas.FAILED_EVENT % body
+
+    async def body(self) -> dict[str, Any]:
+        raise NotImplementedError("a run of the page is always a stream")

@@ -1,0 +1,164 @@
+"""Calls of tools whose arguments are no object: emitted so that they can be read, and accepted when they come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from stepspec.orchestrator.chain import ToolCall
+from stepspec.orchestrator.events import Calling
+from stepspec.orchestrator.service.formats.chat import ChatRequest
+from stepspec.orchestrator.service.formats.deltas import Delta
+from stepspec.orchestrator.service.formats.message_reply import ContentBlocks
+from stepspec.orchestrator.service.formats.messages import MessagesRequest
+from stepspec.orchestrator.service.formats.responses import ResponseEvents, ResponsesRequest
+from stepspec.orchestrator.service.formats.schemas import Request
+from stepspec.orchestrator.service.formats.tools import CallPieces, arguments_object, written_arguments
+from stepspec.orchestrator.service.formats.validation import parse_request
+
+from ..served import TURN, serving
+
+DEEP = "[" * 300 + "]" * 300
+HISTORY = [
+    ("", {}),
+    ("  \n", {}),
+    ("null", {}),
+    (" null ", {}),
+    (None, {}),
+    ("{}", {}),
+    ('{"a": 1}', {"a": 1}),
+    ('{"a": ', {"arguments": '{"a": '}),
+    ("what?", {"arguments": "what?"}),
+    ("[1]", {"arguments": [1]}),
+    ("5", {"arguments": 5}),
+    ('"x"', {"arguments": "x"}),
+    ("nul", {"arguments": "nul"}),
+    ('{"a": NaN}', {"arguments": '{"a": NaN}'}),
+    (DEEP, {"arguments": DEEP}),
+    ({"a": 1}, {"a": 1}),
+]
+
+
+@pytest.mark.parametrize(("arguments", "read"), HISTORY)
+def test_the_arguments_of_a_history_are_an_object(arguments: Any, read: dict[str, Any]) -> None:
+    assert orjson.loads(arguments_object(arguments)) == read
+    function = {"name": "f", "arguments": arguments}
+    turn = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "r"}
+    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+    output = {"type": "function_call_output", "call_id": "c", "output": "r"}
+    block = {"type": "tool_use", "id": "c", "name": "f", "input": arguments}
+    answered = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]}
+    histories: list[Request] = [
+        parse_request(ChatRequest, {"model": "auto", "messages": [TURN, turn, result]}),
+        parse_request(ResponsesRequest, {"model": "auto", "input": [TURN, item, output]}),
+        parse_request(
+            MessagesRequest,
+            {"model": "auto", "max_tokens": 9, "messages": [TURN, {"role": "assistant", "content": [block]}, answered]},
+        ),
+    ]
+    for request in histories:
+        (call,) = request.wanted.conversation[1].calls
+        assert orjson.loads(call.arguments) == read
+
+
+async def test_a_call_may_have_no_arguments_field_at_all() -> None:
+    turns = [TURN, {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}]
+    async with serving() as served:
+        reply = await served.chat(messages=[*turns, {"role": "tool", "tool_call_id": "c", "content": "r"}])
+    assert reply.status == 200
+
+
+WRITTEN = [
+    (["", ""], "{}"),
+    (["nu", "ll"], "{}"),
+    ([" ", "null", "\n"], "{}"),
+    (["n", "o"], "no"),
+    (["null", "able"], "nullable"),
+    (['{"a"', ": 1}"], '{"a": 1}'),
+    (["[1", "]"], "[1]"),
+    (['{"a": '], '{"a": '),
+]
+
+
+@pytest.mark.parametrize(("pieces", "sent"), WRITTEN)
+def test_a_call_without_arguments_is_written_with_an_empty_object(pieces: list[str], sent: str) -> None:
+    calls = CallPieces()
+    made = [*calls.add(Calling(0, "same", "f"))]
+    for piece in pieces:
+        made += calls.add(Calling(0, arguments=piece))
+    made += calls.add(Calling(1, "same", "g", '{"b": 2}'))
+    made += calls.close()
+    assert "".join(each.arguments for each in made if each.index == 0) == sent
+    assert "".join(each.arguments for each in made if each.index == 1) == '{"b": 2}'
+    assert [each.index for each in made] == sorted(each.index for each in made)
+    assert written_arguments(ToolCall("same", "f", "".join(pieces))) == ("{}" if sent == "{}" else "".join(pieces))
+    assert [*calls.close()] == []
+    blocks, items = ContentBlocks(), ResponseEvents("r")
+    blocks.add(Delta({}, calls=tuple(made)))
+    blocks.finish(cut=False)
+    items.add(Delta({}, calls=tuple(made)))
+    items.close()
+    assert [(block["id"], block["name"], block["input"]) for block in blocks.blocks] == [
+        ("same", "f", orjson.loads(arguments_object(sent))),
+        ("same", "g", {"b": 2}),
+    ]
+    assert [item["arguments"] for item in items.items] == [sent, '{"b": 2}']
+
+
+def test_a_call_that_was_cut_off_before_its_arguments_is_not_completed() -> None:
+    calls = CallPieces()
+    assert [*calls.add(Calling(0, "c", "f"))] == [Calling(0, "c", "f")]
+    blocks = ContentBlocks()
+    blocks.add(Delta({}, calls=(Calling(0, "c", "f"),)))
+    blocks.finish(cut=True)
+    assert [block["type"] for block in blocks.blocks] == ["text"]
+
+
+CACHED: Any = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global", "any": [1]}}
+
+
+async def test_cache_control_is_accepted_anywhere_without_effect() -> None:
+    text = {"type": "text", "text": "What?", **CACHED}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "", **CACHED}, **CACHED}
+    tool = {"type": "function", "function": {"name": "f", **CACHED}, **CACHED}
+    turns = [
+        {"role": "user", "content": [text], **CACHED},
+        {"role": "assistant", "tool_calls": [call], **CACHED},
+        {"role": "tool", "tool_call_id": "c", "content": [text], **CACHED},
+    ]
+    item = {"role": "user", "content": [{"type": "input_text", "text": "What?", **CACHED}], **CACHED}
+    used = {"type": "tool_use", "id": "c", "name": "f", "input": {}, **CACHED}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [text], **CACHED}
+    messages = [
+        {"role": "user", "content": [text], **CACHED},
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [result]},
+    ]
+    async with serving() as served:
+        statuses = [
+            (await served.chat(messages=turns, tools=[tool], tool_choice="none", **CACHED)).status,
+            (await served.post("/v1/responses", {"model": "auto", "input": [item], **CACHED})).status,
+            (
+                await served.post(
+                    "/v1/messages",
+                    {"model": "auto", "max_tokens": 99, "messages": messages, "system": [text], **CACHED},
+                )
+            ).status,
+        ]
+        refused = await served.chat(stepspec=CACHED)
+    assert statuses == [200] * 3
+    assert refused.error["param"] == "stepspec.cache_control"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_top_k_of_minus_one_samples_among_all_tokens(path: str) -> None:
+    async with serving() as served:
+        body = {"model": "auto", "messages": [TURN], "max_tokens": 99, "temperature": 0.5}
+        replies = [await served.post(path, body | {"top_k": value}) for value in (-1, 0, 7, -2)]
+        sent = [request.get("top_k") for at, request in served.small.requests if at == "/v1/completions"]
+    assert [reply.status for reply in replies] == [200, 200, 200, 400]
+    assert set(sent) <= {None, 0, -1, 1, 7}
+    assert 7 in sent
