@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
+from math import inf
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
@@ -58,6 +59,7 @@ WAITING = "stepspec.waiting"
 """The logger of servers that do not answer; the command line shows what it logs."""
 QUIET = 1.0  # seconds of waiting that are not reported
 REPORT_EVERY = 5.0  # seconds between two reports
+LOOK_SECONDS = 1.0  # between two looks at whether a server is still the same
 LONGEST_PAUSE = 10.0  # seconds between two tries, unless the server wants more
 
 log, waiting = logging.getLogger("stepspec.requests"), logging.getLogger(WAITING)
@@ -332,12 +334,14 @@ class ConnectedEndpoint(Generic[A]):
     def __init__(self, settings: A, table: str = "") -> None:
         self.settings, self._table = settings, table
         self.name = settings.model or ""
+        self._looked = 0, -inf  # connections opened when the server was looked at last, and the second of that
 
     async def __aenter__(self) -> Self:
         self.connection = Connection(self.settings, self._table)
         try:
             self.name = await self.connection.model_name()
             await self._learn()
+            self._looked = self.connection.opened, -inf
         except BaseException:
             await self.connection.close()
             raise
@@ -347,6 +351,17 @@ class ConnectedEndpoint(Generic[A]):
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.connection.close()
+
+    async def _after_reopening(self, look: Callable[[], Awaitable[object]]) -> None:
+        """
+        Take a *look* at the server if a connection was opened since the last one: a restart of it closes all.
+
+        At most once in `LOOK_SECONDS`, because many requests at once open many connections.
+        """
+        opened, now = self.connection.opened, asyncio.get_running_loop().time()
+        if opened > self._looked[0] and now - self._looked[1] >= LOOK_SECONDS:
+            await look()
+            self._looked = opened, now
 
     async def _learn(self) -> None:
         """Find out what is needed of the model besides its name."""

@@ -25,6 +25,7 @@ from .settings import CriticEndpoint
 from .text_encoder import AsyncCache, TextEncoder
 from .token_stream import RequestMeter, or_now
 from .tokenizer import CONVERSATIONS_KEPT
+from .tokenizer import PROBE as SPELLING
 from .vllm_protocol import POOLING, Body, pooled_values, pooling_body, tokenize_body, usage
 
 PROBE = Chain.of("What is 1 + 1?")
@@ -41,7 +42,6 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
     def __init__(self, settings: CriticEndpoint) -> None:
         super().__init__(settings)
         self.logits = True  # whether the server returns logits when a request asks for them
-        self._problems = AsyncCache(self._problem, CONVERSATIONS_KEPT)
 
     def critic(
         self, *, observe: Observer = lambda event: None, clock: Callable[[], float] | None = None
@@ -74,7 +74,20 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
 
     async def _learn(self) -> None:
         self._encoder = TextEncoder(self.connection, self.name)
+        self._problems = AsyncCache(self._problem, CONVERSATIONS_KEPT)
+        self._spelling = await self._spelt()
         await self._learn_logits()
+
+    async def refresh(self) -> None:
+        """Learn the server anew if it was started again with another model under the same name."""
+        await self._after_reopening(self._learn_if_changed)
+
+    async def _learn_if_changed(self) -> None:
+        if await self._spelt() != self._spelling:
+            await self._learn()
+
+    async def _spelt(self) -> tuple[list[int], int]:
+        return await self._encoder.tokenize(tokenize_body(self.name, SPELLING, special_tokens=True))
 
     async def _learn_logits(self) -> None:
         """Rate the same text with and without activation, to see whether the server returns logits when asked to."""
@@ -100,6 +113,7 @@ class VllmRewardModel:
 
     async def rate(self, chain: Chain) -> Rating:
         """Rate the last step of *chain*, 0 to 1; one that only ends the thinking has the reward of the step before."""
+        await self._endpoint.refresh()
         connection, body = self._endpoint.connection, await self._endpoint.body(chain)
         call = connection.call("rate")
         with RequestMeter("critic", "rate", self._observe, self._clock) as tally:

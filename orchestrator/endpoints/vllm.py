@@ -45,7 +45,6 @@ WARM_UP_TOKENS = 8
 WARM_UP_BATCHES = (1, 4)  # requests at the same time: compilers make a version of their own for a size of 1
 WARM_UP_SECONDS = 120.0
 TOOLSETS = 64  # whose formats are remembered
-CHECK_SECONDS = 1.0  # between two looks at whether the server is still the same
 
 
 class VllmEndpoint(ConnectedEndpoint[Endpoint]):
@@ -66,12 +65,10 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
         self._reading = self._asking = 0  # requests under way that break each other: see `apart`
         self._answered = asyncio.Event()
-        self._checked = (0, -inf)  # how many connections were opened when the server was looked at last, and when
 
     async def _learn(self) -> None:
         self.encoder = ModelTokenizer(self.connection, self.name)
         await self.encoder.learn()
-        self._checked = self.connection.opened, -inf
         # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the engine ends.
         self.by_id = False if await self.acceptance() is not None else None
 
@@ -152,10 +149,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
         A server that was started again has closed every connection: after a new one, look whether it is the same.
         """
-        opened, now = self.connection.opened, asyncio.get_running_loop().time()
-        if opened > self._checked[0] and now - self._checked[1] >= CHECK_SECONDS:
-            await self.check_unchanged()
-            self._checked = opened, now
+        await self._after_reopening(self.check_unchanged)
         return len(await self.encoder.prefix(messages, tools))
 
     async def check_health(self) -> None:

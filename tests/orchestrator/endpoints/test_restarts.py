@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from stepspec.orchestrator import Chain
-from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, VllmEndpoint, connect, vllm
+from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, VllmEndpoint, client, connect
 from stepspec.orchestrator.errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable
 
 from ...fakes import ScriptedModel, counting, run
@@ -27,7 +27,7 @@ A, B = "http://a", "http://b"
 
 @pytest.fixture(autouse=True)
 def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(client, "LOOK_SECONDS", 0.0)
 
 
 @asynccontextmanager

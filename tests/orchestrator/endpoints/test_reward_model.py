@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from math import exp
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
 
 from stepspec.orchestrator import Chain, Ledger, Message, Step
 from stepspec.orchestrator.chain import Speaker
-from stepspec.orchestrator.endpoints import CriticEndpoint, RewardModelEndpoint
+from stepspec.orchestrator.endpoints import CriticEndpoint, RewardModelEndpoint, client
 from stepspec.orchestrator.endpoints.reward_model import paragraphs, reward, sigmoid
 from stepspec.orchestrator.errors import (
     ContextTooLong,
@@ -79,7 +80,7 @@ class FakePooling:
         return web.json_response({"prompt": "".join(self.words[number] for number in ids)})
 
     @asynccontextmanager
-    async def serve(self, **settings: Any) -> AsyncGenerator[CriticEndpoint]:
+    async def serve(self, port: int = 0, **settings: Any) -> AsyncGenerator[CriticEndpoint]:
         app = web.Application()
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/tokenize", self.tokenize)
@@ -88,7 +89,7 @@ class FakePooling:
             app.router.add_post(route, self.pooling)
         runner = web.AppRunner(app, shutdown_timeout=0.0)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         host, port = runner.addresses[0][:2]
         try:
             yield CriticEndpoint(url=f"http://{host}:{port}/v1", **settings)
@@ -286,3 +287,24 @@ async def test_no_text_adds_a_token_at_which_a_reward_is_read(layout: str) -> No
             await endpoint.critic().rate(Chain.of(f"What is {text}?").extend(Step(f"It is {text}.", "small")))
             assert server.read[-1].count("<extra_0>") == 1
             assert "".join(server.read[-1]).count(text) == 2 + (text == "<extra_0>")
+
+
+@pytest.mark.parametrize("able", [True, False])
+async def test_a_server_that_was_started_again_is_learnt_anew(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "LOOK_SECONDS", 0.0)
+    first, second = FakePooling(), FakePooling(lambda text: [-1.0], able, words=["other", "spelling"])
+    async with AsyncExitStack() as until_restart:
+        settings = await until_restart.enter_async_context(first.serve())
+        async with RewardModelEndpoint(settings) as endpoint:
+            critic = endpoint.critic()
+            assert (await critic.rate(CHAIN)).score == pytest.approx(sigmoid(2.0))
+            assert len(first.requests) == 3
+            await until_restart.aclose()
+            async with second.serve(port=urlsplit(settings.url).port or 0):
+                second.refusals.append((400, "not yet"))
+                with pytest.raises(EndpointRejected):
+                    await critic.rate(CHAIN)
+                for _ in range(2):
+                    assert (await critic.rate(CHAIN)).score == pytest.approx(sigmoid(-1.0))
+                assert second.read[-1] == first.read[-1]
+                assert len(second.requests) == 5  # the refusal, two to learn, and two of the chain
