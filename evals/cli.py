@@ -50,8 +50,7 @@ from .flags import (
     parse_options,
     with_settings,
 )
-from .grading.gold import require_graders
-from .grading.graders import SECONDS
+from .grading.graders import SECONDS, require_graders
 from .plan import Plan, check_arm, testbed_settings
 from .results import ArmSummary, small_print, table
 from .runner import WorkerGroup

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepspec import settings as configuration
-from stepspec.connections import check_policies
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.run_parts import check_policies
 from stepspec.settings import Settings
 
 from .plain import PLAIN

@@ -23,7 +23,7 @@ from stepspec.orchestrator.solution import Solution, SolvedStep, StepFate
 from stepspec.orchestrator.stats import Acceptance
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
 
-from .grading.gold import Gold
+from .grading.graders import Gold
 from .plain import PLAIN, solve_plain
 
 ByRole: TypeAlias = Mapping[Role, Acceptance]

@@ -28,8 +28,8 @@ from stepspec.evals.command_line import progress_bars, script
 from stepspec.evals.results import Result, summarise
 from stepspec.evals.sample import CACHES, Arm, Sample, Task
 from stepspec.evals.store import SampleStore
+from stepspec.evals.testbed.commands import markdown, small_print, table
 from stepspec.evals.testbed.servers import JUDGE, PAIR, SPECULATIONS, TINY, weights_digest
-from stepspec.evals.testbed.tables import markdown, small_print, table
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 

@@ -45,8 +45,7 @@ from stepspec.evals.crowd import (
     unlimited,
     unlimited_endpoint,
 )
-from stepspec.evals.grading.gold import require_graders
-from stepspec.evals.grading.graders import SECONDS, Graders
+from stepspec.evals.grading.graders import SECONDS, Graders, require_graders
 from stepspec.evals.plan import check_arm
 from stepspec.evals.results import Interval, bootstrap_ratio, wilson
 from stepspec.evals.sample import CACHES, Arm, Task

@@ -1,4 +1,4 @@
-"""Write TOML, which the standard library only reads. Used by the launcher, by evaluations and by `stepspec adapt`."""
+"""Write TOML, which the standard library only reads. Used by the launcher and by evaluations."""
 
 from __future__ import annotations
 

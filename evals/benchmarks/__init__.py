@@ -12,15 +12,14 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.registry import Registry
 
 from ..grading.answers import Metric
-from ..grading.gold import METRICS, Answer
+from ..grading.graders import METRICS, Answer
 from ..sample import Task
 from .aime import AIME24, AIME25
 from .amc23 import AMC23
 from .arithmetic import ARITHMETIC
-from .benchmark import Benchmark, Row
 from .gpqa_diamond import GPQA_DIAMOND
 from .gsm8k import GSM8K
-from .loading import CALIBRATED_ON, bare, half, load, overlaps
+from .loading import CALIBRATED_ON, Benchmark, Row, bare, half, load, overlaps
 from .math500 import MATH500
 
 FILES = (".jsonl", ".parquet")

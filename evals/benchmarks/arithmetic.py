@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from itertools import islice
 
-from ..grading.gold import Answer
+from ..grading.graders import Answer
 from ..sample import Task
 from ..testbed.problems import final_answer, generate, worked_steps
-from .benchmark import Benchmark, Row
+from .loading import Benchmark, Row
 
 
 def read(row: Row, seed: int) -> Task:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import random
 
 from ..grading.answers import LETTERS
-from ..grading.gold import Answer
+from ..grading.graders import Answer
 from ..sample import Task
-from .benchmark import Benchmark, Row
+from .loading import Benchmark, Row
 
 RIGHT = "Correct Answer"
 WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")

@@ -1,11 +1,11 @@
-"""Where rows come from: the Hugging Face hub, or a file of the same columns."""
+"""What a benchmark is, and where its rows come from: the Hugging Face hub, or a file of the same columns."""
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from hashlib import blake2b
 from pathlib import Path
@@ -15,9 +15,43 @@ import orjson
 
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.installation import install_command
+from stepspec.prompts import Prompt, known
 
 from ..sample import Task
-from .benchmark import Benchmark
+
+Row: TypeAlias = Mapping[str, str]  # those columns that hold text, or numbers, which are spelt out
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """
+    A set of problems.
+
+    *source*, *subset* and *split* name the data set on the Hugging Face hub. One without a source is read from a
+    *file*, JSONL or Parquet, or *made* from a seed and a number of problems. *read* makes a task, with what grades the
+    answers to it, of a row, which has at least these *columns*, and the seed. *prompt* names the template that every
+    problem is put into, for all arms alike; without one it stands alone.
+    """
+
+    name: str
+    licence: str
+    columns: tuple[str, ...]
+    read: Callable[[Row, int], Task]
+    source: str = ""
+    subset: str | None = None
+    split: str = "test"
+    prompt: str | None = "eval.boxed"
+    made: Callable[[int, int], list[Task]] | None = None
+    file: Path | None = None
+
+    @property
+    def template(self) -> Prompt | None:
+        return known()[self.prompt] if self.prompt else None
+
+    def put(self, problem: str) -> str:
+        """The text that a model gets to read for *problem*."""
+        return self.template.fill(problem=problem) if self.template else problem
+
 
 Raw: TypeAlias = Mapping[str, Any]
 Half: TypeAlias = Literal["calibration", "report"]

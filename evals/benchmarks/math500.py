@@ -10,9 +10,9 @@ Prompt: eval.boxed.
 
 from __future__ import annotations
 
-from ..grading.gold import Answer
+from ..grading.graders import Answer
 from ..sample import Task
-from .benchmark import Benchmark, Row
+from .loading import Benchmark, Row
 
 
 def read(row: Row, seed: int) -> Task:

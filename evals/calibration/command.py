@@ -39,8 +39,7 @@ from ..flags import (
     Testbed,
     with_settings,
 )
-from ..grading.gold import require_graders
-from ..grading.graders import Graders
+from ..grading.graders import Graders, require_graders
 from ..plan import check_arm, testbed_settings
 from ..provenance import digests
 from ..sample import Task

@@ -22,8 +22,7 @@ from ..benchmarks import find, load
 from ..command_line import finite, progress_bars, script
 from ..sample import Task
 from .answers import extract_answer
-from .gold import Answer, Gold, require_graders
-from .graders import SECONDS, Graders, Mark
+from .graders import SECONDS, Answer, Gold, Graders, Mark, require_graders
 
 EXAMPLES = """
 Examples:

@@ -1,5 +1,5 @@
 r"""
-Grade answers. What takes algebra is done by processes that are killed when they take too long.
+Grade answers, against a true answer or by a check of the benchmark. Processes with a time limit do the algebra.
 
 ``python -m stepspec.evals.grading math500`` grades the benchmark's own solutions, as a check of the grader.
 """
@@ -11,8 +11,10 @@ import importlib.util
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias, get_args
 
 import orjson
 
@@ -145,3 +147,45 @@ async def _exchange(process: Process, line: bytes) -> bytes:
     if not line_read.endswith(b"\n"):
         raise EOFError
     return line_read
+
+
+METRICS: tuple[Metric, ...] = get_args(Metric)
+
+
+class Gold(Protocol):
+    """Decides whether an answer to one problem is right. ``str()`` of it is for lists that people read."""
+
+    async def grade(self, text: str, graders: Graders) -> Mark:
+        """Grade *text*, what a model wrote after its thinking. *graders* compares expressions by algebra."""
+        ...
+
+    def record(self) -> Mapping[str, Any]:
+        """Return what the run folder keeps of it, as JSON. Runs with other records do not mix."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One true answer; *metric* says how others are compared with it: as "math", "number", "choice" or "exact" text."""
+
+    text: str
+    metric: Metric = "math"
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise ConfigurationError(f"there is no metric {self.metric!r}; the metrics: {', '.join(METRICS)}")
+
+    async def grade(self, text: str, graders: Graders) -> Mark:
+        return await graders.grade(text, self.text, self.metric)
+
+    def record(self) -> Mapping[str, Any]:
+        return {"answer": self.text, "metric": self.metric}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def require_graders(golds: Iterable[Gold]) -> None:
+    """Raise `ConfigurationError` if some of *golds* need what is not installed."""
+    for metric in {gold.metric for gold in golds if isinstance(gold, Answer)}:
+        require(metric)

@@ -1,18 +1,102 @@
-"""Steps to judge: each right, and once more with a slip. Built in, or made of the large model's own chains."""
+"""
+Steps to judge: each right, and once more with a slip. Built in, or made of the large model's own chains.
+
+Slips are of the kinds that small models make: of a number, sign, unit, variable or case.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Step
 from stepspec.orchestrator.interfaces import Model
 
-from .slips import make_slip
+Slip: TypeAlias = Literal["number", "sign", "unit", "variable", "case"]
+"""What is wrong: a number, the sign of a term, a unit, a value or name that stands for another one, a missing case."""
+
+NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
+SIGN = re.compile("(?<=\\s)[+\N{MINUS SIGN}-](?=\\s*[\\w($\\\\])|(?<=[\\w)])[+\N{MINUS SIGN}](?=[\\w(])")
+UNITS = (
+    ("seconds", "minutes", "hours", "days", "weeks"),
+    ("second", "minute", "hour", "day", "week"),
+    ("mm", "cm", "m", "km"),
+    ("millimeters", "centimeters", "meters", "kilometers"),
+    ("inches", "feet", "yards", "miles"),
+    ("mg", "g", "kg"),
+    ("grams", "kilograms", "ounces", "pounds"),
+    ("ml", "liters", "gallons"),
+    ("cents", "dollars"),
+)
+NEXT: Mapping[str, str] = {unit: units[(at + 1) % len(units)] for units in UNITS for at, unit in enumerate(units)}
+UNIT = re.compile(rf"(?<=\d )(?:{'|'.join(sorted(NEXT, key=len, reverse=True))})\b")
+VARIABLE = re.compile(r"(?<![a-z_'\\{])[b-hj-z](?![\w'])", re.IGNORECASE)
+
+
+def make_slip(step: str, rng: random.Random) -> tuple[str, Slip] | None:
+    """Return *step* with one slip, and its kind, drawn from those that the step has a place for; None without one."""
+    kinds = list(MAKERS)
+    rng.shuffle(kinds)
+    for kind in kinds:
+        places = [changed for changed in MAKERS[kind](step, rng) if changed != step]
+        if places:
+            return rng.choice(places), kind
+    return None
+
+
+def _numbers(step: str, rng: random.Random) -> Iterator[str]:
+    """The result of a step, its last number, a little off; or any other one."""
+    for place in list(NUMBER.finditer(step))[-2:]:
+        digits = place.group()
+        at = rng.choice([at for at, digit in enumerate(digits) if digit.isdigit()])
+        others = [digit for digit in "123456789" if digit != digits[at]]
+        yield _with(step, place.start() + at, place.start() + at + 1, rng.choice(others))
+
+
+def _signs(step: str, rng: random.Random) -> Iterator[str]:
+    for place in SIGN.finditer(step):
+        yield _with(step, place.start(), place.end(), "-" if place.group() == "+" else "+")
+
+
+def _units(step: str, rng: random.Random) -> Iterator[str]:
+    for place in UNIT.finditer(step):
+        yield _with(step, place.start(), place.end(), NEXT[place.group()])
+
+
+def _variables(step: str, rng: random.Random) -> Iterator[str]:
+    """Another name, or another number, of the same step in the place of one."""
+    for pattern in (VARIABLE, NUMBER):
+        places = list(pattern.finditer(step))
+        for place in places[1:]:
+            others = sorted({other.group() for other in places} - {place.group()})
+            if others:
+                yield _with(step, place.start(), place.end(), rng.choice(others))
+
+
+def _cases(step: str, rng: random.Random) -> Iterator[str]:
+    """A list without its last item: ``2, 3 and 5`` becomes ``2, 3``, and ``x = 7 or x = -2`` becomes ``x = 7``."""
+    for place in re.finditer(r"(,? (?:and|or)) ((?:\w+ = )?-?\d+(?:\.\d+)?)(?=[.,;:)\s]|$)", step):
+        yield _with(step, place.start(), place.end(), "")
+
+
+MAKERS: Mapping[Slip, Callable[[str, random.Random], Iterator[str]]] = {
+    "number": _numbers,
+    "sign": _signs,
+    "unit": _units,
+    "variable": _variables,
+    "case": _cases,
+}
+
+
+def _with(text: str, start: int, end: int, new: str) -> str:
+    return text[:start] + new + text[end:]
+
 
 STEPS_FILE = Path(__file__).with_name("steps.toml")
 MAX_TOKENS = 1024  # of a chain that the large model writes to have its steps judged

@@ -16,10 +16,9 @@ from matplotlib.ticker import MaxNLocator
 
 from ..arms import LARGE
 from ..results import Interval
-from .canvas import CARD, EDGE, INK, PLACEHOLDERS, SOFT, plot, styled, svg
+from .canvas import CARD, EDGE, INK, NARROW, PLACEHOLDERS, SOFT, Markup, plot, styled, svg
 from .figures import ArmFigures, by_time
 from .judging import JudgeReport, ScoredVerdict, Separation
-from .markup import NARROW, Markup
 
 ROW = 42.0  # pixels of a bar with its name
 COLOURS = {**PLACEHOLDERS, "method": INK, "bound": EDGE, "judging": SOFT}

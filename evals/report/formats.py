@@ -12,8 +12,8 @@ import orjson
 
 from stepspec.orchestrator.service.watch.page import allowed, script, style
 
+from .canvas import Markup, both, element, join
 from .layout import Block, Links, Plot, PlotPair, Summary, blocks, summarise
-from .markup import Markup, both, element, join
 from .section import Section, provenance
 from .tables import Cell, Link, Table
 from .verdict import headline

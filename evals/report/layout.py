@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from . import charts, paper_tables, tables
+from . import charts, tables
+from .canvas import Drawing, Markup
 from .figures import ArmFigures
 from .judging import JudgeReport
-from .markup import Drawing, Markup
 from .section import Case, Section
 from .tables import Cell, Link, Row, Table, number
 from .verdict import headline, points, small_print
@@ -110,7 +110,7 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
         yield Block("The judge", tuple(map(_judge_plots, section.judges)), (tables.judges_table(section),))
     counters = (tables.servers_table(section),) if section.counters else ()
     yield Block("Servers and cost", (), (*counters, tables.cost_table(section)))
-    yield Block("In the papers' layout", (), tuple(paper_tables.paper_tables(section)))
+    yield Block("In the papers' layout", (), tuple(tables.paper_tables(section)))
     cases = section.cases
     lists = (
         ("Slowest", cases.slowest),

@@ -17,7 +17,7 @@ from stepspec.orchestrator.solution import Solution
 from stepspec.settings import Settings
 
 from ..crowd import Block, Crowd, Load, attempt
-from ..grading.gold import Answer
+from ..grading.graders import Answer
 from ..sample import Arm, Task
 from ..script import Script
 from ..virtual_clock import run

@@ -13,7 +13,7 @@ from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.launcher import TokenSpeculation
 
 from ..arms import measure
-from ..grading.gold import Answer
+from ..grading.graders import Answer
 from ..sample import Arm, Task
 from .problems import DEFAULT, Difficulty, generate
 from .servers import NO_SPECULATION, endpoint, running

@@ -17,8 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from stepspec.evals.benchmarks import find
-from stepspec.evals.grading.gold import Gold
-from stepspec.evals.grading.graders import Graders
+from stepspec.evals.grading.graders import Gold, Graders
 from stepspec.orchestrator.stats import wilson
 
 BENCHES = ("gsm8k", "math500")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from stepspec.evals.grading.gold import Answer
+from stepspec.evals.grading.graders import Answer
 from stepspec.evals.sample import Task
 from stepspec.evals.testbed import servers
 from stepspec.evals.testbed.servers import JUDGE, World

@@ -1,10 +1,9 @@
 """Verifiers: programs that judge a step or the answer, over HTTP or as a function, with a deadline and a fallback."""
 
-from .answers import AnswerCheck, CheckedAnswer
 from .candidate import Candidate
 from .functions import VERIFIERS, VerifierFunction
 from .settings import DecisionsVerifier, FunctionVerifier, HttpVerifier, SystemOneVerifier, VerifierSettings
-from .verifier import ConnectedVerifier, LargeJudge, Verifier
+from .verifier import AnswerCheck, CheckedAnswer, ConnectedVerifier, LargeJudge, Verifier
 
 __all__ = [
     "VERIFIERS",

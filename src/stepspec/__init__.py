@@ -25,7 +25,7 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from stepspec.evals.benchmarks import Benchmark
-    from stepspec.evals.grading.gold import Answer
+    from stepspec.evals.grading.graders import Answer
     from stepspec.evals.sample import Task
 
     __version__: str
@@ -84,7 +84,7 @@ def __getattr__(name: str) -> Any:
 
         return version("stepspec")
     if name == "Answer":
-        from stepspec.evals.grading.gold import Answer
+        from stepspec.evals.grading.graders import Answer
 
         return Answer
     if name == "Benchmark":

@@ -35,8 +35,7 @@ from stepspec.orchestrator.step_ends import StepEnds
 
 from . import policies, prompts
 from . import settings as configuration
-from .connections import check_policies, connected, connected_critic
-from .run_parts import Answering, Connections, context_room
+from .run_parts import Answering, Connections, check_policies, connected, connected_critic, context_room
 from .settings import Settings, SettingsOverrides, Small
 
 log = logging.getLogger(__name__)

@@ -1,16 +1,29 @@
-"""What one run is made of: both models within its budget, its policy, who writes the answer, and who judges it."""
+"""
+What one run is made of: both models within its budget, its policy, who writes the answer, and who judges it.
+
+Before it, the endpoints of all runs: made of settings, whose policies are checked before anything is connected.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from stepspec.orchestrator.auto import AutoRun
 from stepspec.orchestrator.budget import Budget, Budgeted
 from stepspec.orchestrator.chain import Chain, Role, Toolset
 from stepspec.orchestrator.concurrency import at_once
-from stepspec.orchestrator.endpoints import ModelEndpoint, ReplicatedModel, RewardModelEndpoint, Sampling
+from stepspec.orchestrator.endpoints import (
+    CriticEndpoint,
+    Endpoint,
+    ModelEndpoint,
+    ReplicatedModel,
+    RewardModelEndpoint,
+    Sampling,
+    connect,
+)
 from stepspec.orchestrator.endpoints.interfaces import ServerParser
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError
@@ -26,12 +39,60 @@ from stepspec.orchestrator.interfaces import (
     ended_by,
 )
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
-from stepspec.orchestrator.nesting import Nested
+from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair
+from stepspec.orchestrator.nesting.settings import Nesting
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run_options import RunOptions
-from stepspec.orchestrator.verifiers import AnswerCheck, ConnectedVerifier, LargeJudge
+from stepspec.orchestrator.verifiers import VERIFIERS, AnswerCheck, ConnectedVerifier, FunctionVerifier, LargeJudge
 
 from . import policies, prompts
+from .settings import Settings
+
+
+def connected(settings: Endpoint | NestedPair, table: str = "", *, optional: bool = False) -> ModelEndpoint:
+    """
+    Make the endpoint of one model or of a nested pair, to be entered; *table* is its table of the settings.
+
+    An *optional* one may be entered while it is down, and so may the small model of a pair.
+    """
+    table = table or settings.role
+    if isinstance(settings, Endpoint):
+        return connect(settings, table, optional=optional)
+    return NestedEndpoint(
+        settings.role,
+        connected(settings.small, f"{table}.small", optional=True),
+        connect(settings.large, f"{table}.large", optional=optional),
+        partial(policies.make, settings.policy, **settings.options),
+        about=settings.policy,
+        ahead=settings.ahead,
+    )
+
+
+def connected_critic(settings: Settings) -> RewardModelEndpoint | ConnectedVerifier | None:
+    if settings.critic is None:
+        return None
+    if isinstance(settings.critic, CriticEndpoint):
+        return RewardModelEndpoint(settings.critic)
+    return ConnectedVerifier(settings.critic)
+
+
+def check_policies(settings: Settings) -> None:
+    """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or a verifier."""
+    policies.check(settings.policy, settings.options, has_critic=settings.rates_steps)
+    if isinstance(settings.critic, FunctionVerifier):
+        VERIFIERS.find(settings.critic.function)
+    if isinstance(settings.small, NestedPair):
+        check_nested_policies(settings.small.nested)
+
+
+def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
+    """Raise `ConfigurationError` if the policy of one of the nested *pairs*, which are given by paths, cannot be."""
+    for path, pair in pairs.items():
+        try:
+            policies.check(pair.policy, pair.options, has_critic=None)
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"{path}: {exc}") from exc
+
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting

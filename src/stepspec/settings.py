@@ -146,12 +146,6 @@ class Settings(RunOptions, BaseSettings):
         critic = self.critic
         return isinstance(critic, CriticEndpoint) or (critic is not None and critic.rates("step"))
 
-    @property
-    def judges_answers(self) -> bool:
-        """Whether there is a verifier that judges the answer."""
-        critic = self.critic
-        return critic is not None and not isinstance(critic, CriticEndpoint) and critic.rates("answer")
-
     def conditions(self) -> dict[str, Any]:
         """The values that a calibration of these settings depends on; see `conditions`."""
         with prompts.replacing(self.prompts):

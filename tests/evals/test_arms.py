@@ -11,7 +11,7 @@ from lab.bench import missed
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.results import bootstrap_ratio, summarise, wilson
 from stepspec.evals.sample import Sample
-from stepspec.evals.testbed.tables import COLUMNS, markdown, table
+from stepspec.evals.testbed.commands import COLUMNS, markdown, table
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.ledger import Account, Ledger
 

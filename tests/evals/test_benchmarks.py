@@ -19,7 +19,7 @@ import pytest
 
 from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, choose, find, load, own, read_benchmark
 from stepspec.evals.grading.answers import LETTERS
-from stepspec.evals.grading.gold import Answer
+from stepspec.evals.grading.graders import Answer
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.installation import install_command

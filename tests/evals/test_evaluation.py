@@ -21,7 +21,7 @@ from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import find
 from stepspec.evals.cli import arms
 from stepspec.evals.evaluation import Evaluation, evaluate
-from stepspec.evals.grading.gold import Answer
+from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan
 from stepspec.evals.runner import LocalWorker, WorkerSlot
 from stepspec.evals.sample import Arm, Task

@@ -17,8 +17,7 @@ from stepspec.evals.benchmarks import find, load
 from stepspec.evals.grading import graders as graders_module
 from stepspec.evals.grading.__main__ import agreement
 from stepspec.evals.grading.answers import Metric
-from stepspec.evals.grading.gold import Answer
-from stepspec.evals.grading.graders import LIBRARY, SCRIPT, Graders, require
+from stepspec.evals.grading.graders import LIBRARY, SCRIPT, Answer, Graders, require
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.installation import install_command

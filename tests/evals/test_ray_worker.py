@@ -15,7 +15,7 @@ import pytest
 
 import stepspec
 from stepspec.evals.cli import arms
-from stepspec.evals.grading.gold import Answer
+from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan, Trial, trials
 from stepspec.evals.ray_worker import WorkerSession, code, describe_process
 from stepspec.evals.sample import SolvedTask, Task

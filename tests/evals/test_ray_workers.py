@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from stepspec.evals.arms import LARGE
-from stepspec.evals.grading.gold import Answer
+from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan, Trial
 from stepspec.evals.ray_pool import PATIENCE, PAUSE, STARTS, RemoteWorker, WorkerPool
 from stepspec.evals.ray_worker import describe_process

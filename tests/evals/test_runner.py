@@ -13,8 +13,7 @@ import pytest
 from stepspec import Sampling, Solution
 from stepspec.evals.arms import LARGE, SMALL
 from stepspec.evals.cli import arms
-from stepspec.evals.grading.gold import Answer
-from stepspec.evals.grading.graders import Graders, Mark
+from stepspec.evals.grading.graders import Answer, Graders, Mark
 from stepspec.evals.plan import Plan, identity, trials
 from stepspec.evals.runner import LocalWorker, local_worker, run
 from stepspec.evals.sample import Arm, Sample, Task

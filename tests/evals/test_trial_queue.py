@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepspec.evals.cli import arms
-from stepspec.evals.grading.gold import Answer
+from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan, Trial, trials
 from stepspec.evals.runner import MAX_LOST, AcceptRates, TrialQueue
 from stepspec.evals.sample import Sample, Task

@@ -20,7 +20,7 @@ from lab.bench import THREE
 from stepspec import Solution, Solver
 from stepspec.evals.arms import LARGE
 from stepspec.evals.sample import Arm
-from stepspec.evals.testbed.tables import small_print
+from stepspec.evals.testbed.commands import small_print
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 

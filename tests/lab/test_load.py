@@ -35,7 +35,7 @@ from stepspec.evals.crowd import (
     grade_equal,
     measure,
 )
-from stepspec.evals.grading.gold import Answer
+from stepspec.evals.grading.graders import Answer
 from stepspec.evals.results import Interval
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.chain import Step

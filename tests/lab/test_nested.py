@@ -8,7 +8,7 @@ from lab import bench
 from lab.bench import NESTED, THREE
 from stepspec import NestedPair, policies
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL, measure
-from stepspec.evals.grading.gold import Answer
+from stepspec.evals.grading.graders import Answer
 from stepspec.evals.results import summarise
 from stepspec.evals.sample import Sample, Task
 from stepspec.orchestrator.chain import Role

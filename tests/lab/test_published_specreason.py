@@ -8,7 +8,7 @@ from lab import bench
 from lab.published_specreason import PUBLISHED, PublishedSpecReason
 from stepspec import Endpoint, Sampling
 from stepspec.evals.arms import measure
-from stepspec.evals.grading.gold import Answer
+from stepspec.evals.grading.graders import Answer
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.solution import Solution

@@ -17,7 +17,7 @@ from stepspec import Solution
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.sample import acceptances_between, read_acceptances, sum_acceptances
 from stepspec.evals.store import SampleStore
-from stepspec.evals.testbed.tables import COLUMNS, markdown, table
+from stepspec.evals.testbed.commands import COLUMNS, markdown, table
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.launcher import TokenSpeculation
 from stepspec.orchestrator.stats import Acceptance

@@ -22,7 +22,6 @@ from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
 from ..formats.deltas import json_response
 from ..formats.message_reply import MessagesReply, model_info, model_list
 from ..formats.messages import CountTokensRequest, MessagesRequest
-from ..formats.replies import ReplyFormat, reply
 from ..formats.requests import AUTO, Resolver, ServedModel, forwarded_priority
 from ..formats.responses import ResponsesReply, ResponsesRequest
 from ..formats.schemas import Request as RunRequestBody
@@ -30,7 +29,7 @@ from ..formats.validation import parse_request
 from ..watch.records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from .errors import api_error, bad_request
 from .middleware import service_request
-from .runs import Runs, ServiceContext, deadline
+from .runs import ReplyFormat, Runs, ServiceContext, deadline, reply
 from .streaming import ClientConnection
 
 P = TypeVar("P", bound=BaseModel)

@@ -1,4 +1,8 @@
-"""What all requests of one service share, and the runs of one request: an asynchronous iterator over what happens."""
+"""
+What all requests of one service share, and the runs of one request: an asynchronous iterator over what happens.
+
+`reply` answers a request with its runs, as a stream or in one piece, written by the format of its API.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import aiohttp
+import orjson
 
 from ...concurrency import background
 from ...endpoints.client import CARRIED
@@ -24,9 +29,9 @@ from ..offer import Offer
 from ..settings import ServiceSettings
 from ..watch.records import RequestFailed, RunEvent, RunResult, ServiceObserver, ServiceRequest
 from .admission import Admission
-from .errors import CLIENT_CLOSED, INTERNAL_ERROR, api_error
+from .errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
 from .limits import Clients
-from .streaming import ClientConnection, StreamedResponse, Work
+from .streaming import EVENT_STREAM, ClientConnection, StreamedResponse, Work
 from .upstream import IDLE, HealthMonitor, UpstreamProxy
 
 RunItem: TypeAlias = RunEvent | RunResult
@@ -234,3 +239,62 @@ def deadline(settings: ServiceSettings, request: ServiceRequest, *, stream: bool
     if stream or request.client_timeout is None:
         return settings.max_seconds
     return min(settings.max_seconds, request.client_timeout)
+
+
+class ReplyFormat(Protocol):
+    """
+    How one API writes a reply. `render` is called with every item in order, streamed or not.
+
+    *keep_alive* is sent while nothing happens. A stream starts with the first event of *starts_at*.
+    """
+
+    @property
+    def keep_alive(self) -> bytes: ...
+
+    @property
+    def starts_at(self) -> tuple[type[Event], ...]: ...
+
+    async def opening(self) -> bytes:
+        """Return the first bytes of a stream."""
+        ...
+
+    def render(self, item: RunItem) -> bytes:
+        """Take in *item*, and return what a stream says about it."""
+        ...
+
+    async def closing(self) -> bytes:
+        """Return the last bytes of a stream."""
+        ...
+
+    def failed(self, error: ApiError, body: bytes) -> bytes:
+        """Return the last event of a stream that fails with *error*, whose *body* is in the shape of its API."""
+        ...
+
+    async def body(self) -> dict[str, Any]:
+        """Return the reply to a request that does not stream."""
+        ...
+
+
+async def reply(runs: Runs, format: ReplyFormat, connection: ClientConnection, *, stream: bool) -> None:
+    """Run *runs* and answer over *connection*. Raise `ApiError` before the response starts; later errors end it."""
+    try:
+        async with runs.started(stream=stream):
+            await (_stream if stream else _whole)(runs, format, connection)
+    except Exception as exc:
+        await runs.fail(exc, connection)
+
+
+async def _whole(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:
+    async for items in runs:
+        for item in items:
+            format.render(item)
+    await connection.send_json(orjson.dumps(await format.body()))
+
+
+async def _stream(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:
+    first = await runs.until(format.starts_at)
+    await connection.start(EVENT_STREAM, failure=format.failed)
+    await connection.send(await format.opening() + b"".join(map(format.render, first)))
+    async for items in runs:
+        await connection.send(b"".join(map(format.render, items)) if items else format.keep_alive)
+    await connection.finish(await format.closing())

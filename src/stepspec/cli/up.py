@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from stepspec.evals.testbed import commands as testbed
+from stepspec.evals.testbed.commands import small_print, table
 from stepspec.evals.testbed.servers import miniature_servers, speculations
-from stepspec.evals.testbed.tables import small_print, table
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import up as launcher
 
 from .. import policies
-from ..connections import check_nested_policies
+from ..run_parts import check_nested_policies
 from .terminal import Json, Profile, RunPrinter, print_json, stderr, stdout, wait
 
 EXAMPLES = """

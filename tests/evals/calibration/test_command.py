@@ -20,8 +20,7 @@ from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import find
 from stepspec.evals.calibration.policy_file import served_arm, solve_on_servers
 from stepspec.evals.cli import arm
-from stepspec.evals.grading.gold import Answer
-from stepspec.evals.grading.graders import Graders
+from stepspec.evals.grading.graders import Answer, Graders
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.calibration import RunConditions
 from stepspec.orchestrator.chain import Rollback, Step

@@ -15,7 +15,7 @@ from stepspec.evals.calibration import risk_bound
 from stepspec.evals.calibration.command import problems
 from stepspec.evals.calibration.policy_file import CalibrationSettings, find_threshold
 from stepspec.evals.calibration.search import CalibrationResult
-from stepspec.evals.grading.gold import Answer
+from stepspec.evals.grading.graders import Answer
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import THRESHOLDS

@@ -8,8 +8,7 @@ from collections import Counter
 
 import pytest
 
-from stepspec.evals.judge.cases import STEPS, built_in, own_cases, spread
-from stepspec.evals.judge.slips import MAKERS, Slip, make_slip
+from stepspec.evals.judge.cases import MAKERS, STEPS, Slip, built_in, make_slip, own_cases, spread
 from stepspec.orchestrator.chain import DELIMITER, THINK_END
 
 from ...fakes import ScriptedModel, run

@@ -11,11 +11,10 @@ from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import tables
 from stepspec.evals.report.formats import to_markdown
 from stepspec.evals.report.layout import blocks
-from stepspec.evals.report.paper_tables import paper_tables
 from stepspec.evals.report.prices import GpuRental, Prices
 from stepspec.evals.report.run_folder import Run
 from stepspec.evals.report.section import Section, provenance
-from stepspec.evals.report.tables import Row, Table
+from stepspec.evals.report.tables import Row, Table, paper_tables
 from stepspec.evals.sample import Arm, StepRecord
 
 from .made import ARMS, folder, make_section, mixed, samples

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab.worlds import accounts, find_world, fresh_tasks
+from stepspec.evals.testbed.commands import small_print
 from stepspec.evals.testbed.servers import (
     SHORT,
     Pace,
@@ -21,7 +22,6 @@ from stepspec.evals.testbed.servers import (
     read_pace,
     speculations,
 )
-from stepspec.evals.testbed.tables import small_print
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import Served, Server
 

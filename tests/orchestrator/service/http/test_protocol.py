@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import orjson
 import pytest
 
-from stepspec.orchestrator.service.http.protocol import MAX_HEADERS
+from stepspec.orchestrator.service.http.app import MAX_HEADERS
 
 from ..served import TURN, Served, serving
 
