@@ -5,7 +5,7 @@ Works in a copy below ``build/mutation``, made anew at every start, where cosmic
 tried with the tests that are about it, and goes on where it was interrupted; what survived is tried again, for a test
 may have come. A module that was edited, or is given other tests, begins anew. With ``--every N`` only every N-th of the
 mutants that were not tried yet is tried, in the order of the source. The survivors are printed as patches, and each has
-to be explained in ``docs/mutation.md``.
+to be explained in ``CONTRIBUTING.md``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ The options of one run. Each is declared once, as a field of `RunOptions`, and a
 
 From the fields follow the settings and their variables, the keyword arguments of `Solver` and `Solver.solve`, the flags
 of the command line, the object ``stepspec`` of a request to the service, the options of an evaluation's arms, the
-conditions of a calibration, and the table in ``docs/run-options.md``.
+conditions of a calibration, and the table in ``docs/python.md``.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def _model_at(root: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseM
 
 
 def markdown_table() -> Iterable[str]:
-    """The table of all options, line by line, as ``docs/run-options.md`` has it."""
+    """The table of all options, line by line, as ``docs/python.md`` has it."""
     yield "| option | default | flag of | service | arms | calibration | |"
     yield "|---|---|---|---|---|---|---|"
     for name, option in run_options().items():

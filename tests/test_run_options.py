@@ -109,8 +109,8 @@ def test_every_option_says_what_it_is() -> None:
 
 
 def test_the_documents_list_every_option() -> None:
-    document = (ROOT / "docs" / "run-options.md").read_text(encoding="utf-8")
-    assert "\n".join(markdown_table()) in document, "docs/run-options.md: put in the lines of markdown_table()"
+    document = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert "\n".join(markdown_table()) in document, "docs/python.md: put in the lines of markdown_table()"
     service = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
     assert [name for name in service_options() if f"`{name}`" not in service] == []
 

@@ -51,7 +51,7 @@ def command(
     ] = None,
     prices: Annotated[
         Path | None,
-        typer.Option(help="A TOML file with the prices of the GPUs; docs/reports.md shows one.", metavar="FILE"),
+        typer.Option(help="A TOML file with the prices of the GPUs; docs/evals.md shows one.", metavar="FILE"),
     ] = None,
     baseline: Annotated[
         str, typer.Option(help="The arm that all others are compared with; default: that of the run.", metavar="ARM")

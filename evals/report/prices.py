@@ -62,10 +62,10 @@ def load_prices(path: Path | None) -> Prices:
     try:
         prices = Prices.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise ConfigurationError(f"no price file at {path}: {exc}; docs/reports.md shows one") from exc
+        raise ConfigurationError(f"no price file at {path}: {exc}; docs/evals.md shows one") from exc
     except ValidationError as exc:
         errors = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
-        raise ConfigurationError(f"{path}: {errors}; docs/reports.md shows a price file") from exc
+        raise ConfigurationError(f"{path}: {errors}; docs/evals.md shows a price file") from exc
     priced = [rental for rental in (prices.small, prices.large) if rental.per_gpu_hour is not None]
     if priced and (len(priced) == 1 or not prices.currency):
         raise ConfigurationError(f"{path}: prices need a currency, and per_gpu_hour for both small and large")

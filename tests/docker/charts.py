@@ -11,7 +11,7 @@ HOOK: Tree = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name
 SPECULATION = '--speculative-config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
 
 GOOD: dict[str, Tree] = {
-    "documented": yaml.safe_load(block(ROOT / "docs/kubernetes.md", "yaml")),
+    "documented": yaml.safe_load(block(ROOT / "docs/deploy.md", "yaml")),
     "pair": KEYS,
     "urls": {
         **KEYS,

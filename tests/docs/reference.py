@@ -53,7 +53,7 @@ TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
     "small as a pair": (
         NestedPair,
         "The small model may itself be a pair of models: then it has these fields instead of a URL "
-        "([nested pairs](token-level.md#nested-pairs)).",
+        "([nested pairs](methods.md#nested-pairs)).",
     ),
     "critic": (CriticEndpoint, "The critic is a reward model, which the policy `reward` needs, or a verifier."),
     "critic as a function": (
@@ -86,11 +86,11 @@ TYPES = {"integer": "whole number", "number": "number", "string": "text", "boole
 def settings_page() -> Iterator[str]:
     """The tables of all settings, line by line."""
     set_by = flags()
-    yield from ("## Top level", "", "The options of a run first ([more about them](run-options.md)).", "")
+    yield from ("### Top level", "", "The options of a run first ([more about them](#options-of-a-run)).", "")
     yield from table(Settings, "", set_by, {name: option.help for name, option in run_options().items()})
     for path, (model, sentence) in TABLES.items():
         name, _, kind = path.partition(" ")
-        yield from ("", f"## `[{name}]` {kind}".rstrip(), "", *textwrap.wrap(sentence, 100), "")
+        yield from ("", f"### `[{name}]` {kind}".rstrip(), "", *textwrap.wrap(sentence, 100), "")
         yield from table(model, name, set_by, {})
 
 
@@ -394,7 +394,7 @@ def http_page(openapi: Schema) -> Iterator[str]:
         for path, methods in openapi["paths"].items()
         for method, operation in methods.items()
     ]
-    yield from ("## Routes", "", "| route | key | body | statuses | |", "|---|---|---|---|---|")
+    yield from ("### Routes", "", "| route | key | body | statuses | |", "|---|---|---|---|---|")
     for method, path, operation in operations:
         body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
         cells = (
@@ -405,7 +405,7 @@ def http_page(openapi: Schema) -> Iterator[str]:
             _cell(" ".join(operation.get("description", operation.get("summary", "")).split())),
         )
         yield f"| {' | '.join(cells)} |"
-    yield from ("", "## Statuses", "", "| status | meaning |", "|---|---|")
+    yield from ("", "### Statuses", "", "| status | meaning |", "|---|---|")
     statuses = {
         status: response["description"]
         for _, _, operation in operations
@@ -419,7 +419,7 @@ def http_page(openapi: Schema) -> Iterator[str]:
     )
     yield "API it is Anthropic's: `type`, `error` with `type` and `message`, and `request_id`."
     for name in sorted(_used(operations, schemas)):
-        yield from ("", f"## {name}", "")
+        yield from ("", f"### {name}", "")
         if text := schemas[name].get("description"):
             yield from (_prose(text), "")
         yield from _fields(name, schemas[name])
@@ -493,9 +493,9 @@ def _prose(text: str) -> str:
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 PAGES: Mapping[str, Callable[[], Iterable[str]]] = {
-    "settings.md": settings_page,
+    "python.md": settings_page,
     "command-line.md": command_page,
-    "http.md": lambda: http_page(asyncio.run(description())),
+    "service.md": lambda: http_page(asyncio.run(description())),
 }
 
 

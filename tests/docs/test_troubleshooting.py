@@ -1,4 +1,4 @@
-"""The page on troubleshooting has every row of the doctor's table, and every line that it may print below."""
+"""The part on troubleshooting has every row of the doctor's table, and every line that it may print below."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def plain(text: str) -> str:
 
 
 def test_every_line_of_the_doctor_is_explained() -> None:
-    page = plain((DOCS / "troubleshooting.md").read_text(encoding="utf-8"))
+    page = plain((DOCS / "security.md").read_text(encoding="utf-8"))
     sources = [Path(str(each.__file__)).read_text(encoding="utf-8") for each in (advice, probes, report)]
     found = [clause for source in sources for clause in clauses(source)]
     assert [clause for clause in found if len(clause.split()) >= WORDS and plain(clause) not in page] == []
 
 
 def test_every_row_of_the_doctor_is_explained() -> None:
-    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    page = (DOCS / "security.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"^\| row \|.*\n\|-.*\n((?:\|.*\n)*)", page, re.MULTILINE)
     rows = {name.strip() for line in table.splitlines() for name in line.split("|")[1].split(",")}
     assert rows == {*ROWS, "one vocabulary"}

@@ -1,7 +1,7 @@
 """
 ``python -m tests.evals.report.pictures RUN``: the pictures of the report in docs/images, taken again.
 
-RUN is the folder of a run of the miniature pair; docs/reports.md has the command that measures it.
+RUN is the folder of a run of the miniature pair; docs/evals.md has the command that measures it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ async def main(folder: Path) -> None:
         raise SystemExit("no browser: run `make browser`")
     (run,) = merge_folders([read_folder(folder)])
     section = build_section(remarked(run), load_prices(DOCS / "prices.toml"))
-    document = to_html([(section, {})], "Made for docs/reports.md")
+    document = to_html([(section, {})], "Made for docs/evals.md")
     async with browsing(executable) as browser:
         for scheme in SCHEMES:
             print(await take_desk(browser, document, scheme))

@@ -49,7 +49,7 @@ def test_money_is_gpu_seconds_times_prices() -> None:
 def test_the_documented_price_file_is_one() -> None:
     prices = load_prices(DOCS / "prices.toml")
     assert (prices.currency, prices.large.gpus, prices.small.gpus) == ("USD", 2, 0.25)
-    assert "prices.toml" in (DOCS / "reports.md").read_text(encoding="utf-8")
+    assert "prices.toml" in (DOCS / "evals.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

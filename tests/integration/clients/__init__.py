@@ -1,1 +1,1 @@
-"""The code of users of other clients, each with a separate environment; see docs/clients.md."""
+"""The code of users of other clients, each with a separate environment; see docs/service.md."""

@@ -64,7 +64,7 @@ def test_every_client_pins_all_its_requirements() -> None:
 
 
 def test_the_document_has_the_pinned_versions() -> None:
-    table = (environments.FOLDER.parents[2] / "docs" / "clients.md").read_text()
+    table = (environments.FOLDER.parents[2] / "docs" / "service.md").read_text()
     for path in environments.FOLDER.glob("*/requirements.in"):
         requirement = path.read_text().splitlines()[0].partition("[")[0]
         pins = dict(pin.split("==") for pin in path.with_suffix(".txt").read_text().splitlines())
