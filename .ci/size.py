@@ -101,6 +101,8 @@ def excess(function: Function) -> list[str]:
 
 def own_parameters(function: Function) -> list[str]:
     """Return the parameters besides ``self``, and besides the options of a command, which typer describes."""
+    if any(ast.unparse(decorator).startswith("with_settings(") for decorator in function.decorator_list):
+        return []
     arguments = function.args
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     return [each.arg for each in every if each.arg not in ("self", "cls") and not is_option(each)]

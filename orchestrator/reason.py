@@ -66,45 +66,50 @@ async def reason(
             observe(decided)
         return control.auto.policy(policy)
 
+    def ended() -> End | None:
+        return "finished" if over(chain) else "budget" if spent(chain) else None
+
+    async def grow() -> End:
+        while (end := ended()) is None:
+            current = writer()
+            drafts = run_ahead(current, chain, control=control, spent=spent, observe=observe, over=over)
+            async with drafts as lookahead:
+                while True:
+                    draft, verdict = await lookahead.next()
+                    if isinstance(verdict, Rollback):
+                        break
+                    commit(draft, verdict.score)
+                    if end := ended() or _ended(draft):
+                        return end
+                    if control.auto is not None and control.auto.due(len(chain.steps)) and writer() is not current:
+                        break
+                if isinstance(verdict, Accept):  # another policy goes on; the bets are lost
+                    continue
+                if chosen := verdict.chosen:  # another draft of the same step was accepted in its place
+                    observe(Chosen(len(chain.steps), chosen.step))
+                    commit(chosen.step, chosen.score)
+                    continue
+                if verdict.keep:
+                    commit(draft.cut(verdict.keep), verdict.score)
+                    if end := ended():
+                        return end
+                repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
+            # Leaving the block has cancelled the bets on the draft that was rolled back.
+            observe(Repaired(len(chain.steps), repaired, verdict))
+            if guarded(current) and stuck(chain, repaired):
+                return "repetition"
+            commit(repaired)
+            if end := _ended(repaired):
+                return end
+        return end
+
     control = LookaheadControl.of(ahead)
     timeout = asyncio.timeout_at(deadline)
     try:
         async with timeout:
-            while not (over(chain) or spent(chain)):
-                current = writer()
-                drafts = run_ahead(current, chain, control=control, spent=spent, observe=observe, over=over)
-                async with drafts as lookahead:
-                    while True:
-                        draft, verdict = await lookahead.next()
-                        if isinstance(verdict, Rollback):
-                            break
-                        commit(draft, verdict.score)
-                        if over(chain) or spent(chain):
-                            return chain, "finished" if over(chain) else "budget"
-                        if end := _ended(draft):
-                            return chain, end
-                        if control.auto is not None and control.auto.due(len(chain.steps)) and writer() is not current:
-                            break
-                    if isinstance(verdict, Accept):  # another policy goes on; the bets are lost
-                        continue
-                    if chosen := verdict.chosen:  # another draft of the same step was accepted in its place
-                        observe(Chosen(len(chain.steps), chosen.step))
-                        commit(chosen.step, chosen.score)
-                        continue
-                    if verdict.keep:
-                        commit(draft.cut(verdict.keep), verdict.score)
-                        if over(chain) or spent(chain):
-                            return chain, "finished" if over(chain) else "budget"
-                    repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
-                # Leaving the block has cancelled the bets on the draft that was rolled back.
-                observe(Repaired(len(chain.steps), repaired, verdict))
-                if guarded(current) and stuck(chain, repaired):
-                    return chain, "repetition"
-                commit(repaired)
-                if end := _ended(repaired):
-                    return chain, end
+            end = await grow()
     except TimeoutError:
         if not timeout.expired():
             raise
-        return chain, "finished" if over(chain) else "time"
-    return chain, "finished" if over(chain) else "budget"
+        end = "finished" if over(chain) else "time"
+    return chain, end

@@ -38,6 +38,7 @@ def f():
         ("def f(self, a, b, c, d, *, e, f, g, h): ...", []),
         ("async def f(a, b, c, d, *, e, f, g, h, i): ...", ["9 parameters"]),
         ("def f(a, b, c, d, e, f, g, h, i: Annotated[str, typer.Option()]): ...", []),
+        ('@with_settings("eval")\ndef f(a, b, c, d, e, f, g, h, i: Limit): ...', []),
         (DEEP, ["5 blocks deep"]),
         ("def f():\n    if a: pass\n    elif b: pass\n    elif c: pass\n    elif d: pass\n    elif e: pass", []),
         ("def f():\n    if a:\n        def g():\n            if b:\n                while c: pass", []),

@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # modules that need scipy are imported inside functions: `ste
 
     from .policy_file import CalibrationSettings
     from .risk_bound import LossTest
-    from .search import CalibrationResult, CalibrationRun, RunStore, SolveAt
+    from .search import AttemptEnd, CalibrationResult, CalibrationRun, RunStore, SolveAt
 
 EXAMPLES = """
 Examples:
@@ -116,7 +116,6 @@ def calibrate(
         served_arm,
         solve_on_servers,
     )
-    from .risk_bound import LossTest
     from .search import AttemptEnd, RunStore
 
     if not 0 < max_loss < 1 or not 0 < confidence < 1:
@@ -156,17 +155,7 @@ def calibrate(
             with store:
                 store.start_attempt(digests(put))
                 end = AttemptEnd(len(tasks), max_loss, level, threshold.values)
-                test = LossTest(max_loss, level, again=store.attempt_number(end) > 1)
-                least = test.needed()
-                too_few = least is None or len(tasks) < least
-                if too_few:
-                    takes = "more than any number" if least is None else f"{least:,} even if none is lost"
-                    given = f"{len(tasks)} {'problem' if len(tasks) == 1 else 'problems'}"
-                    stderr.print(f"{given} cannot carry this promise: it takes {takes}", style="yellow")
-                result = await _search(solve, len(tasks), threshold, store, test, concurrency)
-                result = dataclasses.replace(result, attempt=store.attempt_number(end), counts=not too_few)
-                if not too_few:  # too few problems cannot promise anything, so they use up no attempt
-                    store.end_attempt(end)
+                result = await _attempt(solve, end, threshold, store, concurrency)
             options = solver.settings.with_overrides({"policy": policy}).options
             return CalibrationSettings(
                 policy, threshold, f"{chosen.name}, {CALIBRATED_ON}", result, options,
@@ -174,8 +163,12 @@ def calibrate(
                 promise_conditions(solver.settings, policy, threshold),
             )  # fmt: skip
 
-    calibrated = wait(main())
-    if json:
+    _show(wait(main()), output, as_json=json)
+
+
+def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> None:
+    """Print what is calibrated, and write the policy file; exit with 1 if no threshold keeps the promise."""
+    if as_json:
         stdout.print_json(orjson.dumps(calibrated.json()).decode())
     else:
         stdout.print(calibrated.table())
@@ -184,6 +177,26 @@ def calibrate(
         sys.exit(1)
     output.write_text(calibrated.toml(), encoding="utf-8")
     stderr.print(f"wrote {output}: name it with --config, or make it stepspec.toml", highlight=False)
+
+
+async def _attempt(
+    solve: SolveAt, end: AttemptEnd, threshold: Threshold, store: RunStore, at_once: int
+) -> CalibrationResult:
+    """Make the attempt that ends at *end*. Too few problems cannot promise anything, so they use up no attempt."""
+    from .risk_bound import LossTest
+
+    test = LossTest(end.limit, end.level, again=store.attempt_number(end) > 1)
+    least = test.needed()
+    too_few = least is None or end.problems < least
+    if too_few:
+        takes = "more than any number" if least is None else f"{least:,} even if none is lost"
+        given = f"{end.problems} {'problem' if end.problems == 1 else 'problems'}"
+        stderr.print(f"{given} cannot carry this promise: it takes {takes}", style="yellow")
+    result = await _search(solve, end.problems, threshold, store, test, at_once)
+    result = dataclasses.replace(result, attempt=store.attempt_number(end), counts=not too_few)
+    if not too_few:
+        store.end_attempt(end)
+    return result
 
 
 async def _search(

@@ -296,7 +296,6 @@ async def running(
     console: Console,
     world: World = SHORT,
     log_dir: Path | None = None,
-    ready_timeout: float = 300.0,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     sequences: int = SEQUENCES,
     judge: str = JUDGE,
@@ -322,7 +321,6 @@ async def running(
             launching = launch(
                 servers,
                 log_dir=log_dir,
-                ready_timeout=ready_timeout,
                 on_progress=on_progress,
                 prepare=_warm_up,
                 on_death=on_death,
