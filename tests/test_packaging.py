@@ -156,7 +156,7 @@ def test_the_sdist_holds_the_files_of_git_and_no_link(distributions: Distributio
 
 
 def described(wheel: ZipFile) -> Message:
-    (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    (metadata,) = [name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
     return Parser().parsestr(wheel.read(metadata).decode())
 
 
