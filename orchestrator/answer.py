@@ -27,7 +27,7 @@ BLANK = re.compile(r"(?:\s|~|\\[,;:! ]|\\q?quad|\\text\w*|\\phantom|\\square|\\(
 EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
 _GAP = r"(?:(?!\n\s*\n)[\s$*~]|\\[,;:! ()\[\]]|\\q?quad)"
 JOINT = re.compile(  # between two boxes of one answer
-    rf"{_GAP}*(?:,|;|\\text\s*\{{[\s,]*(?:and|or)\s*\}}|and\b|or\b){_GAP}*(?:(?:and|or)\b{_GAP}*)?"
+    rf"{_GAP}*(?:,|;|\\text\s*\{{[\s,]*(?:and|or)\s*\}}|and\b|or\b){_GAP}*(?:(?:(?:and|or)\b|\\text\s*\{{\s*(?:and|or)\s*\}}){_GAP}*)?"
     rf"(?:[a-zA-Z](?:_\w)?\s*=\s*)?{_GAP}*"
 )
 

@@ -16,9 +16,9 @@ HASHES = "####"  # GSM8K's own, before the answer
 
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _SIZE = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,|~)\d{3})+|\d+)(?:\.\d+)?|\.\d+"
-_SIGN = r"(?:(?<![\w)}])[-−])?"
+_SIGN = r"(?:(?<![\w)}])[-−–])?"
 _NUMBER = re.compile(
-    rf"{_SIGN}(?:\\?[$€£])?{_SIGN}(?:\d*\s?\\[dt]?frac\{{\d+\}}\{{\d+\}}|\d+ \d+/\d+|(?:{_SIZE})(?:/\d+)?)"
+    rf"{_SIGN}(?:\\?[$€£])?{_SIGN}(?:\d*\s?\\[dt]?frac\{{\d+\}}\{{\d+\}}|\d*[½⅓⅔¼¾]|\d+ \d+/\d+|(?:{_SIZE})(?:/\d+)?)"
 )
 _MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _ANSWER_IS = re.compile(r"\banswer\b[^.\n\d$\\]{0,40}?(?:\bis\b|[:=])(?!\W*not\b)([^\n]*)", re.IGNORECASE)
@@ -39,14 +39,17 @@ _DENIED = (
 _STATEMENTS = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"(?i:\b(?:answer|choice|option)s?)\W+(?:(?i:is|are|must|be|would|should|therefore|thus|clearly|option|choice"
-        rf"|letter|the|correct|one)\W+)*{_LETTER}{_SURE}{_DENIED}",
-        rf"\b(?i:I|we|I'll|I'd|let's|would|will|to)\W+(?i:pick|choose|select|go with|going with|take)\W+"
+        rf"(?i:\b(?:answers?|(?:choice|option|pick)s?\W+(?:is|are|must|would|should)))\W+(?:(?i:is|are|must|be|would"
+        rf"|should|therefore|thus|clearly|option|choice|letter|the|correct|one)\W+)*{_LETTER}{_SURE}{_DENIED}",
+        rf"\b(?i:I|we|I'll|I'd|I'm|am|let's|would|will|to)\W+(?i:pick|choose|select|go with|going with|take)\W+"
         rf"(?:(?i:the|option|choice|answer|letter)\W+)*{_LETTER}{_SURE}{_DENIED}",
-        rf"\b(?i:thus|so|therefore|hence|it is|it must be)\W+{_LETTER}(?=[\s.]*$)",
+        rf"\b(?i:thus|so|therefore|hence|it is|it's|it must be|conclude)\W+{_LETTER}(?=[\s.]*$)",
+        rf"(?i:\banswer)\W+(?:(?i:is)\W+)?\(?([{LETTERS.lower()}])\)?[\s.]*$",
+        rf"(?:答案|选|選)[是为為择擇]?\W*{_LETTER}",
         rf"(?<![\w(]){_LETTER}\W+(?i:is|must be)\W+(?:(?i:the)\W+)?(?i:correct|right|true|answer|best)",
     )
 )
+_MENTIONED = re.compile(rf"(?i:\b(?:choice|option)s?)\W+(?:(?i:the|letter)\W+)*{_LETTER}{_SURE}{_DENIED}")
 _ONLY_LETTER = re.compile(rf"\W*(?:(?i:the|final|correct|answer|option|choice|is)\W+)*\(?([{LETTERS}])\)?\W*")
 _LETTER_FIRST = re.compile(rf"\W*(?:(?i:option|choice|answer)\W+)?\(?([{LETTERS}])\s*[).:](.*)", re.DOTALL)
 _OTHER_LETTER = re.compile(rf"(?<!\w)\(?[{LETTERS}][).:]|\b(?:or|and)\s+\(?[{LETTERS}]\b")
@@ -94,8 +97,9 @@ def _stated_letter(text: str) -> str:
     """Return the letter that *text* states as the answer, or which is its last line."""
     plain = _plain(text)
     found = [match for statement in _STATEMENTS for match in statement.finditer(plain)]
+    found = found or list(_MENTIONED.finditer(plain))
     if found:
-        return max(found, key=lambda match: match.end(1))[1]
+        return max(found, key=lambda match: match.end(1))[1].upper()
     alone = _ONLY_LETTER.fullmatch(plain.splitlines()[-1]) if plain else None
     first = _LETTER_FIRST.fullmatch(plain.splitlines()[-1]) if plain else None
     return alone[1] if alone else first[1] if first and not _OTHER_LETTER.search(first[2]) else ""

@@ -31,14 +31,22 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"√\s*(\d+|[a-z])", r"\\sqrt{\1}"),
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\{,\}|,\s*\\!\s*", ","),
+        (r"\{(\.|\\,)\}", r"\1"),
         (r"\\(?:left|right)\s*\.", ""),
         (r"\\(?:left|right|[bB]ig[glr]*|middle|limits)(?![a-zA-Z])", ""),
         (r"\\(?:displaystyle|textstyle|[lL]arge|LARGE|small|bf|rm|it)(?![a-zA-Z])", ""),
-        (r"\\(?:text)?color\s*\{[^{}]*\}|(?<!\\)\\!", ""),
+        (
+            r"\\(?:text)?color(?:box)?\s*\{[^{}]*\}|\\fcolorbox\s*\{[^{}]*\}\s*\{[^{}]*\}|\\bbox\s*\[[^][]*\]|(?<!\\)\\!",
+            "",
+        ),
         (r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|mbox|hbox|emph)(?![a-zA-Z])", r"\\text"),
-        (r"\\(?:mathrm|mathsf|mathtt|operatorname)\s*(?=\{\s*[a-zA-Z]{2})", r"\\text"),
+        (r"\\(?:mathrm|mathsf|mathtt|operatorname)\s*(?=\{[\s~]*[a-zA-Z]{2})", r"\\text"),
         (r"\\(?:mathbf|mathit|boldsymbol|bm|ensuremath|underline|mathrm|boxed|fbox)(?=\s*\{)", ""),
-        (r"\\h?phantom\s*\{[^{}]*\}|\\hspace\*?\s*\{[^{}]*\}|(?<!\\)\\[,;: ]|~|\\q?quad\b|\\thinspace\b|\s", " "),
+        (
+            r"\\h?phantom\s*\{[^{}]*\}|\\hspace\*?\s*\{[^{}]*\}"
+            r"|(?<!\\)\\[,;: ]|~|\\(?:q?quad|thinspace)(?![a-zA-Z])|\s",
+            " ",
+        ),
         (r"\\text\s*\{\s*(?:,\s*)?(?:and|or)\s*\}|,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])(?![^{]*\})", ","),
         (r"\\text\s*\{([^{}a-zA-Z]*)\}", r" \1 "),
         (r"\\text\s*\{\s*([^{}]*?)\s*\}", r"\\text{\1}"),
@@ -60,6 +68,10 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"^\\\{ *([a-z]) *(?:\\in *\\mathbb *\{?R\}? *)?(?:\\mid|:|\|) *([^{}]*(?:[<>=]|\\[lg]e)[^{}]*)\\\}$", r"\2"),
+        (r"^\]([^][]*)\[$", r"(\1)"),
+        (r"^\]([^][]*\])$", r"(\1"),
+        (r"^(\[[^][]*)\[$", r"\1)"),
         (r"\\langle(?![a-zA-Z])", "("),
         (r"\\rangle(?![a-zA-Z])", ")"),
         (r"\\mathbb\s*\{?\s*R\s*\}?|\\Reals?(?![a-zA-Z])", r"(-\\infty,\\infty)"),
@@ -76,7 +88,7 @@ _THOUSANDS = re.compile(
     r"(?<![\d,.(\[])(?<![(\[]-)(?<![(\[][ ])(?<!\\\{)\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?!,? ?\d)(?!\s*/)"
 )
 _LAKHS = re.compile(r"(?<![\d,.(\[])\d{1,2}(?:,\d\d)+,\d{3}(?!,?\d)")
-_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
+_REPEATING = re.compile(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
 _MIXED = re.compile(r"(?<![\d.^_a-zA-Z])(\d{1,9})(?:\s*\\frac\{(\d{1,9})\}\{(\d{1,9})\}| (\d{1,9})/(\d{1,9})(?![\d.]))")
 _SPACE = re.compile(r"(?<![a-zA-Z0-9]) +| +(?![a-zA-Z0-9\\])| +(?=\\(?!text))")
 _ANSWER = re.compile(r"^(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}?\s*", re.IGNORECASE)
@@ -149,7 +161,7 @@ def _undelimited(text: str) -> str:
 
 def _repeating(match: re.Match[str]) -> str:
     """Spell the repeating decimal as a fraction."""
-    whole, fixed, period = match[1] or "0", match[2], match[3]
+    whole, fixed, period = match[1] or "0", match[2], match[3] or match[4]
     if len(match[0]) > LONGEST:
         return match[0]
     scale = 10 ** len(fixed) * (10 ** len(period) - 1)
