@@ -18,7 +18,6 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
-from ..arms import LARGE
 from ..calibration.cue_profile import load_problems
 from ..cli import arm as parse_arm
 from ..command_line import finite, numbers, only_without_testbed, progress_bars, script, writable
@@ -40,11 +39,11 @@ from ..plan import check_arm, testbed_settings
 from ..testbed.solving_pair import fresh_tasks, pair_solver
 from .measurements import Measurements
 from .measuring import measure
-from .prediction import Estimate, Predictor
+from .prediction import Estimate, predict
 from .problems import PROBLEMS
-from .report import SMALL_PRINT, headline, methods_table, notes, record, servers_table, settings_file
+from .report import SMALL_PRINT, estimated_settings, headline, methods_table, notes, record, servers_table
 
-POLICIES = ("specreason", "bild", "reflective")
+POLICIES = ("specreason", "reading", "bild", "reflective")
 EXAMPLES = """
 Examples:
 
@@ -71,7 +70,7 @@ def command(
     users: Annotated[
         str, typer.Option(help="Numbers of users to estimate for as well; empty: none.", metavar="N,...")
     ] = "4,16",
-    minutes: Annotated[float, typer.Option(min=0.1, help="Deadline of the measurements.")] = 5.0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Limit of the measurements; there is an answer then.")] = 5.0,
     seed: Annotated[int, typer.Option(help="Seed of the samples, and of generated problems.")] = 0,
     testbed: Testbed = False,
     profile: Pace = "paced",
@@ -84,17 +83,17 @@ def command(
     """
     Measure both servers for some minutes, and print what each method is expected to gain, alone and under load.
 
-    Measured are seconds for a token, alone and with several streams, seconds to read a prompt, the cost of a verdict,
-    and how many drafts are accepted on a few problems, whose answers are not needed. Nobody else should use the servers
+    Measured are seconds for a token, alone and with several streams, the cost of a verdict, and how many drafts are
+    accepted after beginnings of the large model's chains, which need not end. Nobody else should use the servers
     meanwhile. The exit code is 0 if a method is expected to pay, 1 if none is or the servers cannot be measured, and 2
     for wrong options.
     """
     options = parse_options(option)
     arms = [parse_arm(spec, options) for spec in policy or POLICIES]
-    if len({arm.name for arm in (LARGE, *arms)}) <= len(arms):
+    if len({arm.name for arm in arms}) < len(arms):
         raise ConfigurationError("a method is there twice")
-    if any(arm.policy in ("large", "small") for arm in arms):
-        raise ConfigurationError("--policy: large and small are no methods; the large model alone is always measured")
+    if any(arm.policy in ("large", "small", "plain") for arm in arms):
+        raise ConfigurationError("--policy: large, small and plain are no methods; methods are compared with plain")
     loads = numbers("--users", users, int)
     finite("--minutes", minutes)
     if output is not None:
@@ -124,9 +123,8 @@ def command(
         except KeyboardInterrupt:
             stderr.print("interrupted", style="yellow")
             raise typer.Exit(130) from None
-        step = parts(progress)("predicting", len(measured.arms) - 1)
-        estimate = Predictor(measured, on_method=step).estimate(loads)
-    toml = settings_file(estimate, measured, settings, str(datetime.date.today()))
+    estimate = predict(measured, loads)
+    toml = estimated_settings(estimate, measured, settings, str(datetime.date.today()))
     if json:
         print(orjson.dumps(record(estimate, measured, toml)).decode())
     else:
@@ -171,9 +169,7 @@ def show(console: Console, measured: Measurements, estimate: Estimate, toml: str
         console.print(f"- {note}", **plain)
     console.print("\nThe settings to use:\n", **plain)
     console.print(toml, soft_wrap=True, **plain)
-    runs = sum(map(len, measured.runs.values()))
-    text = SMALL_PRINT.format(runs=runs, limit=measured.limit, problems=estimate.problems)
-    console.print(text, style="dim", **plain)
+    console.print(SMALL_PRINT.format(problems=len(measured.chains)), style="dim", **plain)
 
 
 if __name__ == "__main__":

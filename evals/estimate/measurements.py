@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from statistics import median
+from dataclasses import dataclass, field
+from statistics import fmean, median
 
 from stepspec.orchestrator.chain import Role
 
 from ..sample import Arm
-from ..script import Script
-from ..simulation import ServerCosts
-
-NOTHING = 2**30  # tokens, a block of a prefix cache that keeps nothing
-UNLIMITED = 1024  # sequences, of a server that served all streams at once that were sent
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMeasurement:
     """
-    The times of the server of one *role*, in seconds; each was measured several times.
+    The times of the server of one *role*, in seconds.
 
-    *between* has, by the number of streams at the same time, the time between two tokens of a stream. *prompt_token* is
-    the time for each prompt token that is not in the prefix cache. *cached* is the time to the first token after a
-    prompt of *prompt* tokens that the server has read before, *uncached* that after a new one. *sequences* is how many
-    streams it served at the same time, None if these were all. *block* is that of its prefix cache, in tokens;
-    *prefix_cache* is None if it is not known whether there is one.
+    *between* has, by the number of streams at the same time, the times between two tokens of a stream, and *first*
+    those from a request to its first token. *sequences* is how many streams it served at the same time, None if these
+    were all. *prefix_cache* is None if it is not known whether there is one.
     """
 
     role: Role
     url: str
     model: str
     between: Mapping[int, tuple[float, ...]]
-    prompt_token: tuple[float, ...]
-    cached: tuple[float, ...]
-    uncached: tuple[float, ...]
-    prompt: int
+    first: tuple[float, ...]
     sequences: int | None = None
-    block: int = 16
-    prefix_cache: bool | None = True
+    prefix_cache: bool | None = None
     suffix_scoring: bool = False
 
     @property
@@ -46,26 +35,12 @@ class ServerMeasurement:
         """Median seconds between two tokens of a stream that has the server to itself."""
         return median(self.between[1])
 
-    def costs(self) -> ServerCosts:
-        """The costs of a pass, by a line through the medians over the number of streams, and those of a request."""
-        per_pass, per_sequence = fit_line({streams: median(times) for streams, times in self.between.items()})
-        per_prompt_token = max(0.0, median(self.prompt_token))
-        read = self.block / 2 if self.prefix_cache else self.prompt  # a cached prompt ends anywhere in a block
-        first = median(self.cached) - per_pass - per_sequence - per_prompt_token * read
-        return ServerCosts(
-            per_pass=per_pass,
-            per_sequence=per_sequence,
-            per_prompt_token=per_prompt_token,
-            per_request=max(0.0, first),
-            sequences=self.sequences or UNLIMITED,
-            tokens=max(8192, self.sequences or UNLIMITED),
-            block=self.block if self.prefix_cache is not False else NOTHING,
-        )
-
-    def at_pace(self, factor: float) -> ServerMeasurement:
-        """The same server, if it took *factor* times as long for every token that it writes."""
-        slower = {streams: tuple(time * factor for time in times) for streams, times in self.between.items()}
-        return replace(self, between=slower)
+    def slower(self, streams: float) -> float:
+        """How many times as long a token takes with so many *streams* at once: a line through the medians, from 1."""
+        level, slope = fit_line({number: median(times) for number, times in self.between.items()})
+        most = self.sequences or streams
+        busy = level + slope * max(1.0, min(streams, most))
+        return max(1.0, busy / (level + slope) * max(1.0, streams / most))
 
 
 def fit_line(points: Mapping[int, float]) -> tuple[float, float]:
@@ -88,35 +63,33 @@ def fit_line(points: Mapping[int, float]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class VerdictMeasurement:
+class DraftTrial:
     """
-    One-token questions about a step after a chain that the large model's server has read before.
+    A draft after a prefix of the large model's own chain, and the method's verdict on it.
 
-    *seconds* and *read*, the prompt tokens that were not in its cache (none if it does not report them), have an entry
-    for each question; *chain* is the length of the chain in tokens. *understood* is the share of its probability that
-    the judge puts on the grades.
+    Of the tokens that were *drafted*, as many were *kept*; the repair of a rejected draft has the tokens *repaired*.
+    *own* are the tokens of the large model's own step in this place, None if it is not known. *seconds* are those of
+    the draft and of the verdict, None if other requests were under way.
     """
 
-    seconds: tuple[float, ...]
-    read: tuple[int, ...]
-    chain: int
-    understood: float
+    accepted: bool
+    drafted: int
+    kept: int
+    repaired: int
+    own: int | None = None
+    seconds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedRun:
-    """
-    A run of an arm on a *problem*, by its number: its *script*, and the *seconds* that it took.
+class SeenChain:
+    """The *steps* of the large model's own chain, in tokens, and those of its *answer*: None if the chain was cut."""
 
-    *alone* says whether nothing else ran then, so that the seconds count. A run that was *cut* had used up its tokens;
-    its script and its seconds end there, without an answer.
-    """
+    steps: tuple[int, ...]
+    answer: int | None = None
 
-    problem: int
-    seconds: float
-    script: Script
-    alone: bool
-    cut: bool
+    @property
+    def tokens(self) -> int:
+        return sum(self.steps) + (self.answer or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +97,33 @@ class Measurements:
     """
     All that was measured of a pair, in *seconds*.
 
-    *runs* are by the name of the arm, of the same problems for all *arms*, at least one. None has more than *limit*
-    tokens. At a *temperature* above 0 every step is a request of its own. *skipped* says by the name of a method why it
-    was not measured.
+    *plain* are the seconds between two tokens of the large model as one ordinary request. *trials* are by the name of
+    the arm, for all *arms*. *skipped* says by the name of a method why it was not measured.
     """
 
     small: ServerMeasurement
     large: ServerMeasurement
-    verdict: VerdictMeasurement
+    plain: tuple[float, ...]
     arms: tuple[Arm, ...]
-    runs: Mapping[str, tuple[RecordedRun, ...]]
-    limit: int
+    chains: tuple[SeenChain, ...]
+    trials: Mapping[str, tuple[DraftTrial, ...]]
     seconds: float
-    temperature: float = 0.0
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def step(self) -> float:
+        """Mean tokens of a step of the large model's own."""
+        steps = [tokens for chain in self.chains for tokens in chain.steps]
+        drafted = [trial.drafted for trials in self.trials.values() for trial in trials]
+        return max(1.0, fmean(steps or drafted or [32]))
+
+    @property
+    def cut(self) -> int:
+        """How many chains were cut."""
+        return sum(chain.answer is None for chain in self.chains)
+
+    @property
+    def length(self) -> tuple[float, float]:
+        """Mean tokens of a chain as far as it was seen, with the answer, and of the answers of those that ended."""
+        answers = [chain.answer for chain in self.chains if chain.answer is not None]
+        return fmean([chain.tokens for chain in self.chains] or [0]), fmean(answers or [0])

@@ -1,70 +1,66 @@
 """
-Measure a pair of servers within a deadline: their times, then runs of every arm on a few problems.
+Measure a pair of servers within a hard limit of time: paces, verdicts, load, then drafts after beginnings of chains.
 
-The parts have shares of the deadline. A part that is through sooner leaves its time to the others; runs that are not
-over at the end of their part are cancelled and not used.
+Each part has a share of the time. A part that is through sooner leaves its time to the others; what is under way at
+its end is cancelled, and what was seen until then counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import count, cycle, islice
-from statistics import fmean, median
+from functools import partial
+from itertools import cycle, islice
 from typing import TypeAlias
 
 from stepspec.api import Solver
-from stepspec.orchestrator.answer import CLOSED
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import Chain, Message, Step
+from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.concurrency import at_once
-from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, ReplicatedModel
+from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, ReplicatedModel, Sampling
 from stepspec.orchestrator.endpoints.probe import Capabilities
-from stepspec.orchestrator.errors import ConfigurationError, MissingCapability, StepspecError
-from stepspec.orchestrator.events import Answered, Called, Committed, Event, Observer
+from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, StepspecError
 from stepspec.orchestrator.interfaces import Model
-from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
-from stepspec.policies.grading import DIGITS
-from stepspec.prompts import load
+from stepspec.orchestrator.trace import Stopwatch
 
-from ..arms import LARGE
-from ..plan import turns
-from ..sample import CUT, Arm, derive_seed, solve_once
-from ..script import Script
-from .measurements import Measurements, RecordedRun, ServerMeasurement, VerdictMeasurement
+from ..plain import solve_plain
+from ..sample import Arm, derive_seed
+from .drafts import Beginning, repairs_whole_steps, try_draft
+from .measurements import DraftTrial, Measurements, ServerMeasurement
 
 Arrival: TypeAlias = tuple[float, int]  # of tokens: the second, and how many there were by then
+Place: TypeAlias = tuple[Chain, int | None]  # a beginning, and the tokens of the step that follows, if it is known
+OnPart: TypeAlias = Callable[[str, int], Callable[[], object]]
 
-REPEATS, LEAST_REPEATS = 6, 2  # the least and the greatest of six enclose the true median with a probability of 97%
-LOADED_REPEATS = 2  # with several streams at once, of which each measurement is the mean
+REPEATS, LOADED_REPEATS = 4, 2  # of the measurement of a pace, alone and with several streams
 TOKENS = 48  # that a stream writes to measure the time between them
 ONE_PIECE = 0.0005  # seconds: tokens that arrive closer together came in one piece
 SHORTEST = 0.05  # seconds that a stream lasts at least if it shows how many were written at the same time
-SHORT, LONG = 16, 1024  # tokens of a prompt, besides the chat template
-CHAIN = 400  # tokens after which verdicts are measured
-ALONE = 2  # problems that every arm solves with nothing beside it
-LEAST_TOKENS = 96  # of a run: fewer say little
-ANSWER = 16  # tokens that a run which is cut keeps for its answer
-AT_ONCE = 8  # runs at the same time, of which only what was written counts
-TELLING = 0.3  # of the time to a first token, which reading a prompt takes at least if the time is to tell anything
-DEFAULT_BLOCK = 16  # tokens, of a prefix cache that the server does not describe
-SHARES = {"servers": 0.15, "alone": 0.4, "together": 0.8, "loads": 1.0}  # of the deadline, at the end of each part
-SURE = 0.05  # of a judge's probability on grades, below which SpecReason accepts nothing
-GRADING = frozenset({"specreason", "choose"})  # methods that ask the large model for grades
+ALONE = 3  # drafts of each method with nothing beside them
+MOST_TOKENS = 512  # of the beginning of a chain
+PLACES = 16  # of one chain where drafts begin
+AT_ONCE = 8  # chains or drafts at the same time, of which only what was written counts
+SHARES = {
+    "ready": 0.15,
+    "large": 0.24,
+    "small": 0.3,
+    "beginning": 0.36,
+    "verdicts": 0.45,
+    "loads": 0.6,
+    "chains": 0.75,
+    "drafts": 1.0,
+}
 SCORING = frozenset({"bild", "reading", "reflective"})  # methods that let the large model score text
-GRADE = load("specreason.grade")
-NO_GRADE = (
-    "asked for a grade, the large model puts {:.1%} of its probability on digits, so that every draft would be "
-    "rejected: it does not understand the question; use another large model, or a method without grades"
-)
+
+NO_SCORES = "the large model's server does not score text (prompt_logprobs): it needs vLLM"
 
 
 @dataclass
 class Clock:
-    """The deadline of a measurement that begins now, in *minutes*, on the loop's own clock."""
+    """The limit of a measurement that begins now, in *minutes*, on the loop's own clock."""
 
     minutes: float
     began: float = field(default_factory=lambda: asyncio.get_running_loop().time())
@@ -74,22 +70,21 @@ class Clock:
         """Seconds since the beginning."""
         return asyncio.get_running_loop().time() - self.began
 
-    def end(self, part: str) -> float:
-        """When *part* has to end, in seconds since the beginning."""
-        return SHARES[part] * self.minutes * 60
-
     def over(self, part: str) -> bool:
-        return self.seconds >= self.end(part)
+        return self.seconds >= SHARES[part] * self.minutes * 60
 
-    def limit(self, part: str) -> asyncio.Timeout:
-        """Limit a block to the end of *part*."""
-        return asyncio.timeout_at(self.began + self.end(part))
+    @asynccontextmanager
+    async def limit(self, part: str) -> AsyncGenerator[None]:
+        """Leave the block at the end of *part*."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self.began + SHARES[part] * self.minutes * 60):
+                yield
 
 
 @asynccontextmanager
-async def opened(endpoint: ModelEndpoint, observe: Observer = lambda event: None) -> AsyncGenerator[Model]:
-    """Yield a greedy model of *endpoint*, at one of its replicas."""
-    model = endpoint.model(GREEDY, observe=observe)
+async def opened(endpoint: ModelEndpoint, sampling: Sampling = GREEDY) -> AsyncGenerator[Model]:
+    """Yield a model of *endpoint*, at one of its replicas."""
+    model = endpoint.model(sampling)
     try:
         yield model
     finally:
@@ -97,26 +92,41 @@ async def opened(endpoint: ModelEndpoint, observe: Observer = lambda event: None
             model.leave()
 
 
-async def time_streams(endpoint: ModelEndpoint, problems: Sequence[str]) -> tuple[float, int] | None:
+class Streams:
     """
-    Let the model begin to reason about all *problems* at the same time; return what `pace` makes of it.
+    Streams of a model that begins to reason about several *problems* at the same time, as far as they are written.
 
     The text is the model's own, so that token-level speculation under it accepts as many tokens as in a run.
     """
-    clock = asyncio.get_running_loop().time
 
-    async def stream(problem: str) -> list[Arrival]:
-        arrived: list[Arrival] = []
+    def __init__(self, endpoint: ModelEndpoint, problems: Sequence[str], over: Callable[[], bool]) -> None:
+        self._endpoint, self._problems, self._over = endpoint, problems, over
+        self._arrived: list[list[Arrival]] = [[] for _ in problems]
+        self._began = 0.0
 
-        def until(step: Step) -> bool:
-            arrived.append((clock(), len(step.tokens)))
-            return False
+    async def write(self) -> None:
+        """Write every stream to its end, or until the time is over and it has two tokens."""
+        clock = asyncio.get_running_loop().time
+        self._began = clock()
 
-        async with opened(endpoint) as model:
-            await model.write(Chain.of(problem), stop=(), limit=TOKENS, until=until)
-        return arrived
+        async def stream(problem: str, arrived: list[Arrival]) -> None:
+            def until(step: Step) -> bool:
+                arrived.append((clock(), len(step.tokens)))
+                return len(arrived) > 1 and self._over()
 
-    return pace([times for times in await at_once(map(stream, problems)) if len(times) > 1])
+            async with opened(self._endpoint) as model:
+                await model.write(Chain.of(problem), stop=(), limit=TOKENS, until=until)
+
+        await at_once(map(stream, self._problems, self._arrived))
+
+    @property
+    def pace(self) -> tuple[float, int] | None:
+        return pace([times for times in self._arrived if len(times) > 1])
+
+    @property
+    def first(self) -> float:
+        """Seconds until the first token."""
+        return min(times[0][0] for times in self._arrived if times) - self._began
 
 
 def pace(streams: Sequence[Sequence[Arrival]]) -> tuple[float, int] | None:
@@ -148,277 +158,192 @@ def _first_piece(window: Sequence[Arrival]) -> Arrival:
     return window[0] if len(together) == len(window) else (first, together[-1])
 
 
-async def measure_server(
-    endpoint: ModelEndpoint, can: Capabilities, problems: Sequence[str], clock: Clock, on_repeat: Callable[[], object]
-) -> ServerMeasurement:
-    """Measure one server that nobody else uses: the time between tokens, and the time to read a prompt."""
-    between: list[float] = []
-    per_token: list[float] = []
-    cached: list[float] = []
-    uncached: list[float] = []
-    prompt = 0
-    words = Words(endpoint)
-    for repeat in range(REPEATS):
-        if repeat >= LEAST_REPEATS and clock.over("servers"):
-            break
-        if (measured := await time_streams(endpoint, [problems[repeat % len(problems)]])) is not None:
-            between.append(measured[0])
-        short, long = [await words.prompt(length) for length in (SHORT, min(LONG, endpoint.room // 2))]
-        brief, read_brief = await first_token(endpoint, short)
-        first, read = await first_token(endpoint, long)
-        again, _ = await first_token(endpoint, long)
-        if read > read_brief:
-            per_token.append((first - brief) / (read - read_brief))
-        uncached.append(first)
-        cached.append(again)
-        prompt = read
-        on_repeat()
-    if not between or not per_token:
-        raise StepspecError(
-            f"the {endpoint.role} model at {endpoint.settings.url} wrote no two tokens about a problem: does "
-            "`stepspec solve` get an answer from it?"
-        )
-    return ServerMeasurement(
-        role=endpoint.role,
-        url=endpoint.settings.url,
-        model=endpoint.name,
-        between={1: tuple(between)},
-        prompt_token=tuple(per_token),
-        cached=tuple(cached),
-        uncached=tuple(uncached),
-        prompt=prompt,
-        block=(can.cache and (can.cache.unit or can.cache.block)) or DEFAULT_BLOCK,
-        prefix_cache=can.prefix_cache
-        if can.prefix_cache is not None
-        else keeps_prompts(uncached, cached, per_token, prompt),
-        suffix_scoring=bool(can.suffix_scoring),
-    )
+@dataclass
+class Measuring:
+    """Measures the pair of *solver* with *methods* on *problems*; *on_part* shows the progress of each part."""
 
+    solver: Solver
+    methods: Sequence[Arm]
+    problems: Sequence[str]
+    clock: Clock
+    seed: int
+    on_part: OnPart
+    capabilities: dict[str, Capabilities] = field(default_factory=dict[str, Capabilities])
+    plain: list[float] = field(default_factory=list[float])
+    skipped: dict[str, str] = field(default_factory=dict[str, str])
+    trials: dict[str, list[DraftTrial]] = field(default_factory=dict[str, list[DraftTrial]])
+    beginnings: dict[int, Beginning] = field(default_factory=dict[int, Beginning])
 
-def keeps_prompts(
-    uncached: Sequence[float], cached: Sequence[float], per_token: Sequence[float], prompt: int
-) -> bool | None:
-    """
-    Whether a server that does not say so has a prefix cache: whether a repeated prompt is read in less time.
+    async def ready(self) -> None:
+        """Learn what the servers can do, and let them do once what they do only once, such as compiling."""
+        async with self.clock.limit("ready"):
+            for end in (self.solver.small, self.solver.large):
+                self.capabilities[end.role] = await end.capabilities()
+            await self.solver.warm_up()
 
-    None if reading the *prompt*, in tokens, takes too little of the time to the first token to tell.
-    """
-    reading = median(per_token) * prompt
-    if reading < TELLING * median(uncached):
-        return None
-    return median(cached) < median(uncached) - reading / 2
+    async def paces(self, endpoint: ModelEndpoint, step: Callable[[], object]) -> ServerMeasurement:
+        """
+        Measure streams that have the server of *endpoint* to themselves, and for the large model ordinary requests.
 
-
-class Words:
-    """Makes prompts of random words, which are in no cache, for the model of an *endpoint*."""
-
-    def __init__(self, endpoint: ModelEndpoint) -> None:
-        self._endpoint, self._random = endpoint, random.Random()
-        self._per_word = 0.0
-
-    async def prompt(self, tokens: int) -> str:
-        """Make a text of about so many *tokens*."""
-        if not self._per_word:
-            empty, full = [await self._endpoint.count(Chain.of(self._text(n)).messages) for n in (1, 65)]
-            self._per_word = max(1.0, (full - empty) / 64)
-        return self._text(max(1, round(tokens / self._per_word)))
-
-    def _text(self, words: int) -> str:
-        return " ".join(str(self._random.randrange(10, 1000)) for _ in range(words))
-
-
-async def first_token(endpoint: ModelEndpoint, problem: str) -> tuple[float, int]:
-    """Write one token about *problem*; return the seconds that took and the number of tokens in the prompt."""
-    events: list[Event] = []
-    async with opened(endpoint, events.append) as model:
-        await model.write(Chain.of(problem), stop=(), limit=1)
-    called = next(event for event in events if isinstance(event, Called))
-    return called.seconds, called.prompt
-
-
-async def measure_verdicts(endpoint: ModelEndpoint, clock: Clock) -> VerdictMeasurement:
-    """Ask for grades of the steps of a growing chain; the first question, which reads all of it, does not count."""
-    events: list[Event] = []
-    steps = (Step(f"{number} + {number} is {2 * number}.\n\n", "small") for number in count(random.randrange(10**6)))
-    chain, understood = Chain.of("Double some numbers."), list[float]()
-    begin = await endpoint.count(chain.messages)
-    one = await endpoint.count((*chain.messages, Message("user", next(steps).text))) - begin
-    for step in islice(steps, max(1, min(CHAIN, endpoint.room // 4) // max(1, one))):
-        chain = chain.extend(step)
-    async with opened(endpoint, events.append) as model:
-        for repeat in range(REPEATS + 1):
-            if repeat > LEAST_REPEATS and clock.over("servers"):
+        Only the first stream may take longer than its part. Raise `StepspecError` if it is not even two tokens long.
+        """
+        between, first = list[float](), list[float]()
+        over = partial(self.clock.over, endpoint.role)
+        for repeat in range(REPEATS):
+            problem = self.problems[repeat % len(self.problems)]
+            streams = Streams(endpoint, [problem], over)
+            async with self.clock.limit(endpoint.role if between else "chains"):
+                await streams.write()
+            if streams.pace is not None:
+                between.append(streams.pace[0])
+                first.append(streams.first)
+            if endpoint is self.solver.large:
+                async with self.clock.limit(endpoint.role):
+                    await self._plain(problem)
+            step()
+            if over():
                 break
-            chain = chain.extend(next(steps))
-            understood.append(sum((await model.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening)).values()))
-    calls = [event for event in events if isinstance(event, Called) and event.fate == "done"][1:]
-    return VerdictMeasurement(
-        seconds=tuple(call.seconds for call in calls),
-        read=tuple(call.prompt - call.cached for call in calls),
-        chain=calls[-1].prompt,
-        understood=fmean(understood),
+        if not between:
+            raise StepspecError(
+                f"the {endpoint.role} model at {endpoint.settings.url} wrote no two tokens about a problem: does "
+                "`stepspec solve` get an answer from it?"
+            )
+        can = self.capabilities.get(endpoint.role)
+        return ServerMeasurement(
+            endpoint.role, endpoint.settings.url, endpoint.name, {1: tuple(between)}, tuple(first),
+            prefix_cache=can.prefix_cache if can else None, suffix_scoring=bool(can and can.suffix_scoring),
+        )  # fmt: skip
+
+    async def _plain(self, problem: str) -> None:
+        sampling = self.solver.settings.run.sampling.with_seed(self.seed)
+        with suppress(StepspecError):  # a server without chats is measured by its streams alone
+            _, paces = await solve_plain(self.solver, problem, sampling, Budget(TOKENS, answer=1), Stopwatch())
+            self.plain += [paces["large"]] if "large" in paces else []
+
+    async def chain(self, number: int, limit: int, part: str) -> None:
+        """Let the large model write the beginning of its chain about a problem."""
+        self.beginnings[number] = beginning = await Beginning.of(self.solver, self.problems[number])
+        sampling = self.solver.settings.run.sampling.with_seed(derive_seed(self.seed, number, 0))
+        async with opened(self.solver.large, sampling) as model:
+            await beginning.write(model, limit, lambda: self.clock.over(part))
+
+    async def attempt(self, arm: Arm, chain: Chain, own: int | None, *, alone: bool = False) -> None:
+        """Try one draft of *arm*; a method whose requests fail is skipped, with the reason."""
+        if arm.name in self.skipped:
+            return
+        try:
+            policy = self.solver.policy(arm.policy, arm.options)
+            repair = own if repairs_whole_steps(arm) else None
+            self.trials[arm.name].append(await try_draft(policy, chain, own, repair, alone=alone))
+        except EndpointUnreachable:
+            raise
+        except StepspecError as exc:
+            self.skipped[arm.name] = str(exc)
+
+    async def verdicts(self) -> None:
+        """Try drafts of each method with nothing beside them, after the beginning of the first chain."""
+        step = self.on_part("verdicts", ALONE * len(self.methods) + 1)
+        async with self.clock.limit("verdicts"):
+            await self.chain(0, 4 * TOKENS, "beginning")
+            step()
+        beginning = self.beginnings.get(0)
+        async with self.clock.limit("verdicts"):
+            for chain, own in islice(cycle(beginning.places if beginning else []), ALONE):
+                for arm in self.methods:
+                    await self.attempt(arm, chain, own, alone=True)
+                    step()
+
+    async def loads(self, servers: Sequence[ServerMeasurement], numbers: Sequence[int]) -> list[ServerMeasurement]:
+        """Add the time between tokens with so many streams at once to what is known of the *servers*."""
+        step, known = self.on_part("loads", 2 * len(numbers)), list(servers)
+        for number in numbers:
+            for place, end in enumerate((self.solver.small, self.solver.large)):
+                for _ in range(LOADED_REPEATS):
+                    streams = Streams(
+                        end, list(islice(cycle(self.problems), number)), partial(self.clock.over, "loads")
+                    )
+                    if not self.clock.over("loads"):
+                        async with self.clock.limit("loads"):
+                            await streams.write()
+                    known[place] = with_load(known[place], number, streams.pace)
+                step()
+        return known
+
+    async def drafts(self) -> None:
+        """Write the beginnings of all chains, several at a time, then try drafts of every method after them."""
+        step, gate = self.on_part("chains", len(self.problems)), asyncio.Semaphore(AT_ONCE)
+
+        async def begin(number: int) -> None:
+            async with gate:
+                if not self.clock.over("chains"):
+                    await self.chain(number, min(MOST_TOKENS, self.solver.settings.run.budget.tokens), "chains")
+            step()
+
+        async with self.clock.limit("chains"):
+            await at_once(map(begin, range(len(self.problems))))
+        chosen = list(spread((beginning.places for beginning in self.beginnings.values()), self.seed))
+        step = self.on_part("drafts", len(chosen) * len(self.methods))
+
+        async def draft(arm: Arm, chain: Chain, own: int | None) -> None:
+            async with gate:
+                await self.attempt(arm, chain, own)
+            step()
+
+        async with self.clock.limit("drafts"):
+            await at_once(draft(arm, chain, own) for chain, own in chosen for arm in self.methods)
+
+
+def with_load(server: ServerMeasurement, streams: int, measured: tuple[float, int] | None) -> ServerMeasurement:
+    """Add the pace *measured* with so many *streams* at once."""
+    if measured is None:
+        return server
+    seconds, most = measured
+    sequences = most if most < streams else server.sequences
+    key = min(streams, sequences or streams)
+    return replace(
+        server, sequences=sequences, between={**server.between, key: (*server.between.get(key, ()), seconds)}
     )
 
 
-async def measure_load(
-    endpoint: ModelEndpoint, server: ServerMeasurement, problems: Sequence[str], streams: int, clock: Clock
-) -> ServerMeasurement:
-    """Add the time between tokens with so many *streams* at once to what is known of the *server*."""
-    times: list[float] = []
-    sequences = server.sequences
-    for _ in range(LOADED_REPEATS):
-        with suppress(TimeoutError):
-            async with clock.limit("loads"):
-                measured = await time_streams(endpoint, list(islice(cycle(problems), streams)))
-                if measured is not None:
-                    times.append(measured[0])
-                    sequences = measured[1] if measured[1] < streams else sequences
-    if not times:
-        return server
-    key = min(streams, sequences or streams)
-    known = {**server.between, key: (*server.between.get(key, ()), *times)}
-    return replace(server, between=known, sequences=sequences)
-
-
-class Recording:
-    """Records runs of all *arms* on *problems*, of at most *limit* tokens each."""
-
-    def __init__(
-        self, solver: Solver, arms: Sequence[Arm], problems: Sequence[str], limit: int, seed: int,
-        on_run: Callable[[], object],
-    ) -> None:  # fmt: skip
-        self._solver, self.arms, self._problems = solver, arms, problems
-        self._budget, self._seed, self._on_run = Budget(limit, answer=ANSWER), seed, on_run
-        self._runs: dict[tuple[int, str], RecordedRun] = {}
-
-    async def alone(self, clock: Clock) -> None:
-        """Let every arm solve the first problems, one run at a time, until the end of its part."""
-        with suppress(TimeoutError):
-            async with clock.limit("alone"):
-                for number in range(min(ALONE, len(self._problems))):
-                    for arm in turns(self.arms, number):
-                        await self._run(number, arm, alone=True)
-
-    async def together(self, clock: Clock) -> None:
-        """Solve the other problems, several at a time, until the end of the part."""
-        slots = asyncio.Semaphore(AT_ONCE)
-
-        async def run(number: int, arm: Arm) -> None:
-            async with slots:
-                await self._run(number, arm, alone=False)
-
-        left = [
-            (number, arm)
-            for number in range(len(self._problems))
-            for arm in turns(self.arms, number)
-            if (number, arm.name) not in self._runs
-        ]
-        with suppress(TimeoutError):
-            async with clock.limit("together"):
-                await at_once(run(number, arm) for number, arm in left)
-
-    def complete(self) -> dict[str, tuple[RecordedRun, ...]]:
-        """The runs of each arm on the problems that all arms have solved, in their order."""
-        numbers = [
-            number
-            for number in range(len(self._problems))
-            if all((number, arm.name) in self._runs for arm in self.arms)
-        ]
-        return {arm.name: tuple(self._runs[number, arm.name] for number in numbers) for arm in self.arms}
-
-    async def _run(self, number: int, arm: Arm, *, alone: bool) -> None:
-        record = Recorder(Stopwatch())
-        solved = await solve_once(
-            self._solver, arm, self._problems[number],
-            run_seed=derive_seed(self._seed, number, 0), budget=self._budget, observe=record,
-        )  # fmt: skip
-        self._on_run()
-        if solved.solution is not None:
-            cut = solved.solution.finish_reason in CUT
-            moments = before_cut(record.moments) if cut else record.moments
-            script = Script.of(moment.event for moment in moments)
-            self._runs[number, arm.name] = RecordedRun(number, moments[-1].at, script, alone, cut)
-
-
-def before_cut(moments: Sequence[Moment]) -> Sequence[Moment]:
-    """
-    The *moments* of a run until its tokens were used up.
-
-    What follows is an answer in the middle of a thought, whose drafts are mostly rejected.
-    """
-    for place, moment in enumerate(moments):
-        if isinstance(moment.event, Answered):
-            return moments[:place]
-        if isinstance(moment.event, Committed) and moment.event.step.note == CLOSED:
-            return moments[:place]
-    return moments
-
-
-def run_limit(large: ServerMeasurement, arms: int, seconds: float, most: int) -> int:
-    """The tokens that a run may have, so that every arm can solve `ALONE` problems in the *seconds* for that."""
-    return min(most, max(LEAST_TOKENS, int(seconds / (arms * ALONE * large.token))))
+def spread(chains: Iterable[Sequence[Place]], seed: int) -> Iterator[Place]:
+    """At most `PLACES` places of each chain, drawn by *seed*, in turns, so that a cut leaves a fair part."""
+    rng = random.Random(seed)
+    queues = [rng.sample(places, min(PLACES, len(places))) for places in chains]
+    for at in range(PLACES):
+        yield from (queue[at] for queue in queues if at < len(queue))
 
 
 async def measure(
-    solver: Solver,
-    methods: Sequence[Arm],
-    problems: Sequence[str],
-    concurrency: Sequence[int],
-    minutes: float,
-    seed: int = 0,
-    on_part: Callable[[str, int], Callable[[], object]] = lambda part, total: lambda: None,
-) -> Measurements:
+    solver: Solver, methods: Sequence[Arm], problems: Sequence[str], concurrency: Sequence[int], minutes: float,
+    seed: int = 0, on_part: OnPart = lambda part, total: lambda: None,
+) -> Measurements:  # fmt: skip
     """
-    Measure both servers of *solver*, then runs of the large model alone and of the *methods*, within *minutes*.
+    Measure both servers of *solver* and drafts of the *methods* after beginnings of chains, within *minutes*.
 
     *concurrency* are the numbers of streams at once for which the time between tokens is measured, besides one.
     *on_part* is called with the name of each part and its number of units; what it returns is called after each unit.
-    Raise `StepspecError` for a pair that cannot be measured, with the cause and the cure.
+    Raise `StepspecError` for a pair that cannot be measured at all, with the cause and the cure.
     """
     if solver.small.name == solver.large.name:
         raise ConfigurationError(
             f"both servers serve {solver.large.name!r}: a model does not get faster by drafting for itself; name a "
             "smaller one with --small, or serve two different models under their own names (--served-model-name)"
         )
-    can = {end.role: await end.capabilities() for end in (solver.small, solver.large)}
-    skipped = {arm.name: why for arm in methods if (why := lacking(arm, can["large"]))}
-    await solver.warm_up()
     clock = Clock(minutes)
-    step = on_part("servers", 2 * REPEATS + 1)
-    small, large = [
-        await measure_server(end, can[end.role], problems, clock, step) for end in (solver.small, solver.large)
-    ]
-    verdict = await measure_verdicts(solver.large, clock)
-    step()
-    if verdict.understood < SURE:
-        skipped |= {arm.name: NO_GRADE.format(verdict.understood) for arm in methods if arm.policy in GRADING}
-    arms = (LARGE, *(arm for arm in methods if arm.name not in skipped))
-    if len(arms) == 1:
-        raise MissingCapability(f"no method can be measured: {'; '.join(f'{k}: {v}' for k, v in skipped.items())}")
-    left = clock.end("alone") - clock.seconds
-    limit = run_limit(large, len(arms), left, solver.settings.budget.tokens)
-    recording = Recording(solver, arms, problems, limit, seed, on_part("runs", len(arms) * len(problems)))
-    await recording.alone(clock)
-    await recording.together(clock)
-    loads = sorted({streams for streams in concurrency if streams > 1})
-    step = on_part("loads", 2 * len(loads))
-    for streams in loads:
-        small = await measure_load(solver.small, small, problems, streams, clock)
-        step()
-        large = await measure_load(solver.large, large, problems, streams, clock)
-        step()
-    runs = recording.complete()
-    if not runs[LARGE.name]:
-        raise StepspecError(
-            f"in {minutes:g} minutes no problem was solved by all of {', '.join(arm.name for arm in arms)}: name fewer "
-            "methods with --policy, or more --minutes"
-        )
-    temperature = solver.settings.sampling.temperature
-    return Measurements(small, large, verdict, arms, runs, limit, clock.seconds, temperature, skipped)
-
-
-def lacking(arm: Arm, large: Capabilities) -> str:
-    """Why *arm* cannot be measured on a *large* model's server with these capabilities; "" if it can."""
-    if arm.policy in SCORING and large.prompt_logprobs is False:
-        return "the large model's server does not score text (prompt_logprobs): it needs vLLM"
-    return ""
+    work = Measuring(solver, methods, problems, clock, seed, on_part, trials={arm.name: [] for arm in methods})
+    await work.ready()
+    if (can := work.capabilities.get("large")) is not None and can.prompt_logprobs is False:
+        work.skipped |= {arm.name: NO_SCORES for arm in methods if arm.policy in SCORING}
+    step = on_part("paces", 2 * REPEATS)
+    servers = [await work.paces(end, step) for end in (solver.large, solver.small)]
+    await work.verdicts()
+    small, large = await work.loads(servers[::-1], sorted({streams for streams in concurrency if streams > 1}))
+    await work.drafts()
+    arms = tuple(arm for arm in methods if work.trials[arm.name] or arm.name not in work.skipped)
+    if not arms:
+        raise StepspecError(f"no method can be measured: {'; '.join(f'{k}: {v}' for k, v in work.skipped.items())}")
+    return Measurements(
+        small, large, tuple(work.plain), arms,
+        tuple(beginning.seen for beginning in work.beginnings.values()),
+        {arm.name: tuple(work.trials[arm.name]) for arm in arms}, clock.seconds, work.skipped,
+    )  # fmt: skip

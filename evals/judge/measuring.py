@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
@@ -15,11 +14,11 @@ from stepspec.api import Solver
 from stepspec.orchestrator import Accept
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.concurrency import at_once
-from stepspec.orchestrator.endpoints import ReplicatedModel, Sampling
+from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, MissingCapability, StepspecError
-from stepspec.orchestrator.interfaces import Model
 from stepspec.orchestrator.stats import wilson
 
+from ..estimate.drafts import attempt
 from ..estimate.measuring import opened
 from ..results import Interval
 from .cases import Case, built_in, own_case, own_cases, spread
@@ -61,7 +60,7 @@ async def make_cases(solver: Solver, problems: Sequence[str], seed: int, on_part
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def write(number: int, problem: str) -> list[Case]:
-        async with gate, opened(solver.large) as greedy, sampling_model(solver, seed + number) as sampling:
+        async with gate, opened(solver.large) as greedy, opened(solver.large, _sampling(seed + number)) as sampling:
             cases = await own_cases(greedy, sampling, problem, number, seed)
             step()
             return cases
@@ -76,15 +75,8 @@ async def make_cases(solver: Solver, problems: Sequence[str], seed: int, on_part
     return spread(cases, seed)
 
 
-@asynccontextmanager
-async def sampling_model(solver: Solver, seed: int) -> AsyncGenerator[Model]:
-    """Yield a large model that samples, at one of its replicas."""
-    model = solver.large.model(Sampling(temperature=TEMPERATURE, seed=seed))
-    try:
-        yield model
-    finally:
-        if isinstance(model, ReplicatedModel):
-            model.leave()
+def _sampling(seed: int) -> Sampling:
+    return Sampling(temperature=TEMPERATURE, seed=seed)
 
 
 @dataclass
@@ -106,7 +98,7 @@ class Judging:
             cases = [case]
             if not case.own:
                 rng = random.Random(f"{self.seed}/{case.problem}/{len(case.chain.steps)}")
-                async with sampling_model(self.solver, self.seed) as sampling:
+                async with opened(self.solver.large, _sampling(self.seed)) as sampling:
                     own = await own_case(sampling, case.chain, case.problem, rng)
                 cases += [own] if own is not None else []
             steps: list[JudgedStep] = []
@@ -187,24 +179,20 @@ async def try_drafts(
     gate, end = asyncio.Semaphore(AT_ONCE), clock() + 60 * minutes
     drafting, judging, accepted = list[float](), list[float](), list[bool]()
 
-    async def attempt(case: Case, *, alone: bool = False) -> None:
+    async def draft(case: Case, *, alone: bool = False) -> None:
         async with gate:
             if accepted and clock() > end:
                 return
-            pair = solver.policy(policy, options)
-            began = clock()
-            draft = await pair.draft(case.chain)
-            drafted = clock()
-            verdict = await pair.verify(case.chain, draft)
-            accepted.append(isinstance(verdict, Accept))
+            made = await attempt(solver.policy(policy, options), case.chain)
+            accepted.append(isinstance(made.verdict, Accept))
             if alone:
-                drafting.append(drafted - began)
-                judging.append(clock() - drafted)
+                drafting.append(made.draft_seconds)
+                judging.append(made.verdict_seconds)
             step()
 
     for case in chosen[:ALONE]:
-        await attempt(case, alone=True)
-    await at_once(attempt(case) for case in chosen[ALONE:])
+        await draft(case, alone=True)
+    await at_once(draft(case) for case in chosen[ALONE:])
     share = sum(accepted) / len(accepted)
     interval = Interval(share, *wilson(sum(accepted), len(accepted)))
     return DraftFigures(len(accepted), interval, median(drafting), median(judging))

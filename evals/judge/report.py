@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
-from stepspec.orchestrator.toml import document
 from stepspec.settings import Settings
 
-from ..estimate.report import endpoint_table
+from ..estimate import report as estimate
 from ..results import Interval
 from .figures import ACCEPTED, MOST_PASSED, DraftFigures, ReadingFigures
 from .readings import Request
 
-WIDTH = 100  # columns of a comment
 SMALL_PRINT = (
     "AUROC: the probability that a right step is read as better than a slip; 0.5 is chance; brackets: a 95% bootstrap "
     "over the problems. Own steps: the large model samples them at 0.6 in the same places, and slips are made in them; "
@@ -75,18 +72,13 @@ def settings_file(
     settings: Settings, chosen: ReadingFigures | None, drafts: DraftFigures | None, sentence: str, date: str
 ) -> str:
     """The settings to use, as a TOML file that stepspec reads; API keys are left out."""
-    values: dict[str, Any] = {"policy": chosen.reading.policy if chosen else "large"}
-    values |= {role: endpoint_table(getattr(settings, role)) for role in ("small", "large")}
-    if chosen is not None:
-        values["options"] = chosen.options
-    if drafts is not None:
-        values["prior"] = {  # by which `auto` begins
-            "accept_rate": round(drafts.accepted.value, 3),
-            "verdict_seconds": round(drafts.verdict_seconds, 4),
-        }
-    lines = (sentence, f"Measured by `stepspec judge` on {date}.")
-    return "".join(f"{textwrap.fill(line, WIDTH, initial_indent='# ', subsequent_indent='# ')}\n" for line in lines) + (
-        document(values)
+    prior = None if drafts is None else (drafts.accepted.value, drafts.verdict_seconds)
+    return estimate.settings_file(
+        settings,
+        (sentence, f"Measured by `stepspec judge` on {date}."),
+        {"policy": chosen.reading.policy if chosen else "large"},
+        chosen.options if chosen else None,
+        prior,
     )
 
 

@@ -6,12 +6,12 @@ import random
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from stepspec.evals.arms import LARGE
 from stepspec.evals.crowd import Load
-from stepspec.evals.estimate.prediction import crossing
 from stepspec.evals.sample import Arm
 from stepspec.evals.script import Script, Turn
 from stepspec.evals.simulation.costs import ServerCosts
@@ -166,3 +166,14 @@ def plain(cell: Cell) -> dict[str, Any]:
         **{f"{role}_busy": work.busy for role, work in figures.servers.items()},
         **{f"{role}_running": work.running for role, work in figures.servers.items()},
     }
+
+
+def crossing(ratios: Mapping[float, float]) -> float | None:
+    """The least accept rate from which on the ratio of the times is at most 1; None if it is above 1 at the highest."""
+    places = sorted(ratios, reverse=True)
+    if ratios[places[0]] > 1:
+        return None
+    for high, low in pairwise(places):
+        if ratios[low] > 1:
+            return low + (high - low) * (ratios[low] - 1) / (ratios[low] - ratios[high])
+    return places[-1]

@@ -39,7 +39,8 @@ def test_what_is_estimated_of_both_servers_and_the_settings_to_use(pair: Pair, t
     assert method["policy"] == "specreason"
     assert 0.3 < method["accepted"]["value"] < 1, "the small model solves six problems in ten, step by step"
     assert method["drafts"] > 6
-    assert [each["concurrency"] for each in method["expected"]] == [1, 4]
+    assert [each["concurrency"] for each in method["gains"]] == [1, 4]
+    assert found["plain"], "the large model's server answers ordinary requests"
     for server in found["servers"].values():
         assert all(times > 0 for seconds in server["between"].values() for times in seconds)
     solved = stepspec("solve", tasks[6].problem, *urls, STEPSPEC_CONFIG=str(toml))

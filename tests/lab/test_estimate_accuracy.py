@@ -12,16 +12,16 @@ import typer
 
 from lab import estimate_accuracy
 from lab.estimate_accuracy import Comparison, arms_by_load, compare, main
-from stepspec.evals.arms import LARGE, SHIPPED
+from stepspec.evals.arms import PLAIN, SHIPPED
 from stepspec.evals.crowd import Block, BlockPlace, Timing
-from stepspec.evals.estimate.prediction import Predictor
+from stepspec.evals.estimate.prediction import predict
 from stepspec.evals.results import Interval
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..evals.estimate.arithmetic import measured, script, simulate
+from ..evals.estimate.made import measured
 
-ESTIMATE = Predictor(measured(script(8, 2)), simulate).estimate([4])
-GOOD = Comparison("SpecReason", 1, 1, Interval(3.1, 2.5, 3.9), Interval(2.9, 2.7, 3.1), 3.2, 3.4)
+ESTIMATE = predict(measured(8, 2), [4])
+GOOD = Comparison("SpecReason", 1, 1, Interval(3.1, 2.5, 3.9), Interval(2.9, 2.7, 3.1), 3.4)
 
 
 def block(*latencies: float) -> Block:
@@ -31,24 +31,24 @@ def block(*latencies: float) -> Block:
 def test_each_load_is_measured_at_the_depth_estimated_for_it() -> None:
     arms = arms_by_load(ESTIMATE)
     assert list(arms) == [1, 4]
-    assert [arm.name for arm in arms[4]] == [LARGE.name, "SpecReason, 1 ahead"]
-    assert [arm.run.ahead for arm in arms[4][1:]] == [1]
+    assert [arm.name for arm in arms[4]] == [PLAIN.name, "SpecReason, 3 ahead"]
+    assert [arm.run.ahead for arm in arms[4][1:]] == [3]
 
 
 def test_speed_ups_are_compared_over_the_same_problems() -> None:
     done: dict[BlockPlace, Block] = {}
     for load, slower in (("1 at once", 1.0), ("4 at once", 2.0)):
-        done[load, LARGE.name, 0] = block(8.0 * slower, 12.0 * slower)
-        done[load, "SpecReason, 1 ahead", 0] = block(4.0, 4.0)
+        done[load, PLAIN.name, 0] = block(8.0 * slower, 12.0 * slower)
+        done[load, "SpecReason, 3 ahead", 0] = block(4.0, 4.0)
     first, loaded = compare(ESTIMATE, 1, done)
     assert (first.method, first.concurrency, first.measured_seconds) == (SHIPPED.name, 1, 4.0)
     assert (first.measured.value, loaded.measured.value) == pytest.approx((2.5, 5.0))
     assert first.measured.low <= 2.5 <= first.measured.high
-    assert first.predicted == ESTIMATE.methods[0].alone.speed_up
-    assert first.off == pytest.approx(3.125 / 2.5 - 1)
+    assert first.predicted == ESTIMATE.methods[0].alone.gain
+    assert first.off == pytest.approx(first.predicted.value / 2.5 - 1)
 
 
-@pytest.mark.parametrize(("predicted", "code"), [(3.1, 0), (3.4, 1), (2.3, 1)])
+@pytest.mark.parametrize(("predicted", "code"), [(3.1, 0), (3.7, 1), (2.1, 1)])
 def test_a_prediction_that_is_far_off_is_named_and_exit_code_1(
     predicted: float, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,13 +16,13 @@ from lab.simulation.grid import (
     SHARES,
     Chains,
     break_even,
+    crossing,
     find_pair,
     read_pairs,
     simulate_cell,
     slower,
 )
 from stepspec.evals.arms import LARGE, SHIPPED
-from stepspec.evals.estimate.prediction import crossing
 from stepspec.orchestrator.errors import ConfigurationError
 
 SHORT = Chains(steps=6, tokens=40)

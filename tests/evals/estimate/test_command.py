@@ -14,12 +14,11 @@ from stepspec import Solver
 from stepspec import settings as configuration
 from stepspec.evals.estimate import command as module
 from stepspec.evals.estimate.measurements import Measurements
-from stepspec.evals.estimate.prediction import Predictor
 from stepspec.evals.estimate.problems import PROBLEMS
 from stepspec.evals.sample import Arm
 
 from ...test_cli import call
-from .arithmetic import measured, script, simulate
+from .made import BAD, GOOD, measured
 
 DEAD = "--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:19"
 
@@ -44,8 +43,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Any]]:
         solver: Solver, methods: Sequence[Arm], problems: Sequence[str], loads: Sequence[int], *more: Any
     ) -> Measurements:
         calls.append((methods, problems, loads, more))
-        accepted = 8 if methods[0].options.get("threshold") != 9 else 0
-        return measured(script(accepted, 10 - accepted), arm=methods[0])
+        trial = GOOD if methods[0].options.get("threshold") != 9 else BAD
+        return measured(0, 0, arms=(methods[0],), trials={methods[0].name: (trial,) * 10})
 
     class Connected(Solver):
         async def __aenter__(self) -> Connected:
@@ -54,12 +53,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Any]]:
         async def __aexit__(self, *_: object) -> None:
             pass
 
-    def predictor(found: Measurements, on_method: Any) -> Predictor:
-        return Predictor(found, simulate, on_method)
-
     monkeypatch.setattr(module, "measure", measure)
     monkeypatch.setattr(module, "Solver", Connected)
-    monkeypatch.setattr(module, "Predictor", predictor)
     return calls
 
 
@@ -71,7 +66,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Any]]:
         ([*DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
         ([*DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9"),
         ([*DEAD, "-p", "bild", "-p", "bild"], "a method is there twice"),
-        ([*DEAD, "-p", "large"], "large and small are no methods"),
+        ([*DEAD, "-p", "large"], "large, small and plain are no methods"),
         ([*DEAD, "-p", "reward"], "needs a reward model"),
         ([*DEAD, "--users", "4,x"], "--users '4,x': write numbers"),
         ([*DEAD, "--users", "0"], "every number has to be above 0"),
@@ -110,7 +105,7 @@ def test_the_verdict_comes_first_and_the_settings_are_written(
 ) -> None:
     assert estimate(*DEAD, "-p", "specreason", "--users", "4", "--output", "settings.toml", "-n", "7") == 0
     printed = capfd.readouterr()
-    assert printed.out.startswith("It pays: with specreason")
+    assert printed.out.startswith("It pays: specreason")
     assert "wrote settings.toml" in printed.err
     ((methods, problems, loads, (minutes, *_)),) = asked
     assert [arm.policy for arm in methods] == ["specreason"]

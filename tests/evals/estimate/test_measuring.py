@@ -1,129 +1,199 @@
-"""Measuring two stand-in servers over real HTTP, whose pace is set."""
+"""Measuring scripted models on a clock that jumps, and stand-ins over HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import pytest
 
-from stepspec import Solver
-from stepspec.evals.arms import LARGE, SHIPPED
+from stepspec import Solver, policies
+from stepspec.evals.arms import SHIPPED
 from stepspec.evals.estimate import measuring
-from stepspec.evals.estimate.measuring import Clock, measure
-from stepspec.evals.estimate.prediction import count_drafts
+from stepspec.evals.estimate.measurements import Measurements
+from stepspec.evals.estimate.measuring import measure, spread
+from stepspec.evals.estimate.prediction import predict
 from stepspec.evals.sample import Arm
+from stepspec.orchestrator.chain import THINK_END, Chain
 from stepspec.orchestrator.endpoints import GREEDY
-from stepspec.orchestrator.errors import ConfigurationError, MissingCapability, StepspecError
+from stepspec.orchestrator.errors import ConfigurationError, StepspecError
+from stepspec.orchestrator.reason import reason
+from stepspec.orchestrator.run_options import RunOptions
 
+from ...fakes import ScriptedModel, run
 from ...stand_in import Latency, StandIn
 
-PROBLEMS = [f"What is {number} + {number}?" for number in range(3)]
-BILD = Arm.of("bild", "bild", {"scale": "step"})
+PROBLEMS = [f"What is {number} + {number}?" for number in range(20)]
+READING = Arm.of("reading", "reading")
 
 
-@pytest.fixture(autouse=True)
-def few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "REPEATS", 2)
+def steps(length: int, words: int = 24) -> Callable[[tuple[str, ...]], str]:
+    """Script *length* steps of so many words."""
+
+    def script(previous: tuple[str, ...]) -> str:
+        text = " ".join(f"w{len(previous)}x{word}" for word in range(words))
+        return text + ("\n\n" if len(previous) + 1 < length else THINK_END)
+
+    return script
+
+
+@dataclass
+class World:
+    """A pair of scripted models; it takes the place of a `Solver`."""
+
+    length: int = 12
+    accepted: float = 0.7
+    small_pace: float = 0.01
+    large_pace: float = 0.1
+    waiting: float = 0.2
+    settings: Any = field(default_factory=lambda: SimpleNamespace(run=RunOptions()))
+
+    def __post_init__(self) -> None:
+        self.small, self.large = (
+            SimpleNamespace(
+                role=role, name=role, settings=SimpleNamespace(url=f"http://{role}"), thinks=thinks,
+                capabilities=unknown, model=partial(self._opened, role),
+            )
+            for role in ("small", "large")
+        )  # fmt: skip
+
+    def _opened(self, role: str, sampling: Any = None) -> ScriptedModel:
+        return self.model(role)
+
+    def model(self, role: Any) -> ScriptedModel:
+        def judge(chain: Chain, question: str) -> Mapping[str, float]:
+            drawn = (crc32(chain.messages[0].content.encode()) * 0.7548 + len(chain.steps) * 0.618) % 1  # even draws
+            return {"9" if drawn < self.accepted else "1": 1.0}
+
+        pace, waiting = (self.large_pace, self.waiting) if role == "large" else (self.small_pace, self.waiting / 4)
+        return ScriptedModel(
+            role, steps(self.length), judge=judge, sticky=True, pace=pace,
+            latency=lambda chain: waiting, reading=lambda chain: 1.25 * waiting,
+        )  # fmt: skip
+
+    def policy(self, name: str, options: Mapping[str, Any]) -> Any:
+        return policies.make(name, self.model("small"), self.model("large"), **options)
+
+    async def warm_up(self) -> None:
+        await asyncio.sleep(1)
+
+    async def plain(self, solver: Any, problem: str, sampling: Any, budget: Any, clock: Any) -> tuple[None, Any]:
+        await asyncio.sleep(self.waiting + budget.tokens * self.large_pace)
+        return None, {"large": self.large_pace}
+
+
+async def thinks(*_: Any) -> bool:
+    return True
+
+
+async def unknown() -> None:
+    return None
+
+
+def measured(world: World, monkeypatch: pytest.MonkeyPatch, *arms: Arm, minutes: float = 5.0) -> Measurements:
+    monkeypatch.setattr(measuring, "solve_plain", world.plain)
+    found, seconds = run(measure(world, arms or (SHIPPED,), PROBLEMS, [4], minutes))  # type: ignore[arg-type]
+    assert seconds <= 60 * minutes + 1e-6, "the limit is a hard one"
+    return found
+
+
+async def seconds_of(world: World, ahead: int) -> float:
+    """What the loop takes for all problems, the thinking alone."""
+    for problem in PROBLEMS * 2:
+        policy = world.policy("specreason", {})
+        await reason(policy, Chain.of(f"{problem} Again?"), ahead=ahead)
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize(("accepted", "small_pace"), [(0.0, 0.01), (0.4, 0.04), (0.7, 0.01), (1.0, 0.01)])
+def test_known_costs_and_accept_rates_give_the_ratio_of_the_loop(
+    accepted: float, small_pace: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(accepted=accepted, small_pace=small_pace)
+    found = measured(world, monkeypatch, minutes=10.0)
+    (method,) = predict(found).methods
+    assert method.drafts > 100
+    assert abs(method.accepted.value - accepted) < 0.12
+    world.accepted = method.accepted.value  # what is compared is the arithmetic, not the luck of the draws
+    _, seconds = run(seconds_of(world, method.alone.ahead))
+    chain = found.chains[1]
+    assert chain.answer
+    answer = world.waiting + chain.answer * world.large_pace
+    plain = answer + sum(chain.steps) * world.large_pace
+    assert method.alone.gain.value == pytest.approx(40 * plain / (seconds + 40 * answer), rel=0.05)
+    assert method.alone.gain.low <= method.alone.gain.value <= method.alone.gain.high
+
+
+@pytest.mark.parametrize("pace", [0.5, 2.0, 20.0])
+def test_chains_that_never_end_still_give_an_answer_within_the_minutes(
+    pace: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(length=10**6, large_pace=pace, small_pace=pace / 5, waiting=pace)
+    found = measured(world, monkeypatch, SHIPPED, Arm.of("bild", "bild", {"scale": "step"}))
+    estimate = predict(found, [4])
+    assert len(estimate.methods) == 2
+    assert found.cut == len(found.chains)
+    for method in estimate.methods:
+        assert 0 < method.alone.gain.low <= method.alone.gain.value <= method.alone.gain.high
+    if pace == 20.0:  # fifteen tokens are no step, and what is not known makes the interval wide
+        assert estimate.methods[0].alone.gain.high > 1.5 * estimate.methods[0].alone.gain.low
+
+
+def test_a_server_that_writes_nothing_is_an_error_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(waiting=1000.0)
+    with pytest.raises(StepspecError, match=r"the large model at http://large wrote no two tokens.*stepspec solve"):
+        measured(world, monkeypatch)
+
+
+def test_a_method_whose_requests_fail_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf(World):
+        def policy(self, name: str, options: Mapping[str, Any]) -> Any:
+            if name == "reading":
+                raise StepspecError("no scores")
+            return super().policy(name, options)
+
+    found = measured(Deaf(), monkeypatch, SHIPPED, READING)
+    assert ([arm.name for arm in found.arms], found.skipped) == ([SHIPPED.name], {"reading": "no scores"})
+    with pytest.raises(StepspecError, match="no method can be measured: reading: no scores"):
+        measured(Deaf(), monkeypatch, READING)
+
+
+def test_places_are_of_all_chains_before_any_chain_has_its_share() -> None:
+    first, second = [(Chain.of(f"{number}"), number) for number in range(20)], [(Chain.of("x"), None)]
+    places = list(spread([first, second, []], 0))
+    assert len(places) == measuring.PLACES + 1
+    assert second[0] in places[:2]
+
+
+async def test_a_pair_is_measured_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "TOKENS", 12)
-
-
-def server(name: str, token: float, **changes: Any) -> StandIn:
-    latency = Latency(first=token, token=token, prompt_token=token / 50)
-    return StandIn(names=(name,), steps=4, step_tokens=8, latency=latency, **changes)
-
-
-@asynccontextmanager
-async def pair(small: StandIn, large: StandIn) -> AsyncGenerator[Solver]:
+    small = StandIn(names=("tiny",), steps=4, step_tokens=8, latency=Latency(first=0.001, token=0.001))
+    large = StandIn(names=("big",), steps=4, step_tokens=8, latency=Latency(first=0.008, token=0.008), accept=0.6)
     async with (
-        small.serve("small") as one,
-        large.serve("large") as other,
-        Solver(one, other, sampling=GREEDY) as solver,
-    ):
-        yield solver
+        small.serve("small") as one, large.serve("large") as other, Solver(one, other, sampling=GREEDY) as solver,
+    ):  # fmt: skip
+        found = await measure(solver, [SHIPPED, READING], PROBLEMS[:3], [1, 3], 1.0)
+    assert found.large.token > 1.5 * found.small.token  # eight to one; this machine may be slow, but for both
+    assert (found.small.model, found.large.model, found.cut) == ("tiny", "big", 0)
+    assert set(found.large.between) == {1, 3}
+    assert found.chains[0].steps == (8, 8, 8, 8)
+    assert found.large.prefix_cache
+    accepted = [trial.accepted for trial in found.trials[SHIPPED.name]]
+    assert 0 < sum(accepted) < len(accepted)
+    assert all(trial.accepted for trial in found.trials["reading"]), "stand-ins write the same"
 
 
-async def test_a_pair_is_measured_within_the_deadline() -> None:
-    parts: dict[str, list[int]] = {}
-
-    def on_part(name: str, total: int) -> Any:
-        parts[name] = [total, 0]
-
-        def unit() -> None:
-            parts[name][1] += 1
-
-        return unit
-
-    small, large = server("tiny", 0.001), server("big", 0.008, accept=0.6)
-    async with pair(small, large) as solver:
-        measured = await measure(solver, [SHIPPED, BILD], PROBLEMS, [1, 3], 1.0, on_part=on_part)
-    assert [arm.name for arm in measured.arms] == [LARGE.name, SHIPPED.name, BILD.name]
-    assert {len(runs) for runs in measured.runs.values()} == {len(PROBLEMS)}
-    assert [run.alone for run in measured.runs[SHIPPED.name]] == [True, True, False]
-    assert not any(run.cut for runs in measured.runs.values() for run in runs)
-    # The paces are eight to one; this machine may be slow, but equally for both.
-    assert measured.large.token > 1.5 * measured.small.token
-    assert (measured.small.model, measured.large.model) == ("tiny", "big")
-    assert measured.small.sequences is None
-    assert set(measured.large.between) == {1, 3}
-    # The stand-in's prompts are read at 50 tokens in the time of one; what is cached is not read.
-    assert sum(measured.large.uncached) > 2 * sum(measured.large.cached)
-    assert measured.large.prefix_cache
-    assert max(measured.verdict.read) < measured.verdict.chain // 2
-    assert measured.verdict.understood > 0.9
-    accepted, drafts = count_drafts([run.script for run in measured.runs[SHIPPED.name]])
-    assert 0 < accepted < drafts
-    assert sum(turn.draft for turn in measured.runs[LARGE.name][0].script.turns) >= 4 * 8
-    assert parts["servers"] == [5, 5]
-    assert parts["runs"] == [9, 9]
-    assert parts["loads"] == [2, 2]
-
-
-async def test_runs_that_do_not_end_before_the_deadline_are_not_used() -> None:
-    async with pair(server("tiny", 0.001), server("big", 0.001)) as solver:
-        recording = measuring.Recording(solver, (LARGE,), PROBLEMS, 200, 0, lambda: None)
-        await recording.alone(Clock(0.0))
-        await recording.together(Clock(0.0))
-        assert recording.complete() == {LARGE.name: ()}
-
-
-async def test_too_little_time_is_an_error_that_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "SHARES", {"servers": 0.0, "alone": 0.0, "together": 0.0, "loads": 0.0})
-    async with pair(server("tiny", 0.001), server("big", 0.001)) as solver:
-        with pytest.raises(StepspecError, match=r"no problem was solved by all of large alone, SpecReason.* --minutes"):
-            await measure(solver, [SHIPPED], PROBLEMS, [], 1.0)
-
-
-async def test_one_model_twice_is_refused() -> None:
-    async with pair(server("same", 0.0), server("same", 0.0)) as solver:
+async def test_one_model_twice_and_servers_that_cannot_score() -> None:
+    same, lacking = StandIn(names=("same",)), StandIn(names=("big",), lacks=frozenset({"prompt_logprobs"}))
+    twice = StandIn(names=("same",))
+    async with same.serve("small") as one, twice.serve("large") as other, Solver(one, other) as solver:
         with pytest.raises(ConfigurationError, match=r"both servers serve 'same'.*--small"):
             await measure(solver, [SHIPPED], PROBLEMS, [], 1.0)
-
-
-async def test_a_judge_that_answers_nothing_leaves_methods_without_grades() -> None:
-    def silent() -> StandIn:
-        return server("big", 0.001, digits={"9": -8.0, "1": -9.0})
-
-    async with pair(server("tiny", 0.001), silent()) as solver:
-        measured = await measure(solver, [SHIPPED, BILD], PROBLEMS[:1], [], 0.5)
-        assert [arm.name for arm in measured.arms] == [LARGE.name, BILD.name]
-        assert "does not understand the question" in measured.skipped[SHIPPED.name]
-        with pytest.raises(MissingCapability, match="no method can be measured: SpecReason: asked for a grade"):
-            await measure(solver, [SHIPPED], PROBLEMS[:1], [], 0.5)
-
-
-async def test_methods_that_score_are_left_out_where_the_server_cannot() -> None:
-    large = server("big", 0.001, lacks=frozenset({"prompt_logprobs"}))
-    async with pair(server("tiny", 0.001), large) as solver:
-        measured = await measure(solver, [SHIPPED, BILD], PROBLEMS[:1], [], 0.5)
-    assert "does not score text" in measured.skipped[BILD.name]
-    assert measured.runs.keys() == {LARGE.name, SHIPPED.name}
-
-
-async def test_a_server_without_a_prefix_cache_is_recognised() -> None:
-    async with pair(server("tiny", 0.001), server("big", 0.004, block=0)) as solver:
-        measured = await measure(solver, [SHIPPED], PROBLEMS[:1], [], 0.5)
-    assert measured.large.prefix_cache is False
-    assert measured.small.prefix_cache
-    assert measured.runs[SHIPPED.name][0].script.uncached
+    async with same.serve("small") as one, lacking.serve("large") as other, Solver(one, other) as solver:
+        with pytest.raises(StepspecError, match="does not score text"):
+            await measure(solver, [READING], PROBLEMS[:1], [], 0.2)

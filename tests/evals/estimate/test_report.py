@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -12,23 +11,23 @@ import pytest
 from rich.console import Console
 
 from stepspec import settings as configuration
-from stepspec.evals.arms import LARGE, SHIPPED
+from stepspec.evals.arms import SHIPPED
 from stepspec.evals.estimate.command import show
-from stepspec.evals.estimate.measurements import Measurements
-from stepspec.evals.estimate.prediction import Estimate, Predictor
-from stepspec.evals.estimate.report import headline, notes, record, settings_file
+from stepspec.evals.estimate.measurements import Measurements, SeenChain
+from stepspec.evals.estimate.prediction import predict
+from stepspec.evals.estimate.report import estimated_settings, headline, notes, record
 from stepspec.evals.sample import Arm
 from stepspec.settings import Settings
 
-from .arithmetic import ALONE, LARGE_SERVER, SMALL_SERVER, VERDICT, measured, recorded, script, simulate
+from .made import BAD, GOOD, LARGE_SERVER, SMALL_SERVER, measured
 
-
-def estimated(measurements: Measurements, *loads: int) -> Estimate:
-    return Predictor(measurements, simulate).estimate(loads)
+READING = Arm.of("reading", "reading")
+SLOW_TRIALS = {SHIPPED.name: (replace(GOOD, seconds=(2.0, 0.25)), replace(BAD, seconds=(2.0, 0.25)))}
+SLOW = measured(0, 0, trials=SLOW_TRIALS, small=replace(SMALL_SERVER, between={1: (0.2,)}))
 
 
 def noted(measurements: Measurements) -> str:
-    return "\n".join(notes(measurements, estimated(measurements)))
+    return "\n".join(notes(measurements, predict(measurements)))
 
 
 @pytest.fixture(autouse=True)
@@ -37,60 +36,41 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_headline_says_first_whether_it_pays() -> None:
-    text = headline(estimated(measured(*[script(8, 2)] * 10)))
-    assert text.startswith("It pays: with SpecReason, a problem is expected to take 3.2 s instead of 10 s")
-    assert "3.13 [2.39, 4.05] times as fast" in text
-    assert "at once" not in text
-
-
-def test_the_headline_names_the_load_at_which_to_stop_or_the_highest_measured() -> None:
-    assert re.search(
-        r"From about \d+ problems at once the large model alone", headline(estimated(measured(script(4, 6)), 4, 16))
-    )
-    assert "still pays with 4 problems at once" in headline(estimated(measured(script(10, 0)), 4))
-
-
-def test_an_interval_that_includes_1_is_said_to_need_more_problems() -> None:
-    assert "The interval includes 1: measure more problems" in headline(estimated(measured(script(3, 7))))
+    text = headline(predict(measured(80, 20)))
+    assert text.startswith("It pays: SpecReason is expected to be 2.71 [2.")
+    assert "includes 1" not in text
+    assert "The interval includes 1: see what would narrow it." in headline(predict(measured(4, 6)))
 
 
 def test_the_headline_says_that_it_does_not_pay_and_from_which_accept_rate_it_would() -> None:
-    half = replace(SMALL_SERVER, between={1: (0.05,)})
-    text = headline(estimated(measured(script(2, 8), small=half)))
-    assert text.startswith("It does not pay. With SpecReason, the fastest method, a problem is expected to take 13.8 s")
-    assert "20% [6%, 51%] of the 10 drafts were accepted; it breaks even at 55%." in text
-    slow = replace(SMALL_SERVER, between={1: (0.2,)})
-    assert "No accept rate would be enough" in headline(estimated(measured(script(8, 2), small=slow)))
+    text = headline(predict(measured(1, 19)))
+    assert text.startswith("It does not pay. SpecReason, the fastest method, is expected to be 0.7")
+    assert "5% [1%, 24%] of 20 drafts were accepted; it breaks even at" in text
+    assert "no accept rate would be enough: the small model" in headline(predict(SLOW))
+    assert "No draft could be tried" in headline(predict(replace(SLOW, trials={SHIPPED.name: ()})))
 
 
 @pytest.mark.parametrize(
     ("measurements", "note"),
     [
-        (
-            measured(script(8, 2), large=replace(LARGE_SERVER, prefix_cache=False)),
-            "large: no prefix cache: every request",
-        ),
-        (measured(script(8, 2), small=replace(SMALL_SERVER, sequences=8)), "small: it serves 8 requests at once"),
-        (measured(script(8, 2), small=replace(SMALL_SERVER, between={1: (0.08,)})), "hardly faster; choose a smaller"),
-        (measured(script(8, 2), verdict=replace(VERDICT, understood=0.2)), "it puts 20% on digits"),
-        (measured(script(8, 2), skipped={"bild": "no scores"}), "bild was not measured: no scores"),
-        (measured(script(8, 2, uncached=True)), "SpecReason: each of its verdicts reads the whole chain again"),
-        (measured(script(8, 2)), "SpecReason: only 10 drafts were judged"),
+        (measured(8, 2, large=replace(LARGE_SERVER, prefix_cache=False)), "large: no prefix cache: every request"),
+        (measured(8, 2, small=replace(SMALL_SERVER, sequences=8)), "small: it serves 8 requests at once"),
+        (SLOW, "hardly faster; choose a smaller"),
+        (measured(8, 2, skipped={"bild": "no scores"}), "bild: requests failed, and it was not measured any more: no"),
+        (measured(0, 0, arms=(READING,), trials={"reading": (GOOD,)}), "reading: each verdict reads the whole chain"),
+        (measured(8, 2), "SpecReason: widest is the accept rate, from 10 drafts: more --minutes"),
+        (measured(80, 20, plain=(0.02, 0.1)), "SpecReason: widest is the paces, which vary"),
+        (measured(0, 0, trials={SHIPPED.name: (replace(GOOD, own=90),) * 99}), "own step, which are not equally long"),
+        (measured(8, 2), "1 of 1 chains ended; they have 100 tokens on average, so that an ordinary request takes 10."),
+        (measured(8, 2, chains=(SeenChain((10,)),)), "0 of 1 chains ended; they have at least 10 tokens"),
     ],
 )
 def test_notes_name_the_cause_and_the_cure(measurements: Measurements, note: str) -> None:
     assert note in noted(measurements)
 
 
-def test_a_pair_without_fault_has_no_notes() -> None:
-    assert noted(measured(*[script(8, 2)] * 10)) == ""
-
-
-def test_runs_that_were_cut_and_times_that_do_not_fit_are_noted() -> None:
-    runs = {LARGE.name: recorded(ALONE, seconds=10.0), SHIPPED.name: recorded(script(8, 2), seconds=6.4)}
-    assert "timed runs took 2.00 times what the simulation says" in noted(measured(script(8, 2), runs=runs))
-    cut = {LARGE.name: tuple(replace(run, cut=True) for run in runs[LARGE.name])}
-    assert "1 of 2 runs were cut after 8192 tokens" in noted(measured(script(8, 2), runs=cut))
+def test_a_pair_without_fault_has_one_note_on_the_lengths() -> None:
+    assert noted(measured(800, 200)).startswith("1 of 1 chains ended")
 
 
 def loaded(toml: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
@@ -103,44 +83,44 @@ def test_the_settings_are_read_by_stepspec_and_hold_no_key(monkeypatch: pytest.M
     large = {"url": "http://l:8002/v1", "api_key": "secret", "replicas": ["http://m:8002"]}
     settings = configuration.load(small="http://s:8001/v1", large=large)
     arm = Arm.of("careful", "specreason", {"threshold": 8})
-    measurements = measured(script(4, 6), arm=arm, large=replace(LARGE_SERVER, suffix_scoring=True))
-    toml = settings_file(estimated(measurements, 4, 16), measurements, settings, "2026-11-23")
+    trials = {"careful": (GOOD,) * 8 + (BAD,) * 2}
+    found = measured(0, 0, arms=(arm,), trials=trials, large=replace(LARGE_SERVER, suffix_scoring=True))
+    toml = estimated_settings(predict(found, [4]), found, settings, "2026-11-23")
     assert "secret" not in toml
     assert "STEPSPEC_LARGE__API_KEY" in toml
-    assert toml.startswith("# It pays: with careful")
+    assert toml.startswith("# It pays: careful")
+    assert tomllib.loads(toml)["prior"] == {"accept_rate": 0.8, "verdict_seconds": 0.25}
     read = loaded(toml, monkeypatch)
-    assert (read.policy, read.options, read.ahead, read.auto) == ("specreason", {"threshold": 8}, 1, True)
+    assert (read.policy, read.options, read.ahead) == ("specreason", {"threshold": 8}, 3)
     assert read.large is not None
     assert (read.large.urls, read.large.suffix_scoring) == (("http://l:8002", "http://m:8002"), True)
 
 
 def test_where_nothing_pays_the_settings_are_the_large_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = configuration.load(small="http://s:8001/v1", large="http://l:8002/v1")
-    measurements = measured(script(8, 2), small=replace(SMALL_SERVER, between={1: (0.2,)}))
-    toml = settings_file(estimated(measurements), measurements, settings, "2026-11-23")
+    toml = estimated_settings(predict(SLOW), SLOW, settings, "2026-11-23")
     assert tomllib.loads(toml).keys() == {"policy", "small", "large"}
     assert loaded(toml, monkeypatch).policy == "large"
 
 
 def test_everything_is_printed_with_the_verdict_first() -> None:
-    both = measured(script(8, 2), arms=(LARGE, SHIPPED, Arm.of("bild", "bild")), runs={"bild": recorded(script(0, 10))})
-    estimate = estimated(both, 4)
+    trials = {SHIPPED.name: (GOOD,) * 8 + (BAD,) * 2, "bild": (BAD,) * 10}
+    both = measured(0, 0, arms=(SHIPPED, Arm.of("bild", "bild")), trials=trials)
     console = Console(width=200)
     with console.capture() as capture:
-        show(console, both, estimate, 'policy = "specreason"\n')
+        show(console, both, predict(both, [4]), 'policy = "specreason"\n')
     text = capture.get()
-    assert text.startswith("It pays: with SpecReason")
+    assert text.startswith("It pays: SpecReason")
     assert text.index("SpecReason", 60) < text.index("bild")
-    for words in ("80% [49%, 94%]", "none up to 4", "between two tokens", "10.0 ms", "80 of 400 tokens read", "Wilson"):
+    for words in ("80% [49%, 94%]", "4 at once", "between two tokens", "10.0 ms", "a verdict of bild", "Wilson"):
         assert words in text
 
 
 def test_the_record_has_every_figure() -> None:
-    measurements = measured(script(8, 2))
-    made = orjson.loads(orjson.dumps(record(estimated(measurements, 4), measurements, "")))
-    assert (made["pays"], made["best"], made["problems"]) == (True, "SpecReason", 1)
+    found = measured(8, 2)
+    made = orjson.loads(orjson.dumps(record(predict(found, [4]), found, "")))
+    assert (made["pays"], made["best"], len(made["trials"]["SpecReason"])) == (True, "SpecReason", 10)
     (method,) = made["methods"]
-    assert [each["concurrency"] for each in method["expected"]] == [1, 4]
-    assert method["expected"][0]["speed_up"].keys() == {"value", "low", "high"}
+    assert [each["concurrency"] for each in method["gains"]] == [1, 4]
+    assert method["gains"][0]["gain"].keys() == {"value", "low", "high"}
     assert made["servers"]["large"]["between"] == {"1": [0.1]}
-    assert made["servers"]["large"]["costs"]["per_pass"] == pytest.approx(0.1)
