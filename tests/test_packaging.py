@@ -37,14 +37,17 @@ def wheel(distributions: Distributions) -> Iterator[ZipFile]:
 
 
 def shipped() -> set[str]:
-    """Return what the wheel must hold, under its names there."""
+    """Return what the wheel must hold, under its names there: all but the README files of folders."""
     modules = {f"stepspec/{path.name}" for path in PACKAGE.iterdir() if path.suffix == ".py" or path.name == "py.typed"}
     modules |= {f"stepspec/cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py")}
     return modules | {
         f"stepspec/{path.relative_to(ROOT)}"
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and not path.name.startswith(".")
+        and path.name != "README.md"
     }
 
 

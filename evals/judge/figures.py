@@ -10,7 +10,7 @@ from typing import Any
 
 from stepspec.orchestrator.stats import wilson
 
-from ..report.judging import ScoredVerdict, separate
+from ..report.figures import ScoredVerdict, separate
 from ..results import Interval
 from .readings import READINGS, JudgeReading, Request
 

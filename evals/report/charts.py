@@ -17,8 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from ..arms import LARGE
 from ..results import Interval
 from .canvas import CARD, EDGE, INK, NARROW, PLACEHOLDERS, SOFT, Markup, plot, styled, svg
-from .figures import ArmFigures, by_time
-from .judging import JudgeReport, ScoredVerdict, Separation
+from .figures import ArmFigures, JudgeReport, ScoredVerdict, Separation, by_time
 
 ROW = 42.0  # pixels of a bar with its name
 COLOURS = {**PLACEHOLDERS, "method": INK, "bound": EDGE, "judging": SOFT}

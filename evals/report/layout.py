@@ -8,8 +8,7 @@ from typing import TypeAlias
 
 from . import charts, tables
 from .canvas import Drawing, Markup
-from .figures import ArmFigures
-from .judging import JudgeReport
+from .figures import ArmFigures, JudgeReport
 from .section import Case, Section
 from .tables import Cell, Link, Row, Table, number
 from .verdict import headline, points, small_print

@@ -14,8 +14,16 @@ from stepspec.policies import METHODS
 from ..arms import LARGE
 from ..sample import Sample
 from ..testbed.servers import miniature
-from .figures import ArmFigures, ServerCounters, by_time, compute_figures, samples_by_number, server_counters
-from .judging import JudgeReport, assess_judge
+from .figures import (
+    ArmFigures,
+    JudgeReport,
+    ServerCounters,
+    assess_judge,
+    by_time,
+    compute_figures,
+    samples_by_number,
+    server_counters,
+)
 from .prices import Cost, Prices, compute_costs
 from .run_folder import Run
 from .verdict import MAX_LOSS, Verdict, judge_methods

@@ -1,7 +1,6 @@
 """Verifiers: programs that judge a step or the answer, over HTTP or as a function, with a deadline and a fallback."""
 
-from .candidate import Candidate
-from .functions import VERIFIERS, VerifierFunction
+from .functions import VERIFIERS, Candidate, VerifierFunction
 from .settings import DecisionsVerifier, FunctionVerifier, HttpVerifier, SystemOneVerifier, VerifierSettings
 from .verifier import AnswerCheck, CheckedAnswer, ConnectedVerifier, LargeJudge, Verifier
 

@@ -19,7 +19,7 @@ from ..chain import Rating
 from ..endpoints.client import Connection
 from ..endpoints.vllm_protocol import DECISIONS, JUDGE, SYSTEMONE, Body, Call, Reply
 from ..errors import EndpointRejected, EndpointUnavailable, MalformedReply
-from .candidate import Candidate, read_rating
+from .functions import Candidate, read_rating
 from .settings import DecisionsVerifier, HttpVerifier, SystemOneVerifier
 
 QUESTION = "candidate"  # the id of the one question in a request for a decision

@@ -18,8 +18,7 @@ from ..endpoints.token_stream import RequestMeter, or_now
 from ..errors import EndpointError, VerifierFailed
 from ..events import AnswerJudged, FellBack, Observer, Stage
 from ..interfaces import REQUEST, Model, RequestContext, requesting
-from .candidate import Candidate
-from .functions import VERIFIERS, FunctionRater
+from .functions import VERIFIERS, Candidate, FunctionRater
 from .servers import ClassifyingRater, HttpRater
 from .settings import DecisionsVerifier, FunctionVerifier, HttpVerifier, SystemOneVerifier
 

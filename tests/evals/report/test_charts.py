@@ -11,8 +11,7 @@ import pytest
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import canvas, charts
 from stepspec.evals.report.canvas import NARROW, WIDE, Markup, element
-from stepspec.evals.report.figures import ArmFigures, compute_figures
-from stepspec.evals.report.judging import JudgeReport, ScoredVerdict, separate
+from stepspec.evals.report.figures import ArmFigures, JudgeReport, ScoredVerdict, compute_figures, separate
 from stepspec.evals.sample import Arm
 
 from .made import ARMS, crowd, large, mixed, samples, small

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from stepspec.evals.report.judging import ScoredVerdict, area_under, assess_judge, scored_verdicts, separate
+from stepspec.evals.report.figures import ScoredVerdict, area_under, assess_judge, scored_verdicts, separate
 from stepspec.evals.results import wilson
 from stepspec.evals.sample import StepRecord
 
