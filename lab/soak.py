@@ -2,12 +2,14 @@
 Keep a real ``stepspec serve`` busy for half an hour while its servers fail at random, and look for what grows.
 
 The servers are the stand-ins of `faults`, so that this measures the service and not a model. The first and the last
-minutes are without faults: latencies and resources of both are compared.
+minutes are without faults: latencies and resources of both are compared. All the time, bodies of up to 4 MiB come that
+are made to keep the service busy, and ``/health`` has to answer nevertheless.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 import re
@@ -16,6 +18,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal, TypeAlias
@@ -56,6 +59,30 @@ FAULTS: Sequence[tuple[str, tuple[str, ...]]] = (
 )
 """The faults that are drawn from: what they are called, and what is queued at the server."""
 
+_MANY = 100_000
+_CHAT = "/v1/chat/completions"
+_TURN = {"role": "user", "content": "x"}
+HOSTILE: Sequence[tuple[str, bytes]] = (
+    (_CHAT, json.dumps({"model": "auto", "messages": [{}] * _MANY}).encode()),
+    (
+        _CHAT,
+        json.dumps({"model": "auto", "messages": [{"role": "user", "content": [{"type": "text"}] * _MANY}]}).encode(),
+    ),
+    (_CHAT, json.dumps({"model": "auto", "messages": [_TURN], "tools": [1] * _MANY}).encode()),
+    (_CHAT, json.dumps({"model": "auto", "messages": [_TURN], **dict.fromkeys(map(str, range(_MANY)), 1)}).encode()),
+    (_CHAT, json.dumps({"model": "auto", "messages": [_TURN], "a" * 3_000_000: 1}).encode()),
+    (_CHAT, json.dumps({"model": "specreason" * 300_000, "messages": [_TURN]}).encode()),
+    (_CHAT, b'{"model":"auto","x":' + b"[" * 1000 + b"]" * 1000 + b"}"),
+    (_CHAT, b'{"model":"auto","x":[' + b"[]," * 1_300_000 + b"1]}"),
+    ("/v1/responses", json.dumps({"model": "auto", "input": [{"type": "x"}] * _MANY}).encode()),
+    ("/v1/messages", json.dumps({"model": "auto", "max_tokens": 9, "messages": [1] * _MANY}).encode()),
+    ("/live", json.dumps({"model": "auto", "messages": [{}] * _MANY}).encode()),
+)
+"""Paths and bodies, each of which would take seconds if all of it were validated."""
+HOSTILE_EVERY = 0.5  # seconds from one answer to the next body
+HEALTH_EVERY = 0.1  # seconds
+HEALTH_WITHIN = 0.5  # seconds
+
 Part: TypeAlias = Literal["before", "faults", "after"]
 
 
@@ -83,6 +110,8 @@ class Soak:
     notes: list[str] = field(default_factory=list[str])
     faults: Counter[str] = field(default_factory=Counter[str])
     left_open: int = 0
+    hostile: int = 0  # bodies that were refused
+    health: list[float] = field(default_factory=list[float])  # seconds until /health answered
 
     def of(self, part: Part) -> list[Sample]:
         return [sample for sample in self.samples if sample.part == part]
@@ -110,6 +139,26 @@ class Load:
                 self._soak.notes.append(f"{part}: {outcome.fate}: {outcome.note}")
             else:
                 await asyncio.sleep(0.2)  # as a client that comes back later
+
+    async def attack(self) -> None:
+        """Send one body of `HOSTILE` after the other, until cancelled; each has to be refused."""
+        for path, body in cycle(HOSTILE):
+            async with self._deployment.http.post(self._deployment.program.base + path, data=io.BytesIO(body)) as reply:
+                answer = await reply.read()
+            self._soak.hostile += 1
+            if not 400 <= reply.status < 500 or len(answer) > 5000:
+                self._soak.notes.append(f"{self.part}: HTTP {reply.status}, {len(answer)} bytes for {body[:80]!r}")
+            await asyncio.sleep(HOSTILE_EVERY)
+
+    async def look(self) -> None:
+        """Note how long /health takes, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            async with self._deployment.http.get(f"{self._deployment.program.base}/health") as reply:
+                await reply.read()
+            self._soak.health.append(loop.time() - began)
+            await asyncio.sleep(HEALTH_EVERY)
 
     async def sample(self) -> None:
         """Note the resources now and then, until cancelled."""
@@ -181,7 +230,7 @@ async def measure(minutes: float, calm: float, concurrency: int, seed: int, tick
     async with deployed(concurrency) as deployment:
         load = Load(deployment, soak)
         clients = [load.client(number) for number in range(concurrency)]
-        async with background(*clients, load.sample()):
+        async with background(*clients, load.sample(), load.attack(), load.look()):
             await _pass(60 * calm, tick)
             load.part = "faults"
             async with background(trouble(deployment, soak, random.Random(seed))):
@@ -257,6 +306,12 @@ def complaints(soak: Soak) -> list[str]:
     return found
 
 
+def stalls(soak: Soak) -> list[str]:
+    """Say whether /health was late."""
+    late = [each for each in soak.health if each > HEALTH_WITHIN]
+    return [f"/health took more than {HEALTH_WITHIN:g} s {len(late)} times, at most {max(late):.2f} s"] if late else []
+
+
 def main(
     minutes: Annotated[float, typer.Option(min=1, help="Minutes in all.")] = 30.0,
     calm: Annotated[float, typer.Option(min=0.2, help="Minutes without faults, at each end.")] = 3.0,
@@ -266,7 +321,7 @@ def main(
         Path | None, typer.Option(help="Write the samples to FILE.json and the plot to FILE.svg.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Soak a service; exit with 1 if a request is lost or answered wrongly, one stays open, or its resources grow."""
+    """Soak a service; exit with 1 if a request is lost or wrong, one stays open, /health is late, or resources grow."""
     console = Console(width=160)
     if minutes <= 2 * calm:
         raise typer.BadParameter("more than twice --calm", param_hint="--minutes")
@@ -280,11 +335,16 @@ def main(
     console.print(f"p99 after the faults over p99 before: {last / first:.2f}")
     faults = ", ".join(f"{count} x {name}" for name, count in sorted(soak.faults.items()))
     console.print(f"{soak.faults.total()} faults: {faults}", highlight=False)
+    if soak.health:
+        console.print(
+            f"{soak.hostile} hostile bodies refused; /health took at most {max(soak.health):.2f} s"
+            f" (median {statistics.median(soak.health):.3f} s of {len(soak.health)})"
+        )
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.with_suffix(".svg").write_text(plot(soak), encoding="utf-8")
         output.with_suffix(".json").write_text(json.dumps([asdict(each) for each in soak.samples]), encoding="utf-8")
-    for complaint in (found := complaints(soak)):
+    for complaint in (found := complaints(soak) + stalls(soak)):
         console.print(complaint, style="bold red", highlight=False, markup=False)
     if found:
         raise typer.Exit(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.soak import Part, Sample, Soak, complaints, measure, plot
+from lab.soak import Part, Sample, Soak, complaints, measure, plot, stalls
 
 
 def soaked(after: int, memory: int = 50_000) -> Soak:
@@ -27,6 +27,11 @@ def test_what_grows_is_a_complaint() -> None:
     assert complaints(lossy) == ["faults: lost: no reply", "2 requests are open at the end"]
 
 
+def test_a_late_answer_of_health_is_a_complaint() -> None:
+    assert stalls(Soak(health=[0.01, 0.5])) == []
+    assert stalls(Soak(health=[0.01, 0.75, 2.0])) == ["/health took more than 0.5 s 2 times, at most 2.00 s"]
+
+
 def test_the_plot_says_what_it_shows() -> None:
     drawing = plot(soaked(20))
     assert "tasks: 20 at first, 20 at last" in drawing
@@ -45,4 +50,6 @@ async def test_a_third_of_a_minute_with_a_fault_loses_nothing() -> None:
     soak = await measure(0.32, 0.1, 4, 1, lambda seconds: None)  # The first fault of this seed comes after 5 s.
     assert complaints(soak) == []
     assert soak.faults.total()
+    assert soak.hostile
+    assert soak.health
     assert all(soak.seconds[part] for part in soak.seconds)
