@@ -81,12 +81,16 @@ class Turn(CacheablePart):
 
     @model_validator(mode="before")
     @classmethod
-    def _calls_alone(cls, turn: object) -> object:
-        """A message of calls may have no content."""
+    def _as_clients_keep_it(cls, turn: object) -> object:
+        """An earlier answer, and the result of a call, may have no content; the result may name the tool."""
         if not isinstance(turn, dict):
             return turn
-        fields = cast("dict[str, Any]", turn)
-        return {**fields, "content": ""} if fields.get("tool_calls") and fields.get("content") is None else fields
+        fields, role = cast("dict[str, Any]", turn), cast("dict[str, Any]", turn).get("role")
+        if role in ("assistant", "tool") and fields.get("content") is None:
+            fields = {**fields, "content": ""}
+        if role == "tool" and isinstance(fields.get("name"), str):
+            fields = {**fields, "name": None}
+        return fields
 
     @field_validator("tool_calls")
     @classmethod

@@ -90,7 +90,7 @@ class ToolUseBlock(CacheablePart):
     id: CallId
     name: Name
     input: dict[str, Any] | str | None = None
-    caller: None = None
+    caller: dict[str, Any] | None = None
     toolset_name: None = None
 
     @property

@@ -162,3 +162,33 @@ async def test_a_top_k_of_minus_one_samples_among_all_tokens(path: str) -> None:
     assert [reply.status for reply in replies] == [200, 200, 200, 400]
     assert set(sent) <= {None, 0, -1, 1, 7}
     assert 7 in sent
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"role": "assistant"},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "tool_calls": []},
+        {"role": "assistant", "content": None, "tool_calls": None, "function_call": None},
+    ],
+)
+async def test_an_earlier_answer_may_have_no_content(turn: dict[str, Any]) -> None:
+    async with serving() as served:
+        reply = await served.chat(messages=[TURN, turn, TURN])
+        empty = await served.chat(messages=[{"role": "user", "content": None}])
+    assert (reply.status, empty.status) == (200, 400)
+
+
+async def test_the_result_of_a_call_may_name_its_tool_and_have_no_content() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = [TURN, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    used = {"type": "tool_use", "id": "c", "name": "f", "input": {}, "caller": {"type": "direct"}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "r"}
+    history = [TURN, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+    async with serving() as served:
+        for content in ("r", None):
+            named = {"role": "tool", "tool_call_id": "c", "name": "f", "content": content}
+            assert (await served.chat(messages=[*turns, named])).status == 200
+        body = {"model": "auto", "max_tokens": 99, "messages": history}
+        assert (await served.post("/v1/messages", body)).status == 200
