@@ -14,7 +14,7 @@ from stepspec.evals.estimate import command as estimate
 from stepspec.evals.judge import command as judge
 from stepspec.evals.report import command as report
 
-from . import config, inspect, serve, solve, tune, up
+from . import config, inspect, serve, solve, up
 from .terminal import stdout
 
 EXAMPLES = """
@@ -76,7 +76,7 @@ add_command(app, inspect.doctor, inspect.DOCTOR_EXAMPLES)
 app.add_typer(config.app, name="config")
 add_command(app, estimate.command, estimate.EXAMPLES, name="estimate")
 add_command(app, judge.command, judge.EXAMPLES, name="judge")
-add_command(app, tune.profile_pair, tune.PROFILE_EXAMPLES, name="profile")
+add_command(app, config.profile_pair, config.PROFILE_EXAMPLES, name="profile")
 add_command(app, eval_cli.command, eval_cli.EXAMPLES, name="eval")
 add_command(app, calibration.calibrate, calibration.EXAMPLES)
 add_command(app, report.command, report.EXAMPLES, name="report")
