@@ -21,7 +21,7 @@ from stepspec.orchestrator.service.formats.validation import parse_request
 from ..served import TURN, serving
 
 DEEP = "[" * 300 + "]" * 300
-HISTORY = [
+HISTORY: list[tuple[Any, dict[str, Any]]] = [
     ("", {}),
     ("  \n", {}),
     ("null", {}),
@@ -130,7 +130,7 @@ async def test_cache_control_is_accepted_anywhere_without_effect() -> None:
         {"role": "tool", "tool_call_id": "c", "content": [text], **CACHED},
     ]
     item = {"role": "user", "content": [{"type": "input_text", "text": "What?", **CACHED}], **CACHED}
-    used = {"type": "tool_use", "id": "c", "name": "f", "input": {}, **CACHED}
+    used: Any = {"type": "tool_use", "id": "c", "name": "f", "input": {}, **CACHED}
     result = {"type": "tool_result", "tool_use_id": "c", "content": [text], **CACHED}
     messages = [
         {"role": "user", "content": [text], **CACHED},
@@ -183,7 +183,7 @@ async def test_an_earlier_answer_may_have_no_content(turn: dict[str, Any]) -> No
 async def test_the_result_of_a_call_may_name_its_tool_and_have_no_content() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     turns = [TURN, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    used = {"type": "tool_use", "id": "c", "name": "f", "input": {}, "caller": {"type": "direct"}}
+    used: Any = {"type": "tool_use", "id": "c", "name": "f", "input": {}, "caller": {"type": "direct"}}
     result = {"type": "tool_result", "tool_use_id": "c", "content": "r"}
     history = [TURN, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
     async with serving() as served:
