@@ -16,6 +16,7 @@ from stepspec.api import Solver
 from stepspec.settings import Settings
 
 from ..calibration.cue_profile import load_problems
+from ..cli import WIDTH
 from ..command_line import finite, only_without_testbed, progress_bars, script, writable
 from ..estimate.command import check_pair, parts
 from ..flags import SAMPLING, SERVERS, Json, Pace, ProblemsFile, Testbed, with_settings
@@ -105,7 +106,7 @@ def command(
     if json:
         print(orjson.dumps(record(rows, chosen, drafts, judged.cases, judged.skipped, sentence, toml)).decode())
     else:
-        stdout.print(table(rows))
+        Console(width=max(stdout.width, WIDTH)).print(table(rows))  # so that no cell is cut off
         for request, why in judged.skipped.items():
             stdout.print(f"- {request} was left out: {why}", highlight=False, markup=False)
         stdout.print(
