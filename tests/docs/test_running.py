@@ -35,7 +35,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"^make (?:faults|soak)|\blab\.(?:kills|soak)": "takes minutes: tests/lab",
     r"--testbed": "starts the miniature pair: tests/integration",
     r"^stepspec demo": "starts the miniature pair: tests/integration",
-    r"^python -m lab\.load (?!.*--small)": "starts the miniature pair: tests/integration/test_load.py",
+    r"^python -m lab\.load\b": "runs at the root of a clone: tests/integration/test_load.py",
     r"--ray\b": "needs a cluster: tests/evals/test_ray_workers.py",
     r"^stepspec up (?!.*--dry-run)": "needs a GPU",
     r"--critic": "needs a reward model: tests/integration/test_critic.py",
@@ -58,7 +58,6 @@ HERE: Mapping[str, str] = {
     r"^(stepspec (?:eval|calibrate) (?:gsm8k|math500|aime24)(?!.* --data))": r"\1 --data problems.parquet",
     r"(stepspec (?:eval|estimate) .*?)(?: (?:--limit|-n) \d+|$)": r"\1 -n 4",
     r"^(stepspec eval .*)$": r"\1 --fresh",  # the folder has what an earlier command left
-    r"(stepspec\.evals\.simulation .*?)--users [\d,]+": r"\1--users 1",
     r"--accepted [\d.,]+": "--accepted 0.8",
     r"--speed [\d,]+": "--speed 2",
     r"--samples \d+": "--samples 2",
@@ -67,7 +66,6 @@ HERE: Mapping[str, str] = {
     r"^(stepspec calibrate (?!.*--values).*)": r"\1 --values 8",
     r"--values [\d,]+": "--values 8",
     r"--port 800\d": "--port 0",
-    r"(python -m stepspec\.evals\.load )": r"\1--problems 4 --concurrency 2 ",
 }
 """What is replaced in a command, in this order: servers, data sets on the hub, and what takes long."""
 ROLES = {"{--small}": f"{SMALL}/v1", "{--large}": f"{LARGE}/v1", "{--second-large}": f"{LARGE}/v1"}

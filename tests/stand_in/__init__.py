@@ -732,7 +732,7 @@ class StandIn(FakeVllm):
         await asyncio.sleep(self.drawn(self.reading(texts, known)) * request.get(SLOWED, 1.0))
 
     async def chat(self, request: web.Request) -> web.Response:
-        """Answer a chat completion without a stream; a last message of the assistant may be continued."""
+        """Answer a chat completion, a stream in one event; a last message of the assistant may be continued."""
         body = orjson.loads(await request.read())
         messages: list[dict[str, str]] = body["messages"]
         if body.get("continue_final_message"):
@@ -761,6 +761,16 @@ class StandIn(FakeVllm):
         choice = {"index": 0, "message": {"role": "assistant", "content": message}, "finish_reason": finish}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": count, "total_tokens": len(prompt) + count}
         reply = {"id": "chatcmpl-0", "object": "chat.completion", "created": int(time.time()), "model": body["model"]}
+        if body.get("stream"):
+            events = (
+                {"choices": [{"index": 0, "delta": choice["message"], "finish_reason": finish}]},
+                {"usage": usage},
+            )
+            chunks = [
+                orjson.dumps({"choices": [], **reply, "object": "chat.completion.chunk", **each}) for each in events
+            ]
+            stream = b"".join(b"data: %b\n\n" % chunk for chunk in (*chunks, b"[DONE]"))
+            return web.Response(body=stream, content_type="text/event-stream")
         return web.json_response({**reply, "choices": [choice | {"logprobs": logprobs}], "usage": usage})
 
     async def show(self, request: web.Request) -> web.Response:
