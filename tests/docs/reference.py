@@ -295,6 +295,7 @@ FIELDS: Mapping[str, str] = {
     "id": "accepted without effect",
     "status": "accepted without effect",
     "phase": "accepted without effect",
+    "caller": "accepted without effect",
     "encrypted_content": "accepted without effect",
     "ReasoningItem.summary": "accepted without effect",
     "ReasoningItem.content": "the thinking of an earlier answer, for the chat templates",
