@@ -153,6 +153,7 @@ async def test_a_problem_is_solved_under_a_critics_eyes(
         policy="reward",
         options={"threshold": threshold},
         sampling=GREEDY,
+        auto=False,
     ) as solver:
         problem = fresh_tasks(1, 4)[0].problem
         solution, one_by_one = await solver.solve(problem), await solver.solve(problem, ahead=0)

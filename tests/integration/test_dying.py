@@ -48,7 +48,7 @@ async def solve(small: Served, large: Served, victim: Served) -> Solution:
             killed = True
             kill(victim)
 
-    async with Solver(small.base_url, large.base_url, sampling=GREEDY) as solver:
+    async with Solver(small.base_url, large.base_url, sampling=GREEDY, auto=False) as solver:
         return await solver.solve(TASK.problem, observe=watch)
 
 

@@ -91,7 +91,7 @@ class TestServedModel(ModelContract):
 
 
 async def test_a_chain_is_laid_out_as_the_models_were_trained(pair: Pair) -> None:
-    source = (Path(servers.__file__).parent / "chat_template.jinja").read_text()
+    source = (Path(servers.__file__).parent / "models" / "large" / "chat_template.jinja").read_text()
     jinja = Environment(trim_blocks=True, lstrip_blocks=True).from_string(source)  # as transformers renders it
 
     def rendered(messages: Messages, generate: bool) -> str:

@@ -47,7 +47,7 @@ async def test_a_hidden_block_is_learnt_and_the_prompts_are_those_of_a_template_
             prompts.append(await large.encoder.prefix(Chain.of(tasks[0].problem).messages))
     assert prompts[0] == prompts[1]
     assert (large.template.source, large.template.opened) == ("effect", "<think>\n")
-    async with Solver(hidden.small.base_url, hidden.large.base_url, sampling=Sampling()) as solver:
+    async with Solver(hidden.small.base_url, hidden.large.base_url, sampling=Sampling(), auto=False) as solver:
         solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
     right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
     assert sum(right) >= len(tasks) - 1

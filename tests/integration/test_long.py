@@ -25,7 +25,7 @@ def long_pair(forked: tuple[str, ...]) -> Generator[Pair]:
 
 async def test_chains_of_thousands_of_tokens_are_solved_by_both_models(long_pair: Pair) -> None:
     tasks = fresh_tasks(2, 21, world=LONG)
-    async with Solver(long_pair.small.base_url, long_pair.large.base_url, sampling=GREEDY) as solver:
+    async with Solver(long_pair.small.base_url, long_pair.large.base_url, sampling=GREEDY, auto=False) as solver:
         solutions = await asyncio.gather(
             *(solver.solve(task.problem, policy="bild", options={"scale": "step"}) for task in tasks)
         )

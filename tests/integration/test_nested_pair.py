@@ -24,7 +24,7 @@ TASKS = fresh_tasks(6, seed=66)
 @pytest.fixture
 def solver(pair: Pair, tiny: Served) -> Solver:
     small = {**NESTED[THREE.name], "small": endpoint(tiny, "small"), "large": endpoint(pair.small, "large")}
-    return Solver(small, endpoint(pair.large, "large"), sampling=GREEDY)
+    return Solver(small, endpoint(pair.large, "large"), sampling=GREEDY, auto=False)
 
 
 async def test_three_models_solve_problems_and_the_lookahead_changes_no_word(

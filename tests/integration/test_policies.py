@@ -22,7 +22,7 @@ pytestmark = pytest.mark.servers
 
 
 def solver(pair: Pair) -> Solver:
-    return Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY)
+    return Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY, auto=False)
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,9 @@ async def solve(pair: Pair, victim: Served, policy: str) -> tuple[list[Solution]
             kill(victim)
         events.append(event)
 
-    async with Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY, policy=policy) as solver:
+    async with Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY, auto=False, policy=policy) as solver:
         plain = [await solver.solve(task.problem) for task in TASKS]
-    async with Solver(pair.small.base_url, large, sampling=GREEDY, policy=policy) as solver:
+    async with Solver(pair.small.base_url, large, sampling=GREEDY, auto=False, policy=policy) as solver:
         solutions = await asyncio.gather(*(solver.solve(task.problem, observe=watch) for task in TASKS))
         assert isinstance(solver.large, ReplicatedEndpoint)
         assert list(solver.large.down) == [victim.base_url.removesuffix("/v1")]
@@ -65,7 +65,7 @@ async def converse(pair: Pair, other: Served) -> list[list[Called]]:
     """Let three sessions solve a problem twice each, in turn; return the judge's calls of each run."""
     large = Endpoint(role="large", url=other.base_url, replicas=(pair.large.base_url,))
     calls: list[list[Called]] = []
-    async with Solver(pair.small.base_url, large, sampling=GREEDY, policy="specreason", ahead=0) as solver:
+    async with Solver(pair.small.base_url, large, sampling=GREEDY, auto=False, policy="specreason", ahead=0) as solver:
         for _ in range(2):
             for number, task in enumerate(TASKS):
                 events: list[Event] = []
@@ -97,7 +97,7 @@ def test_a_session_whose_replica_dies_goes_on_at_the_other(paced_pair: Pair, for
         urls = [server.base_url.removesuffix("/v1") for server in (victim, paced_pair.large)]
         session = next(name for name in map(str, range(99)) if in_order(urls, name)[0] == urls[0])
         large = Endpoint(role="large", url=paced_pair.large.base_url, replicas=(victim.base_url,))
-        async with Solver(paced_pair.small.base_url, large, sampling=GREEDY, policy="large") as solver:
+        async with Solver(paced_pair.small.base_url, large, sampling=GREEDY, auto=False, policy="large") as solver:
             events: list[Event] = []
             one = await solver.solve(TASKS[0].problem, session=session, observe=events.append)
             assert {event.url for event in events if isinstance(event, Called)} == {urls[0]}

@@ -146,7 +146,7 @@ async def solve_with_three() -> None:
     """Solve two problems by the settings in the working directory, which are a nested pair's."""
     events: list[Event] = []
     tasks = fresh_tasks(2, seed=66)
-    async with Solver(sampling=GREEDY) as solver:
+    async with Solver(sampling=GREEDY, auto=False) as solver:
         assert isinstance(solver.settings.small, NestedPair)
         assert solver.settings.small.policy == "bild"
         solutions = [await solver.solve(task.problem, observe=events.append) for task in tasks]

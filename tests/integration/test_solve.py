@@ -25,7 +25,7 @@ pytestmark = pytest.mark.servers
 
 def solver(pair: Pair, **settings: object) -> Solver:
     """A greedy solver over the pair."""
-    return Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY, **settings)  # type: ignore[arg-type]
+    return Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY, auto=False, **settings)  # type: ignore[arg-type]
 
 
 async def until_idle(server: Served) -> None:
@@ -103,7 +103,7 @@ async def test_a_small_model_of_another_vocabulary_drafts_for_every_method(
 ) -> None:
     tasks = fresh_tasks(4, 7)[2:]  # one that it solves by itself, and one that it does not
     options = {"cues": ["On Monday", "Alternatively,", "Let me check:"]} if policy == "relay" else {}
-    async with Solver(small_other.small.base_url, pair.large.base_url, sampling=GREEDY) as solving:
+    async with Solver(small_other.small.base_url, pair.large.base_url, sampling=GREEDY, auto=False) as solving:
         assert solving.small.vocabulary != solving.large.vocabulary
         solutions = await asyncio.gather(
             *(solving.solve(task.problem, policy=policy, options=options) for task in tasks)

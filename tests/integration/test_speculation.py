@@ -39,7 +39,7 @@ class Speculating:
     @asynccontextmanager
     async def solver(self) -> AsyncGenerator[Solver]:
         small, large = endpoint(self.served["small"], "small"), endpoint(self.served["large"], "large")
-        async with Solver(small, large, sampling=GREEDY) as solver:
+        async with Solver(small, large, sampling=GREEDY, auto=False) as solver:
             yield solver
 
 

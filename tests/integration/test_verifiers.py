@@ -86,7 +86,7 @@ async def test_the_large_model_of_the_pair_rewrites_a_rejected_answer(pair: Pair
 
     events: list[Event] = []
     critic: dict[str, Any] = {"kind": "function", "function": second, "seconds": 120}
-    async with Solver(pair.small.base_url, pair.large.base_url, critic=critic, sampling=GREEDY) as solver:
+    async with Solver(pair.small.base_url, pair.large.base_url, critic=critic, sampling=GREEDY, auto=False) as solver:
         solution = await solver.solve(TASK.problem, observe=events.append)
     verdicts = [event for event in events if isinstance(event, AnswerJudged)]
     assert [each.accepted for each in verdicts] == ([False, True] if len(seen) > 1 else [False])
