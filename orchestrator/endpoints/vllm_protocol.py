@@ -625,7 +625,7 @@ def choice_probabilities(call: Call, reply: Reply, choices: Mapping[str, int]) -
         top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
         keys = {choice: f"token_id:{number}" for choice, number in choices.items()}
         return {choice: _probability(top[key]) for choice, key in keys.items() if key in top}
-    except (LookupError, TypeError, ValueError, OverflowError) as exc:
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as exc:
         raise call.error(MalformedReply, "the answer's log-probabilities are missing or are not vLLM's") from exc
 
 
@@ -667,7 +667,7 @@ def prompt_rows(call: Call, reply: Reply, start: int) -> Sequence[Row]:
         _ending(call, reply["choices"][0])
         rows: Sequence[Row] = reply["choices"][0]["prompt_logprobs"][start:]
         return rows
-    except (LookupError, TypeError) as exc:
+    except (LookupError, TypeError, AttributeError) as exc:
         raise _malformed_rows(call) from exc
 
 

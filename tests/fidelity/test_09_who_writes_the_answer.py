@@ -12,7 +12,7 @@ from stepspec import policies
 from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rollback
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END, Step, Stop
-from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable
+from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import (
     Answered,
     Answering,
@@ -66,6 +66,7 @@ class Case:
         thinks: bool = True,
         by_method: bool = True,
         answerer: ScriptedModel | None = None,
+        fallback: bool = True,
     ) -> Outcome:
         models = [Budgeted(model, self.budget.left) for model in (self.small, self.large)]
         return await solve(
@@ -73,7 +74,7 @@ class Case:
                 make("specreason", *models),
                 budget=self.budget,
                 ahead=ahead,
-                fallback=make("large", *models),
+                fallback=make("large", *models) if fallback else None,
                 stop=stop,
                 thinks=thinks,
                 by_method=by_method,
@@ -219,15 +220,16 @@ def test_an_answer_for_which_the_context_is_too_short_ends_there_and_is_not_trie
     case = Case()
     full = ContextTooLong("full", role="small")
     case.small.fails = lambda verb, chain: full if "First" in chain.text else None
-    outcome, _ = case.run()
+    outcome, _ = case.run(fallback=False)
     assert (outcome.text, outcome.reason) == ("First, 6 x 7.", "context")
     assert case.small.log.count(f"small write {len(outcome.chain.steps)}") == 1
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
-def test_a_small_model_that_is_lost_in_the_answer_is_replaced_there(ahead: int) -> None:
+@pytest.mark.parametrize("failure", [EndpointUnavailable, ContextTooLong])
+def test_a_small_model_that_is_lost_in_the_answer_is_replaced_there(failure: type[EndpointError], ahead: int) -> None:
     case = Case()
-    gone = EndpointUnavailable("no connection", role="small", url="http://here", verb="write")
+    gone = failure("it failed", role="small", url="http://here", verb="write")
     case.small.fails = lambda verb, chain: gone if "First" in chain.text else None
     outcome, _ = case.run(ahead=ahead)
     assert outcome.text == "First, 6 x 7.\n\nThis is 42.\n\nSo it is \\boxed{42}."

@@ -93,7 +93,7 @@ class Running:
             "model": "auto",
             "messages": [TURN],
             "user": "ann",
-            "stepspec": {"ahead": 0, "ending": "small", "answer": "large"},
+            "stepspec": {"ahead": 0, "auto": False, "ending": "small", "answer": "large"},
         }
         async with (
             aiohttp.ClientSession(headers={"traceparent": PARENT}) as http,
