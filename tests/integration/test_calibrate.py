@@ -36,7 +36,6 @@ def test_the_threshold_that_is_found_is_one_to_solve_with(pair: Pair, tmp_path: 
     found = tomllib.loads((tmp_path / "policy.toml").read_text())
     assert found["options"] == {"threshold": 7.0}, "at 0 everything is accepted, and the small model fails four in ten"
     assert found["calibration"]["problems"] == 40
-    assert sum(found["calibration"]["counts"]) > 100
 
     again = stepspec(tmp_path, *arguments)
     assert again.stdout == done.stdout

@@ -72,7 +72,7 @@ async def test_a_classifier_on_vllm_rates_candidates(decider: Served) -> None:
 async def test_a_model_without_structured_decisions_is_named(pair: Pair) -> None:
     settings = SystemOneVerifier(url=pair.large.base_url, retries=0, seconds=120)
     async with ConnectedVerifier(settings) as verifier:
-        with pytest.raises(EndpointError, match="does this vLLM know structured decisions for it"):
+        with pytest.raises(EndpointError, match="does this server know structured decisions for it"):
             await verifier.rate(RIGHT)
 
 
