@@ -145,7 +145,7 @@ def test_three_workers_produce_the_samples_of_one_process(
     assert figures(shared) == figures(unsharded[1])
     assert len(samples(folder)) == EVERY
     traces = list((folder / "traces").iterdir())
-    assert len(traces) == EVERY
+    assert len(traces) == EVERY - PROBLEMS  # the arm plain is one ordinary request, without events
     assert all(replay(moment.event for moment in read(trace)).finished for trace in traces)
     (session,) = sessions(folder)
     assert session["ray"]["workers"] == len(session["ray"]["nodes"]) == NODES
