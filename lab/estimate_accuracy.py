@@ -23,10 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from stepspec.evals.arms import PLAIN
-from stepspec.evals.cli import arm as parse_arm
-from stepspec.evals.command_line import numbers, progress_bars, script, writable
-from stepspec.evals.crowd import (
+from lab.crowd import (
     Attempt,
     Block,
     BlockPlace,
@@ -37,7 +34,10 @@ from stepspec.evals.crowd import (
     attempt,
     grade_equal,
 )
-from stepspec.evals.crowd import measure as measure_crowd
+from lab.crowd import measure as measure_crowd
+from stepspec.evals.arms import PLAIN
+from stepspec.evals.cli import arm as parse_arm
+from stepspec.evals.command_line import numbers, progress_bars, script, writable
 from stepspec.evals.estimate.command import POLICIES, parts
 from stepspec.evals.estimate.measuring import measure
 from stepspec.evals.estimate.prediction import Estimate, predict

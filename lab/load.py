@@ -24,13 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.api import Solver
-from stepspec.evals.arms import LARGE
-from stepspec.evals.benchmarks import bare, own
-from stepspec.evals.benchmarks import load as load_tasks
-from stepspec.evals.cli import arm as parse_arm
-from stepspec.evals.command_line import changed, finite, numbers, progress_bars, script, writable
-from stepspec.evals.crowd import (
+from lab.crowd import (
     TWO_LARGE,
     Attempt,
     Block,
@@ -42,9 +36,14 @@ from stepspec.evals.crowd import (
     attempt,
     grade_equal,
     measure,
-    unlimited,
-    unlimited_endpoint,
 )
+from stepspec.api import Solver
+from stepspec.evals.arms import LARGE
+from stepspec.evals.benchmarks import bare, own
+from stepspec.evals.benchmarks import load as load_tasks
+from stepspec.evals.cli import arm as parse_arm
+from stepspec.evals.command_line import changed, finite, numbers, progress_bars, script, writable
+from stepspec.evals.estimate.measuring import unlimited, unlimited_endpoint
 from stepspec.evals.grading.graders import SECONDS, Graders, require_graders
 from stepspec.evals.plan import check_arm
 from stepspec.evals.results import Interval, bootstrap_ratio, wilson

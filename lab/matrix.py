@@ -22,9 +22,9 @@ import typer
 from rich.console import Console
 from rich.progress import TaskID
 
+from lab.crowd import TWO_LARGE, Block, BlockStore, Crowd, Deployment, attempt, grade_equal, run_block
 from stepspec.evals.arms import SHIPPED
 from stepspec.evals.command_line import numbers, progress_bars, script, writable
-from stepspec.evals.crowd import TWO_LARGE, Block, BlockStore, Crowd, Deployment, attempt, grade_equal, run_block
 from stepspec.evals.plan import turns
 from stepspec.evals.sample import CACHES, Arm, Task
 from stepspec.evals.testbed.servers import JUDGE, describe_pace, weights_digest

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from rich.table import Table
 
+from lab.crowd import TWO_LARGE, Load
 from stepspec.evals.arms import LARGE
-from stepspec.evals.crowd import TWO_LARGE, Load
 from stepspec.evals.sample import Arm
 from stepspec.evals.testbed.servers import JUDGE, check_judge, read_pace
 from stepspec.orchestrator.errors import ConfigurationError

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from rich.table import Table
 
+from lab.crowd import TWO_LARGE, Block, Drafts, Timing
 from stepspec.evals.arms import LARGE
-from stepspec.evals.crowd import TWO_LARGE, Block, Drafts, Timing
 from stepspec.evals.results import Interval, Result, summarise, wilson
 from stepspec.evals.sample import EMPTY_LEDGER, FAILED, Arm, Sample, Task
 from stepspec.orchestrator.chain import THINK_END

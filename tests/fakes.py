@@ -14,7 +14,7 @@ from zlib import crc32
 
 import pytest
 
-from stepspec.evals.virtual_clock import run as run
+from lab.virtual_clock import run as run
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
 from stepspec.orchestrator.events import Called, Event, Fate, Verb
 from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST

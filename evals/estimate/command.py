@@ -21,7 +21,6 @@ from stepspec.settings import Settings
 from ..calibration.cue_profile import load_problems
 from ..cli import arm as parse_arm
 from ..command_line import finite, numbers, only_without_testbed, progress_bars, script, writable
-from ..crowd import unlimited
 from ..flags import (
     BUDGET,
     PAIR,
@@ -38,7 +37,7 @@ from ..flags import (
 from ..plan import check_arm, testbed_settings
 from ..testbed.solving_pair import fresh_tasks, pair_solver
 from .measurements import Measurements
-from .measuring import measure
+from .measuring import measure, unlimited
 from .prediction import Estimate, predict
 from .problems import PROBLEMS
 from .report import SMALL_PRINT, estimated_settings, headline, methods_table, notes, record, servers_table

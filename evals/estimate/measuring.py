@@ -20,11 +20,12 @@ from stepspec.api import Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.concurrency import at_once
-from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, ReplicatedModel, Sampling
+from stepspec.orchestrator.endpoints import GREEDY, Endpoint, ModelEndpoint, ReplicatedModel, Sampling
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, StepspecError
 from stepspec.orchestrator.interfaces import Model
 from stepspec.orchestrator.trace import Stopwatch
+from stepspec.settings import Settings
 
 from ..plain import solve_plain
 from ..sample import Arm, derive_seed
@@ -347,3 +348,15 @@ async def measure(
         tuple(beginning.seen for beginning in work.beginnings.values()),
         {arm.name: tuple(work.trials[arm.name]) for arm in arms}, clock.seconds, work.skipped,
     )  # fmt: skip
+
+
+def unlimited_endpoint(settings: Endpoint) -> Endpoint:
+    """Return *settings* with which no request waits in this program: the queue is to be the server's."""
+    return settings.model_copy(update={"max_concurrency": 4096})
+
+
+def unlimited(settings: Settings) -> Settings:
+    """Return *settings* of a solver with which no request to a model waits in this program."""
+    ends = {"small": settings.small, "large": settings.large}
+    update = {role: unlimited_endpoint(end) for role, end in ends.items() if isinstance(end, Endpoint)}
+    return settings.model_copy(update=update)

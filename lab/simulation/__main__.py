@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lab.simulation.costs import ServerCosts, read_costs
+from lab.simulation.figures import Servers
 from stepspec.evals.arms import LARGE
 from stepspec.evals.cli import arm as parse_arm
 from stepspec.evals.command_line import finite, progress_bars, run, writable
-from stepspec.evals.simulation.costs import ServerCosts, read_costs
-from stepspec.evals.simulation.figures import Servers
 from stepspec.evals.testbed.servers import read_pace
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError

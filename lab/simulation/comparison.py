@@ -11,11 +11,11 @@ from typing import Any
 
 import orjson
 
-from stepspec.evals.crowd import TWO_LARGE, Block, BlockPlace, BlockStore, Load
+from lab.crowd import TWO_LARGE, Block, BlockPlace, BlockStore, Load
+from lab.simulation.figures import Servers, simulate_block
+from lab.virtual_clock import run
 from stepspec.evals.sample import Arm
-from stepspec.evals.simulation.figures import Servers, simulate_block
 from stepspec.evals.store import JsonlStore
-from stepspec.evals.virtual_clock import run
 from stepspec.orchestrator.errors import ConfigurationError
 
 NEAR = 0.1  # a simulated time that differs by less from the measured one reproduces it

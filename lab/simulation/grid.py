@@ -10,12 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from lab.crowd import Load
+from lab.script import Script, Turn
+from lab.simulation.costs import ServerCosts
+from lab.simulation.figures import Figures, simulate
 from stepspec.evals.arms import LARGE
-from stepspec.evals.crowd import Load
 from stepspec.evals.sample import Arm
-from stepspec.evals.script import Script, Turn
-from stepspec.evals.simulation.costs import ServerCosts
-from stepspec.evals.simulation.figures import Figures, simulate
 from stepspec.orchestrator.errors import ConfigurationError
 
 GPUS = Path(__file__).with_name("gpus.toml")

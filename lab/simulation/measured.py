@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from lab.crowd import Load
+from lab.script import Script, Turn
+from lab.simulation.figures import BUDGET, Servers, SimulatedSolver, simulate
+from lab.simulation.models import SimulatedEndpoint
+from lab.virtual_clock import run
 from stepspec.evals.arms import LARGE
-from stepspec.evals.crowd import Load
 from stepspec.evals.sample import Arm
-from stepspec.evals.script import Script, Turn
-from stepspec.evals.simulation.figures import BUDGET, Servers, SimulatedSolver, simulate
-from stepspec.evals.simulation.models import SimulatedEndpoint
-from stepspec.evals.virtual_clock import run
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
 
 from .grid import CLOSE, GPUS, Pair, find_pair

@@ -12,14 +12,14 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
+from lab.crowd import TWO_LARGE, BlockStore, Load
 from lab.load import summarise
+from lab.simulation import Script, ServerCosts, Turn
 from lab.simulation.__main__ import app, miniature_costs
 from lab.simulation.comparison import Comparison, Measurement, compare
+from lab.simulation.costs import read_costs
+from lab.simulation.figures import Servers, simulate_block
 from stepspec.evals.arms import LARGE, SHIPPED
-from stepspec.evals.crowd import TWO_LARGE, BlockStore, Load
-from stepspec.evals.simulation import Script, ServerCosts, Turn
-from stepspec.evals.simulation.costs import read_costs
-from stepspec.evals.simulation.figures import Servers, simulate_block
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..fakes import run

@@ -11,9 +11,9 @@ import pytest
 import typer
 
 from lab import estimate_accuracy
+from lab.crowd import Block, BlockPlace, Timing
 from lab.estimate_accuracy import Comparison, arms_by_load, compare, main
 from stepspec.evals.arms import PLAIN, SHIPPED
-from stepspec.evals.crowd import Block, BlockPlace, Timing
 from stepspec.evals.estimate.prediction import predict
 from stepspec.evals.results import Interval
 from stepspec.orchestrator.errors import ConfigurationError

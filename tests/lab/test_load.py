@@ -18,10 +18,7 @@ import pytest
 from rich.console import Console
 
 from lab import load as module
-from lab.load import Cell, main, plot, quantile, summarise
-from stepspec import Solution, Solver
-from stepspec.evals.arms import LARGE, SHIPPED
-from stepspec.evals.crowd import (
+from lab.crowd import (
     Attempt,
     Block,
     BlockStore,
@@ -35,6 +32,9 @@ from stepspec.evals.crowd import (
     grade_equal,
     measure,
 )
+from lab.load import Cell, main, plot, quantile, summarise
+from stepspec import Solution, Solver
+from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.results import Interval
 from stepspec.evals.sample import Arm, Task

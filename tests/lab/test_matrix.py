@@ -16,6 +16,7 @@ from rich.console import Console
 from lab import load as load_module
 from lab import matrix
 from lab.arms import AUTO, BILD, REFLECTIVE
+from lab.crowd import TWO_LARGE, Block, Deployment, Timing
 from lab.figures_file import write_rows
 from lab.matrix import ARMS, main
 from lab.matrix_plan import (
@@ -44,7 +45,6 @@ from lab.matrix_tables import (
 )
 from lab.worlds import accounts, long_tasks
 from stepspec.evals.arms import LARGE, SHIPPED
-from stepspec.evals.crowd import TWO_LARGE, Block, Deployment, Timing
 from stepspec.evals.results import Result
 from stepspec.evals.sample import Arm, Sample
 from stepspec.orchestrator.errors import ConfigurationError

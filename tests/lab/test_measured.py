@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from lab.gpu.waits import KEPT_VERDICT, LOST, REPAIR, REPAIR_FIRST, lines, name_waits
+from lab.simulation.costs import ServerCosts
 from lab.simulation.grid import GPUS, find_pair
 from lab.simulation.measured import H200, TOTAL, lengths, rows, seconds, trace_of
+from lab.simulation.server import Card, Request, SimulatedServer
+from lab.virtual_clock import run
 from stepspec.evals.arms import SHIPPED
 from stepspec.evals.sample import Arm
-from stepspec.evals.simulation.costs import ServerCosts
-from stepspec.evals.simulation.server import Card, Request, SimulatedServer
-from stepspec.evals.virtual_clock import run
 
 ONE, TWO = "qwen3-32b-h200", "qwen3-32b-two-h200"
 

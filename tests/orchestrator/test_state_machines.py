@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stepspec.evals.virtual_clock import JumpingLoop
+from lab.virtual_clock import JumpingLoop
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.service.http.admission import Admission
 from stepspec.orchestrator.service.http.errors import ApiError

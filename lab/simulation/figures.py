@@ -9,6 +9,8 @@ from math import ceil
 from statistics import fmean
 
 from stepspec.api import Solver
+from stepspec.evals.grading.graders import Answer
+from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY
@@ -17,8 +19,6 @@ from stepspec.orchestrator.solution import Solution
 from stepspec.settings import Settings
 
 from ..crowd import Block, Crowd, Load, attempt
-from ..grading.graders import Answer
-from ..sample import Arm, Task
 from ..script import Script
 from ..virtual_clock import run
 from .costs import ServerCosts

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.evals.simulation import ServerCosts
+from lab.simulation import ServerCosts
 from stepspec.orchestrator.errors import ConfigurationError
 
 

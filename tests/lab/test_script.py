@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stepspec.evals.script import Script, Turn
+from lab.script import Script, Turn
 from stepspec.orchestrator import Budget
 from stepspec.orchestrator.chain import Accept, Rollback, Step, Token
 from stepspec.orchestrator.events import Answered, Called, Chosen, Committed, Event, Judged, Lost, Repaired

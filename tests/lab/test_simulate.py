@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from stepspec.evals.crowd import WARM_UP_ARRIVALS, Load, Timing
+from lab.crowd import WARM_UP_ARRIVALS, Load, Timing
+from lab.script import Script, Turn
+from lab.simulation import ServerCosts, simulate
+from lab.simulation.figures import Servers, simulate_block
 from stepspec.evals.sample import Arm
-from stepspec.evals.script import Script, Turn
-from stepspec.evals.simulation import ServerCosts, simulate
-from stepspec.evals.simulation.figures import Servers, simulate_block
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ...fakes import run
+from ..fakes import run
 
 ENDS = Turn(5, 5, author="large", stop="end", ends=True)
 GOOD = Turn(5, 5, grade=9.0)

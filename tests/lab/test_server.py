@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from stepspec.evals.simulation import ServerCosts
-from stepspec.evals.simulation.server import Card, Request, SimulatedServer
+from lab.simulation import ServerCosts
+from lab.simulation.server import Card, Request, SimulatedServer
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ...fakes import run
+from ..fakes import run
 
 
 @dataclass(frozen=True)

@@ -21,18 +21,17 @@ import orjson
 from pydantic import TypeAdapter
 
 from stepspec.api import Solver
+from stepspec.evals.plan import turns
+from stepspec.evals.sample import Arm, Sample, Task, derive_seed, solve_once
+from stepspec.evals.store import JsonlStore
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.concurrency import background
-from stepspec.orchestrator.endpoints import Endpoint, Sampling
+from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
 from stepspec.orchestrator.events import Answering, Committed, Event
 from stepspec.orchestrator.solution import Solution
-from stepspec.settings import Settings
 
-from .plan import turns
-from .sample import Arm, Sample, Task, derive_seed, solve_once
 from .script import Script
-from .store import JsonlStore
 
 Drafts: TypeAlias = tuple[tuple[float, bool], ...]
 """The grade of every draft, and whether it was right."""
@@ -316,18 +315,6 @@ class Deployment:
 
     def solver(self, arm: Arm) -> Solver:
         return self.two_large if arm.name == TWO_LARGE.name and self.two_large else self.pair
-
-
-def unlimited_endpoint(settings: Endpoint) -> Endpoint:
-    """Return *settings* with which no request waits in this program: the queue is to be the server's."""
-    return settings.model_copy(update={"max_concurrency": 4096})
-
-
-def unlimited(settings: Settings) -> Settings:
-    """Return *settings* of a solver with which no request to a model waits in this program."""
-    ends = {"small": settings.small, "large": settings.large}
-    update = {role: unlimited_endpoint(end) for role, end in ends.items() if isinstance(end, Endpoint)}
-    return settings.model_copy(update=update)
 
 
 @dataclass(frozen=True, slots=True)
