@@ -37,7 +37,7 @@ def obstacle(chain: Chain, draft: Step) -> str:
     if draft.stop == "end":
         return EMPTY if chain.closed and not draft.text.strip() else ""
     if not draft.text:
-        return EMPTY
+        return "" if draft.stop == "until" else EMPTY  # a policy that asked for no text has its own reason
     return REPETITION if draft.stop == "repetition" or loops(chain, draft, ROUNDS) else ""
 
 

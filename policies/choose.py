@@ -179,11 +179,12 @@ def _last_logprob(begun: Step) -> float:
 
 
 def _alternatives(token: Token, before: str) -> Iterator[Token]:
-    """The tokens that may replace *token* after *before*: plain text that does not end the thinking."""
+    """The tokens that may replace *token* after *before*: plain text, not blank, that does not end the thinking."""
     if token.id < 0:  # The token was cut at the end of the step, or is unknown.
         return
     for other in token.top:
         ends = THINK_END in before + other.text
         plain = other.text and HALF not in other.text and not MARKUP.fullmatch(other.text)
-        if plain and not ends and other.text != token.text:
+        blank = not (before + other.text).strip()
+        if plain and not blank and not ends and other.text != token.text:
             yield other

@@ -63,7 +63,10 @@ async def test_a_worker_solves_with_the_settings_it_is_sent_and_sends_the_trace_
     assert nothing == b""
 
 
-async def test_an_error_of_an_endpoint_is_sent_back_with_the_trace_of_the_failed_run() -> None:
+async def test_an_error_of_an_endpoint_is_sent_back_with_the_trace_of_the_failed_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stepspec.api.OUTAGE_SECONDS", 0.0)  # the worker waits for no server to come back
     async with served() as (settings, large), AsyncExitStack() as stack:
         room = WorkerSession(stack)
         await room.enter(settings, PLAN)

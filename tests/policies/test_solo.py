@@ -3,9 +3,9 @@
 import pytest
 
 from stepspec.orchestrator import Ledger, reason
-from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.chain import DELIMITER, Role
 from stepspec.orchestrator.events import Event
-from stepspec.policies import make
+from stepspec.policies import Guarded, make
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM
@@ -25,10 +25,9 @@ def test_the_text_of_one_model_equals_a_single_request(name: Role, ahead: int) -
 
 
 @pytest.mark.parametrize("name", ["small", "large"])
-def test_one_model_alone_gets_a_second_try_at_a_step_that_repeats(name: Role) -> None:
-    def script(previous: tuple[str, ...]) -> str:
-        return "Again.\n\n"
-
-    models = [ScriptedModel(role, script) for role in ("small", "large")]
-    chain, end = run(reason(make(name, *models), PROBLEM))[0]
-    assert ([step.author for step in chain.steps], end) == ([name, name], "repetition")
+def test_one_model_alone_gets_a_second_try_at_a_step_that_repeats_if_loops_are_stopped(name: Role) -> None:
+    again = " ".join(map(str, range(150))) + DELIMITER
+    models = [ScriptedModel(role, lambda previous: again) for role in ("small", "large")]
+    chain, end = run(reason(Guarded(make(name, *models)), PROBLEM))[0]
+    assert [(step.author, step.note) for step in chain.steps] == [(name, "")] * 2 + [(name, "repetition")]
+    assert end == "repetition"

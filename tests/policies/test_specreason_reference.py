@@ -65,9 +65,9 @@ def test_a_refused_request_raises_its_own_error_and_loses_nothing_committed() ->
 
 
 def test_two_empty_steps_are_no_end() -> None:
-    """The reference takes them for a repetition, and the run for finished."""
+    """The reference takes them for a repetition, and the run for finished; here they join the step that follows."""
     chain, end = think(*pair(DELIMITER, DELIMITER, LAST)[:2])
-    assert [step.text for step in chain.steps] == ["The large one says 0.\n\n", "The large one says 1.\n\n", LAST]
+    assert [step.text for step in chain.steps] == [DELIMITER * 2 + LAST]
     assert end == "finished"
 
 

@@ -198,10 +198,12 @@ def test_a_paragraph_with_a_cue_does_not_end_the_thinking() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_step_that_the_loop_refuses_is_written_again_as_a_step(ahead: int) -> None:
-    small, large = pair(saying("Again.\n\n"), saying("Again.\n\n", "Something else, and more of it.\n\n", LAST))
+    again = " ".join(map(str, range(150))) + DELIMITER
+    other = "Something else, and more of it.\n\n"
+    small, large = pair(saying(again), saying(again, again, other, LAST))
     steps, _ = think(SpeculativeThinking(small, large, n1=2), ahead)
-    assert steps[1] == ("large", "Something else, and more of it.\n\n", "repetition")
-    large.script = saying("Again.\n\n")
+    assert steps[:3] == [("small", again, ""), ("small", again, ""), ("large", other, "repetition")]
+    large.script = saying(again)
     assert think(SpeculativeThinking(small, large, n1=2), ahead)[1] == "repetition"
 
 
