@@ -38,8 +38,9 @@ async def listening(small: StandIn, large: StandIn) -> AsyncGenerator[StandInPai
 
 
 def settings(small: str, large: str) -> Mapping[str, str]:
-    """Return the variables with the URLs of both models; the models write greedily."""
-    return {"STEPSPEC_SMALL": small, "STEPSPEC_LARGE": large, "STEPSPEC_SAMPLING__TEMPERATURE": "0"}
+    """Return the variables with the URLs of both models; the models write greedily, whatever pays."""
+    greedy = {"STEPSPEC_SAMPLING__TEMPERATURE": "0", "STEPSPEC_AUTO": "false"}
+    return {"STEPSPEC_SMALL": small, "STEPSPEC_LARGE": large, **greedy}
 
 
 async def run_example(

@@ -44,7 +44,7 @@ def shares(counts: Sequence[int]) -> list[float]:
 
 async def test_it_draws_the_trace_beside_it(pair: StandInPair, tmp_path: Path) -> None:
     small, large = pair.settings["STEPSPEC_SMALL"], pair.settings["STEPSPEC_LARGE"]
-    async with Solver(small, large, sampling={"temperature": 0}) as solver:
+    async with Solver(small, large, sampling={"temperature": 0}, auto=False) as solver:
         solution = await solver.solve("What is |6 x 7|?", trace_to=tmp_path / "run.jsonl")
     ledger = solution.ledger
     shutil.copy(NOTEBOOK, tmp_path)

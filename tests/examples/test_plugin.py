@@ -76,7 +76,7 @@ def test_it_is_listed_and_explained_like_a_built_in_policy(site: Path, tmp_path:
 def test_it_solves(site: Path, servers: tuple[str, str], tmp_path: Path) -> None:
     small, large = servers
     both = ("--small", small, "--large", large)
-    chosen = ("--policy", "confident", "--option", "threshold=1", "--json")
+    chosen = ("--policy", "confident", "--option", "threshold=1", "--no-auto", "--json")
     solution = json.loads(printed(stepspec(site, "solve", "What is 6 x 7?", *both, *chosen, cwd=tmp_path)))
     assert solution["answer"] == "42"
     assert solution["ledger"]["accepted"] == solution["ledger"]["drafts"] > 0
