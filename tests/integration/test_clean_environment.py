@@ -151,7 +151,7 @@ def test_policies_are_measured_and_reported(run: Run, servers: Sequence[str], ho
     assert json.loads(printed)
     _, *samples = [json.loads(line) for line in (home / "runs/problems/samples.jsonl").read_text().splitlines()]
     arms = Counter(sample["arm"] for sample in samples if sample["correct"])
-    assert arms == dict.fromkeys(("large alone", "small alone", "specreason"), len(PROBLEMS))
+    assert arms == dict.fromkeys(("plain", "small alone", "specreason"), len(PROBLEMS))
     run("stepspec", "report", "runs/problems")
     assert (home / "runs/problems/report.html").is_file()
     report = (home / "runs/problems/report.md").read_text()
