@@ -145,22 +145,23 @@ def test_an_equal_or_looping_rival_is_refused_without_a_question() -> None:
     class Odd(ScriptedModel):
         async def branch(self, chain: Chain, begun: Sequence[Step], **limits: Any) -> tuple[Step, ...]:
             await super().branch(chain, begun, **limits)
-            texts = " So it is 1. \n\n", "Round.\n\n", B, B
+            texts = " So it is 1. \n\n", again, B, B
             return tuple(Step(text, "small") for text in texts)
 
+    again = " ".join(map(str, range(150))) + "\n\n"
     small, large = pair({DRAFT: 2, B: 6})
     odd = Odd("small", small.script, rivals=small.rivals, log=small.log)
-    chain = PROBLEM.extend(Step("Round.\n\n", "small"))
+    chain = PROBLEM.extend(Step(again, "small")).extend(Step(again, "small"))
     policy = Choose(odd, large, candidates=5)
     draft = run(policy.draft(PROBLEM))[0]
     ruling = run(policy.verify(chain, draft))[0]
     assert texts(ruling) == [
         (" So it is 1. \n\n", None, "same"),
-        ("Round.\n\n", None, "repetition"),
+        (again, None, "repetition"),
         (B, 6.0, "grade"),
         (B, None, "same"),
     ]
-    assert small.log.count("large ask 2") == 2
+    assert small.log.count("large ask 3") == 2
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

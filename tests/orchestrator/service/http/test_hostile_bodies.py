@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -16,6 +17,8 @@ from ..served import TURN, Served, serving
 MANY, LONG = 100_000, "a" * 3_000_000
 FEW_ERRORS = MAX_ITEMS + 100  # one for each unknown field of one object
 SHORT = 4000  # bytes of an answer
+SOON = 10.0  # seconds, in which this process also sends the bodies
+SEVERAL = 3  # answers
 WRONG_PART: dict[str, Any] = {"type": "text"}
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 API: dict[str, dict[str, Any]] = {
@@ -104,6 +107,17 @@ async def test_it_is_refused_after_a_few_errors_and_no_megabyte_comes_back(
     assert reply.error["message"]
     assert sum(counts) <= FEW_ERRORS
     assert served.recorded.failures == []
+
+
+async def test_health_answers_while_hostile_bodies_are_refused(served: Served) -> None:
+    refused = asyncio.gather(*[served.post(path, content) for path, content in HOSTILE.values()])
+    answered = 0
+    while not refused.done():
+        async with asyncio.timeout(SOON):
+            assert (await served.get("/health")).status == 200
+        answered += 1
+    assert {reply.status for reply in await refused} == {400}
+    assert answered >= SEVERAL
 
 
 @pytest.mark.parametrize(

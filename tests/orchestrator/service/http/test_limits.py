@@ -10,6 +10,7 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
+from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Called
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.service.http.admission import Admission
@@ -139,6 +140,13 @@ def test_durations(seconds: float, text: str) -> None:
 def test_wrong_clients_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         chosen(**values)
+
+
+@pytest.mark.parametrize("value", ["", " , "])
+def test_a_variable_of_keys_without_a_key_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSPEC_SERVICE__KEYS", value)
+    with pytest.raises(ConfigurationError, match=r"STEPSPEC_SERVICE__KEYS.* no key in it"):
+        load(small="http://a", large="http://b")
 
 
 def test_clients_come_from_variables_and_open_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
