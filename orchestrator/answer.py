@@ -23,12 +23,12 @@ BOX_MARK = re.compile(
     r"\\(?:boxed|fbox|framebox(?:\s*\[[^\]\n]*\])*)(?:\s*\{|\s*(?P<bare>-?\d+(?:[.,]\d+)*|(?<=\s)[A-Za-z](?!\w)))"
     r"|\\(?!\\(?:boxed|fbox|framebox))[\\{}]|[{}]"
 )
-BLANK = re.compile(r"(?:\s|~|\\[,;:! ]|\\q?quad|\\text\w*|\\phantom|\\square|\\(?:[lc]?dots)|[{}_?$…]|\.{3})*")
+BLANK = re.compile(r"(?:\s|~|\\[,;:! ]|\\q?quad|\\text[a-zA-Z]*|\\phantom|\\square|\\(?:[lc]?dots)|[{}_?$…]|\.{3})*")
 EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
-_GAP = r"(?:(?!\n\s*\n)[\s$*~]|\\[,;:! ()\[\]]|\\q?quad)"
-JOINT = re.compile(  # between two boxes of one answer
-    rf"{_GAP}*(?:,|;|\\text\s*\{{[\s,]*(?:and|or)\s*\}}|and\b|or\b){_GAP}*(?:(?:(?:and|or)\b|\\text\s*\{{\s*(?:and|or)\s*\}}){_GAP}*)?"
-    rf"(?:[a-zA-Z](?:_\w)?\s*=\s*)?{_GAP}*"
+_GAP = r"(?:(?!\n[ \t]*\n)[\s$*~]|\\[,;:! ()\[\]]|\\q?quad){0,24}"
+JOINT = re.compile(  # between two boxes of one answer; bounded, so that no text takes long
+    rf"{_GAP}(?:,|;|\\text\s?\{{[\s,]{{0,9}}(?:and|or)\s{{0,9}}\}}|and\b|or\b){_GAP}"
+    rf"(?:(?:(?:and|or)\b|\\text\s?\{{\s{{0,9}}(?:and|or)\s{{0,9}}\}}){_GAP})?(?:[a-zA-Z](?:_\w)?\s{{0,9}}=\s{{0,9}})?{_GAP}"
 )
 
 

@@ -20,7 +20,9 @@ _SIGN = r"(?:(?<![\w)}])[-−–])?"
 _NUMBER = re.compile(
     rf"{_SIGN}(?:\\?[$€£])?{_SIGN}(?:\d*\s?\\[dt]?frac\{{\d+\}}\{{\d+\}}|\d*[½⅓⅔¼¾]|\d+ \d+/\d+|(?:{_SIZE})(?:/\d+)?)"
 )
-_MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_MATH = re.compile(
+    r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
+)
 _ANSWER_IS = re.compile(r"\banswer\b[^.\n\d$\\]{0,40}?(?:\bis\b|[:=])(?!\W*not\b)([^\n]*)", re.IGNORECASE)
 _ASIDE = re.compile(r"(?<=[\w$}]) \([^()]*[a-z]{2}[^()]*\)")
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")

@@ -27,7 +27,7 @@ _RELATION = re.compile(r"<|>|\\le(?![a-z])|\\ge(?![a-z])")
 _VARIABLE = re.compile(r"[a-zA-Z]|\\(?:theta|alpha|beta|lambda|phi)")
 _MEMBER = re.compile(rf"(?:{_VARIABLE.pattern})\\in(?![a-z])|\([a-z](?:,[a-z])+\)(?:=|\\in(?![a-z]))")
 _LETTERS = re.compile(r"\\text\{([^{}]*)\}|([a-zA-Z])")
-_BASED = re.compile(r"\d[\dA-F]*_(?:\d|\{\d+\})")
+_BASED = re.compile(r"\d[\dA-F]{0,40}_(?:\d|\{\d{1,4}\})")
 _INDEXED = re.compile(r"[a-zA-Z]_(?:\w|\{\w+\})")
 _UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_")
 
@@ -43,7 +43,7 @@ class Group:
 
 async def same(answer: str, gold: str, algebra: Algebra) -> bool | None:
     """Whether *answer* means what *gold* does; None if that took *algebra* too long."""
-    if re.sub(r"\s*,\s*", ",", answer.strip()) == re.sub(r"\s*,\s*", ",", gold.strip()):
+    if [part.strip() for part in answer.split(",")] == [part.strip() for part in gold.split(",")]:
         return answer.strip() != ""
     return await _same(normal(answer), normal(gold), algebra)
 

@@ -88,7 +88,7 @@ _THOUSANDS = re.compile(
     r"(?<![\d,.(\[])(?<![(\[]-)(?<![(\[][ ])(?<!\\\{)\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?!,? ?\d)(?!\s*/)"
 )
 _LAKHS = re.compile(r"(?<![\d,.(\[])\d{1,2}(?:,\d\d)+,\d{3}(?!,?\d)")
-_REPEATING = re.compile(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
+_REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
 _MIXED = re.compile(r"(?<![\d.^_a-zA-Z])(\d{1,9})(?:\s*\\frac\{(\d{1,9})\}\{(\d{1,9})\}| (\d{1,9})/(\d{1,9})(?![\d.]))")
 _SPACE = re.compile(r"(?<![a-zA-Z0-9]) +| +(?![a-zA-Z0-9\\])| +(?=\\(?!text))")
 _ANSWER = re.compile(r"^(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}?\s*", re.IGNORECASE)
@@ -125,7 +125,8 @@ _WORD = (
     r"(?:\^\{?[123]\}?)?"
 )
 _UNIT = re.compile(
-    rf"(?<=[\d)}}\]a-z.])\s*(%|(?:/ ?|-)?{_WORD}(?:(?: ?/ ?| per | an? | of | the |[ .*-]|\\times )*{_WORD})*)\.?$"
+    rf"(?<=[\d)}}\]a-z.])\s*(%|(?:/ ?|-)?{_WORD}(?:(?: ?/ ?| per | an? | of | the |[ .*-]|\\times ){{0,3}}{_WORD})"
+    r"{0,8})\.?$"
 )
 
 
