@@ -164,7 +164,7 @@ def run(block: Block, commands: list[str], folder: Path, servers: Servers) -> li
     """Run *commands* in a *folder*; return those that failed, with what they printed."""
     session = Session(folder, servers.small, servers.large, free_port())
     session.exports += [f"export STEPSPEC_SMALL={SMALL}/v1 STEPSPEC_LARGE={LARGE}/v1"]
-    session.exports += [f'export PYTHONPATH="$PYTHONPATH:{ROOT}"']  # a clone has the stand-in
+    session.exports += [f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{ROOT}"']  # a clone has the stand-in
     failed: list[str] = []
     for command in commands:
         stays = "run: in the background" if STAYS.search(command) else ""
