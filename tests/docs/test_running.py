@@ -49,7 +49,7 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """Patterns of single commands that are not run here, and why."""
 
-STAYS = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:stepspec serve|python -m stepspec\.evals\.testbed\.stand_in)\b")
+STAYS = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:stepspec serve|python -m tests\.stand_in)\b")
 
 HERE: Mapping[str, str] = {
     r"(--small|--large|--second-large) (?:\.\.\.|URL|https?://\S+)": r"\1 {\1}",
