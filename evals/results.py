@@ -190,7 +190,9 @@ def token_seconds(by_arm: Mapping[str, Sequence[Sample]]) -> dict[Role, float]:
         "small": by_arm.get(SMALL.name, ()),
         "large": by_arm.get(LARGE.name) or by_arm.get(PLAIN.name, ()),
     }
-    paces = {role: [s.pace[role] for s in samples if role in s.pace] for role, samples in solo.items()}
+    paces: dict[Role, list[float]] = {
+        role: [s.pace[role] for s in samples if role in s.pace] for role, samples in solo.items()
+    }
     return {role: median(seconds) for role, seconds in paces.items() if seconds}
 
 

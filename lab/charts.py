@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """The charts of load, simulation and soak, as SVG files."""
 
 from __future__ import annotations

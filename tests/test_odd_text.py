@@ -44,7 +44,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def solved(script: Sequence[str], policy: str, **options: Any) -> Solution:
     """Have both models write *script*, one piece after the other."""
     small, large = (Writer(tuple(script), digits={"9": -0.1}) for _ in range(2))
-    small._ids = large._ids  # They share their tokens.
+    small._ids = large._ids  # pyright: ignore[reportPrivateUsage]  # They share their tokens.
     async with (
         small.serve("small") as s,
         large.serve("large") as other,

@@ -83,7 +83,7 @@ async def solved(
 ) -> tuple[Solution, bool]:
     """Solve with both servers; also return whether the run began in a thinking block."""
     events: list[Event] = []
-    small._ids = large._ids
+    small._ids = large._ids  # pyright: ignore[reportPrivateUsage]  # one vocabulary
     async with (
         small.serve("small", **fields) as s,
         large.serve("large", **fields) as other,

@@ -187,5 +187,6 @@ class Answer:
 
 def require_graders(golds: Iterable[Gold]) -> None:
     """Raise `ConfigurationError` if some of *golds* need what is not installed."""
-    for metric in {gold.metric for gold in golds if isinstance(gold, Answer)}:
+    metrics: set[Metric] = {gold.metric for gold in golds if isinstance(gold, Answer)}
+    for metric in metrics:
         require(metric)

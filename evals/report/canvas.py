@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """
 A drawing of matplotlib as SVG for a page: its colours are the page's variables, and its text stays text.
 

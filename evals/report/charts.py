@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """
 The charts of a report, drawn by matplotlib: bars, intervals, score histograms, ROC curves, accuracy against time.
 

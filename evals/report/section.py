@@ -149,7 +149,7 @@ class Section:
         servers = self.run.sessions[0]["servers"]
         hosts: dict[str, set[str]] = {}
         for server in servers:
-            hosts.setdefault(urlsplit(server["url"]).hostname or "", set()).add(server["role"])
+            hosts.setdefault(urlsplit(str(server["url"])).hostname or "", set()).add(server["role"])
         if shared := [host for host, roles in hosts.items() if len(roles) > 1]:
             remarks.append(
                 f"Both models are served at {shared[0]}. If they share a card or CPU cores, work of the small model "

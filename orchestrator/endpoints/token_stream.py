@@ -135,7 +135,7 @@ class StepBuilder:
         else:
             tokens = [*self._waiting, token]
         self._held, self._waiting = "", []
-        stops = [stop for each in tokens if (stop := self.add(each))]
+        stops: list[Stop] = [stop for each in tokens if (stop := self.add(each))]
         return stops[0] if stops else None
 
     def _closed(self, text: str, token: Token) -> int:

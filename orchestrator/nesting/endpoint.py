@@ -188,7 +188,11 @@ def require_agreement(small: ModelEndpoint, large: ModelEndpoint, complain: Call
         raise ConfigurationError(f"{complain(described(small), large.name)}: {reason}")
     leaf = answering(small)
     if isinstance(leaf, ReplicatedEndpoint):
-        leaf.refuses = lambda fresh: why(fresh, large)
+
+        def refuses(fresh: ModelEndpoint) -> str:
+            return why(fresh, large)
+
+        leaf.refuses = refuses
 
 
 def answering(endpoint: ModelEndpoint) -> ModelEndpoint:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import orjson
 import pytest
@@ -33,7 +34,8 @@ DEADLINE = 120  # seconds, after which a test has failed
 
 def known_grades() -> Iterator[tuple[str, str, Metric, str]]:
     for rows, template in ((BOXED, r"\boxed{%s}"), (WHOLE, "%s")):
-        for metric, gold, right, wrong in rows:
+        for name, gold, right, wrong in rows:
+            metric = cast("Metric", name)
             yield from ((template % text, gold, metric, "right") for text in right)
             yield from ((template % text, gold, metric, "wrong") for text in wrong)
 

@@ -33,7 +33,7 @@ def delta(**fields: Any) -> dict[str, Any]:
 
 
 def ending(reason: str = "stop") -> list[dict[str, Any]]:
-    choice = {"index": 0, "delta": {}, "finish_reason": reason}
+    choice: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": reason}
     return [{"choices": [choice]}, {"choices": [], "usage": USAGE}]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,9 +82,8 @@ def units(text: str, count: int) -> str:
     return spelt.rstrip() if seen > count else text
 
 
-def first(steps: list[Step], test: object) -> int:
+def first(steps: list[Step], test: Callable[[Chain, Step], object]) -> int:
     """The index of the first of *steps* for which *test* is true of the steps before it and of itself."""
-    assert callable(test)
     grown = Chain(())
     for place, one in enumerate(steps):
         if test(grown, one):

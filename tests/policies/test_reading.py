@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -47,7 +47,7 @@ def reader(table: dict[str, tuple[float, float]]) -> Any:
 
 def judged(table: dict[str, tuple[float, float]], **options: Any) -> tuple[str, Verdict]:
     large = reader(table)
-    policy = StepReading(large, large, **{"tokens": "digits", **options})
+    policy = StepReading(large, large, **cast("dict[str, Any]", {"tokens": "digits", **options}))
     verdict = run(policy.verify(PROBLEM, Step(STEP, "small")))[0]
     assert large.tops == [1 if policy.measure == "gap" else 0]
     return STEP[: verdict.keep] if isinstance(verdict, Rollback) else STEP, verdict

@@ -24,12 +24,12 @@ def parse_json(body: bytes) -> dict[str, Any]:
     if brackets > MAX_VALUES and _containers(body) > MAX_VALUES:
         raise bad_request(f"the body has more than {MAX_VALUES} lists and objects", code="invalid_json")
     try:
-        content = orjson.loads(body)
+        content: object = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
         raise bad_request(f"the body is not JSON: {exc}", code="invalid_json") from exc
     if not isinstance(content, dict):
         raise bad_request("the body has to be a JSON object", code="invalid_json")
-    if brackets > MAX_DEPTH and too_deep(content):
+    if brackets > MAX_DEPTH and too_deep(cast("object", content)):
         raise bad_request(f"the body is nested more than {MAX_DEPTH} deep", code="invalid_json")
     return cast("dict[str, Any]", content)
 

@@ -74,9 +74,14 @@ def kind_of(value: object) -> object:
     return cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
 
 
+def parts_of(content: object) -> list[object]:
+    """Return the parts of *content*; none if it is a text."""
+    return cast("list[object]", content) if isinstance(content, list) else []
+
+
 def only_text(content: object, kinds: Collection[str] = ("text",)) -> object:
     """Return *content* if all its parts are of these *kinds* of text. Raise `ValueError` with a cure."""
-    for part in cast("list[object]", content) if isinstance(content, list) else []:
+    for part in parts_of(content):
         if (kind := kind_of(part)) not in kinds:
             raise ValueError(f"a part of type {kind!r}: the methods read text only; send text parts, or {SERVED}")
     return content

@@ -87,7 +87,7 @@ class FunctionPart(CacheablePart):
 
 def only_functions(tool: object) -> object:
     """Refuse the tools that a service would have to run itself."""
-    if isinstance(tool, dict) and (kind := kind_of(tool)) not in ("function", None):
+    if (kind := kind_of(tool)) not in ("function", None):
         raise ValueError(f"a tool of the type {kind!r}: {FUNCTIONS}")
     return tool
 

@@ -17,6 +17,7 @@ from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Role, Step
 from stepspec.orchestrator.endpoints import (
     Endpoint,
+    ModelEndpoint,
     ReplicatedEndpoint,
     Template,
     connect,
@@ -610,7 +611,11 @@ def test_an_optional_model_may_come_up_later_unless_it_is_refused(complaint: str
             assert (endpoint.name, await endpoint.count(PROBLEM.messages)) == ("model", 5)
 
     endpoint = replicated(late, optional=True)
-    endpoint.refuses = lambda fresh: complaint
+
+    def refuses(fresh: ModelEndpoint) -> str:
+        return complaint
+
+    endpoint.refuses = refuses
     entered(endpoint, body)
     assert late.entered == 0
 

@@ -38,7 +38,8 @@ def first_end(pieces: list[str], closing: Closing) -> int:
         ends = [len("".join(pieces[: place + 1])) for place, piece in enumerate(pieces) if piece == THINK_END][:1]
     elif THINK_END in text and closing.text:
         ends = [text.index(THINK_END) + len(THINK_END)]
-    return min([*ends, *([text.index("\n\n") + 2] if "\n\n" in text else [])], default=-1)
+    ends += [text.index("\n\n") + 2] if "\n\n" in text else []
+    return min(ends, default=-1)
 
 
 @pytest.mark.parametrize("closing", [TEXT, TOKEN, OUTSIDE], ids=["text", "token", "none"])

@@ -22,7 +22,7 @@ from ..served import TURN, Behind, Noting, Reply, Served, chosen, down, put_behi
 
 LIMITED = chosen(clients={"b": {"key": "b-key", "large_tokens_per_minute": 1000}})
 BY = {"authorization": "Bearer b-key"}
-EVENTS = (
+EVENTS: tuple[dict[str, Any], ...] = (
     {"choices": [{"delta": {"content": "é ☃ data: x"}}]},
     {"choices": [{"text": 'a\u2028b\u0085c\n\ndata: {"usage": 1}'}]},
     {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 9}},
