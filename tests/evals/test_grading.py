@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import orjson
 import pytest
@@ -34,10 +33,11 @@ DEADLINE = 120  # seconds, after which a test has failed
 
 def known_grades() -> Iterator[tuple[str, str, Metric, str]]:
     for rows, template in ((BOXED, r"\boxed{%s}"), (WHOLE, "%s")):
-        for name, gold, right, wrong in rows:
-            metric = cast("Metric", name)
-            yield from ((template % text, gold, metric, "right") for text in right)
-            yield from ((template % text, gold, metric, "wrong") for text in wrong)
+        for metric, gold, right, wrong in rows:
+            for text in right:
+                yield template % text, gold, metric, "right"
+            for text in wrong:
+                yield template % text, gold, metric, "wrong"
 
 
 async def test_answers_are_right_that_mean_the_same_and_no_others() -> None:
