@@ -16,7 +16,7 @@ HASHES = "####"  # GSM8K's own, before the answer
 
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _SIZE = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,|~)\d{3})+|\d+)(?:\.\d+)?|\.\d+"
-_SIGN = r"(?:(?<![\w)}])[-−–])?"
+_SIGN = r"(?:(?<![\w)}])[-−–]|(?:(?<=is )|(?<=[=:] )|(?<=^ ))[-−–] )?"
 _NUMBER = re.compile(
     rf"{_SIGN}(?:\\?[$€£])?{_SIGN}(?:\d*\s?\\[dt]?frac\{{\d+\}}\{{\d+\}}|\d*[½⅓⅔¼¾]|\d+ \d+/\d+|(?:{_SIZE})(?:/\d+)?)"
 )
@@ -80,7 +80,7 @@ def extract_answer(text: str, metric: Metric) -> str:
 def _stated_value(text: str, metric: Metric) -> str:
     """Return what *text* states as the answer, or else its last formula or number."""
     for stated in reversed(_ANSWER_IS.findall(text)):
-        value = _last_value(_ASIDE.sub("", _SENTENCE_END.split(stated.strip())[0]), metric)
+        value = _last_value(" " + _ASIDE.sub("", _SENTENCE_END.split(stated.strip())[0]), metric)
         if value:
             return value
     value = _last_value(text, metric)

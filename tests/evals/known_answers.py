@@ -200,6 +200,7 @@ BOXED: tuple[Known, ...] = (
 )  # fmt: skip
 
 WHOLE: tuple[Known, ...] = (
+    ("number", "-3", ("It is - 3.", "x = - 3", "The answer is: - 3", "The answer is - 3."), ("5 - 3", "- 3 eggs")),
     ("number", "2.5", ("It takes 2 1/2 hours", "It takes 2½ hours.", r"It takes $2\frac{1}{2}$ hours"), ()),
     ("math", "7",
      (r"So \boxed {7}.", r"\fbox{7}", r"\boxed{7} \boxed{}", "\\boxed\n{7}", r"\boxed 7", r"\framebox{7}",

@@ -29,11 +29,12 @@ async def test_a_run_on_the_service_is_watched_to_its_end(opened: Open) -> None:
         page = await opened(served.base)
         await expect(page.locator("#method option")).to_have_text(["auto (specreason)", *policies.METHODS])
         await page.get_by_label("Problem", exact=True).fill(PROBLEM)
-        await page.get_by_role("button", name="Run").click()
-        await expect(page.locator("#models")).to_contain_text("small: tiny")
-        await expect(page.locator("#status")).to_contain_text("Running")
-        for _ in range(1000):
-            served.small.gate.release()
+        async with page.expect_event("requestfinished", lambda request: request.method == "POST"):
+            await page.get_by_role("button", name="Run").click()
+            await expect(page.locator("#models")).to_contain_text("small: tiny")
+            await expect(page.locator("#status")).to_contain_text("Running")
+            for _ in range(1000):
+                served.small.gate.release()
         await expect(page.locator(".step")).to_have_count(3)
         await expect(page.locator("#answer .final-answer > :last-child")).to_have_text("2")
         await expect(page.locator("#answer")).to_contain_text(ANSWER)
