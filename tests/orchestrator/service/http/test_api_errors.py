@@ -72,7 +72,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{**TURN, "tool_call_id": "c"}]}, "messages[0].tool_call_id", "the id of the call"),
     ({"messages": [TURN, {"role": "tool", "content": "2", "tool_call_id": "c"}]}, "messages", "no message before it"),
     ({"messages": [TURN, calling(arguments=5)]}, "messages[1].tool_calls[0].function.arguments", "a valid string"),
-    ({"messages": [TURN, {**calling(), "role": "user"}]}, "messages[1].tool_calls", "only a message of the assistant"),
+    (
+        {"messages": [TURN, {**calling(), "role": "user", "content": "2"}]},
+        "messages[1].tool_calls",
+        "only a message of the assistant",
+    ),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "a valid string or a valid list"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a valid string or a valid list"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text", "str"),
