@@ -32,7 +32,7 @@ class Writer(FakeVllm):
     """Writes its script behind the last opening of the assistant's turn, also where the script repeats that."""
 
     def continuation(self, prompt: str) -> list[bytes]:
-        return super().continuation(f"{THINK}\n".join(["", prompt.partition(HEAD)[2]]) if HEAD in prompt else prompt)
+        return super().continuation(HEAD + prompt.partition(HEAD)[2] if HEAD in prompt else prompt)
 
 
 @pytest.fixture(autouse=True)

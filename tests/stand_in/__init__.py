@@ -154,7 +154,9 @@ class FakeVllm:
 
     def continuation(self, prompt: str) -> list[bytes]:
         """Go on with the script where *prompt* leaves it, byte by byte to the next token."""
-        text = prompt.rpartition(f"{THINK}\n")[2].encode()
+        mark = f"{THINK}\n"  # which the script may hold, too
+        head = f"{IM_START}assistant\n{mark}"
+        text = prompt.rpartition(head if head in prompt else mark)[2].encode()
         pieces = [piece if isinstance(piece, bytes) else piece.encode() for piece in self.script]
         rest, at = b"".join(pieces)[len(text) :], 0
         for index, piece in enumerate(pieces):
