@@ -188,11 +188,7 @@ def require_agreement(small: ModelEndpoint, large: ModelEndpoint, complain: Call
         raise ConfigurationError(f"{complain(described(small), large.name)}: {reason}")
     leaf = answering(small)
     if isinstance(leaf, ReplicatedEndpoint):
-
-        def refuses(fresh: ModelEndpoint) -> str:
-            return why(fresh, large)
-
-        leaf.refuses = refuses
+        leaf.refuses = partial(why, other=large)
 
 
 def answering(endpoint: ModelEndpoint) -> ModelEndpoint:
