@@ -139,7 +139,11 @@ def may_open_block(text: str) -> bool:
 
 
 def without_repeats(answer: str) -> str:
-    """Leave out the end of the thinking where *answer*, which follows a thinking block, begins with it once more."""
+    """
+    Leave out the end of the thinking where *answer*, which follows a thinking block, begins with it once more.
+
+    A model that writes about the mark may begin with it, too; its text does not tell.
+    """
     repeats = _REPEATS.match(answer)
     return answer[repeats.end() :] if repeats else answer
 

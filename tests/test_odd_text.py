@@ -93,6 +93,7 @@ ANSWERS = {
     "the mark, spelt": ("Write ", *TYPED, " to close it."),
     "the mark twice": ("It is ", THINK_END, " or ", THINK_END, " 2."),
     "the mark at the end": ("2", THINK_END),
+    "a block first": ("<", "think", ">", "\n", "Hmm.\n\n", "2"),
     "a second block": ("2\n\n", "<think>", "Hmm.\n\n", THINK_END, "\n\n3"),
     "the mark as a paragraph": ("One.\n\n", THINK_END, "\n\n", "Two."),
     "three equal rows": ("0\n\n", "0\n\n", "0\n\n", "done"),
@@ -126,6 +127,32 @@ async def test_all_of_the_answer_is_kept(answer: Sequence[str], policy: str) -> 
 async def test_only_a_mark_that_is_repeated_at_once_is_left_out(repeats: Sequence[str], policy: str) -> None:
     solution = await solved(["So.", THINK_END, *repeats, "\n\n2 ", THINK_END, "."], policy)
     assert solution.text == f"2 {THINK_END}."
+
+
+@dataclass
+class Ending(Writer):
+    """Ends its *first* request in the answer, after three tokens, with the finish reason *why*."""
+
+    why: str = "abort"
+    first: bool = True
+
+    def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        made = super().choices(body)
+        if self.first and len(made) > 3 and THINK_END in self.decode(body["prompt"]).partition(HEAD)[2]:
+            self.first, made = False, made[:3]
+            made[-1] |= {"finish_reason": self.why, "stop_reason": None}
+        return made
+
+
+@pytest.mark.parametrize(
+    ("why", "finish", "text"),
+    [("abort", "stop", "It is 2."), ("error", "stop", "It is 2."), ("repetition", "repetition", "It is")],
+)
+async def test_a_finish_reason_of_the_server_is_no_broken_stream(why: str, finish: str, text: str) -> None:
+    server = Ending(("So.", THINK_END, "\n\n", "It", " is", " 2", "."), why=why)
+    async with server.serve("large") as url, Solver(url, url, policy="large", sampling=GREEDY, auto=False) as solver:
+        solution = await solver.solve("What is 1 + 1?", budget=Budget(4000))
+    assert (solution.finish_reason, solution.text) == (finish, text)
 
 
 WORDS = st.sampled_from(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from stepspec import Message, Solution, Solver
 from stepspec.orchestrator.budget import Budget
@@ -139,6 +140,20 @@ async def test_a_small_model_whose_template_opens_a_block_all_the_same_has_it_cl
     _, large = servers()
     solution, _ = await solved(messages, policy, Open(digits={"9": -0.1}), large)
     assert (solution.text, solution.finish_reason) == (ANSWER, "stop")
+
+
+@pytest.mark.parametrize("policy", ["large", "specreason"])
+async def test_a_block_that_an_option_of_the_template_closes_is_not_open(policy: str) -> None:
+    class Switched(Templated):
+        async def tokenize(self, request: web.Request) -> web.Response:
+            options = (await request.json()).get("chat_template_kwargs", {})
+            self.bare = "user" if options.get("enable_thinking") is False else "tool"
+            return await super().tokenize(request)
+
+    for thinks in (False, True):
+        both = (Switched(digits={"9": -0.1}), Switched(digits={"9": -0.1}))
+        solution, thought = await solved(QUESTION, policy, *both, template={"enable_thinking": thinks})
+        assert (solution.text, solution.finish_reason, thought) == (ANSWER, "stop", thinks)
 
 
 PAIRS = {
