@@ -7,7 +7,7 @@ Whatever a model writes, a run of that model alone gives the text that its serve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,16 +41,18 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-async def solved(script: Sequence[str], policy: str, **options: Any) -> Solution:
-    """Have both models write *script*, one piece after the other."""
-    small, large = (Writer(tuple(script), digits={"9": -0.1}) for _ in range(2))
+async def solved(scripts: Mapping[str, Sequence[str]], policies: Sequence[str]) -> dict[tuple[str, str], Solution]:
+    """Have both models write each of *scripts*, one piece after the other, with each of *policies*."""
+    small, large = Writer(digits={"9": -0.1}), Writer(digits={"9": -0.1})
     small._ids = large._ids  # pyright: ignore[reportPrivateUsage]  # They share their tokens.
-    async with (
-        small.serve("small") as s,
-        large.serve("large") as other,
-        Solver(s, other, policy=policy, sampling=GREEDY, auto=False, **options) as solver,
-    ):
-        return await solver.solve("What is 1 + 1?", budget=Budget(4000))
+    solutions: dict[tuple[str, str], Solution] = {}
+    async with small.serve("small") as s, large.serve("large") as other, Solver(s, other, sampling=GREEDY) as solver:
+        for name, script in scripts.items():
+            small.script = large.script = script
+            for policy in policies:
+                solution = await solver.solve("What is 1 + 1?", policy=policy, auto=False, budget=Budget(4000))
+                solutions[name, policy] = solution
+    return solutions
 
 
 def plain(script: Sequence[str]) -> tuple[str, str]:
@@ -105,28 +107,28 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("policy", ["large", "specreason", "bild"])
-@pytest.mark.parametrize("thinking", THINKING.values(), ids=THINKING)
-async def test_all_of_the_thinking_is_kept(thinking: Sequence[str], policy: str) -> None:
-    solution = await solved([*thinking, THINK_END, "\n\n", "2"], policy)
-    assert solution.finish_reason == "stop"
-    assert solution.thinking.removesuffix(THINK_END) == "".join(thinking)
-    assert solution.text == "2"
+POLICIES = ("large", "specreason", "bild")
 
 
-@pytest.mark.parametrize("policy", ["large", "specreason", "bild"])
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-async def test_all_of_the_answer_is_kept(answer: Sequence[str], policy: str) -> None:
-    solution = await solved(["So.", "\n", THINK_END, "\n\n", *answer], policy)
-    assert (solution.text, solution.finish_reason) == ("".join(answer), "stop")
-    assert solution.thinking.removesuffix(THINK_END) == "So.\n"
+async def test_all_of_the_thinking_is_kept() -> None:
+    scripts = {name: (*thinking, THINK_END, "\n\n", "2") for name, thinking in THINKING.items()}
+    for (name, policy), solution in (await solved(scripts, POLICIES)).items():
+        kept = solution.thinking.removesuffix(THINK_END), solution.text, solution.finish_reason
+        assert kept == ("".join(THINKING[name]), "2", "stop"), (name, policy)
 
 
-@pytest.mark.parametrize("policy", ["large", "specreason"])
-@pytest.mark.parametrize("repeats", [(THINK_END,), ("\n", THINK_END, "\n\n", THINK_END)])
-async def test_only_a_mark_that_is_repeated_at_once_is_left_out(repeats: Sequence[str], policy: str) -> None:
-    solution = await solved(["So.", THINK_END, *repeats, "\n\n2 ", THINK_END, "."], policy)
-    assert solution.text == f"2 {THINK_END}."
+async def test_all_of_the_answer_is_kept() -> None:
+    scripts = {name: ("So.", "\n", THINK_END, "\n\n", *answer) for name, answer in ANSWERS.items()}
+    for (name, policy), solution in (await solved(scripts, POLICIES)).items():
+        kept = solution.thinking.removesuffix(THINK_END), solution.text, solution.finish_reason
+        assert kept == ("So.\n", "".join(ANSWERS[name]), "stop"), (name, policy)
+
+
+async def test_only_a_mark_that_is_repeated_at_once_is_left_out() -> None:
+    repeats = {"once": (THINK_END,), "twice": ("\n", THINK_END, "\n\n", THINK_END)}
+    scripts = {name: ("So.", THINK_END, *each, "\n\n2 ", THINK_END, ".") for name, each in repeats.items()}
+    for case, solution in (await solved(scripts, ("large", "specreason"))).items():
+        assert solution.text == f"2 {THINK_END}.", case
 
 
 @dataclass
@@ -167,6 +169,6 @@ WORDS = st.sampled_from(
 @settings(deadline=None, max_examples=25)
 def test_one_model_alone_gives_what_its_server_gives(thinking: list[str], answer: list[str]) -> None:
     script = [*thinking, THINK_END, "\n\n2", *answer]
-    solution = asyncio.run(solved(script, "large"))
+    (solution,) = asyncio.run(solved({"": script}, ("large",))).values()
     assert (solution.thinking.removesuffix(THINK_END), solution.text) == (plain(script)[0], plain(script)[1].strip())
     assert solution.finish_reason == "stop"

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from aiohttp import web
 
-from stepspec import Message, Solution, Solver
+from stepspec import Message, Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, ToolCall
 from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint
@@ -20,6 +20,8 @@ from stepspec.orchestrator.events import Event, Started
 from stepspec.orchestrator.markers import pair_of
 
 from .orchestrator.endpoints.server import IM_END, IM_START, FakeVllm
+
+Conversation: TypeAlias = tuple[Message, ...]
 
 PROMPT = f"{IM_START}assistant\n"
 QUESTION = (Message("user", "What is 1 + 1?"),)
@@ -80,80 +82,81 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def solved(
-    messages: tuple[Message, ...], policy: str, small: Templated, large: Templated, **fields: Any
-) -> tuple[Solution, bool]:
-    """Solve with both servers; also return whether the run began in a thinking block."""
-    events: list[Event] = []
+    cases: Sequence[tuple[Conversation, str]], small: Templated, large: Templated, **fields: Any
+) -> list[tuple[str, str, bool]]:
+    """
+    Solve each of *cases*, a conversation and a policy, with both servers.
+
+    Return what each gave: the thinking without its end, the answer, and whether the run began in a thinking block.
+    """
     small._ids = large._ids  # pyright: ignore[reportPrivateUsage]  # one vocabulary
+    gave: list[tuple[str, str, bool]] = []
     async with (
         small.serve("small", **fields) as s,
         large.serve("large", **fields) as other,
-        Solver(s, other, policy=policy, sampling=GREEDY, auto=False) as solver,
+        Solver(s, other, sampling=GREEDY) as solver,
     ):
-        solution = await solver.solve(messages, budget=Budget(2000), observe=events.append)
-    (started,) = [event for event in events if isinstance(event, Started)]
-    return solution, started.thinks
+        for messages, policy in cases:
+            events: list[Event] = []
+            solution = await solver.solve(
+                messages, policy=policy, auto=False, budget=Budget(2000), observe=events.append
+            )
+            assert solution.finish_reason == "stop", (messages, policy)
+            (started,) = [event for event in events if isinstance(event, Started)]
+            gave.append((solution.thinking.removesuffix(THINK_END), solution.text, started.thinks))
+    return gave
 
 
-def servers(**fields: Any) -> tuple[Templated, Templated]:
-    small, large = (Templated(digits={"9": -0.1}, **fields) for _ in range(2))
-    return small, large
+def servers(kind: type[Templated] = Templated, **fields: Any) -> tuple[Templated, Templated]:
+    return kind(digits={"9": -0.1}, **fields), kind(digits={"9": -0.1}, **fields)
 
 
 ANSWER = "It is \\boxed{2}.\n\nReally."
 THOUGHT = "So one.\n\nThen two.\n"
 
 
-@pytest.mark.parametrize("policy", ["large", "specreason", "bild", "small"])
+THINKS, ANSWERS = (THOUGHT, ANSWER, True), (ANSWER, ANSWER, False)
+
+
 @pytest.mark.parametrize(
-    ("messages", "fields", "thought"),
+    ("thinking", "answering", "fields"),
     [
-        (QUESTION, {}, True),
-        (CALLED, {}, False),
-        (QUIET, {}, False),
-        (CALLED, {"bare": ""}, True),
-        (QUESTION, {"leaves": True}, True),
-        (CALLED, {"leaves": True}, True),
-        (QUIET, {"leaves": True}, False),
-        (CALLED, {"opening": "<reasoning>", "closing": "</reasoning>"}, False),
-        (QUIET, {"opening": "<longcat_think>", "closing": "</longcat_think>"}, False),
+        ((QUESTION,), (CALLED, QUIET), {}),
+        ((QUESTION, CALLED), (QUIET,), {"bare": ""}),
+        ((QUESTION, CALLED), (QUIET,), {"leaves": True}),
+        ((QUESTION,), (CALLED,), {"opening": "<reasoning>", "closing": "</reasoning>"}),
+        ((QUESTION,), (QUIET,), {"opening": "<longcat_think>", "closing": "</longcat_think>"}),
     ],
 )
 async def test_the_end_of_the_rendered_prompt_says_whether_a_block_is_open(
-    messages: tuple[Message, ...], fields: dict[str, Any], thought: bool, policy: str
+    thinking: Sequence[Conversation], answering: Sequence[Conversation], fields: dict[str, Any]
 ) -> None:
-    solution, thinks = await solved(messages, policy, *servers(**fields))
-    assert (solution.text, solution.finish_reason, thinks) == (ANSWER, "stop", thought)
-    thinking = solution.thinking.removesuffix(THINK_END)
-    assert thinking == (THOUGHT if thought else ANSWER)
+    expected = {each: THINKS for each in thinking} | {each: ANSWERS for each in answering}
+    cases = [(each, policy) for policy in ("large", "specreason", "bild", "small") for each in expected]
+    for case, gave in zip(cases, await solved(cases, *servers(**fields)), strict=True):
+        assert gave == expected[case[0]], case
 
 
-@pytest.mark.parametrize("policy", ["large", "specreason"])
-@pytest.mark.parametrize("messages", [CALLED, QUIET])
-async def test_a_small_model_whose_template_opens_a_block_all_the_same_has_it_closed(
-    messages: tuple[Message, ...], policy: str
-) -> None:
+async def test_a_small_model_whose_template_opens_a_block_all_the_same_has_it_closed() -> None:
     class Open(Templated):
         def opened_for(self, last: dict[str, Any]) -> str:
             return f"{self.opening}\n"
 
-    _, large = servers()
-    solution, _ = await solved(messages, policy, Open(digits={"9": -0.1}), large)
-    assert (solution.text, solution.finish_reason) == (ANSWER, "stop")
+    small, large = Open(digits={"9": -0.1}), Templated(digits={"9": -0.1})
+    cases = [(each, policy) for each in (CALLED, QUIET) for policy in ("large", "specreason")]
+    assert await solved(cases, small, large) == [ANSWERS] * 4
 
 
-@pytest.mark.parametrize("policy", ["large", "specreason"])
-async def test_a_block_that_an_option_of_the_template_closes_is_not_open(policy: str) -> None:
+async def test_a_block_that_an_option_of_the_template_closes_is_not_open() -> None:
     class Switched(Templated):
         async def tokenize(self, request: web.Request) -> web.Response:
             options = (await request.json()).get("chat_template_kwargs", {})
             self.bare = "user" if options.get("enable_thinking") is False else "tool"
             return await super().tokenize(request)
 
-    for thinks in (False, True):
-        both = (Switched(digits={"9": -0.1}), Switched(digits={"9": -0.1}))
-        solution, thought = await solved(QUESTION, policy, *both, template={"enable_thinking": thinks})
-        assert (solution.text, solution.finish_reason, thought) == (ANSWER, "stop", thinks)
+    cases = [(QUESTION, "large"), (QUESTION, "specreason")]
+    assert await solved(cases, *servers(Switched), template={"enable_thinking": False}) == [ANSWERS] * 2
+    assert await solved(cases, *servers(Switched), template={"enable_thinking": True}) == [THINKS] * 2
 
 
 PAIRS = {
@@ -182,30 +185,26 @@ def test_other_text_opens_no_pair(mark: str) -> None:
     assert pair_of(mark) is None
 
 
-@pytest.mark.parametrize("leaves", [False, True], ids=["the template opens it", "the model opens it"])
-@pytest.mark.parametrize("policy", ["large", "specreason"])
+LEAVES = pytest.mark.parametrize("leaves", [False, True], ids=["the template opens it", "the model opens it"])
+BOTH = [(QUESTION, "large"), (QUESTION, "specreason")]
+
+
+@LEAVES
 @pytest.mark.parametrize(("opening", "closing"), PAIRS.items())
-async def test_marks_that_speak_of_thinking_are_learnt(opening: str, closing: str, policy: str, leaves: bool) -> None:
-    solution, thinks = await solved(QUESTION, policy, *servers(opening=opening, closing=closing, leaves=leaves))
-    assert (solution.text, solution.finish_reason, thinks) == (ANSWER, "stop", True)
-    assert solution.thinking == THOUGHT + THINK_END
+async def test_marks_that_speak_of_thinking_are_learnt(opening: str, closing: str, leaves: bool) -> None:
+    assert await solved(BOTH, *servers(opening=opening, closing=closing, leaves=leaves)) == [THINKS] * 2
 
 
-@pytest.mark.parametrize("fields", [{}, {"leaves": True}])
-@pytest.mark.parametrize("policy", ["large", "specreason"])
-async def test_any_pair_is_learnt_where_the_template_shows_the_reasoning_of_earlier_turns(
-    policy: str, fields: dict[str, Any]
-) -> None:
-    both = servers(opening="<mind>", closing="<done>", shows=True, **fields)
-    solution, thinks = await solved(QUESTION, policy, *both)
-    assert (solution.text, solution.thinking, thinks) == (ANSWER, THOUGHT + THINK_END, True)
+@LEAVES
+async def test_any_pair_is_learnt_where_the_template_shows_the_reasoning_of_earlier_turns(leaves: bool) -> None:
+    both = servers(opening="<mind>", closing="<done>", shows=True, leaves=leaves)
+    assert await solved(BOTH, *both) == [THINKS] * 2
 
 
-@pytest.mark.parametrize("fields", [{}, {"leaves": True}])
-async def test_any_pair_can_be_named(fields: dict[str, Any]) -> None:
-    both = servers(opening="<<mind>>", closing="<<done>>", **fields)
-    solution, thinks = await solved(QUESTION, "specreason", *both, marks=("<<mind>>", "<<done>>"))
-    assert (solution.text, solution.thinking, thinks) == (ANSWER, THOUGHT + THINK_END, True)
+@LEAVES
+async def test_any_pair_can_be_named(leaves: bool) -> None:
+    both = servers(opening="<<mind>>", closing="<<done>>", leaves=leaves)
+    assert await solved(BOTH, *both, marks=("<<mind>>", "<<done>>")) == [THINKS] * 2
 
 
 async def test_a_mark_that_nobody_knows_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
