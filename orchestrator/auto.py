@@ -1,8 +1,8 @@
 """
 Choose between a method at some depth and the large model alone, by what a committed step takes now. No I/O.
 
-`Auto` keeps what all runs of a solver measured, `AutoRun` reads the events of one run and decides for it, and `decide`
-compares. The same events in the same order give the same decisions.
+`Auto` keeps what all runs of a solver measured. `AutoRun` reads the events of one run into it and decides for that run;
+`decide` compares. The same events in the same order give the same decisions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .chain import Accept, Rollback, Verdict
+from .chain import Accept, Role, Rollback, Verdict
 from .events import Called, Choice, Chosen, Committed, Decided, Drafted, Finished, Judged, Repaired, Started
 from .interfaces import Policy
 from .trace import Moment
@@ -39,8 +39,6 @@ FACTOR = 0.8, 1.5  # the bounds of what is measured over what is expected
 MOST = 64  # methods with their options that a solver keeps records of; the oldest is dropped first
 FEW = 8  # verdicts below which the evidence is thin: decisions are frequent, probes short
 FULL = 0.85  # the share of the large server's cache that the chains of all runs may take
-HEDGE = 0.7  # the confidence up to which drafts are hedged where the large server has room
-FREE = 1.1  # the pace among twice as many runs over that among these, up to which the server has room
 
 T = TypeVar("T")
 
@@ -101,9 +99,14 @@ class Estimate:
     drafts: int = FEW
 
     @property
+    def thin(self) -> bool:
+        """Whether few verdicts are known."""
+        return self.drafts < FEW
+
+    @property
     def margin(self) -> float:
         """The share of the time that a change has to save: more where little is known."""
-        return MARGIN if self.drafts >= FEW else 2 * MARGIN
+        return 2 * MARGIN if self.thin else MARGIN
 
     def method(self, ahead: int) -> float | None:
         """Seconds that the method takes for a committed step, *ahead* drafts ahead."""
@@ -163,8 +166,7 @@ class Recent(Generic[T]):
 
     def values(self, least: int = LEAST) -> list[T]:
         """The values no more than a `SPAN` older than the newest, and in any case the last *least*."""
-        newest = self.newest
-        fresh = sum(newest - step <= SPAN for step, _ in self.entries)
+        fresh = sum(self.newest - step <= SPAN for step, _ in self.entries)
         return [value for _, value in self.entries][-max(fresh, least) :]
 
     @property
@@ -177,9 +179,11 @@ class Record:
     """
     What the runs of one method with its options measured, and which mode they are in.
 
-    *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or change of mode.
-    *spent* counts the steps that the last of its *probes* wrote; a rejected draft ends one.
-    *explained* says whether the user was told why runs step aside.
+    *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair. *judged*
+    are those from a draft to its verdict, *repairs* those from a rollback to its repair. *elapsed* has the seconds from
+    one step of the method to the next, with the drafts ahead. *steps* counts the steps of the runs that decide, and
+    *probed* is their number at the last probe or change of mode. *spent* counts the steps that the last of its *probes*
+    wrote; a rejected draft ends one. *explained* says whether the user was told why runs step aside.
     """
 
     prior: Prior = field(default_factory=Prior)
@@ -231,26 +235,14 @@ class Record:
         least, most = FACTOR
         return min(most, max(least, sum(seconds for seconds, _ in elapsed) / expected)) if expected > 0 else 1.0
 
-    def why_aside(self, estimate: Estimate) -> str:
-        """Say in a sentence why the large model writes alone, and what the user can do about it."""
-        outcomes = self.accepted.values(OUTCOMES)
-        if outcomes and sum(outcomes) < len(outcomes) / 2:
-            return f"{sum(outcomes)} of {len(outcomes)} drafts accepted: run `stepspec judge`"
-        if not outcomes or estimate.costs is None or estimate.large is None:
-            return "drafts are rarely accepted, as measured before: run `stepspec judge`"
-        draft, judge = estimate.costs.draft, estimate.costs.judge
-        return (
-            f"a draft takes {draft:.2g} s and its verdict {judge:.2g} s, and the large model writes a step in "
-            f"{estimate.large:.2g} s: run `stepspec estimate`"
-        )
-
 
 @dataclass(eq=False)
 class Auto:
     """
     What all runs of one solver measured. The queue and the *cache*, in tokens, are those of the large model's server.
 
-    *steps* counts the committed steps. *chains* are the tokens of the chains that finished.
+    *steps* counts the committed steps. *chains* are the tokens of the chains that finished, *resident* those of the
+    chains of all runs. *repairing* has the large model's seconds per token.
     """
 
     prior: Prior = field(default_factory=Prior)
@@ -258,11 +250,11 @@ class Auto:
     running: int = 0
     waiting: int = 0
     cache: int | None = None
-    repairing: Recent[float] = field(default_factory=Recent[float])  # seconds per token of the large model
+    repairing: Recent[float] = field(default_factory=Recent[float])
     chains: Recent[int] = field(default_factory=Recent[int])
-    _alone: dict[int, Recent[float]] = field(default_factory=dict[int, Recent[float]])
+    resident: dict[AutoRun, int] = field(default_factory=dict["AutoRun", int])
+    _alone: dict[int, Recent[float]] = field(default_factory=dict[int, Recent[float]])  # as repairing, by the crowd
     _records: dict[str, Record] = field(default_factory=dict[str, Record])
-    resident: dict[AutoRun, int] = field(default_factory=dict["AutoRun", int])  # tokens of the chains of all runs
     _active: int = 0
     _places: deque[asyncio.Future[None]] = field(default_factory=deque[asyncio.Future[None]])
 
@@ -288,27 +280,15 @@ class Auto:
         return max(1, int(FULL * self.cache / fmean(lengths))) if self.cache and lengths else None
 
     @property
-    def room(self) -> bool:
-        """Whether the large model writes about as fast for twice as many runs, so that a hedge is nearly free."""
-        now, twice = (self._alone.get(self._crowd + more) for more in (0, 1))
-        if self.busy or now is None or twice is None:
-            return False
-        return median_low(twice.values()) <= FREE * median_low(now.values())
-
-    @property
     def pace(self) -> float | None:
         """Seconds per token of the large model alone among as many runs as now; as in repairs if that is not known."""
-        alone = self._alone.get(self._crowd)
+        alone = self._alone.get(self._active.bit_length())
         if alone is None or (self.repairing.entries and self.steps - alone.newest > 2 * SPAN * max(1, self._active)):
             alone = self.repairing
         return median_low(alone.values()) if alone.entries else None
 
-    @property
-    def _crowd(self) -> int:
-        return self._active.bit_length()
-
     def wrote_alone(self, seconds_per_token: float) -> None:
-        self._alone.setdefault(self._crowd, Recent()).add(self.steps, seconds_per_token)
+        self._alone.setdefault(self._active.bit_length(), Recent()).add(self.steps, seconds_per_token)
 
     def stale(self) -> bool:
         """Whether nothing has shown the large model's pace for a while."""
@@ -354,66 +334,20 @@ class Auto:
 
 
 @dataclass(eq=False)
-class Reading:
+class Pending:
     """
-    The timings and verdicts that were read of a run, and the state of reading on.
-
-    *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair. *judged*
-    are those from a draft to its verdict, *repairs* those from a rollback to its repair. *decided* has a grade (None:
-    no score) and whether the draft was accepted, for each draft that was committed or repaired.
+    What of a run is not decided yet: since when drafts and verdicts are under way.
 
     *free* is the time since which the small model could draft; None while it drafts. With *anew* the next commit lets
-    it start again. Steps that the large model leads with are not drafts.
+    it start again. *settled* is the time of the last commit. *drafts* have the time of each draft of the small model
+    that waits for its verdict, *verdicts* the time of each that waits for its commit.
     """
 
-    drafts: list[float] = field(default_factory=list[float])
-    judged: list[float] = field(default_factory=list[float])
-    repairs: list[float] = field(default_factory=list[float])
-    decided: list[tuple[float | None, bool]] = field(default_factory=list[tuple[float | None, bool]])
     free: float | None = None
     settled: float = 0.0
-    waiting: dict[int, float] = field(default_factory=dict[int, float])
-    verdicts: dict[int, tuple[float, Verdict]] = field(default_factory=dict[int, tuple[float, Verdict]])
     anew: bool = False
-
-    def read(self, at: float, moment: Moment) -> None:
-        match moment.event:
-            case Started():
-                self.free = at
-            case Drafted(index, draft):
-                if draft.author == "small":
-                    self._draft(at, index)
-                self.free = None
-            case Judged(index, _, verdict) if index in self.waiting:
-                self.judged.append(at - self.waiting.pop(index))
-                self.verdicts[index] = at, verdict
-            case Repaired(index, _, rollback):
-                judged, _ = self.verdicts.get(index, (self.settled, rollback))
-                self.repairs.append(at - max(judged, self.settled))
-                self.decided.append((rollback.score, False))
-                self.anew = True
-            case Chosen():
-                self.anew = True
-            case Committed(index, step):
-                self._commit(at, index, drafted=step.author == "small")
-            case _:
-                pass
-
-    def _draft(self, at: float, index: int) -> None:
-        if self.free is not None:
-            self.drafts.append(at - self.free)
-        self.waiting[index] = at
-
-    def _commit(self, at: float, index: int, *, drafted: bool) -> None:
-        self.settled = at
-        _, verdict = self.verdicts.pop(index, (at, None))
-        if drafted and verdict is not None:
-            if isinstance(verdict, Accept):
-                self.decided.append((verdict.score, True))
-            elif verdict.chosen is not None:
-                self.decided.append((verdict.chosen.score, True))
-        if self.anew:
-            self.free, self.anew = at, False
+    drafts: dict[int, float] = field(default_factory=dict[int, float])
+    verdicts: dict[int, tuple[float, Verdict]] = field(default_factory=dict[int, tuple[float, Verdict]])
 
 
 @dataclass(eq=False)
@@ -426,7 +360,7 @@ class AutoRun:
     aside: Policy | None = None
     decided: Decided | None = None
     _choice: Choice | None = None  # what the events say
-    _reading: Reading = field(default_factory=Reading)
+    _pending: Pending = field(default_factory=Pending)
     _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
     _mark: float = 0.0  # when the last whole step was committed
     _tokens: int = 0  # of the step that is being completed
@@ -438,10 +372,6 @@ class AutoRun:
         """How many drafts may be made ahead now."""
         return self.most if self.decided is None else self.decided.ahead
 
-    def hedge(self, wanted: float) -> float:
-        """The confidence up to which drafts are hedged: 0 on a busy server, more than *wanted* where there is room."""
-        return 0.0 if self.auto.busy else max(wanted, HEDGE if self.auto.room else 0.0)
-
     def due(self, index: int) -> bool:
         """Whether the run has to decide again before step *index*, although no draft was rolled back."""
         decided = self.decided
@@ -449,7 +379,7 @@ class AutoRun:
             return True
         thin = len(self.record.accepted.entries) < FEW
         if decided.probe:
-            return index - decided.index >= (PROBE["large"] if thin else PROBE[decided.choice])
+            return index - decided.index >= PROBE["large" if thin else decided.choice]
         return index - decided.index >= (1 if thin else EVERY)
 
     def policy(self, method: Policy) -> Policy:
@@ -473,7 +403,8 @@ class AutoRun:
         return self.decided
 
     def _advice(self, estimate: Estimate) -> str:
-        auto = self.auto
+        """Say in a sentence why the large model writes alone, and what the user can do about it."""
+        auto, outcomes = self.auto, self.record.accepted.values(OUTCOMES)
         if estimate.full:
             return (
                 f"the chains of {len(auto.resident)} runs fill the large model's cache: lower `max_running`, or give "
@@ -481,52 +412,61 @@ class AutoRun:
             )
         if estimate.busy:
             return f"{auto.waiting} requests wait at the large model's server: lower `max_running`, or add a replica"
-        return self.record.why_aside(estimate)
+        if outcomes and sum(outcomes) < len(outcomes) / 2:
+            return f"{sum(outcomes)} of {len(outcomes)} drafts accepted: run `stepspec judge`"
+        if not outcomes or estimate.costs is None or estimate.large is None:
+            return "drafts are rarely accepted, as measured before: run `stepspec judge`"
+        return (
+            f"a draft takes {estimate.costs.draft:.2g} s and its verdict {estimate.costs.judge:.2g} s, and the large "
+            f"model writes a step in {estimate.large:.2g} s: run `stepspec estimate`"
+        )
 
     def _probe(self, event: Decided, estimate: Estimate) -> Decided:
         """Let the mode that is not in use write a few steps if nothing is known about it, or nothing recent."""
+        record = self.record
         other: Choice = "large" if event.choice == "method" else "method"
-        age = self.record.steps - self.record.probed
-        thin = estimate.drafts < FEW
+        age = record.steps - record.probed
         if other == "large" and estimate.large is None:
-            wanted = not self.record.steps or age >= EVERY  # at first: nothing is lost by what the large model writes
+            wanted = not record.steps or age >= EVERY  # at first: nothing is lost by what the large model writes
+        elif estimate.busy or estimate.full or not (other == "method" or self.auto.stale()):
+            wanted = False
         else:
-            steps = self.record.spent or (PROBE["large"] if thin else PROBE[other])
-            extra = FIRST_EXTRA if thin and self.record.probes < FIRST_PROBES else EXTRA
-            every = max(1 / SHARE, self._excess(event) / extra)
-            wanted = (other == "method" or self.auto.stale()) and not (estimate.busy or estimate.full)
-            wanted = wanted and age >= steps * every
+            steps = record.spent or PROBE["large" if estimate.thin else other]
+            extra = FIRST_EXTRA if estimate.thin and record.probes < FIRST_PROBES else EXTRA
+            wanted = age >= steps * max(1 / SHARE, _excess(event) / extra)
         if not wanted:
             return event
-        self.record.probed, self.record.spent = self.record.steps, 0
-        self.record.probes += other == "method"
+        record.probed, record.spent = record.steps, 0
+        record.probes += other == "method"
         depth = ASIDE.ahead if other == "large" else min(range(self.most + 1), key=lambda k: estimate.method(k) or 0.0)
         return replace(event, choice=other, ahead=depth, probe=True, reason=f"a probe; {event.reason}")
-
-    def _excess(self, event: Decided) -> float:
-        """How much longer a step takes in the other mode, as a share of the time in that of *event*."""
-        known = dict(event.seconds)
-        alone = known.pop(ALONE, None)
-        if alone is None or not known:
-            return 0.0
-        method = min(known.values())
-        used, other = (alone, method) if event.choice == "large" else (method, alone)
-        return other / used - 1 if used > 0 else 0.0
 
     # Observe.
 
     def read(self, moment: Moment) -> None:
         """Learn from the next event of the run."""
-        at, event = round(moment.at, 6), moment.event
+        at, event, pending = round(moment.at, 6), moment.event, self._pending
         match event:
             case Started():
-                self._mark = at
+                self._mark = pending.free = at
             case Decided(choice=choice):
-                self._begin(at, choice)
+                if self._choice not in (None, choice):
+                    self._pending, self._mark = Pending(free=at, settled=at), at
+                self._choice = choice
             case Called():
                 self._called(event)
-            case Drafted(index, draft) if draft.author == "large":
-                self._by_large.add(index)
+            case Drafted(index, draft):
+                self._drafted(at, index, draft.author)
+            case Judged(index, _, verdict) if index in pending.drafts:
+                self.record.judged.add(self.auto.steps, at - pending.drafts.pop(index))
+                pending.verdicts[index] = at, verdict
+            case Repaired(index, _, rollback):
+                judged, _ = pending.verdicts.get(index, (pending.settled, rollback))
+                self.record.repairs.add(self.auto.steps, at - max(judged, pending.settled))
+                self.record.accepted.add(self.auto.steps, False)
+                pending.anew = True
+            case Chosen():
+                pending.anew = True
             case Committed():
                 self._committed(at, event)
             case Finished():
@@ -535,18 +475,10 @@ class AutoRun:
                 self.close()
             case _:
                 pass
-        if self._choice != "large":
-            self._reading.read(at, Moment(at, event))
-            self._collect()
 
     def close(self) -> None:
         """The run is over: its chain takes no more room."""
         self.auto.resident.pop(self, None)
-
-    def _begin(self, at: float, choice: Choice) -> None:
-        if self._choice is not None and self._choice != choice:
-            self._reading, self._mark = Reading(free=at, settled=at), at
-        self._choice = choice
 
     def _called(self, event: Called) -> None:
         """The pace of the large model shows in repairs, whose requests end with the step."""
@@ -557,33 +489,51 @@ class AutoRun:
         if repairs and event.fate == "done" and event.first is not None and event.written > 1:
             self.auto.repairing.add(self.auto.steps, (event.seconds - event.first) / (event.written - 1))
 
+    def _drafted(self, at: float, index: int, author: Role) -> None:
+        pending = self._pending
+        if author == "large":
+            self._by_large.add(index)
+        else:
+            if pending.free is not None:
+                self.record.drafts.add(self.auto.steps, at - pending.free)
+            pending.drafts[index] = at
+        pending.free = None
+
     def _committed(self, at: float, event: Committed) -> None:
-        verdict = self._reading.verdicts.get(event.index, (at, None))[1]
-        partial = isinstance(verdict, Rollback) and bool(verdict.keep) and verdict.chosen is None
+        pending = self._pending
+        _, verdict = pending.verdicts.pop(event.index, (at, None))
         self._tokens += len(event.step.tokens)
-        if partial and self._choice != "large":
-            return
-        self.auto.steps += 1
-        alone = event.index in self._by_large
-        if alone and event.index - 1 in self._by_large and event.step.tokens:
-            self.auto.wrote_alone((at - self._mark) / len(event.step.tokens))
+        partial = isinstance(verdict, Rollback) and bool(verdict.keep) and verdict.chosen is None
+        if not partial or self._choice == "large":
+            self._complete(at, event)
+        if event.step.author == "small" and verdict is not None and (isinstance(verdict, Accept) or verdict.chosen):
+            self.record.accepted.add(self.auto.steps, True)
+        pending.settled = at
+        if pending.anew:
+            pending.free, pending.anew = at, False
+
+    def _complete(self, at: float, event: Committed) -> None:
+        """Measure a whole step."""
+        auto, record = self.auto, self.record
+        auto.steps += 1
+        if {event.index, event.index - 1} <= self._by_large and event.step.tokens:
+            auto.wrote_alone((at - self._mark) / len(event.step.tokens))
         if self._tokens:
-            self.record.tokens.add(self.auto.steps, self._tokens)
+            record.tokens.add(auto.steps, self._tokens)
         if self.decided is not None:
-            self.record.steps += 1
-            self.record.spent += self.decided.probe
+            record.steps += 1
+            record.spent += self.decided.probe
             if self._choice == "method":
-                self.record.elapsed.add(self.auto.steps, (at - self._mark, self.decided.ahead))
+                record.elapsed.add(auto.steps, (at - self._mark, self.decided.ahead))
         self._mark, self._tokens = at, 0
 
-    def _collect(self) -> None:
-        """Move what the reading found into the record."""
-        reading, record, step = self._reading, self.record, self.auto.steps
-        pairs = ((reading.drafts, record.drafts), (reading.judged, record.judged), (reading.repairs, record.repairs))
-        for found, recent in pairs:
-            for seconds in found:
-                recent.add(step, seconds)
-            found.clear()
-        for _, accepted in reading.decided:
-            record.accepted.add(step, accepted)
-        reading.decided.clear()
+
+def _excess(event: Decided) -> float:
+    """How much longer a step takes in the other mode, as a share of the time in that of *event*."""
+    known = dict(event.seconds)
+    alone = known.pop(ALONE, None)
+    if alone is None or not known:
+        return 0.0
+    method = min(known.values())
+    used, other = (alone, method) if event.choice == "large" else (method, alone)
+    return other / used - 1 if used > 0 else 0.0

@@ -67,8 +67,8 @@ class LookaheadControl:
 
     @property
     def hedging(self) -> float:
-        """The confidence up to which drafts are hedged at the moment; 1: every draft, and together with it."""
-        return self.hedge if self.auto is None else self.auto.hedge(self.hedge)
+        """The confidence up to which drafts are hedged at the moment: none where the large model has a queue."""
+        return 0.0 if self.auto is not None and self.auto.auto.busy else self.hedge
 
     def hedges(self, draft: Step) -> bool:
         """Whether the repair of *draft* starts before its verdict."""

@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
-from stepspec.orchestrator import Budget, Chain, Ledger, reason
-from stepspec.orchestrator.auto import ASIDE, USUAL, Auto, Costs, Estimate, Mode, Prior, Record, decide
+from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rival, Rollback, Step, reason
+from stepspec.orchestrator.auto import (
+    ASIDE,
+    SPAN,
+    USUAL,
+    Auto,
+    AutoRun,
+    Costs,
+    Estimate,
+    Mode,
+    Prior,
+    Record,
+    decide,
+)
 from stepspec.orchestrator.budget import Budgeted
-from stepspec.orchestrator.events import Called, Committed, Decided, Drafted, Finished, Lost, Started
+from stepspec.orchestrator.events import (
+    Called,
+    Chosen,
+    Committed,
+    Decided,
+    Drafted,
+    Event,
+    Finished,
+    Judged,
+    Lost,
+    Repaired,
+    Started,
+)
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.solution import stretches
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, replay
-from stepspec.policies import Solo, SpecReason
+from stepspec.policies import Led, Solo, SpecReason
 
 from ..fakes import ScriptedModel, counting, run
-from .arms import PROBLEM, taste
+from .arms import ARMS, PROBLEM, Arm, arm, pair, taste
 
 AHEAD = 2
 
@@ -348,13 +372,95 @@ def test_a_full_cache_lets_the_large_model_write_alone_and_holds_runs_back() -> 
     assert run(main())[0] == [0, 1, 3, 4]
 
 
-def test_hedges_are_made_where_the_large_model_has_room_and_not_under_load() -> None:
-    auto = Auto()
-    deciding = auto.run("specreason", {}, AHEAD, None)
-    assert (auto.room, deciding.hedge(0.0), deciding.hedge(0.2)) == (False, 0.0, 0.2)
-    auto.wrote_alone(0.5)
-    auto._alone[1] = auto._alone[0]  # pyright: ignore[reportPrivateUsage]  # among twice as many runs
-    assert auto.room
-    assert deciding.hedge(0.0) > 0
-    auto.queue(4, 3)
-    assert deciding.hedge(0.9) == 0.0
+# What is read of a run.
+
+
+def measured(moments: Iterable[Moment]) -> dict[str, list[object]]:
+    """The timings and verdicts that the events of one run leave in the record."""
+    record = Record()
+    reading = AutoRun(Auto(), record, 0)
+    for moment in moments:
+        reading.read(moment)
+    kept = {"drafts": record.drafts, "judged": record.judged, "repairs": record.repairs, "accepted": record.accepted}
+    return {name: [value for _, value in recent.entries] for name, recent in kept.items()}
+
+
+def of_run(*, wrong: tuple[int, ...], ahead: int, lead: int = 0, length: int = 5) -> dict[str, list[object]]:
+    """A draft takes 1 s, a grade 0.5 s, a repair 3 s."""
+
+    async def main() -> list[Moment]:
+        small, large = pair(length, wrong)
+        large.reading, large.latency = (lambda chain: 0.5), (lambda chain: 3.0)
+        recorder = Recorder(Stopwatch())
+        recorder(Started(PROBLEM.messages, "specreason"))
+        policy = Led(SpecReason(small, large), large, lead)
+        await reason(policy, PROBLEM, ahead=ahead, observe=recorder)
+        return recorder.moments
+
+    return measured(run(main())[0])
+
+
+def of_events(*events: tuple[float, Event]) -> dict[str, list[object]]:
+    return measured(Moment(at, event) for at, event in events)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_the_seconds_and_verdicts_of_a_run_are_recorded(ahead: int) -> None:
+    found = of_run(wrong=(2,), ahead=ahead)
+    assert found["drafts"] == [1.0, 1.0]  # the first one, and the first one after the repair
+    assert set(found["judged"]) == {0.5}
+    assert found["repairs"] == [3.0]
+    assert found["accepted"] == [True, True, False, True, True]
+
+
+def test_lost_bets_are_timed_and_not_counted_and_leading_steps_are_no_drafts() -> None:
+    found = of_run(wrong=(0,), ahead=3, length=2)
+    assert (len(found["judged"]), found["accepted"]) == (2, [False, True])
+    found = of_run(wrong=(3,), ahead=1, lead=2)
+    assert (found["drafts"], found["accepted"]) == ([1.0], [True, False, True])
+
+
+def test_a_repair_is_timed_from_when_it_could_begin() -> None:
+    """Not from its own draft's verdict, if that comes before that of the draft before it."""
+    first, second, repair = Step("a\n\n", "small"), Step("b\n\n", "small"), Step("c\n\n", "large")
+    wrong = Rollback(reason="grade", score=1.0)
+    found = of_events(
+        (0, Started(PROBLEM.messages, "specreason")), (1, Drafted(0, first)), (2, Drafted(1, second)),
+        (3, Judged(1, second, wrong)), (5, Judged(0, first, Accept(8.0))), (5, Committed(0, first, 8.0)),
+        (9, Repaired(1, repair, wrong)), (9, Committed(1, repair)), (11, Drafted(2, second)),
+    )  # fmt: skip
+    assert found == {"drafts": [1, 2], "judged": [1, 4], "repairs": [4], "accepted": [True, False]}
+
+
+def test_a_draft_that_is_kept_in_part_is_rejected_and_one_that_a_rival_replaces_is_not() -> None:
+    draft, repair, wrong = Step("a b\n\n", "small"), Step("c\n\n", "large"), Rollback(1, "doubt", 2.0)
+    found = of_events(
+        (0, Started(PROBLEM.messages, "bild")), (1, Drafted(0, draft)), (2, Judged(0, draft, wrong)),
+        (2, Committed(0, draft.cut(1), 2.0)), (5, Repaired(1, repair, wrong)), (5, Committed(1, repair)),
+    )  # fmt: skip
+    assert found == {"drafts": [1], "judged": [1], "repairs": [3], "accepted": [False]}
+    other = Step("b\n\n", "small")
+    verdict = Rollback(reason="grade", score=2.0, rivals=(Rival(other, 8.0),))
+    found = of_events(
+        (0, Started(PROBLEM.messages, "choose")), (1, Drafted(0, draft)), (2, Judged(0, draft, verdict)),
+        (2, Chosen(0, other)), (2, Committed(0, other, 8.0)), (3, Drafted(1, draft)),
+    )  # fmt: skip
+    assert found == {"drafts": [1, 1], "judged": [1], "repairs": [], "accepted": [True]}
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_what_is_recorded_agrees_with_the_ledger(name: str) -> None:
+    for seed in range(3):
+        tried = arm(name, seed)
+
+        async def main(tried: Arm = tried, seed: int = seed) -> list[Moment]:
+            recorder = Recorder(Stopwatch())
+            recorder(Started(PROBLEM.messages, name))
+            await reason(tried.policy, PROBLEM, ahead=seed, spent=tried.budget.spent, observe=recorder)
+            return recorder.moments
+
+        moments, _ = run(main())
+        found, ledger = measured(moments), Ledger.of(moment.event for moment in moments)
+        led = any(isinstance(m.event, Drafted) and m.event.draft.author == "large" for m in moments)
+        if not led and ledger.drafts <= SPAN:
+            assert (len(found["accepted"]), sum(map(bool, found["accepted"]))) == (ledger.drafts, ledger.accepted)
