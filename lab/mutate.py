@@ -27,19 +27,15 @@ TREE, SITE = WORK / "tree", WORK / "site"
 def about(name: str) -> str:
     """The tests of one policy."""
     found = sorted((ROOT / "tests" / "policies").glob(f"test_{name}*.py"))
-    return " ".join(f"tests/policies/{path.name}" for path in found) + " tests/policies/test_make.py"
+    return " ".join(f"tests/policies/{path.name}" for path in found) + " tests/policies/test_methods.py"
 
 
 POLICIES = {
     path.stem: (f"policies/{path.name}", about(path.stem)) for path in sorted((ROOT / "policies").glob("[a-z]*.py"))
 }
-GRADING = "tests/policies/test_grading.py"
-POLICIES["specreason"] = ("policies/specreason.py", f"{about('specreason')} {GRADING}")
-POLICIES["grading"] = ("policies/grading.py", GRADING)
-POLICIES["wrappers"] = (
-    "policies/wrappers.py",
-    "tests/policies/test_wrappers.py tests/fidelity/test_08_who_ends_the_thinking.py",
-)
+WRAPPERS = "tests/policies/test_wrappers.py"
+POLICIES["solo"] = ("policies/solo.py", WRAPPERS)
+POLICIES["wrappers"] = ("policies/wrappers.py", f"{WRAPPERS} tests/fidelity/test_08_who_ends_the_thinking.py")
 
 
 def core(name: str, *tests: str, slow: Sequence[str] = ()) -> tuple[str, str]:
@@ -78,7 +74,7 @@ CORE = {
         "endpoints/client",
         *(f"orchestrator/endpoints/test_{name}" for name in ("retries", "failures", "waiting", "sse", "priority")),
     ),
-    "auto": core("auto", "orchestrator/test_auto", "orchestrator/test_auto_reading"),
+    "auto": core("auto", "orchestrator/test_auto"),
     "nested": core(
         "nesting/model",
         *(f"orchestrator/nesting/test_{name}" for name in ("verified_stream", "nested", "turned")),

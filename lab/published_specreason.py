@@ -55,7 +55,7 @@ from stepspec.orchestrator.nesting import servers
 from stepspec.orchestrator.run import FinishReason, Outcome
 from stepspec.orchestrator.run_options import RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
-from stepspec.policies.grading import DIGITS, GRADE
+from stepspec.policies.specreason import DIGITS, GRADE
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -93,7 +93,7 @@ class RunOptions(BaseModel):
 
     Whatever belongs to a single request is no field: its problem, *stop* strings, *format* and *session*, its observer
     and the file of its trace. The seed is one of the *sampling*. An option that only one method has, such as
-    ``judge_every`` of specreason, is one of the *options*, which `stepspec.policies.check` checks.
+    ``threshold`` of specreason, is one of the *options*, which `stepspec.policies.check` checks.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -18,8 +18,7 @@ from .cascade import Cascade
 from .choose import Choose
 from .glimpse import Glimpse
 from .lookahead_reasoning import LookaheadReasoning
-from .method import NOT_OPTIONS, Method, Option, Threshold, read_method
-from .option_types import describe
+from .method import NOT_OPTIONS, Method, Option, Threshold, describe, read_method
 from .random_control import RandomControl
 from .reading import StepReading
 from .reflective import Reflective
@@ -64,8 +63,6 @@ __all__ = [
     "threshold",
 ]
 
-GRADES = ("specreason.grade", "specreason.first-wrong")
-
 BUILT_IN: Mapping[str, Method] = {
     "large": Method(large_alone),
     "small": Method(small_alone),
@@ -75,7 +72,7 @@ BUILT_IN: Mapping[str, Method] = {
         needs="probabilities of ten chosen tokens (large)",
         cost="one judge token of the large model; a rejected step is written again",
         threshold=Threshold("threshold", (9, 8.5, 8, 7.5, 7, 6, 5, 4, 3, 2, 1, 0), compared=True),
-        prompts=GRADES,
+        prompts=("specreason.grade",),
         compared="threshold",
     ),
     "speculative-thinking": Method(

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy
 
-from .option_types import Amount, AtLeast1, Share
+from .method import Amount, AtLeast1, Share
 
 CHARACTER = 4  # tokens of one byte each that make up any character
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from stepspec.prompts import load
 
-from .option_types import Share
+from .method import Share
 
 CHECK = load("check")
 YES, NO = "Yes", "No"

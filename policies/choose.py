@@ -21,7 +21,7 @@ from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
 from stepspec.orchestrator.repetition import obstacle
 
-from .option_types import MOST, Above0, Amount, Grade, Share, Top
+from .method import MOST, Above0, Amount, Grade, Share, Top
 from .specreason import SpecReason
 
 BEATEN = "beaten"

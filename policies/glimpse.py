@@ -12,7 +12,7 @@ from math import exp, log
 
 from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
 
-from .option_types import Amount, Several
+from .method import Amount, Several
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,40 @@
-"""What a policy that users choose by name consists of, and how one is made of a class of somebody else's."""
+"""
+What a policy that users choose by name consists of, and how one is made of a class of somebody else's.
+
+The types of options check their values, and are described to users in words.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast, get_type_hints
+from typing import Annotated, Any, TypeAlias, cast, get_type_hints
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import PolicyFactory
 from stepspec.orchestrator.registry import behind
+from stepspec.orchestrator.run_options import Share as Share
 from stepspec.prompts import known
 
-from .option_types import describe, meaning
+MOST = 20  # likeliest tokens of one position; vLLM returns more only if it was started with --max-logprobs
+
+Above0: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AtLeast1: TypeAlias = Annotated[int, Field(ge=1)]
+Grade: TypeAlias = Annotated[float, Field(ge=0, le=9)]
+Several: TypeAlias = Annotated[int, Field(ge=2, le=MOST)]
+Top: TypeAlias = Annotated[int, Field(ge=1, le=MOST)]
 
 NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled"})  # what a policy is built over
 PARTS = ("draft", "verify", "repair", "answerer")
+NOUNS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "array": "a list of texts"}
+SENTENCE_ENDS = re.compile(r"(?<=\.)\s+(?=[A-Z*])|\n\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +157,32 @@ def read_method(name: str, value: object) -> Method:
     if unknown := sorted(set(method.prompts) - set(known())):
         raise ConfigurationError(f"{name}: there is no prompt {unknown[0]!r}: load it in the policy's module")
     return method
+
+
+def describe(kind: TypeAdapter[Any]) -> str:
+    """Describe the values that *kind* accepts: "a number from 0 to 9"."""
+    return _describe(kind.json_schema())
+
+
+def _describe(schema: Mapping[str, Any]) -> str:
+    kind: str = schema.get("type", "")
+    noun = NOUNS.get(kind, kind)
+    match schema:
+        case {"anyOf": kinds}:
+            return " or ".join(map(_describe, kinds))
+        case {"enum": words}:
+            return " or ".join(map(repr, words))
+        case {"minimum": least, "maximum": most}:
+            return f"{noun} from {least:g} to {most:g}"
+        case {"exclusiveMinimum": least, "maximum": most}:
+            return f"{noun} above {least:g}, {most:g} at most"
+        case {"minimum": least}:
+            return f"{noun} of {least:g} or more"
+        case _:
+            return noun
+
+
+def meaning(documentation: str, option: str) -> str:
+    """Return the sentences of *documentation* about *option*: those with its name between asterisks."""
+    sentences = (" ".join(sentence.split()) for sentence in SENTENCE_ENDS.split(documentation))
+    return " ".join(sentence for sentence in sentences if f"*{option}*" in sentence)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
 
-from .option_types import Share
+from .method import Share
 
 
 @dataclass(frozen=True, slots=True)

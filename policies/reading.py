@@ -18,7 +18,7 @@ from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.interfaces import AnsweredBy
 
-from .option_types import Amount
+from .method import Amount
 
 Tokens: TypeAlias = Literal["digits", "formulas", "all"]
 Measure: TypeAlias = Literal["gap", "logprob"]

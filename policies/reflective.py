@@ -17,7 +17,7 @@ from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.interfaces import AnsweredBy
 from stepspec.prompts import load
 
-from .option_types import Amount, Share, Top
+from .method import Amount, Share, Top
 
 PROMPTS = {name: load(f"reflective.{name}") for name in ("reflect", "neutral")}
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 from stepspec.orchestrator import Accept, Chain, Critic, Model, Rollback, Step, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy
 
-from .option_types import Share
+from .method import Share
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,18 @@ Pan et al. 2025, arXiv:2504.07891.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
+from stepspec.prompts import load
 
-from .grading import ask_grade, draft_several, expected, judge_several, likeliest
-from .option_types import Few, Grade, Share
+from .method import Grade, Share
+
+GRADE = load("specreason.grade")
+DIGITS = "0123456789"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +30,6 @@ class SpecReason:
     judge's doubt. A judge that puts less than *sure* of its probability on digits has not understood the question: the
     step is rejected. As in the authors' code, a small step does not end the thinking (`Ending` in `wrappers`). `Led`
     there reserves first steps for the large model (section 5.3).
-
-    With *judge_every* above 1, which is not in the paper, the small model writes that many steps as one draft, and one
-    question asks for the first wrong one: the draft is cut there. The grade of a step is then the probability that
-    neither it nor an earlier one is wrong, times 9. This is for servers on which every verdict reads much of the chain
-    again, and for judges that find an error among several steps. Budgets and traces count such a draft as one step.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -42,19 +41,16 @@ class SpecReason:
     threshold: Grade = 7
     read: Literal["greedy", "expected"] = "expected"
     sure: Share = 0.05
-    judge_every: Few = 1
 
     @property
     def answerer(self) -> Model:
         return self.large
 
     async def draft(self, chain: Chain) -> Step:
-        return await draft_several(self.small, chain, self.judge_every)
+        return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        if self.judge_every > 1 and (verdict := await self._judge_all(chain, draft)):
-            return verdict
-        grades = await ask_grade(self.large, chain.extend(draft))
+        grades = await self.large.ask(chain.extend(draft), GRADE.text, DIGITS, opening=GRADE.opening)
         total = sum(grades.values())
         if total == 0 or total < self.sure:
             return Rollback(reason="no grade")
@@ -64,7 +60,12 @@ class SpecReason:
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.large.write(chain)
 
-    async def _judge_all(self, chain: Chain, draft: Step) -> Verdict | None:
-        """Judge all steps of *draft* at once; None if it is a single one."""
-        greedy = self.read == "greedy"
-        return await judge_several(self.large, chain, draft, threshold=self.threshold, greedy=greedy, sure=self.sure)
+
+def likeliest(grades: Mapping[str, float]) -> float:
+    """The digit with the highest probability: the one that a greedy judge writes."""
+    return float(max(grades, key=lambda digit: grades[digit]))
+
+
+def expected(grades: Mapping[str, float]) -> float:
+    """The mean digit under the judge's probabilities, 0 to 9."""
+    return sum(int(digit) * p for digit, p in grades.items()) / sum(grades.values())

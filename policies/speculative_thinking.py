@@ -14,7 +14,7 @@ from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy
 from stepspec.prompts import load
 
-from .option_types import AtLeast1
+from .method import AtLeast1
 
 RECAP = load("speculative-thinking.recap")
 TAKEOVERS = ("affirmation", "reflection", "delimiter")

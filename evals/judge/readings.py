@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeAlias
 from stepspec.orchestrator.chain import Chain, Step, Token
 from stepspec.orchestrator.interfaces import Model
 from stepspec.policies import Cascade, Reflective
-from stepspec.policies.grading import DIGITS, expected, likeliest
 from stepspec.policies.reading import Measure, Tokens, strictly, surprise
+from stepspec.policies.specreason import DIGITS, expected, likeliest
 from stepspec.prompts import load
 
 Request: TypeAlias = Literal["score", "grade", "check", "reflect", "reward"]

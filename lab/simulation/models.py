@@ -25,7 +25,7 @@ from stepspec.orchestrator.errors import ConfigurationError, MissingCapability
 from stepspec.orchestrator.events import Called, Calling, Fate, Observer, Verb
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, RequestContext
 from stepspec.orchestrator.stats import Acceptance
-from stepspec.policies.grading import DIGITS
+from stepspec.policies.specreason import DIGITS
 
 from ..script import Script, Turn
 from .server import Request, SimulatedServer

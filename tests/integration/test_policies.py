@@ -13,7 +13,6 @@ from stepspec.evals.sample import Task
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.endpoints import GREEDY
-from stepspec.orchestrator.events import Called, Event, Judged
 from stepspec.policies import METHODS
 
 from .conftest import Pair
@@ -128,25 +127,3 @@ async def test_a_profile_finds_where_the_small_model_is_good(pair: Pair) -> None
     assert 0.5 < found.agreement < 1
     assert all(cue.low > found.agreement for cue in found.cues)
     assert found.share <= 1
-
-
-async def test_several_steps_are_judged_by_one_question(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    """Mechanics only: the miniature judge was taught to grade one step, not to name the first wrong one of several."""
-    tasks = fresh_tasks(12, 5)
-    events: list[Event] = []
-    options = {"judge_every": 4, "threshold": 2}
-    async with solver(pair) as solving:
-        solutions = [
-            await solving.solve(task.problem, policy="specreason", options=options, observe=events.append)
-            for task in tasks
-        ]
-        again = await solving.solve(tasks[0].problem, policy="specreason", options=options, ahead=0)
-    drafts = [event.draft for event in events if isinstance(event, Judged)]
-    assert all(event.fate != "failed" for event in events if isinstance(event, Called))
-    assert max(draft.text.count("\n\n") for draft in drafts) == 4
-    assert again.thinking == solutions[0].thinking
-    assert all(step.grade is None or 0 <= step.grade <= 9 for solution in solutions for step in solution.steps)
-    right = sum(solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True))
-    with capsys.disabled():
-        steps = sum(draft.text.count("\n\n") for draft in drafts)
-        print(f"\njudge_every=4: {len(drafts)} verdicts on {steps} steps, {right} of {len(tasks)} right")

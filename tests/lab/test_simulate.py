@@ -28,7 +28,6 @@ METHODS = (
     Arm.of("SpecReason", "specreason"),
     Arm.of("BiLD", "bild"),
     Arm.of("BiLD by steps", "bild", {"scale": "step"}),
-    Arm.of("two steps a verdict", "specreason", {"judge_every": 2}),
     Arm.of("Reflective", "reflective"),
     Arm.of("Lookahead Reasoning", "lookahead-reasoning"),
     Arm.of("auto", "specreason", auto=True),
@@ -61,12 +60,6 @@ def test_a_rejected_draft_costs_its_repair() -> None:
 def test_the_large_model_alone_writes_all_tokens_in_one_request() -> None:
     large = [replace(turn, author="large") for turn in (GOOD, GOOD, LAST)]
     assert seconds(LARGE, *large) == 15 + 5
-
-
-def test_two_steps_with_one_verdict_are_cut_at_the_first_bad_one() -> None:
-    """Two drafts and a verdict: the second is bad, and mended. Then a good draft and the last one, with a verdict."""
-    arm = Arm.of("two", "specreason", {"judge_every": 2}, ahead=0, ending="small", answer="large")
-    assert seconds(arm, GOOD, BAD, GOOD, LAST) == (2 * 5 + 1 + 7) + (2 * 5 + 1) + 5
 
 
 def test_the_method_answers_too_and_a_draft_does_not_end_the_thinking() -> None:

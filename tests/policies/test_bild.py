@@ -24,7 +24,7 @@ from stepspec.orchestrator.chain import THINK_END, Role
 from stepspec.policies import BiLD
 from stepspec.policies.bild import surest
 
-from ..fakes import Previous, ScriptedModel, counting, run
+from ..fakes import Previous, ScriptedModel, run
 from ..orchestrator.arms import BOUNDED, PROBLEM, arm
 
 TEXT = f"one two three four five six seven eight nine ten eleven twelve.\n{THINK_END}"
@@ -276,13 +276,6 @@ def test_a_run_ends_with_the_budget() -> None:
     policy = BiLD(Budgeted(small, budget.left), Budgeted(large, budget.left))
     (chain, end), _ = run(reason(policy, PROBLEM, spent=budget.spent))
     assert ([len(step.tokens) for step in chain.steps], end) == ([10, 3], "budget")
-
-
-def test_the_large_model_answers_and_the_defaults_are_the_papers() -> None:
-    small, large = ScriptedModel("small", counting("small", 3)), ScriptedModel("large", counting("large", 3))
-    policy = BiLD(small, large)
-    assert policy.answerer is large
-    assert policy == BiLD(small, large, fallback=0.6, rollback=5.0, run=10, scale="token")
 
 
 def place(*chances: float) -> tuple[Token, ...]:

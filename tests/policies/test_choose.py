@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Accept, Chain, Ledger, Rollback, Step, Token, reason
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
+from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import (
     Answered,
     Called,
@@ -25,10 +25,10 @@ from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment, dump, parse, replay
-from stepspec.policies import Choose, SpecReason, make
+from stepspec.policies import Choose, SpecReason
 
 from ..fakes import ScriptedModel, counting, run
-from ..orchestrator.arms import ARMS, BOUNDED, PROBLEM, arm
+from ..orchestrator.arms import BOUNDED, PROBLEM, arm
 
 SEEDS = st.integers(0, 10_000)
 DRAFT, A, B, C = (f"So it is {number}.\n\n" for number in (1, 2, 3, 4))
@@ -264,36 +264,6 @@ def test_the_answer_is_bet_on_again_after_a_rival() -> None:
     )  # four for the first step, one to draft the last, and its grade at the same time as the answer
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"candidates": 0}, "'candidates': a whole number from 1 to 20 .got 0"),
-        ({"candidates": 21}, "from 1 to 20"),
-        ({"least": 0}, "above 0, 1 at most"),
-        ({"least": 1.5}, "above 0, 1 at most"),
-        ({"least": "nan"}, "above 0, 1 at most"),
-        ({"temperature": -1}, "a number of 0 or more"),
-        ({"temperature": "inf"}, "a number of 0 or more"),
-        ({"fork": "last"}, "option 'fork'"),
-    ],
-)
-def test_options_without_a_meaning_are_refused(options: Mapping[str, Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        make("choose", *pair({}), **options)
-
-
-@pytest.mark.parametrize("options", [{"candidates": 1}, {"candidates": 20}, {"least": 1}, {"temperature": 0}])
-def test_options_at_the_edge_of_their_range_are_accepted(options: Mapping[str, Any]) -> None:
-    make("choose", *pair({}), **options)
-
-
-def test_the_defaults_are_those_that_are_stated_and_the_rest_specreasons() -> None:
-    models = pair({})
-    policy = Choose(*models)
-    assert policy == Choose(*models, candidates=4, least=0.05, fork="anywhere", temperature=0.0, seed=0)
-    assert policy.alone == SpecReason(*models)
-
-
 @pytest.mark.parametrize(("options", "count"), [({}, 4), ({"candidates": 3}, 3), ({"temperature": 0.5}, 20)])
 def test_only_the_needed_number_of_alternatives_is_requested(options: Mapping[str, Any], count: int) -> None:
     small, large = pair({})
@@ -344,18 +314,3 @@ def test_a_step_is_the_small_models_wherever_specreason_would_have_kept_it_or_a_
             assert step.text != draft.text
             assert isinstance(run(policy.alone.verify(before, step))[0], Accept)
         before = before.extend(step)
-
-
-def test_the_arms_of_the_promises_choose_now_and_then() -> None:
-    """What the loop promises is tried on runs in which rivals stand, are beaten, and are refused."""
-    reasons = set[str]()
-    for seed in range(60):
-        tried = arm("comparing" if seed % 2 else "choose", seed)
-        run(tried.run(seed % 3))
-        rulings = [event.verdict for event in tried.events if isinstance(event, Judged)]
-        assert isinstance(tried.policy, Choose)
-        assert all(len(ruling.rivals) < tried.policy.candidates for ruling in rulings)
-        reasons |= {rival.reason for ruling in rulings for rival in ruling.rivals}
-        reasons |= {f"under {type(ruling).__name__}" for ruling in rulings if ruling.rivals}
-    assert {"", "grade", "beaten", "under Accept", "under Rollback"} <= reasons
-    assert {"choose", "comparing"} <= set(ARMS)

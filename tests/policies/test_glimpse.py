@@ -97,12 +97,6 @@ def test_a_draft_without_tokens_was_handed_over_or_ends_the_turn(stop: str, verd
     assert run(Glimpse(*pair([])).verify(PROBLEM, draft))[0] == verdict
 
 
-def test_the_large_model_answers_and_the_defaults_are_those_of_the_papers_code() -> None:
-    small, large = pair([])
-    assert Glimpse(small, large).answerer is large
-    assert Glimpse(small, large) == Glimpse(small, large, threshold=1.0, top=20)
-
-
 def place(*chances: float) -> tuple[Token, ...]:
     return tuple(Token("", log(chance) if chance else -9999.0) for chance in chances)
 

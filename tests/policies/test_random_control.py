@@ -47,15 +47,6 @@ def test_a_draw_depends_on_the_seed_the_problem_the_chain_and_the_draft_alone() 
     assert RandomControl(*pair()).drawn(PROBLEM) == pytest.approx(0.9671349423)  # on every machine
 
 
-def test_the_large_model_writes_repairs_and_the_answer() -> None:
-    small, large = pair(8)
-    policy = RandomControl(small, large)
-    (chain, _), _ = run(reason(policy, PROBLEM))
-    assert {(step.author, step.note) for step in chain.steps} == {("small", ""), ("large", "random")}
-    assert policy.answerer is large
-    assert run(RandomControl(small, large, p=0).verify(PROBLEM, chain.steps[0]))[0] == Rollback(reason="random")
-
-
 def test_a_draw_equal_to_p_rejects_the_draft() -> None:
     """So that a *p* of 0 accepts nothing at all."""
     draft = Step("It is.\n\n", "small")

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from stepspec.orchestrator import Accept, Chain, Rollback, Step, reason
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.interfaces import answered_by
 from stepspec.policies import Relay, make
 from stepspec.policies.relay import CUES, ends_a_sentence
 
@@ -102,22 +100,6 @@ def test_the_large_model_does_not_write_on_while_the_small_one_finishes() -> Non
             return large.open
 
     assert run(main())[0] == 0
-
-
-@pytest.mark.parametrize("cues", [(), ("So", "")])
-def test_there_have_to_be_cues(cues: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigurationError, match="stepspec profile"):
-        relay(cues=cues)
-
-
-def test_cues_may_be_set_on_the_command_line() -> None:
-    assert relay(cues=["So,", "Thus"])[0].cues == ("So,", "Thus")
-
-
-def test_the_small_model_answers_as_in_the_paper() -> None:
-    policy, small, _ = relay()
-    assert policy.answerer is small
-    assert answered_by(policy) == "small"
 
 
 def test_no_default_cue_hides_behind_another() -> None:

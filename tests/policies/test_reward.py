@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict, reason
-from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import Reward, make
 
 from ..fakes import ScriptedModel, counting, run
@@ -62,23 +61,3 @@ def test_the_critic_reads_the_draft_in_its_chain_and_the_large_models_steps_befo
     assert [[step.author for step in chain.steps] for chain in read] == [
         ["small"], ["large", "small"], ["large", "small", "small"],
     ]  # fmt: skip
-
-
-def test_twenty_steps_are_no_reason_to_give_up() -> None:
-    small, large = (ScriptedModel(role, counting(role, 20)) for role in ("small", "large"))
-    chain, end = run(reason(Reward(small, large, ScriptedCritic(lambda chain: 1.0)), PROBLEM, ahead=2))[0]
-    assert (end, len(chain.steps)) == ("finished", 20)
-
-
-def test_a_missing_critic_is_an_error_with_the_cure() -> None:
-    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
-    with pytest.raises(ConfigurationError, match="STEPSPEC_CRITIC"):
-        make("reward", small, large)
-
-
-def test_the_large_model_repairs_and_answers() -> None:
-    made = policy(0.0)
-    repair = run(made.repair(PROBLEM, Step("Nonsense.\n\n", "small"), Rollback(reason="reward")))[0]
-    assert repair.text == "The large one says 0.\n\n"
-    assert made.answerer is made.large
-    assert made.threshold == 0.7

@@ -31,17 +31,6 @@ def verdict(grades: Mapping[str, float], **options: Any) -> Verdict:
 
 @given(seed=SEEDS, ahead=st.sampled_from([0, 2]))
 @BOUNDED
-def test_a_threshold_of_0_accepts_every_step(seed: int, ahead: int) -> None:
-    tried = arm("specreason", seed, trouble=0.0)
-    policy = SpecReason(tried.small, tried.large, threshold=0, sure=0)
-    (chain, end), _ = run(reason(policy, PROBLEM, ahead=ahead))
-    assert end == "finished"
-    assert {step.author for step in chain.steps} == {"small"}
-    assert not any(step.note for step in chain.steps)
-
-
-@given(seed=SEEDS, ahead=st.sampled_from([0, 2]))
-@BOUNDED
 def test_a_threshold_of_10_equals_the_large_model_alone(seed: int, ahead: int) -> None:
     tried = arm("specreason", seed)
     alone, _ = run(reason(make("large", tried.small, tried.large), PROBLEM))
@@ -83,7 +72,8 @@ def test_a_grade_that_reaches_the_threshold_is_enough(grade: str, threshold: flo
     [
         ({"9": 0.5, "0": 0.25, "1": 0.25}, Accept(9.0), Rollback(reason="grade", score=4.75)),
         ({"6": 0.5, "8": 0.25, "9": 0.25}, Rollback(reason="grade", score=6.0), Accept(7.25)),
-        ({"6": 0.5, "8": 0.5}, Rollback(reason="grade", score=6.0), Accept(7.0)),
+        ({"6": 0.5, "8": 0.5}, Rollback(reason="grade", score=6.0), Accept(7.0)),  # of equals, the lowest
+        ({"3": 0.125, "7": 0.375}, Accept(7.0), Rollback(reason="grade", score=6.0)),  # the rest is on other words
     ],
 )
 def test_the_likeliest_grade_and_the_mean_grade_may_disagree(
@@ -123,16 +113,3 @@ def test_the_question_of_the_judge_is_the_prompt_after_the_chain_with_the_draft(
     draft = Step("So it is.\n\n", "small")
     run(SpecReason(small, large).verify(PROBLEM, draft))
     assert questions == [(PROBLEM.extend(draft), load("specreason.grade").text)]
-
-
-def test_the_large_model_repairs_the_chain_without_the_draft_and_answers() -> None:
-    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
-    policy = SpecReason(small, large)
-    repair = run(policy.repair(PROBLEM, Step("Nonsense.\n\n", "small"), Rollback(reason="grade")))[0]
-    assert repair.text == "The large one says 0.\n\n"
-    assert policy.answerer is large
-
-
-def test_the_threshold_is_the_papers_and_the_grade_the_mean() -> None:
-    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
-    assert SpecReason(small, large) == SpecReason(small, large, threshold=7, read="expected")

@@ -214,11 +214,3 @@ def test_a_takeover_ends_with_the_budget() -> None:
     (chain, end), _ = run(reason(policy, PROBLEM, spent=budget.spent))
     assert (chain.text, end) == ("First.\n\none two three", "budget")
     assert chain.tokens == 5 == len(tokenise(chain.text))
-
-
-def test_the_large_model_answers_and_the_defaults_are_the_papers() -> None:
-    small, large = pair(counting("small", 3), counting("large", 3))
-    policy = SpeculativeThinking(small, large)
-    assert policy.answerer is large
-    assert policy == SpeculativeThinking(small, large, n1=20, n2=125, n3=125, limit=15, begin=100, reasoning=True)
-    assert not RECAP.text.endswith(DELIMITER)

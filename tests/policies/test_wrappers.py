@@ -1,16 +1,16 @@
-"""The large model begins, and the policy does not notice."""
+"""One model alone, and a policy whose first steps are the large model's."""
 
 from __future__ import annotations
-
-from dataclasses import FrozenInstanceError
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Chain, Rollback, Step, reason
+from stepspec.orchestrator import Chain, Ledger, Rollback, Step, reason
+from stepspec.orchestrator.chain import DELIMITER, Role
+from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.interfaces import foreseeable
-from stepspec.policies import Led, SpecReason, make
+from stepspec.policies import Guarded, Led, SpecReason, make
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import ARMS, BOUNDED, PROBLEM, arm
@@ -65,8 +65,23 @@ def test_the_first_steps_are_not_judged(first: int) -> None:
     assert [isinstance(verdict, Rollback) for verdict in verdicts] == [n >= first for n in range(4)]
 
 
-def test_a_led_policy_is_a_value() -> None:
-    policy = Led(SpecReason(small(), small()), small())
-    assert not hasattr(policy, "__dict__")
-    with pytest.raises(FrozenInstanceError):
-        policy.first = 3  # type: ignore[misc]
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_the_text_of_one_model_equals_a_single_request(name: Role, ahead: int) -> None:
+    events: list[Event] = []
+    small, large = (ScriptedModel(role, counting(role, 4), observe=events.append) for role in ("small", "large"))
+    author, other = (small, large) if name == "small" else (large, small)
+    (chain, end), seconds = run(reason(make(name, small, large), PROBLEM, ahead=ahead, observe=events.append))
+    assert chain.text == run(author.write(PROBLEM, stop=()))[0].text
+    assert (end, seconds, other.log) == ("finished", 4.0, [])
+    assert not [line for line in author.log if "ask" in line]
+    assert Ledger.of(events).accept_rate == 1.0
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_one_model_alone_gets_a_second_try_at_a_step_that_repeats_if_loops_are_stopped(name: Role) -> None:
+    again = " ".join(map(str, range(150))) + DELIMITER
+    models = [ScriptedModel(role, lambda previous: again) for role in ("small", "large")]
+    chain, end = run(reason(Guarded(make(name, *models)), PROBLEM))[0]
+    assert [(step.author, step.note) for step in chain.steps] == [(name, "")] * 2 + [(name, "repetition")]
+    assert end == "repetition"

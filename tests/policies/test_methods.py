@@ -1,0 +1,308 @@
+"""Methods are found by name, or are a user's own; wrong names, options and values are errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field, TypeAdapter
+
+from stepspec import Method, Threshold, policies
+from stepspec.evals.calibration.policy_file import find_threshold
+from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback, Step, Verdict
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Judged
+from stepspec.orchestrator.interfaces import foreseeable
+from stepspec.policies import (
+    METHODS,
+    THRESHOLDS,
+    Solo,
+    SpecReason,
+    check,
+    defaults,
+    describe_options,
+    make,
+    named,
+    options,
+    threshold,
+)
+from stepspec.policies.method import Above0, Amount, Grade, Several, Top, describe, meaning, read_method
+
+from ..fakes import ScriptedModel, counting, run
+from ..orchestrator.arms import ARMS, ScriptedCritic, arm, taste
+
+SMALL, LARGE = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+CRITIC = ScriptedCritic(lambda chain: 1.0)
+OPTIONS = [(name, option) for name in METHODS for option in options(name)]
+every_method = pytest.mark.parametrize("name", METHODS)
+every_option = pytest.mark.parametrize(("name", "option"), OPTIONS)
+
+
+@every_method
+def test_every_method_is_made_with_its_defaults_and_is_a_value(name: str) -> None:
+    made: Any = make(name, SMALL, LARGE, critic=CRITIC)
+    assert name in ARMS, "the promises to every policy are tried on all of them"
+    assert made.answerer is (SMALL if name in ("small", "relay") else LARGE)
+    assert made == make(name, SMALL, LARGE, critic=CRITIC, **defaults(name))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(made, dataclasses.fields(made)[0].name, LARGE)
+    assert not hasattr(made, "__dict__")  # a place to keep anything in
+
+
+def test_a_policy_states_whether_its_repair_depends_on_the_chain_alone() -> None:
+    foreseen = {name for name in METHODS if foreseeable(make(name, SMALL, LARGE, critic=CRITIC))}
+    assert foreseen == {"specreason", "bild", "cascade", "choose", "reading", "reflective", "reward"}
+
+
+def test_options_are_those_of_the_policy_without_its_models_and_their_defaults_the_papers() -> None:
+    assert {name: defaults(name) for name in METHODS if name not in ("reading", "relay")} == {
+        "large": {},
+        "small": {},
+        "specreason": {"threshold": 7, "read": "expected", "sure": 0.05},
+        "speculative-thinking": {"n1": 20, "n2": 125, "n3": 125, "limit": 15, "begin": 100, "reasoning": True},
+        "bild": {"fallback": 0.6, "rollback": 5.0, "run": 10, "scale": "token"},
+        "glimpse": {"threshold": 1.0, "top": 20},
+        "cascade": {"sure": 0.9, "threshold": 0.5},
+        "choose": {
+            **{"candidates": 4, "least": 0.05, "fork": "anywhere", "compare": False, "temperature": 0.0, "seed": 0},
+            **defaults("specreason"),
+        },
+        "random": {"p": 0.5, "seed": 0},
+        "reflective": {
+            **{"alpha": 0.3, "accept": None, "prompt": "reflect", "top": None, "epsilon": 0.09, "delta": 0.3}
+        },
+        "lookahead-reasoning": {"sure": 0.05},
+        "reward": {"threshold": 0.7},
+    }
+    made = make("specreason", SMALL, LARGE, threshold="5.5", read="expected", sure="0.5")  # as from a command line
+    assert made == SpecReason(SMALL, LARGE, threshold=5.5, read="expected", sure=0.5)
+    assert (make("small", SMALL, LARGE), make("large", SMALL, LARGE)) == (Solo(SMALL), Solo(LARGE))
+
+
+@every_method
+def test_a_threshold_is_what_scores_are_compared_with(name: str) -> None:
+    found, moved = threshold(name, {}), METHODS[name].threshold
+    assert found is None or found[1] == defaults(name)[found[0]]
+    if moved and moved.compared:
+        assert found == (moved.option, defaults(name)[moved.option])
+
+
+def test_a_chosen_threshold_is_that_of_the_run() -> None:
+    assert threshold("specreason", {"threshold": 5, "sure": 0.5}) == ("threshold", 5.0)
+    assert threshold("random", {"p": 0.5}) is threshold("large", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "words"),
+    [
+        ("specreson", {}, r"no policy 'specreson' \(did you mean 'specreason'.*; the policies: .*relay"),
+        ("specreason", {"thresholds": 3}, r"no option 'thresholds' \(did you mean 'threshold'.*sure=0.05"),
+        ("large", {"zzz": 3}, "'large' has no option 'zzz'; its options: none"),
+        ("specreason", {"first": 2}, r"'specreason' has no option 'first' .*pass lead=N, or --lead N"),
+        ("specreason", {"small": 2}, "has no option 'small'"),
+        ("specreason", {"threshold": "high"}, r"option 'threshold': a number from 0 to 9 \(got 'high'"),
+        ("specreason", {"read": "average"}, r"option 'read': 'greedy' or 'expected' \(got 'average'"),
+        ("specreason", {"sure": None}, r"option 'sure': a number from 0 to 1 \(got None"),
+        ("specreason", {"threshold": 9.5}, r"option 'threshold': a number from 0 to 9 \(got 9.5"),
+        ("specreason", {"threshold": "nan"}, "a number from 0 to 9"),
+        ("bild", {"rollback": -1}, r"a number of 0 or more \(got -1"),
+        ("bild", {"rollback": "inf"}, "a number of 0 or more"),
+        ("bild", {"run": 0}, r"a whole number of 1 or more \(got 0"),
+        ("bild", {"run": 2.5}, "a whole number of 1 or more"),
+        ("glimpse", {"top": 1}, "a whole number from 2 to 20"),
+        ("choose", {"candidates": 21}, "a whole number from 1 to 20"),
+        ("choose", {"least": 0}, "a number above 0, 1 at most"),
+        ("relay", {"cues": []}, "'relay' needs cues"),
+        ("relay", {"cues": "So"}, r"'cues': a list of texts \(got 'So'\)"),
+    ],
+)
+def test_a_wrong_name_option_or_value_is_an_error_with_the_valid_ones(
+    name: str, chosen: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        check(name, chosen)
+    with pytest.raises((ConfigurationError, TypeError)):
+        make(name, SMALL, LARGE, **chosen)
+
+
+def test_a_check_needs_no_models_and_finds_the_same_errors() -> None:
+    assert check("specreason", {"threshold": "5.5"}) == {"threshold": 5.5}
+    assert check("reward", {}) == {}
+    with pytest.raises(ConfigurationError, match=r"'reward' needs a reward model .* STEPSPEC_CRITIC"):
+        check("reward", {}, has_critic=False)
+    assert check("specreason", {}, has_critic=False) == {}
+
+
+@every_option
+def test_every_option_is_explained_has_a_valid_default_and_a_number_a_range(name: str, option: str) -> None:
+    described, default = describe_options(name)[option], defaults(name)[option]
+    assert described.default == default
+    assert check(name, {option: default}) == {option: default}
+    assert f"*{option}*" in described.means
+    if "number" in described.values and option != "seed":
+        assert any(word in described.values for word in (" from ", " above ", " or more")), described.values
+
+
+@every_option
+def test_at_the_ends_of_a_range_a_run_still_ends(name: str, option: str) -> None:
+    schema = METHODS[name].kinds[option].json_schema()
+    for value in (schema[key] for key in ("minimum", "maximum") if key in schema):
+        tried = arm(name, 3, trouble=0.0, budget=Budget(tokens=200, answer=20))
+        policy: Any = getattr(tried.policy, "policy", tried.policy)
+        tried.policy = dataclasses.replace(policy, **check(name, {option: value}))
+        assert run(tried.run(1))[0][1] in ("finished", "budget", "repetition")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (int, "a whole number"),
+        (bool, "true or false"),
+        (Top, "a whole number from 1 to 20"),
+        (Several, "a whole number from 2 to 20"),
+        (Grade, "a number from 0 to 9"),
+        (Above0, "a number above 0, 1 at most"),
+        (Amount, "a number of 0 or more"),
+        (Literal["one", "two"], "'one' or 'two'"),
+        (tuple[str, ...], "a list of texts"),
+        (Top | None, "a whole number from 1 to 20 or null"),
+        (Annotated[str, Field(min_length=1)], "string"),
+    ],
+)
+def test_types_are_described_in_words(kind: Any, words: str) -> None:
+    assert describe(TypeAdapter(kind)) == words
+
+
+def test_the_meaning_of_an_option_is_its_sentences() -> None:
+    text = "Take *this*\n    or *that*. It is 0.5 (see a.b) at first.\n\n*that* is more.\n\nMore on *this*, at last."
+    assert meaning(text, "that") == "Take *this* or *that*. *that* is more."
+    assert meaning(text, "this") == "Take *this* or *that*. More on *this*, at last."
+    assert meaning(text, "other") == ""
+
+
+def accepted(policy: str, value: float) -> float:
+    """The share of the drafts that *policy* accepts with that *value* of its threshold, over a few seeds."""
+    verdicts: list[bool] = []
+    for seed in range(12):
+        tried, critic = arm(policy, seed), ScriptedCritic(lambda chain: taste(chain.text))
+        chosen: dict[str, Any] = {THRESHOLDS[policy].option: value}
+        tried.policy = make(policy, tried.small, tried.large, critic=critic, **chosen)
+        run(tried.run())
+        verdicts += [isinstance(event.verdict, Accept) for event in tried.events if isinstance(event, Judged)]
+    return sum(verdicts) / len(verdicts)
+
+
+@pytest.mark.parametrize("policy", THRESHOLDS)
+def test_a_threshold_moves_from_its_strictest_to_its_loosest_value(policy: str) -> None:
+    option, values = THRESHOLDS[policy].option, THRESHOLDS[policy].values
+    assert defaults(policy)[option] in values
+    assert all(check(policy, {option: value}) == {option: value} for value in values)
+    assert list(values) in (sorted(set(values)), sorted(set(values), reverse=True))
+    assert accepted(policy, values[0]) < accepted(policy, values[-1])
+
+
+def test_where_a_score_is_compared_the_strictest_value_is_the_highest_score() -> None:
+    compared = {name: each.values[0] for name, each in THRESHOLDS.items() if each.compared}
+    assert compared == {"specreason": 9, "reward": 1}
+
+
+# A user's own: a class, a function or a `Method` in place of a name.
+
+
+@dataclass(frozen=True, slots=True)
+class Alternate:
+    """
+    Reject every draft at an even place.
+
+    At most *most* drafts are accepted.
+    """
+
+    small: Model
+    large: Model
+    most: Annotated[int, Field(ge=0, le=9)] = 3
+
+    @property
+    def answerer(self) -> Model:
+        return self.large
+
+    async def draft(self, chain: Chain) -> Step:
+        return await self.small.write(chain)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        return Accept() if len(chain.steps) % 2 and len(chain.steps) < self.most else Rollback()
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return await self.large.write(chain)
+
+
+@pytest.fixture
+def forgetting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the registry forget what a test adds."""
+    monkeypatch.setattr(METHODS, "_added", {})
+
+
+@pytest.mark.usefixtures("forgetting")
+def test_a_class_or_a_function_is_chosen_by_its_name_and_its_options_are_checked() -> None:
+    name = named(Alternate)
+    assert name == named(Alternate) == "Alternate"
+    assert make(name, SMALL, LARGE, most="5") == Alternate(SMALL, LARGE, most=5)
+    with pytest.raises(ConfigurationError, match="policy 'Alternate', option 'most': a whole number from 0 to 9"):
+        check(name, {"most": 10})
+    assert METHODS[name].about == "Reject every draft at an even place."
+    assert describe_options(name)["most"].means == "At most *most* drafts are accepted."
+
+    def strict(small: Model, large: Model, *, at: float = 8) -> Policy:
+        """Be strict."""
+        return SpecReason(small, large, threshold=at)
+
+    assert make(named(strict), SMALL, LARGE) == SpecReason(SMALL, LARGE, threshold=8)
+
+
+@pytest.mark.usefixtures("forgetting")
+def test_bound_arguments_are_defaults_that_may_be_overridden() -> None:
+    name = named(partial(SpecReason, threshold=5))
+    assert name != named(partial(SpecReason, threshold=6))
+    assert make(name, SMALL, LARGE) == SpecReason(SMALL, LARGE, threshold=5)
+    assert make(name, SMALL, LARGE, threshold=8) == SpecReason(SMALL, LARGE, threshold=8)
+    assert METHODS[name].documentation == METHODS["specreason"].documentation
+
+
+@pytest.mark.usefixtures("forgetting")
+def test_a_method_brings_its_threshold_to_calibrate() -> None:
+    moved = Threshold("most", (0, 1, 2, 3))
+    plain, name = named(Alternate), METHODS.add(Method(Alternate, threshold=moved), "Alternate")
+    assert (plain, name) == ("Alternate", "Alternate-2")
+    assert find_threshold(name) == moved
+
+
+def takes_one(large: Model) -> Any: ...
+def takes_any(small: Model, large: Model, **others: float) -> Any: ...
+def takes_more(small: Model, large: Model, threshold: float) -> Any: ...
+def takes_anything(small: Model, large: Model, threshold=7) -> Any: ...  # type: ignore[no-untyped-def]
+def takes_a_model(small: Model, large: Model, other: Model | None = None) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (7, "7 is neither a policy's class, nor a function that builds one, nor a Method"),
+        (dict, "mine is no policy: it has no draft, verify, repair, answerer"),
+        (takes_one, "mine has to take the parameters small and large"),
+        (takes_any, r"\*\*others: 'float' cannot be set by name"),
+        (takes_more, "the option 'threshold' has no default"),
+        (takes_anything, "the option 'threshold' has no type"),
+        (takes_a_model, "the type of an option cannot be used"),
+        (Method(Alternate, threshold=Threshold("least", (1, 0))), "the threshold 'least' is none of its options"),
+        (Method(Alternate, prompts=("gone",)), "there is no prompt 'gone'"),
+    ],
+)
+def test_what_cannot_be_a_policy_is_refused_with_the_reason(value: object, complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        read_method("mine", value)
+
+
+def test_every_name_that_is_offered_exists() -> None:
+    assert all(hasattr(policies, name) for name in policies.__all__)
