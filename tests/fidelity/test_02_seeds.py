@@ -18,7 +18,6 @@ from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Started
 from stepspec.orchestrator.lookahead import LookaheadControl
-from stepspec.orchestrator.trace import parse
 from stepspec.settings import load
 
 from ..fakes import run
@@ -198,8 +197,3 @@ def test_a_seed_is_set_wherever_a_run_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert load(seed=7).sampling == Sampling(temperature=1.0, seed=7)
     with pytest.raises(ConfigurationError, match="seed: a whole number"):
         load(seed="often")  # type: ignore[arg-type]
-
-
-def test_a_trace_without_seeds_is_still_read() -> None:
-    old = b'{"at":0.0,"event":"Started","messages":[],"policy":"bild","models":[]}'
-    assert parse(old).event == Started((), "bild")

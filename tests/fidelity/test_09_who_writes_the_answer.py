@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec import policies
-from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rollback
+from stepspec.orchestrator import Budget, Chain, Ledger
 from stepspec.orchestrator.budget import Budgeted
-from stepspec.orchestrator.chain import THINK_END, Step, Stop
+from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import (
     Answered,
@@ -25,7 +25,6 @@ from stepspec.orchestrator.events import (
 )
 from stepspec.orchestrator.interfaces import answered_by
 from stepspec.orchestrator.lookahead import LookaheadControl
-from stepspec.orchestrator.repetition import obstacle, stuck
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.service.formats.deltas import DeltaBuilder, TokenCounts
@@ -173,8 +172,8 @@ def test_an_answer_stops_before_a_stop_string(ahead: int) -> None:
     assert "".join(case.pieces) == outcome.text
 
 
-@pytest.mark.parametrize("room", range(1, 24))
 @pytest.mark.parametrize("ahead", [0, 3])
+@pytest.mark.parametrize("room", [1, 2, 3, 5, 8, 13, 23])
 def test_the_answer_keeps_within_its_budget(room: int, ahead: int) -> None:
     case = Case(budget=Budget(tokens=24 + room, answer=room))  # 24 tokens are thought
     outcome, _ = case.run(ahead=ahead)
@@ -261,39 +260,6 @@ def test_a_small_model_that_is_lost_does_not_answer() -> None:
     assert [event.step.author for event in case.events if isinstance(event, Answered)] == ["large"]
 
 
-def test_models_without_a_thinking_block_answer_as_they_reason() -> None:
-    case = Case()
-    case.small.script = lambda previous: "First.\n\n" if not previous else "So it is \\boxed{7}."
-    outcome, _ = case.run(thinks=False)
-    assert outcome.text == "First.\n\nSo it is \\boxed{7}."
-
-
-def test_an_answer_may_repeat_the_thinking() -> None:
-    rows = [Step(f"Row {place} is {place * 7}.\n\n", "small") for place in range(90)]
-    open_still = Chain(PROBLEM.messages, tuple(rows * 2))
-    answering = Chain(PROBLEM.messages, (*open_still.steps, Step(THINK_END, "large", "end"), *rows[:-1]))
-    assert (obstacle(answering, rows[-1]), obstacle(open_still, Step("".join(row.text for row in rows), "small"))) == (
-        "",
-        "repetition",
-    )
-    assert not stuck(answering, rows[-1])
-
-
-@pytest.mark.parametrize("stop", ["delimiter", "length", "until"])
-def test_the_blank_line_before_an_answer_repeats_nothing(stop: Stop) -> None:
-    thinking = Chain(PROBLEM.messages, (Step(f"That is all.\n{THINK_END}", "small", "end"),))
-    assert obstacle(thinking, Step("\n\n", "small", stop)) == ""
-    assert not stuck(thinking, Step("\n\n", "large", stop))
-
-
-@pytest.mark.parametrize(("text", "stop", "reason"), [("", "end", "empty"), (" \n", "end", "empty"), ("42", "end", "")])
-def test_only_an_answer_with_words_may_end(text: str, stop: Stop, reason: str) -> None:
-    thinking = Chain(PROBLEM.messages, (Step(THINK_END, "large", "end"),))
-    assert obstacle(thinking, Step(text, "small", stop)) == reason
-    assert obstacle(thinking.extend(Step("42.\n\n", "small")), Step(text, "small", stop)) == reason
-    assert obstacle(PROBLEM, Step(text, "small", stop)) == ""
-
-
 @given(
     seed=st.integers(0, 10_000),
     name=st.sampled_from([name for name in METHODS if name not in (*policies.BASELINES, "reward")]),
@@ -362,17 +328,3 @@ def test_answer_is_a_setting_that_bears_on_a_calibration() -> None:
     assert load(answer="large").conditions()["answer"] == "large"
     with pytest.raises(ConfigurationError, match=r"answer: .*'large', 'method' or 'small'"):
         load(answer="nobody")
-
-
-def test_the_option_that_relay_had_names_the_one_that_is_there_now() -> None:
-    case = Case()
-    with pytest.raises(ConfigurationError, match=r"no option 'answers' .*answer='large', or --answer large"):
-        make("relay", case.small, case.large, answers="large")
-
-
-def test_verdicts_on_thinking_and_answer_are_separate() -> None:
-    case = Case(wrong=[1])
-    case.run()
-    judged = {event.index: event.verdict for event in case.events if isinstance(event, Judged)}
-    assert judged[THOUGHT] == Accept()  # the blank line
-    assert isinstance(judged[THOUGHT + 2], Rollback)

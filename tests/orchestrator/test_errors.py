@@ -1,25 +1,6 @@
 """Errors name their cause and can be caught by their remedy."""
 
-import pytest
-
 from stepspec.orchestrator import errors
-
-
-@pytest.mark.parametrize(
-    ("kind", "bases"),
-    [
-        (errors.ConfigurationError, (errors.StepspecError, ValueError)),
-        (errors.ContextTooLong, (errors.EndpointRejected, errors.EndpointError, errors.StepspecError)),
-        (errors.EndpointUnavailable, (errors.EndpointError,)),
-        (errors.MalformedReply, (errors.EndpointError,)),
-        (errors.MissingCapability, (errors.StepspecError,)),
-        (errors.WorkersLost, (errors.StepspecError,)),
-        (errors.ServerNotReady, (errors.ServerError, errors.StepspecError)),
-        (errors.ServerDied, (errors.ServerError,)),
-    ],
-)
-def test_every_error_is_caught_by_its_family(kind: type[Exception], bases: tuple[type[Exception], ...]) -> None:
-    assert all(issubclass(kind, base) for base in bases)
 
 
 def test_an_endpoints_error_names_its_model_and_keeps_the_parts() -> None:

@@ -13,7 +13,7 @@ from stepspec.orchestrator.auto import Auto, AutoRun, Record
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Lost, Repaired
-from stepspec.orchestrator.lookahead import LookaheadControl, SureBets, confidence
+from stepspec.orchestrator.lookahead import LookaheadControl, confidence
 from stepspec.policies import LookaheadReasoning, SpecReason
 
 from ..fakes import ScriptedModel, run
@@ -61,21 +61,6 @@ def test_committed_steps_do_not_count_as_drafts_ahead() -> None:
     large.reading = lambda chain: 100.0
     run(reason(SpecReason(small, large), chain, ahead=1, deadline=50.0))
     assert sum(line.startswith("small write") and "done" in line for line in small.log) == 2
-
-
-def test_no_bet_is_made_beyond_a_draft_that_is_not_sure() -> None:
-    small, large = pair(length=3)
-
-    class Bets(SureBets):
-        def allows(self, draft: Step) -> bool:
-            return "says 1" in draft.text
-
-    ahead = LookaheadControl(2, sure_bets=Bets())
-    assert run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))[1] == 5.0
-    # Nothing beyond the first draft until it is judged; then two drafts, and the judges one draft behind.
-    assert [line for line in small.log if "write" in line or "ask 1" in line][:5] == [
-        "small write 0", "small write 0 done", "large ask 1", "large ask 1 done", "small write 1",
-    ]  # fmt: skip
 
 
 def test_the_default_control_has_no_lookahead_and_no_hedge() -> None:

@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Chain, Step
+from stepspec.orchestrator import Budget, Chain, Step, reason
 from stepspec.orchestrator.chain import THINK_END, Stop
 from stepspec.orchestrator.repetition import PER_UNIT, ROUNDS, SPAN, STUCK, TAIL, loops, obstacle, stuck
+from stepspec.policies import BiLD, Relay, SpeculativeThinking
+from stepspec.policies.solo import large_alone
 
-from .arms import BOUNDED
+from ..fakes import Previous, ScriptedModel, run
+from .arms import BOUNDED, PROBLEM
 
 
 def chain(*texts: str) -> Chain:
@@ -45,6 +48,21 @@ def test_an_answer_that_ends_before_it_begins_is_empty() -> None:
     assert [obstacle(closed, Step(text, "small", "end")) for text in ("", "\n", "2")] == ["empty", "empty", ""]
 
 
+def pieces(text: str, size: int) -> list[Step]:
+    """*text* as a policy commits it that moves by *size* characters."""
+    return [Step(text[at : at + size], "small", "until") for at in range(0, len(text), size)]
+
+
+def rejected(steps: list[Step]) -> bool:
+    """Whether the loop would reject one of *steps* as a repetition."""
+    grown = Chain(())
+    for one in steps:
+        if obstacle(grown, one) == "repetition":
+            return True
+        grown = grown.extend(one)
+    return False
+
+
 SPANS = {
     "one word": "no ",
     "two words": "1, ",
@@ -53,6 +71,9 @@ SPANS = {
     "two paragraphs": "Let me check that.\n\nIs it right?\n\n",
     "a page": "".join(f"In case {case}, the number {case * 7} is left, and so on.\n\n" for case in range(9)),
     "Chinese": "\u8fd9\u662f\u5bf9\u7684\uff0c",
+    "digits": "3",
+    "a period of digits": "142857",
+    "one sign and a word": "ha! ",
 }
 
 
@@ -61,10 +82,10 @@ SPANS = {
 def test_a_span_of_enough_units_has_to_repeat_several_times(span: str, size: int) -> None:
     """Whatever the steps are: the draft is rejected in the third round, the run ends in the fourth."""
     text = span * (1 + TAIL // len(span))
-    steps = [Step(text[at : at + size], "small", "until") for at in range(0, len(text), size)]
-    rejected = first(steps, lambda grown, one: obstacle(grown, one) == "repetition")
+    steps = pieces(text, size)
+    refused = first(steps, lambda grown, one: obstacle(grown, one) == "repetition")
     ended = first(steps, stuck)
-    for place, rounds in ((rejected, ROUNDS), (ended, STUCK)):
+    for place, rounds in ((refused, ROUNDS), (ended, STUCK)):
         repeated = max(rounds * len(span), len(units(text, rounds * SPAN)))
         assert repeated - len(span) <= place * size + size < repeated + size + len(span)
 
@@ -129,6 +150,52 @@ def test_lists_derivations_checks_and_equal_rows_are_no_loop(paragraphs: list[st
         grown = grown.extend(step(text))
 
 
+LEGITIMATE = {
+    "a sum": "1 + " * 60 + "1 = 61.",
+    "a row of zeros": "0 & " * 100 + "1",
+    "a matrix of zeros": ("0 & " * 9 + "0 \\\\\n") * 10,
+    "a googol": f"10^100 is 1{'0' * 100}.",
+    "a table": "| n | n^2 | even |\n|---|---|---|\n" + "".join(f"| {n} | {n * n} | {n % 2} |\n" for n in range(200)),
+    "a rule": "-" * 400,
+    "numbers": ", ".join(map(str, range(600))),
+    "a polynomial": " + ".join(f"{n}x^{n}y^{40 - n}" for n in range(40)),
+    "confirmations": "Yes.\n\nSo x = 3.\n\nYes.\n\nSo x = 3, I am sure.\n\nYes, yes.\n\n" * 2,
+    "cases": "".join(f"Case {n}: if x = {n}, then x is {'odd' if n % 2 else 'even'}, as it was.\n" for n in range(99)),
+    "binary": " ".join(f"{n:010b}" for n in range(300)),
+    "a third": f"1/3 = 0.{'3' * 60}...",
+    "Chinese numbers": "\uff0c".join(f"\u7b2c{n}\u6b65" for n in range(200)),
+}
+
+
+@pytest.mark.parametrize("text", LEGITIMATE.values(), ids=LEGITIMATE)
+def test_tables_lists_sums_and_confirmations_are_none_in_steps_of_any_size(text: str) -> None:
+    for size in (1, 7, 60):
+        assert not rejected(pieces(text, size))
+
+
+PROGRAM = """Let me write the program:
+
+```python
+def fib(n):
+    a, b = 0, 1
+
+    for _ in range(n):
+        a, b = b, a + b
+
+    return a
+```
+
+"""
+
+
+def test_a_program_may_be_written_three_times_and_not_without_end() -> None:
+    parts = [f"{part}\n\n" for part in PROGRAM.strip().split("\n\n")] * 3
+    for steps in ([PROGRAM] * 3, [*PROGRAM.partition("```python\n")] * 3, parts):
+        assert not rejected([Step(text, "small") for text in steps])
+    assert not rejected(pieces("".join(parts), 8))
+    assert rejected(pieces(PROGRAM * 40, 8))
+
+
 @pytest.mark.parametrize("text", ["\n\n", "\n \n", "\u00a0\n\n", "\n"])
 def test_only_very_much_white_space_is_a_loop(text: str) -> None:
     most = ROUNDS * SPAN * PER_UNIT
@@ -153,3 +220,45 @@ def test_the_end_of_the_text_alone_decides(length: int, draft: str) -> None:
     recent = Chain((), (Step(full.text[-TAIL:], "small"),))
     assert obstacle(full, step(draft)) == obstacle(recent, step(draft))
     assert stuck(full, step(draft)) == stuck(recent, step(draft))
+
+
+@given(
+    loop=st.text("ab \n.1\u597d", min_size=1, max_size=24), size=st.integers(1, 30), before=st.text("xyz ", max_size=40)
+)
+@BOUNDED
+def test_every_endless_repetition_is_a_loop(loop: str, size: int, before: str) -> None:
+    text = loop * ((ROUNDS + 1) * SPAN * PER_UNIT // len(loop) + 2)
+    assert rejected([*pieces(before, 50), *pieces(text, size)])
+
+
+def looping(role: str, loop: str) -> Callable[[Previous], str]:
+    def script(previous: Previous) -> str:
+        return "So it is. " + loop * 4000
+
+    return script
+
+
+@pytest.mark.parametrize("loop", ["and so on, and then ", "3 "])
+def test_two_models_that_loop_end_the_run_early_and_one_alone_goes_on(loop: str) -> None:
+    small, large = (ScriptedModel(role, looping(role, loop)) for role in ("small", "large"))
+    spent = Budget(4096).spent
+    for policy in (BiLD(small, large), SpeculativeThinking(small, large), Relay(small, large)):
+        (grown, end), _ = run(reason(policy, PROBLEM, ahead=2, spent=spent))
+        assert end == "repetition", policy
+        assert grown.tokens < 2048
+    (grown, end), _ = run(reason(large_alone(small, large), PROBLEM, spent=spent))
+    assert end == "budget"  # as its server alone
+    assert grown.tokens > 2048
+
+
+def test_the_large_model_gets_the_small_one_out_of_its_loop() -> None:
+    small = ScriptedModel("small", looping("small", "and so on, and then "), rivals=lambda before, token: ())
+    large = ScriptedModel("large", looping("large", "and so on, and then "))
+
+    def escape(text: str) -> str | None:
+        return f" enough.\n{THINK_END}" if len(text) > 1300 else ScriptedModel.next(large, text)
+
+    large.next = escape  # type: ignore[method-assign]
+    (grown, end), _ = run(reason(BiLD(small, large), PROBLEM, ahead=2, spent=Budget(4096).spent))
+    assert end == "finished"
+    assert grown.steps[-1].author == "large"

@@ -47,12 +47,6 @@ def test_blank_lines_after_a_step_belong_to_the_next_one(ahead: int) -> None:
     assert (verdicts(events), end) == ({}, "finished")
 
 
-def test_equal_steps_are_judged_like_others(ahead: int) -> None:
-    small, large = pair(saying("Again.\n\n", "Again.\n\n", "Again.\n\n", f"Last.\n{THINK_END}"))
-    chain, end, events = think(small, large, ahead)
-    assert (len(chain.steps), verdicts(events), end) == (4, {}, "finished")
-
-
 LONG = " ".join(f"word{number}" for number in range(150))
 
 
@@ -147,12 +141,6 @@ def test_a_turn_that_ends_without_closing_the_thinking_ends_the_run_once(ahead: 
     chain, end, _ = think(small, large, ahead)
     assert (chain.text, end) == ("First.\n\nAnd that is that.", "finished")
     assert chain.steps[-1].stop == "end"
-
-
-def test_a_box_in_the_middle_of_the_thinking_ends_nothing(ahead: int) -> None:
-    small, large = pair(saying("I shall write \\boxed{}.\n\n", "Answer: soon.\n\n", f"Last.\n{THINK_END}"))
-    chain, end, _ = think(small, large, ahead)
-    assert (len(chain.steps), end) == (3, "finished")
 
 
 def test_the_kept_part_of_a_draft_is_committed_before_its_repair_starts(ahead: int) -> None:

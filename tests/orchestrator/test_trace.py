@@ -1,7 +1,6 @@
 """A trace is read as it was written, and gives back the run's chain."""
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -12,27 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Accept, Chain, Message, Rival, Rollback, Step, Token
+from stepspec.orchestrator import Chain, Rollback, Step, Token
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import (
     Answered,
-    Answering,
-    AnswerJudged,
-    Called,
-    Calling,
-    Chosen,
     Committed,
-    Decided,
-    Degraded,
-    Drafted,
     Event,
-    FellBack,
     Finished,
     Judged,
-    JudgedWithin,
-    Lost,
-    Moved,
-    Repaired,
     Started,
 )
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, read, replay, write
@@ -40,88 +26,21 @@ from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse
 from ..fakes import run
 from .arms import ARMS, BOUNDED, PROBLEM, arm
 
-SECONDS = st.floats(0, 1e6).map(partial(round, ndigits=6))
-NUMBERS = st.integers(0, 2**40)
-SCORES = st.none() | st.floats(allow_nan=False)
-ROLES = st.sampled_from(["small", "large"])
-PLAIN = st.builds(Token, st.text(), st.floats(max_value=0), NUMBERS, st.integers(-1, 2**40))
-TOKENS = st.builds(replace, PLAIN, top=st.lists(PLAIN, max_size=2).map(tuple))
-PIECES = st.builds(
-    Step,
-    st.text(),
-    ROLES,
-    st.sampled_from(["delimiter", "length", "until", "end"]),
-    st.lists(TOKENS, max_size=3).map(tuple),
-    st.text(),
-    st.text(),
-)
-STEPS = st.builds(replace, PIECES, pieces=st.lists(PIECES, max_size=2).map(tuple))
-RIVALS = st.lists(st.builds(Rival, STEPS, SCORES, st.text()), max_size=2).map(tuple)
-ROLLBACKS = st.builds(Rollback, NUMBERS, st.text(), SCORES, st.none() | STEPS, RIVALS)
-MESSAGES = st.lists(st.builds(Message, st.sampled_from(["system", "user", "assistant"]), st.text())).map(tuple)
-EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
-    Called: st.builds(
-        Called,
-        ROLES,
-        st.sampled_from(["write", "score", "ask"]),
-        st.sampled_from(["done", "cancelled", "failed"]),
-        SECONDS,
-        SECONDS,
-        st.none() | SECONDS,
-        NUMBERS,
-        NUMBERS,
-        NUMBERS,
-    ),
-    Started: st.builds(
-        Started,
-        MESSAGES,
-        st.text(),
-        st.lists(st.tuples(st.text(), st.text())).map(tuple),
-        st.none() | NUMBERS,
-        st.none() | st.tuples(st.text(), st.floats(allow_nan=False)),
-    ),
-    Drafted: st.builds(Drafted, NUMBERS, STEPS),
-    Judged: st.builds(Judged, NUMBERS, STEPS, st.builds(Accept, SCORES, RIVALS) | ROLLBACKS),
-    JudgedWithin: st.builds(JudgedWithin, st.text(), NUMBERS, STEPS, st.builds(Accept, SCORES, RIVALS) | ROLLBACKS),
-    Lost: st.builds(Lost, NUMBERS, STEPS),
-    Chosen: st.builds(Chosen, NUMBERS, STEPS),
-    Repaired: st.builds(Repaired, NUMBERS, STEPS, ROLLBACKS),
-    Committed: st.builds(Committed, NUMBERS, STEPS, SCORES),
-    Answering: st.builds(Answering, st.text()),
-    Answered: st.builds(Answered, STEPS),
-    Degraded: st.builds(Degraded, ROLES, st.text(), st.text()),
-    Moved: st.builds(Moved, ROLES, st.text(), st.text(), st.text(), st.text()),
-    Decided: st.builds(
-        Decided,
-        NUMBERS,
-        st.sampled_from(["method", "large"]),
-        NUMBERS,
-        st.lists(st.tuples(st.text(), SECONDS)).map(tuple),
-        st.text(),
-        st.booleans(),
-        NUMBERS,
-        NUMBERS,
-    ),
-    Calling: st.builds(Calling, NUMBERS, st.text(), st.text(), st.text()),
-    AnswerJudged: st.builds(AnswerJudged, NUMBERS, STEPS, st.none() | st.booleans(), SCORES, st.text(), st.booleans()),
-    FellBack: st.builds(
-        FellBack,
-        st.sampled_from(["step", "answer"]),
-        NUMBERS,
-        st.text(),
-        st.sampled_from(["large", "accept", "reject", "fail"]),
-    ),
-    Finished: st.builds(Finished, st.text(), st.text(), SECONDS),
+TOKENS = st.builds(Token, st.text(), st.floats(max_value=0))
+PIECES = st.builds(Step, pieces=st.just(()), tokens=st.lists(TOKENS, max_size=2).map(tuple))
+STRATEGIES: dict[type[object], st.SearchStrategy[object]] = {  # the others follow from the types of fields
+    float: st.floats(allow_nan=False),
+    int: st.integers(-1, 2**40),
+    Token: st.builds(Token, top=st.lists(TOKENS, max_size=2).map(tuple)),
+    Step: st.builds(Step, pieces=st.lists(PIECES, max_size=2).map(tuple)),
 }
+for kind, strategy in STRATEGIES.items():
+    st.register_type_strategy(kind, strategy)
 
 
-def test_every_kind_of_event_is_tried_here() -> None:
-    assert set(EVENTS) == set(get_args(Event))
-
-
-@pytest.mark.parametrize("kind", EVENTS)
+@pytest.mark.parametrize("kind", get_args(Event))
 def test_every_event_is_read_as_it_was_written(kind: type[Event]) -> None:
-    @given(event=EVENTS[kind], at=SECONDS)
+    @given(event=st.from_type(kind), at=st.floats(0, 1e6).map(partial(round, ndigits=6)))
     @BOUNDED
     def check(event: Event, at: float) -> None:
         line = dump(Moment(at, event))
@@ -148,16 +67,6 @@ def test_the_trace_of_a_run_replays_to_its_chain(name: str, tmp_path: Path) -> N
     write(tmp_path / "trace.jsonl", moments)
     assert read(tmp_path / "trace.jsonl") == moments
     assert replay(moment.event for moment in moments) == chain
-
-
-def test_a_trace_of_the_random_control_with_its_former_reason_is_still_read() -> None:
-    draft, repair = Step("It is 41.", "small"), Step("It is 42.", "large", note="lot")
-    lines = [
-        dump(Moment(0.0, Started(PROBLEM.messages, "random"))),
-        dump(Moment(0.1, Judged(0, draft, Rollback(reason="lot")))),
-        dump(Moment(0.2, Committed(0, repair))),
-    ]
-    assert replay(parse(line).event for line in lines) == PROBLEM.extend(repair)
 
 
 def test_blank_lines_in_a_trace_are_skipped(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict, reason
-from stepspec.policies import LookaheadReasoning, make
+from stepspec.orchestrator import Accept, Chain, Ledger, Rollback, Step, Verdict, reason
+from stepspec.orchestrator.errors import EndpointRejected
+from stepspec.orchestrator.events import Called, Event
+from stepspec.policies import Led, LookaheadReasoning, make
 from stepspec.prompts import load
 
 from ..fakes import ScriptedModel, counting, run
@@ -125,3 +127,90 @@ def test_an_accepted_draft_that_ends_the_thinking_ends_it() -> None:
     large = ScriptedModel("large", counting("large", 5), judge=lambda chain, question: {"Yes": 1.0})
     chain, end = run(reason(LookaheadReasoning(small, large), PROBLEM, ahead=2))[0]
     assert (end, len(chain.steps), chain.text.count("</think>")) == ("finished", 2, 1)
+
+
+# Lookahead Reasoning: the large model's own step began after the draft, though it needs only the chain before it.
+
+STEPS = 12
+SMALL, LARGE = 1.0, 5.0  # seconds per step
+
+
+def pair(script: str = "any") -> tuple[ScriptedModel, ScriptedModel]:
+    """Two models of one mind, unless the *script* is the small one's; the large one takes five times as long."""
+    small = ScriptedModel("small", counting("small" if script == "small" else "large", STEPS))
+    large = ScriptedModel("large", counting("large", STEPS), log=small.log, judge=lambda chain, question: {"No": 1.0})
+    small.latency, large.latency = lambda chain: SMALL, lambda chain: LARGE
+    return small, large
+
+
+def seconds(ahead: int) -> float:
+    return run(reason(LookaheadReasoning(*pair()), PROBLEM, ahead=ahead))[1]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "expected"),
+    [
+        (0, STEPS * LARGE),  # one after the other, and nobody waits for the draft
+        (1, STEPS / 2 * LARGE + SMALL),  # two at a time
+        (STEPS, (STEPS - 1) * SMALL + LARGE),  # all at a time
+    ],
+)
+def test_the_large_models_step_begins_with_the_draft(ahead: int, expected: float) -> None:
+    assert seconds(ahead) == expected
+
+
+def test_a_wrong_draft_costs_no_more_than_the_large_model_alone_and_the_judge() -> None:
+    small, large = pair("small")
+    large.reading = lambda chain: 0.5
+    (chain, _), took = run(reason(LookaheadReasoning(small, large), PROBLEM))
+    assert took == STEPS * (LARGE + 0.5)
+    assert {step.author for step in chain.steps} == {"large"}
+    assert large.log.count("large write 0") == 1  # what was compared is the repair
+
+
+def test_a_draft_in_a_loop_is_repaired_by_the_step_that_was_begun_with_it() -> None:
+    small, large = pair()
+    small.script = lambda previous: "no " * 450 + "\n\n"
+    (chain, _), took = run(reason(LookaheadReasoning(small, large), PROBLEM))
+    assert took == STEPS * LARGE
+    assert {step.note for step in chain.steps} == {"repetition"}
+    assert [line for line in large.log if line.startswith("large write")] == [
+        line for place in range(STEPS) for line in (f"large write {place}", f"large write {place} done")
+    ]
+
+
+def test_requests_for_a_lost_bet_are_cancelled_and_counted() -> None:
+    small, large = pair("small")
+    large.pace = 0.5  # of eight tokens
+    events: list[Event] = []
+    small.observe = large.observe = events.append
+    (chain, _), _ = run(reason(LookaheadReasoning(small, large), PROBLEM, ahead=3, observe=events.append))
+    calls = [one for one in events if isinstance(one, Called) and (one.role, one.verb) == ("large", "write")]
+    lost = [one for one in calls if one.fate == "cancelled"]
+    assert lost
+    assert small.open == large.open == 0
+    assert Ledger.of(events).large.discarded == sum(one.written for one in calls) - chain.tokens > 0
+
+
+def test_a_draft_that_fails_leaves_no_request_of_the_large_model() -> None:
+    small, large = pair()
+    failure = EndpointRejected("no", role="small", url="http://here", verb="write")
+    small.fails = lambda verb, chain: failure
+    with pytest.raises(EndpointRejected):
+        run(reason(LookaheadReasoning(small, large), PROBLEM, ahead=2))
+    assert large.open == 0
+    assert "large write 0 cancelled" in large.log
+
+
+def test_led_steps_need_nothing_to_be_compared_with() -> None:
+    small, large = pair()
+    policy = Led(LookaheadReasoning(small, large), large, first=2)
+    assert run(reason(policy, PROBLEM))[1] == STEPS * LARGE
+    assert large.log.count("large write 0") == large.log.count("large write 1") == 1
+
+
+def test_a_verdict_without_a_prepared_step_makes_one() -> None:
+    small, large = pair()
+    draft = Step("The large one says 0.\n\n", "small")
+    verdict, took = run(LookaheadReasoning(small, large).verify(Chain.of("Why?"), draft))
+    assert (type(verdict).__name__, took) == ("Accept", LARGE)

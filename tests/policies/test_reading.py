@@ -16,9 +16,8 @@ from stepspec.policies import StepReading
 from stepspec.policies.reading import Tokens, strictly
 
 from ..fakes import ScriptedModel, run, tokenise
-from ..fidelity.test_04_bild_sampling import dice, frequencies
 from ..orchestrator.arms import BOUNDED, PROBLEM, arm
-from .test_bild import alone, pair
+from .test_bild import alone, dice, frequencies, pair
 
 STEP = "It costs 3 * 4 = 12 euros."
 

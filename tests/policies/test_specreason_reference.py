@@ -64,21 +64,6 @@ def test_a_refused_request_raises_its_own_error_and_loses_nothing_committed() ->
     assert [event.step.text for event in events if isinstance(event, Committed)] == ["First.\n\n"]
 
 
-def test_two_empty_steps_are_no_end() -> None:
-    """The reference takes them for a repetition, and the run for finished; here they join the step that follows."""
-    chain, end = think(*pair(DELIMITER, DELIMITER, LAST)[:2])
-    assert [step.text for step in chain.steps] == [DELIMITER * 2 + LAST]
-    assert end == "finished"
-
-
-def test_a_step_cut_by_length_gets_no_paragraph_break() -> None:
-    """The reference never looks at the finish reason, and joins all steps by blank lines."""
-    long = "".join(f" {number}" for number in range(700)) + DELIMITER
-    chain, _ = think(*pair(long, LAST)[:2])
-    assert chain.text == long + LAST
-    assert chain.steps[0].stop == "length"
-
-
 def test_a_turn_without_an_answer_causes_one_request_for_it() -> None:
     """The reference goes on asking to continue a finished message."""
     small, large, _ = pair("First.\n\n", "I stop here.")
