@@ -8,17 +8,17 @@ the rejected draft: their requests are cancelled, and the loop starts anew from 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from math import exp, log
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from .auto import AutoRun
 from .chain import Accept, Chain, Rollback, Step, Verdict
 from .concurrency import to_the_end
-from .errors import ConfigurationError, EndpointUnavailable
+from .errors import EndpointUnavailable
 from .events import Drafted, Event, Judged, Lost, Observer, Purpose
 from .interfaces import (
     KEPT_OPEN,
@@ -83,25 +83,18 @@ class LookaheadControl:
 @dataclass(eq=False)
 class SureBets:
     """
-    The least confidence of a draft to bet on, adapted so that a share of *target* of these drafts is accepted.
+    The least confidence of a draft to bet on, adapted so that a share of `TARGET` of these drafts is accepted.
 
     The idea is Kangaroo's (Liu et al. 2024, arXiv:2404.18911), which ends drafting at a token of low confidence; here
     the unit is a step, and the threshold adapts (Robbins and Monro, 1951). A draft is sure enough if its confidence is
-    at least exp(-*doubt*). A rejected bet divides *doubt* by *factor*; an accepted one multiplies it by factor ** ((1 -
-    target) / target), so that it stays where it is when the share *target* is accepted.
+    at least exp(-*doubt*). A rejected bet divides *doubt* by `FACTOR`; an accepted one multiplies it by FACTOR ** ((1 -
+    TARGET) / TARGET), so that it stays where it is when the share `TARGET` is accepted.
     """
 
-    target: float = 0.8
-    factor: float = 1.1
     doubt: float = 1.0
 
+    TARGET, FACTOR = 0.8, 1.1
     LEAST, MOST = 1e-4, 10.0  # nats, the bounds of *doubt*
-
-    def __post_init__(self) -> None:
-        if not (0 < self.target < 1 and self.factor > 1):
-            raise ConfigurationError(
-                f"sure bets: target={self.target} has to be between 0 and 1, factor={self.factor} above 1"
-            )
 
     def allows(self, draft: Step) -> bool:
         """Whether *draft* is sure enough to bet on; a step that is not judged always is."""
@@ -112,7 +105,7 @@ class SureBets:
         if not isinstance(event, Judged) or event.draft.author != "small" or not self.allows(event.draft):
             return
         accepted = isinstance(event.verdict, Accept)
-        change = log(self.factor) * ((1 - self.target) / self.target if accepted else -1)
+        change = log(self.FACTOR) * ((1 - self.TARGET) / self.TARGET if accepted else -1)
         self.doubt = min(self.MOST, max(self.LEAST, self.doubt * exp(change)))
 
 
@@ -121,47 +114,25 @@ def confidence(step: Step) -> float:
     return exp(sum(token.logprob for token in step.tokens) / len(step.tokens)) if step.tokens else 0.0
 
 
-def thought(chain: Chain) -> bool:
-    """Whether the thinking of *chain* is over. If the policy also drafts the answer, the run continues after that."""
-    return chain.finished
-
-
-@asynccontextmanager
-async def run_ahead(
-    policy: Policy,
-    chain: Chain,
-    *,
-    control: LookaheadControl,
-    spent: Callable[[Chain], bool],
-    observe: Observer,
-    over: Callable[[Chain], bool] = thought,
-) -> AsyncGenerator[Lookahead]:
-    """
-    Work ahead of *chain* until it is *over* or its budget *spent*.
-
-    Leaving the block cancels every draft and verdict that was not taken, closes the requests that were kept open, and
-    waits until all of them are gone.
-    """
-    lookahead = Lookahead(policy, chain, control, spent, observe, over)
-    try:
-        yield lookahead
-    finally:
-        await to_the_end(lookahead.close())
-
-
 class Lookahead:
-    """Consecutive drafts, each extending the one before, all judged at the same time; the repair of a rejected one."""
+    """
+    Consecutive drafts, each extending the one before, all judged at the same time; the repair of a rejected one.
+
+    It works ahead of *chain* until that is *over* or its budget *spent*. Leaving the block cancels every draft and
+    verdict that was not taken, closes the requests that were kept open, and waits until all of them are gone.
+    """
 
     def __init__(
         self,
         policy: Policy,
         chain: Chain,
+        *,
         control: LookaheadControl,
         spent: Callable[[Chain], bool],
         observe: Observer,
-        over: Callable[[Chain], bool] = thought,
+        over: Callable[[Chain], bool],
     ) -> None:
-        self._policy, self._control, self._observe = policy, control, observe
+        self._policy, self._chain, self._control, self._observe = policy, chain, control, observe
         self._spent, self._over = spent, over
         self._pending: asyncio.Queue[tuple[int, Step, asyncio.Task[Verdict]] | BaseException] = asyncio.Queue()
         self._first, self._awaited = len(chain.steps), 0  # index of the first draft; number of calls of next()
@@ -171,7 +142,13 @@ class Lookahead:
         self._tasks: list[asyncio.Task[Any]] = []
         self._early_repairs: dict[int, asyncio.Task[Step]] = {}  # hedges and prepared steps, by the index of the draft
         self._closing: asyncio.Task[None] | None = None
-        self._drafting = self._start(self._draft_ahead(chain), self._context("draft", self._first))
+
+    async def __aenter__(self) -> Self:
+        self._start(self._draft_ahead(self._chain), self._context("draft", self._first))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await to_the_end(self._close())
 
     async def next(self) -> tuple[Step, Verdict]:
         """Return the next draft and its verdict."""
@@ -195,7 +172,7 @@ class Lookahead:
         self._closing = asyncio.create_task(self._kept_open.aclose())
         return await repair
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         """Cancel all tasks, wait until they are gone, and tell the observer about every lost bet."""
         self._cancel()
         await asyncio.wait(self._tasks)

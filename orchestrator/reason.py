@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from .chain import Accept, Chain, Rollback, Step
 from .events import Chosen, Committed, Event, Observer, Repaired
 from .interfaces import Policy, guarded
-from .lookahead import LookaheadControl, run_ahead, thought
+from .lookahead import Lookahead, LookaheadControl
 from .repetition import stuck
 
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
@@ -22,6 +22,10 @@ def _never(chain: Chain) -> bool:
 
 def _ignore(event: Event) -> None:
     pass
+
+
+def _thought(chain: Chain) -> bool:
+    return chain.finished
 
 
 def _ended(step: Step) -> End | None:
@@ -39,15 +43,14 @@ async def reason(
     spent: Callable[[Chain], bool] = _never,
     deadline: float | None = None,
     observe: Observer = _ignore,
-    over: Callable[[Chain], bool] = thought,
+    over: Callable[[Chain], bool] = _thought,
 ) -> tuple[Chain, End]:
     """
     Grow *chain* until it is *over*, its budget *spent*, or the *deadline* (seconds on the event loop's clock) reached.
 
     By default the chain is over when the thinking is. *ahead* says how far to work ahead of the committed chain: as a
     number of drafts, or in full as a `LookaheadControl`. With models that are greedy or sample by a seed, the chain is
-    the same at every lookahead; otherwise only its distribution is the same. *observe* is called with
-    every event.
+    the same at every lookahead; otherwise only its distribution is the same. *observe* is called with every event.
 
     Return the committed chain and why it ended. Failures of the models are raised. When this function returns or
     raises, it leaves no task and no request behind.
@@ -72,8 +75,8 @@ async def reason(
     async def grow() -> End:
         while (end := ended()) is None:
             current = writer()
-            drafts = run_ahead(current, chain, control=control, spent=spent, observe=observe, over=over)
-            async with drafts as lookahead:
+            bets = Lookahead(current, chain, control=control, spent=spent, observe=observe, over=over)
+            async with bets as lookahead:
                 while True:
                     draft, verdict = await lookahead.next()
                     if isinstance(verdict, Rollback):

@@ -8,7 +8,7 @@ conditions of a calibration, and the table in ``docs/python.md``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Self, TypeAlias, get_type_hints
@@ -297,15 +297,3 @@ def _model_at(root: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseM
             return root
         model = field.annotation
     return model
-
-
-def markdown_table() -> Iterable[str]:
-    """The table of all options, line by line, as ``docs/python.md`` has it."""
-    yield "| option | default | flag of | service | arms | calibration | |"
-    yield "|---|---|---|---|---|---|---|"
-    for name, option in run_options().items():
-        default = RunOptions.model_fields[name].default
-        shown = "see its fields" if isinstance(default, BaseModel) else "none" if default is None else repr(default)
-        commands = ", ".join(f"`{command}`" for command in option.commands)
-        marks = ("yes" if mark else "" for mark in (option.service, option.arms, option.calibrated))
-        yield f"| `{name}` | {shown} | {commands} | {' | '.join(marks)} | {option.help} |"

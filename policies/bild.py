@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from math import exp
 from typing import ClassVar, Literal
 
-from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy
 
-from .method import Amount, AtLeast1, Share
+from .method import Amount, AtLeast1, Drafting, Share
 
 CHARACTER = 4  # tokens of one byte each that make up any character
 
 
 @dataclass(frozen=True, slots=True)
-class BiLD:
+class BiLD(Drafting):
     """
     Let the small model write until its best token has a probability below *fallback*; the large model reads that run.
 
@@ -39,17 +39,11 @@ class BiLD:
     foreseeable: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
-    small: Model
-    large: Model
     fallback: Share = 0.6
     rollback: Amount = 5.0
     run: AtLeast1 = 10
     scale: Literal["token", "step"] = "token"
     sampled: bool = False
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
 
     def unsure(self, partial: Step) -> bool:
         return surest(partial.tokens[-1]) < self.fallback

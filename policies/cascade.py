@@ -12,14 +12,14 @@ from typing import ClassVar
 from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from stepspec.prompts import load
 
-from .method import Share
+from .method import Drafting, Share
 
 CHECK = load("check")
 YES, NO = "Yes", "No"
 
 
 @dataclass(frozen=True, slots=True)
-class Cascade:
+class Cascade(Drafting):
     """
     Use the small model's yes or no if its probability is at least *sure*; otherwise ask the large model the same.
 
@@ -30,17 +30,8 @@ class Cascade:
 
     foreseeable: ClassVar[bool] = True
 
-    small: Model
-    large: Model
     sure: Share = 0.9
     threshold: Share = 0.5
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
-
-    async def draft(self, chain: Chain) -> Step:
-        return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         yes, no = await self.check(self.small, chain.extend(draft))
@@ -50,9 +41,6 @@ class Cascade:
             return Rollback(reason="small check", score=yes)
         yes, _ = await self.check(self.large, chain.extend(draft))
         return Accept(yes) if yes >= self.threshold else Rollback(reason="large check", score=yes)
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.large.write(chain)
 
     async def check(self, judge: Model, chain: Chain) -> tuple[float, float]:
         """Return the probabilities, 0 to 1, with which *judge* calls the last step right and wrong."""

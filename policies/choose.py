@@ -15,13 +15,13 @@ from functools import partial
 from math import log
 from typing import ClassVar, Literal
 
-from stepspec.orchestrator import Accept, Chain, Model, Rival, Rollback, Step, Token, Verdict
+from stepspec.orchestrator import Accept, Chain, Rival, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
 from stepspec.orchestrator.repetition import obstacle
 
-from .method import MOST, Above0, Amount, Grade, Share, Top
+from .method import MOST, Above0, Amount, Drafting, Grade, Share, Top
 from .specreason import SpecReason
 
 BEATEN = "beaten"
@@ -30,7 +30,7 @@ MARKUP = re.compile(r"\s*<[^\s<>]+>\s*")  # tokens that end a turn or call a too
 
 
 @dataclass(frozen=True, slots=True)
-class Choose:
+class Choose(Drafting):
     """
     Keep the best of several *candidates*: the draft and rivals by the small model; if none passes, repair.
 
@@ -53,8 +53,6 @@ class Choose:
     ending: ClassVar[EndedBy] = "large"
     answer: ClassVar[AnsweredBy] = "method"
 
-    small: Model
-    large: Model
     candidates: Top = 4
     least: Above0 = 0.05
     fork: Literal["anywhere", "first"] = "anywhere"
@@ -66,18 +64,13 @@ class Choose:
     sure: Share = 0.05
 
     @property
-    def answerer(self) -> Model:
-        return self.large
-
-    @property
     def alone(self) -> SpecReason:
         """The policy of a draft without rivals."""
         return SpecReason(self.small, self.large, self.threshold, self.read, self.sure)
 
     async def draft(self, chain: Chain) -> Step:
-        if self.candidates == 1:
-            return await self.alone.draft(chain)
-        return await self.small.write(chain, top=MOST if self.temperature else self.candidates)
+        top = 0 if self.candidates == 1 else MOST if self.temperature else self.candidates
+        return await self.small.write(chain, top=top)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         begun = self.beginnings(chain, draft)
@@ -90,9 +83,6 @@ class Choose:
             return verdict
         rivals = await self.rivals(chain, draft, begun)
         return combine(verdict, rivals, await self.grade(chain, standing(rivals)))
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.alone.repair(chain, draft, rollback)
 
     def beginnings(self, chain: Chain, draft: Step) -> list[Step]:
         """How the rivals of *draft* begin, the likeliest first."""

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 
-from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict
 
-from .method import Amount, Several
+from .method import Amount, Drafting, Several
 
 
 @dataclass(frozen=True, slots=True)
-class Glimpse:
+class Glimpse(Drafting):
     """
     Let the large model write a step if the entropy of its first token is *threshold* nats or more.
 
@@ -24,14 +24,8 @@ class Glimpse:
     uses 0.9). Here the first token is part of the draft; the authors' code requests it separately.
     """
 
-    small: Model
-    large: Model
     threshold: Amount = 1.0
     top: Several = 20
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
 
     def hands_over(self, partial: Step) -> bool:
         return len(partial.tokens) == 1 and entropy(partial.tokens[0].top) >= self.threshold
@@ -44,9 +38,6 @@ class Glimpse:
         if draft.stop == "until" or doubt >= self.threshold:
             return Rollback(reason="entropy", score=doubt)
         return Accept(doubt)
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.large.write(chain)
 
 
 def entropy(tokens: Sequence[Token]) -> float:

@@ -10,17 +10,17 @@ from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy
 from stepspec.prompts import load
 
-from .method import Share
+from .method import Drafting, Share
 
 SAME = load("lookahead-reasoning.same")
 
 
 @dataclass(frozen=True, slots=True)
-class LookaheadReasoning:
+class LookaheadReasoning(Drafting):
     """
     Accept a small step that means the same as the large model's own next step; otherwise that step replaces it.
 
@@ -41,16 +41,7 @@ class LookaheadReasoning:
 
     answer: ClassVar[AnsweredBy] = "method"
 
-    small: Model
-    large: Model
     sure: Share = 0.05
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
-
-    async def draft(self, chain: Chain) -> Step:
-        return await self.small.write(chain)
 
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step]:
         return self.large.write(chain)

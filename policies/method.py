@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeAlias, cast, get_type_hints
 from pydantic import Field, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 
+from stepspec.orchestrator import Chain, Model, Rollback, Step
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import PolicyFactory
 from stepspec.orchestrator.registry import behind
@@ -35,6 +36,24 @@ NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled"})  # what a polic
 PARTS = ("draft", "verify", "repair", "answerer")
 NOUNS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "array": "a list of texts"}
 SENTENCE_ENDS = re.compile(r"(?<=\.)\s+(?=[A-Z*])|\n\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """The small model drafts every step, and the large one repairs what the method rejects, and answers."""
+
+    small: Model
+    large: Model
+
+    @property
+    def answerer(self) -> Model:
+        return self.large
+
+    async def draft(self, chain: Chain) -> Step:
+        return await self.small.write(chain)
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return await self.large.write(chain)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import ClassVar
 
-from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
 
-from .method import Share
+from .method import Drafting, Share
 
 
 @dataclass(frozen=True, slots=True)
-class RandomControl:
+class RandomControl(Drafting):
     """
     Accept a draft with the probability *p*, drawn from *seed*, the problem, the chain and the draft.
 
@@ -23,23 +23,11 @@ class RandomControl:
     ending: ClassVar[EndedBy] = "large"
     answer: ClassVar[AnsweredBy] = "method"
 
-    small: Model
-    large: Model
     p: Share = 0.5
     seed: int = 0
 
-    @property
-    def answerer(self) -> Model:
-        return self.large
-
-    async def draft(self, chain: Chain) -> Step:
-        return await self.small.write(chain)
-
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         return Accept() if self.drawn(chain.extend(draft)) < self.p else Rollback(reason="random")
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.large.write(chain)
 
     def drawn(self, chain: Chain) -> float:
         """Return a uniform random number, 0 or above and below 1, that is determined by the seed and *chain*."""

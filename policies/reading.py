@@ -13,12 +13,12 @@ from statistics import fmean
 from typing import ClassVar, Literal, TypeAlias
 from unicodedata import category
 
-from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.interfaces import AnsweredBy
 
-from .method import Amount
+from .method import Amount, Drafting
 
 Tokens: TypeAlias = Literal["digits", "formulas", "all"]
 Measure: TypeAlias = Literal["gap", "logprob"]
@@ -26,7 +26,7 @@ OPERATORS = frozenset("-*/%^\N{MIDDLE DOT}")  # beside the mathematical symbols 
 
 
 @dataclass(frozen=True, slots=True)
-class StepReading:
+class StepReading(Drafting):
     """
     Keep a step up to the first token that is too improbable for the large model, which goes on from there.
 
@@ -49,21 +49,12 @@ class StepReading:
     foreseeable: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
-    small: Model
-    large: Model
     threshold: Amount = 2.0
     tokens: Tokens = "formulas"
     words: Amount = 4.0
     mean: Amount = 99.0
     measure: Measure = "gap"
     sampled: bool = False
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
-
-    async def draft(self, chain: Chain) -> Step:
-        return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         (tokens,) = await self.large.score(chain, draft.text, top=1 if self.measure == "gap" else 0)
@@ -78,9 +69,6 @@ class StepReading:
             place = surprises.index(max(surprises))
             return Rollback(sum(len(token.text) for token in tokens[:place]), reason="mean", score=worst)
         return Accept(worst)
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.large.write(chain)
 
 
 def strictly(tokens: Sequence[Token], which: Tokens) -> Iterator[bool]:

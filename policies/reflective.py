@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import ClassVar, Literal
 
-from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.interfaces import AnsweredBy
 from stepspec.prompts import load
 
-from .method import Amount, Share, Top
+from .method import Amount, Drafting, Share, Top
 
 PROMPTS = {name: load(f"reflective.{name}") for name in ("reflect", "neutral")}
 
 
 @dataclass(frozen=True, slots=True)
-class Reflective:
+class Reflective(Drafting):
     """
     Keep a draft up to the first token that the large model would not write, by a blend of two readings.
 
@@ -48,8 +48,6 @@ class Reflective:
     foreseeable: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
-    small: Model
-    large: Model
     alpha: Share = 0.3
     accept: Literal["match", "typical"] | None = None
     prompt: Literal["reflect", "neutral"] = "reflect"
@@ -62,13 +60,6 @@ class Reflective:
     def rule(self) -> Literal["match", "typical"]:
         """The rule that accepts tokens: *accept*, or the default."""
         return self.accept or ("typical" if self.sampled else "match")
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
-
-    async def draft(self, chain: Chain) -> Step:
-        return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         keep, least = 0, 1.0
@@ -85,9 +76,6 @@ class Reflective:
         top = self.top or (2 if self.rule == "match" else 20)
         first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=top)
         return [(token, fuse(token, again, self.alpha)) for token, again in zip(first, second, strict=True)]
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.large.write(chain)
 
     def _accepts(self, chances: Mapping[int, float], id: int) -> bool:
         return chances[id] > self.bar(chances) or (self.rule == "match" and chances[id] == self.bar(chances))

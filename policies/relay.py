@@ -10,9 +10,11 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator import Accept, Chain, Model, Step, Verdict
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import AnsweredBy, unkept
+
+from .method import Drafting
 
 # What the authors' two lists (Qwen3-32B with 1.7B, R1-Distill 32B with 1.5B) share, less those that begin with another.
 # The likeliest first: vLLM looks for four by itself.
@@ -27,7 +29,7 @@ TAIL = 32  # characters at the end of a step that are looked at after every toke
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class Relay(Drafting):
     """
     The large model writes up to one of the *cues*, the small one to the end of that sentence; nothing is judged.
 
@@ -44,8 +46,6 @@ class Relay:
 
     answer: ClassVar[AnsweredBy] = "small"
 
-    small: Model
-    large: Model
     cues: tuple[str, ...] = CUES
 
     def __post_init__(self) -> None:
@@ -65,9 +65,6 @@ class Relay:
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         return Accept()
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.large.write(chain)
 
     def _cued(self, chain: Chain) -> bool:
         last = chain.steps[-1] if chain.steps else None

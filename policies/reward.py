@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stepspec.orchestrator import Accept, Chain, Critic, Model, Rollback, Step, Verdict
+from stepspec.orchestrator import Accept, Chain, Critic, Rollback, Step, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy
 
-from .method import Share
+from .method import Drafting, Share
 
 
 @dataclass(frozen=True, slots=True)
-class Reward:
+class Reward(Drafting):
     """
     Accept a small step whose reward, 0 to 1, reaches *threshold*; a step of the large model is not rated.
 
@@ -27,23 +27,11 @@ class Reward:
     foreseeable: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
-    small: Model
-    large: Model
     critic: Critic
     threshold: Share = 0.7
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
-
-    async def draft(self, chain: Chain) -> Step:
-        return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         rating = await self.critic.rate(chain.extend(draft))
         if rating.score >= self.threshold:
             return Accept(rating.score)
         return Rollback(reason="reward", score=rating.score, detail=rating.reason)
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.large.write(chain)

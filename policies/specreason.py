@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
 from stepspec.prompts import load
 
-from .method import Grade, Share
+from .method import Drafting, Grade, Share
 
 GRADE = load("specreason.grade")
 DIGITS = "0123456789"
 
 
 @dataclass(frozen=True, slots=True)
-class SpecReason:
+class SpecReason(Drafting):
     """
     Accept a step of the small model if its grade, 0 to 9, is at least *threshold* (7 in the paper, section 4.1).
 
@@ -36,18 +36,9 @@ class SpecReason:
     ending: ClassVar[EndedBy] = "large"
     answer: ClassVar[AnsweredBy] = "method"
 
-    small: Model
-    large: Model
     threshold: Grade = 7
     read: Literal["greedy", "expected"] = "expected"
     sure: Share = 0.05
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
-
-    async def draft(self, chain: Chain) -> Step:
-        return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         grades = await self.large.ask(chain.extend(draft), GRADE.text, DIGITS, opening=GRADE.opening)
@@ -56,9 +47,6 @@ class SpecReason:
             return Rollback(reason="no grade")
         grade = likeliest(grades) if self.read == "greedy" else expected(grades)
         return Accept(grade) if grade >= self.threshold else Rollback(reason="grade", score=grade)
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.large.write(chain)
 
 
 def likeliest(grades: Mapping[str, float]) -> float:

@@ -10,11 +10,11 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy
 from stepspec.prompts import load
 
-from .method import AtLeast1
+from .method import AtLeast1, Drafting
 
 RECAP = load("speculative-thinking.recap")
 TAKEOVERS = ("affirmation", "reflection", "delimiter")
@@ -40,7 +40,7 @@ def cue(sentence: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculativeThinking:
+class SpeculativeThinking(Drafting):
     """
     If the first *n1* tokens of a small paragraph contain a cue, the large model starts it anew with *n1* tokens.
 
@@ -56,18 +56,12 @@ class SpeculativeThinking:
 
     answer: ClassVar[AnsweredBy] = "method"
 
-    small: Model
-    large: Model
     n1: AtLeast1 = 20
     n2: AtLeast1 = 125
     n3: AtLeast1 = 125
     limit: AtLeast1 = 15
     begin: AtLeast1 = 100
     reasoning: bool = True
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
 
     async def draft(self, chain: Chain) -> Step:
         if owed := self.owed(chain):
