@@ -114,12 +114,16 @@ def confidence(step: Step) -> float:
     return exp(sum(token.logprob for token in step.tokens) / len(step.tokens)) if step.tokens else 0.0
 
 
+def thought(chain: Chain) -> bool:
+    """Whether the thinking of *chain* is over. If the policy also drafts the answer, the run continues after that."""
+    return chain.finished
+
+
 class Lookahead:
     """
     Consecutive drafts, each extending the one before, all judged at the same time; the repair of a rejected one.
 
-    It works ahead of *chain* until that is *over* or its budget *spent*. Leaving the block cancels every draft and
-    verdict that was not taken, closes the requests that were kept open, and waits until all of them are gone.
+    It works ahead of *chain*, from now on, until that is *over* or its budget *spent*. Leaving the block closes it.
     """
 
     def __init__(
@@ -130,9 +134,9 @@ class Lookahead:
         control: LookaheadControl,
         spent: Callable[[Chain], bool],
         observe: Observer,
-        over: Callable[[Chain], bool],
+        over: Callable[[Chain], bool] = thought,
     ) -> None:
-        self._policy, self._chain, self._control, self._observe = policy, chain, control, observe
+        self._policy, self._control, self._observe = policy, control, observe
         self._spent, self._over = spent, over
         self._pending: asyncio.Queue[tuple[int, Step, asyncio.Task[Verdict]] | BaseException] = asyncio.Queue()
         self._first, self._awaited = len(chain.steps), 0  # index of the first draft; number of calls of next()
@@ -142,13 +146,13 @@ class Lookahead:
         self._tasks: list[asyncio.Task[Any]] = []
         self._early_repairs: dict[int, asyncio.Task[Step]] = {}  # hedges and prepared steps, by the index of the draft
         self._closing: asyncio.Task[None] | None = None
+        self._start(self._draft_ahead(chain), self._context("draft", self._first))
 
     async def __aenter__(self) -> Self:
-        self._start(self._draft_ahead(self._chain), self._context("draft", self._first))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await to_the_end(self._close())
+        await self.close()
 
     async def next(self) -> tuple[Step, Verdict]:
         """Return the next draft and its verdict."""
@@ -172,8 +176,11 @@ class Lookahead:
         self._closing = asyncio.create_task(self._kept_open.aclose())
         return await repair
 
+    async def close(self) -> None:
+        """Cancel every draft and verdict that was not taken, and wait until all their requests are gone."""
+        await to_the_end(self._close())
+
     async def _close(self) -> None:
-        """Cancel all tasks, wait until they are gone, and tell the observer about every lost bet."""
         self._cancel()
         await asyncio.wait(self._tasks)
         await (self._closing or self._kept_open.aclose())

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from .chain import Accept, Chain, Rollback, Step
 from .events import Chosen, Committed, Event, Observer, Repaired
 from .interfaces import Policy, guarded
-from .lookahead import Lookahead, LookaheadControl
+from .lookahead import Lookahead, LookaheadControl, thought
 from .repetition import stuck
 
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
@@ -22,10 +22,6 @@ def _never(chain: Chain) -> bool:
 
 def _ignore(event: Event) -> None:
     pass
-
-
-def _thought(chain: Chain) -> bool:
-    return chain.finished
 
 
 def _ended(step: Step) -> End | None:
@@ -43,7 +39,7 @@ async def reason(
     spent: Callable[[Chain], bool] = _never,
     deadline: float | None = None,
     observe: Observer = _ignore,
-    over: Callable[[Chain], bool] = _thought,
+    over: Callable[[Chain], bool] = thought,
 ) -> tuple[Chain, End]:
     """
     Grow *chain* until it is *over*, its budget *spent*, or the *deadline* (seconds on the event loop's clock) reached.

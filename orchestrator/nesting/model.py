@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 
 from ..budget import Budgeted
 from ..chain import Accept, Chain, Role, Step, Stop, Token, Verdict, beginning
-from ..concurrency import to_the_end
 from ..endpoints.placement import ReplicatedModel
 from ..endpoints.token_stream import StepBuilder, grow, step_ends
 from ..errors import EndpointError
@@ -128,12 +127,12 @@ class VerifiedStream:
         self.expected = None
         lookahead, self._lookahead = self._lookahead, None
         if lookahead is not None:
-            await to_the_end(lookahead.close())
+            await lookahead.close()
 
     def _begin(self) -> Lookahead:
         outer = KEPT_OPEN.set(None)  # The pair's own requests are open_stream open by its own lookahead, if at all.
         try:
-            return Lookahead(self._policy, self._chain, self._ahead, self._spent, _ignore)
+            return Lookahead(self._policy, self._chain, control=self._ahead, spent=self._spent, observe=_ignore)
         finally:
             KEPT_OPEN.reset(outer)
 
