@@ -37,9 +37,6 @@ def test_the_threshold_that_is_found_is_one_to_solve_with(pair: Pair, tmp_path: 
     assert found["options"] == {"threshold": 7.0}, "at 0 everything is accepted, and the small model fails four in ten"
     assert found["calibration"]["problems"] == 40
 
-    again = stepspec(tmp_path, *arguments)
-    assert again.stdout == done.stdout
-
     (task,) = find("arithmetic").made(5, 1)  # type: ignore[misc]
     config = str(tmp_path / "policy.toml")
     solved = stepspec(tmp_path, "solve", task.problem, *urls, STEPSPEC_CONFIG=config)

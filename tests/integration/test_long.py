@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
 
 import pytest
@@ -24,14 +23,11 @@ def long_pair(forked: tuple[str, ...]) -> Generator[Pair]:
 
 
 async def test_chains_of_thousands_of_tokens_are_solved_by_both_models(long_pair: Pair) -> None:
-    tasks = fresh_tasks(2, 21, world=LONG)
+    (task,) = fresh_tasks(1, 21, world=LONG)
     async with Solver(long_pair.small.base_url, long_pair.large.base_url, sampling=GREEDY, auto=False) as solver:
-        solutions = await asyncio.gather(
-            *(solver.solve(task.problem, policy="bild", options={"scale": "step"}) for task in tasks)
-        )
-    kept = [[step for step in solution.steps if step.fate == "kept"] for solution in solutions]
-    right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
-    assert any(right)
-    assert all(len(steps) > 32 for steps in kept)
-    assert all(solution.ledger.small.kept + solution.ledger.large.kept > 1500 for solution in solutions)
-    assert {step.author for steps in kept for step in steps} == {"small", "large"}
+        solution = await solver.solve(task.problem, policy="bild", options={"scale": "step"})
+    kept = [step for step in solution.steps if step.fate == "kept"]
+    assert solution.answer == str(task.gold)
+    assert len(kept) > 32
+    assert solution.ledger.small.kept + solution.ledger.large.kept > 1500
+    assert {step.author for step in kept} == {"small", "large"}

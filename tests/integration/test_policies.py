@@ -36,33 +36,46 @@ def solver(pair: Pair) -> Solver:
 async def test_a_method_solves_and_both_models_have_their_share(
     pair: Pair, policy: str, options: dict[str, Any]
 ) -> None:
-    tasks = fresh_tasks(12, 3)
+    tasks = fresh_tasks(8, 3)
     async with solver(pair) as solving:
         solutions = await asyncio.gather(
             *(solving.solve(task.problem, policy=policy, options=options) for task in tasks)
         )
         one_by_one = await solving.solve(tasks[0].problem, policy=policy, options=options, ahead=0)
     right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
-    assert sum(right) >= 8
+    assert sum(right) >= 5
     kept = [step for solution in solutions for step in solution.steps if step.fate == "kept"]
     assert {step.author for step in kept} == {"small", "large"}
     assert one_by_one.thinking == solutions[0].thinking
 
 
-@pytest.mark.parametrize("options", [{}, {"compare": True}, {"fork": "first", "compare": True}])
-async def test_accepted_rivals_replace_repairs_of_specreason(pair: Pair, options: dict[str, Any]) -> None:
-    tasks = fresh_tasks(20, 2026)
+RIVALS = fresh_tasks(12, 2026)
+
+
+async def solved_by(pair: Pair, policy: str, **options: Any) -> list[Solution]:
     async with solver(pair) as solving:
+        solutions = (solving.solve(task.problem, policy=policy, options=options) for task in RIVALS)
+        return await asyncio.gather(*solutions)
 
-        async def solve(policy: str, options: dict[str, Any]) -> list[Solution]:
-            solutions = (solving.solve(task.problem, policy=policy, options=options) for task in tasks)
-            return await asyncio.gather(*solutions)
 
-        plain, chosen = await solve("specreason", {}), await solve("choose", options)
-        alone = await solve("choose", {"candidates": 1})
-    assert [(one.thinking, one.text) for one in alone] == [(one.thinking, one.text) for one in plain]
-    right = [solution.answer == str(task.gold) for solution, task in zip(chosen, tasks, strict=True)]
-    assert sum(right) >= 18
+@pytest.fixture(scope="module")
+def repaired(pair: Pair) -> list[Solution]:
+    """The solutions without rivals: a rejected draft is repaired by the large model."""
+    return asyncio.run(solved_by(pair, "specreason"))
+
+
+async def test_one_candidate_has_no_rival(pair: Pair, repaired: list[Solution]) -> None:
+    alone = await solved_by(pair, "choose", candidates=1)
+    assert [(one.thinking, one.text) for one in alone] == [(one.thinking, one.text) for one in repaired]
+
+
+@pytest.mark.parametrize("options", [{}, {"compare": True}, {"fork": "first", "compare": True}])
+async def test_accepted_rivals_replace_repairs_of_specreason(
+    pair: Pair, repaired: list[Solution], options: dict[str, Any]
+) -> None:
+    chosen = await solved_by(pair, "choose", **options)
+    right = [solution.answer == str(task.gold) for solution, task in zip(chosen, RIVALS, strict=True)]
+    assert sum(right) >= 10
     assert sum(one.ledger.chosen for one in chosen) >= 1
     for solution in chosen:
         ledger = solution.ledger
@@ -73,12 +86,12 @@ async def test_accepted_rivals_replace_repairs_of_specreason(pair: Pair, options
         assert ended in ([], [THINK_END])  # by the large model, as no small step ends the thinking
         assert (ledger.drafts, ledger.accepted) == (len(kept), len(kept) - len(repairs))
     if not options.get("compare"):
-        assert sum(one.ledger.large.kept for one in chosen) < sum(one.ledger.large.kept for one in plain)
+        assert sum(one.ledger.large.kept for one in chosen) < sum(one.ledger.large.kept for one in repaired)
 
 
 @pytest.mark.parametrize("policy", [name for name, method in METHODS.items() if not method.needs_critic])
 async def test_working_ahead_changes_nothing_but_the_time(pair: Pair, policy: str) -> None:
-    tasks = fresh_tasks(20, 2)
+    tasks = fresh_tasks(8, 2)
     async with solver(pair) as solving:
 
         async def solve(task: Task, ahead: int, hedge: float) -> tuple[str, str]:

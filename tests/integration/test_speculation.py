@@ -23,10 +23,12 @@ from stepspec.prompts import load
 from .conftest import Pair, serving
 
 pytestmark = pytest.mark.servers
+COUNT = 20
 DRAFTING = {"ngram": {"large", "small"}, "draft_model": {"large"}}
 JUDGING = [
     name for name, method in METHODS.items() if method.needs and not method.needs_critic and "cues" not in method.needs
 ]
+CASES = [*(("draft_model", name) for name in JUDGING), ("ngram", "specreason"), ("ngram", "bild")]  # asks, scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,10 @@ def plain_thoughts() -> dict[str, list[str]]:
     return {}
 
 
-async def test_fifty_problems_are_solved_and_judged_with_the_acceptance_in_the_ledger(
+async def test_problems_are_solved_and_judged_with_the_acceptance_in_the_ledger(
     speculated: Speculating, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = fresh_tasks(50, 11)
+    tasks = fresh_tasks(COUNT, 11)
     async with speculated.solver() as solver:
         before = await read_acceptances(solver)
         solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
@@ -69,16 +71,16 @@ async def test_fifty_problems_are_solved_and_judged_with_the_acceptance_in_the_l
     right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
     with capsys.disabled():
         for role, acceptance in found.items():
-            print(f"\n{speculated.method} under {role}: {acceptance}, {sum(right)} of 50 right")
-    assert sum(right) >= 45
+            print(f"\n{speculated.method} under {role}: {acceptance}, {sum(right)} of {COUNT} right")
+    assert sum(right) >= COUNT - 3
     assert set(found) == DRAFTING[speculated.method]
     assert all(acceptance.rate is not None and 0 < acceptance.rate <= 1 for acceptance in found.values())
     grades = [step.grade for solution in solutions for step in solution.steps if step.grade is not None]
-    assert len(grades) >= 150
+    assert len(grades) >= 3 * COUNT
     assert min(grades) < 3 < 7 < max(grades)
 
 
-@pytest.mark.parametrize("policy", JUDGING)
+@pytest.mark.parametrize(("speculated", "policy"), CASES, indirect=["speculated"])
 async def test_a_judging_method_gives_the_same_result_with_speculation(
     speculated: Speculating, pair: Pair, policy: str, plain_thoughts: dict[str, list[str]]
 ) -> None:

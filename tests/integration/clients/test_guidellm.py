@@ -18,7 +18,7 @@ from .service import Service, logged
 
 pytestmark = MARKS
 TOKENIZER = str(SHORT.model("large"))
-PROBLEMS = [PROBLEM, *EXAMPLES][:6]
+PROBLEMS = [PROBLEM, *EXAMPLES][:3]
 ROOM, FORCED = 400, 40  # tokens, which GuideLLM asks for with ignore_eos
 
 
