@@ -149,7 +149,7 @@ def seconds(pattern: Compiled, method: str, text: str) -> float:
     return time.process_time() - began
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(200)  # seconds on a clock, beside other tests; the measure is computing time
 @pytest.mark.parametrize("name", PATTERNS)
 def test_no_text_makes_a_pattern_slow(name: str) -> None:
     pattern, methods = PATTERNS[name]

@@ -20,6 +20,7 @@ MOST = 16  # items of a list or a pair; longer ones are compared as texts
 
 _OPENING, _CLOSING = "([{", ")]}"
 _NAME = re.compile(
+    r"\{[a-zA-Z]\}|\\vec\{?[a-zA-Z]\}?|"
     r"[a-zA-Z](?:_\w|_\{\w+\}|')*(?:\([a-z](?:,[a-z])*\))?|\\[a-z]+(?:_\w)?|[A-Z]{2,3}|\\(?:angle|triangle|overline)"
     r"\{?[ ]?[A-Z]{1,3}\}?|\|[A-Z]{2}\||\[[A-Z]{3,4}\]|P\([^()]*\)|\\text\{[^{}]*\}(?:\([^()]*\))?|[a-zA-Z ]{4,}"
 )
@@ -57,6 +58,10 @@ async def _same(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     if (words[0] or words[1]) and not (_group(ours) or _group(theirs)):
         return words[0] == words[1] or _letters(ours) == _letters(theirs) != ""
     groups = _group(ours), _group(theirs)
+    if groups[0] is None and _group(value := _named(ours)[1]):
+        return await _same(value, theirs, algebra)
+    if groups[1] is None and _group(value := _named(theirs)[1]):
+        return await _same(ours, value, algebra)
     if groups[0] or groups[1]:
         return await _same_groups(*_alike(groups, (ours, theirs)), algebra)
     return await _same_atoms(ours, theirs, algebra)

@@ -25,6 +25,7 @@ from stepspec.orchestrator.installation import install_command
 from . import worker as worker_script
 from .answers import Metric, extract_answer, same_letter
 from .compare import same
+from .normal import with_mixed_numbers
 
 Mark: TypeAlias = Literal["right", "wrong", "ungraded"]
 
@@ -81,7 +82,9 @@ class Graders:
                 right = same_letter(answer, gold)
             case "exact":
                 right = False
-            case "number" | "math":
+            case "number":
+                right = await same(with_mixed_numbers(answer), gold, self.algebra)
+            case "math":
                 right = await same(answer, gold, self.algebra)
         return "ungraded" if right is None else "right" if right else "wrong"
 

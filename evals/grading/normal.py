@@ -91,6 +91,10 @@ _LAKHS = re.compile(r"(?<![\d,.(\[])\d{1,2}(?:,\d\d)+,\d{3}(?!,?\d)")
 _REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
 _MIXED = re.compile(r"(?<![\d.^_a-zA-Z])(\d{1,9})(?:\s*\\frac\{(\d{1,9})\}\{(\d{1,9})\}| (\d{1,9})/(\d{1,9})(?![\d.]))")
 _SPACE = re.compile(r"(?<![a-zA-Z0-9]) +| +(?![a-zA-Z0-9\\])| +(?=\\(?!text))")
+_COLUMN = re.compile(r"(^|=)\s*\\begin\{([pb])matrix\}((?:(?!\\begin)[^&]){1,300}?)\\end\{\2matrix\}\s*$")
+_LINE = re.compile(r"\\\\(?:\[[^][]{0,9}\])?")
+_POWER = re.compile(r"\^(?:\{\s*(-?\d{0,6}\.\d{1,6})\s*\}|(\d{0,6}\.\d{1,6})(?!\d))")
+_AND = re.compile(r"(?<![\d.])(\d{1,9})\s{1,3}(?:and|&)\s{1,3}(?=\d{1,9}/\d|\\[dtc]?frac(?![a-zA-Z]))")
 _ANSWER = re.compile(r"^(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}?\s*", re.IGNORECASE)
 
 _SIZE = r"\d+(?:\.\d*)?|\.\d+"
@@ -136,7 +140,7 @@ def normal(text: str) -> str:
     for symbol, replacement in _SYMBOLS.items():
         text = text.replace(symbol, replacement)
     text = unicodedata.normalize("NFKC", text)
-    text = _undelimited(text.strip())
+    text = _POWER.sub(_power, _COLUMN.sub(_column, _undelimited(text.strip())))
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     text = _CURRENCY.sub(lambda match: f"{match[1] or ''}{match[2] or match[3]}", text.strip())
@@ -151,6 +155,11 @@ def normal(text: str) -> str:
     return text.strip(" ").rstrip(".,").removeprefix("+")
 
 
+def with_mixed_numbers(text: str) -> str:
+    """Return *text*, an answer that is one number, with ``1 and 1/2`` as ``1 1/2``; in a list these are two numbers."""
+    return _AND.sub(r"\1 ", text)
+
+
 def _undelimited(text: str) -> str:
     for opening, closing in _DELIMITERS:
         inside = text[len(opening) : len(text) - len(closing)].strip()
@@ -158,6 +167,18 @@ def _undelimited(text: str) -> str:
         if enclosed and opening not in inside and not inside.endswith("\\"):
             return _undelimited(inside)
     return text
+
+
+def _column(match: re.Match[str]) -> str:
+    """Spell a column of several entries as the vector of them."""
+    items = [item.strip() for item in _LINE.split(match[3]) if item.strip()]
+    return f"{match[1]}({','.join(items)})" if len(items) > 1 else match[0]
+
+
+def _power(match: re.Match[str]) -> str:
+    """Spell a decimal exponent as a fraction, because algebra takes a decimal power for an approximation."""
+    value = Fraction(match[1] or match[2])
+    return rf"^{{\frac{{{value.numerator}}}{{{value.denominator}}}}}"
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -232,12 +253,3 @@ def _value(text: str) -> Fraction | None:
     except ZeroDivisionError:
         return None
     return -value if sign == "-" else value
-
-
-def number(text: str) -> Fraction | None:
-    r"""
-    Parse *text* as one number: ``1,234.50``, ``\$18``, ``50\%``, ``18\text{ eggs}``, ``1\frac{1}{2}``.
-
-    Currency, per cent signs and units are dropped, as GSM8K's answers have none. None for other or too long texts.
-    """
-    return quantity(normal(text)).value

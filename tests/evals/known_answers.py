@@ -35,6 +35,20 @@ BOXED: tuple[Known, ...] = (
      ("(2;3)", r"\left(2,\,3\right)", r"(2,\ 3)", "(2.0,3)"),
      ("2, 3", "2,3", r"\{2,3\}", "[2,3]", "(3,2)", "2 and 3")),
     ("math", "2,3", (), ("(2,3)",)),
+    ("number", "1.5", ("1 and 1/2", r"1 and \frac{1}{2}", "1 and 2/4 cups"),
+     ("1 and 1/3", "11/2", "1, 1/2", "1 and 2")),
+    ("math", r"1, \frac{1}{2}", ("1 and 1/2",), ("1.5",)),
+    ("math", "(1,2,3)",
+     (r"\begin{pmatrix}1\\2\\3\end{pmatrix}", r"\begin{bmatrix} 1 \\ 2 \\ 3 \\ \end{bmatrix}", "<1,2,3>",
+      r"\langle 1,2,3\rangle", r"\mathbf{v} = \begin{pmatrix}1\\[2pt]2\\[2pt]\frac{6}{2}\end{pmatrix}"),
+     (r"\begin{pmatrix}1&2&3\end{pmatrix}", r"\begin{pmatrix}1\\3\\2\end{pmatrix}",
+      r"2\begin{pmatrix}1\\2\\3\end{pmatrix}",
+      r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{vmatrix}1\\2\\3\end{vmatrix}")),
+    ("math", r"\begin{pmatrix}1\\2\end{pmatrix}", (r"\langle 1,2\rangle", "(1,2)", r"\begin{bmatrix}1\\2\end{bmatrix}"),
+     ("(2,1)", r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1&0\\2&0\end{pmatrix}")),
+    ("math", r"\sqrt{2}", ("2^{0.5}", "2^0.5", r"2^{\frac12}", r"4^{.25}", "2^{1/2}"),
+     ("2^{0.51}", "2^{5}", "1.41421356")),
+    ("math", r"x^{5/2}", ("x^{2.5}",), ("x^{25}", "x^2")),
     ("math", "0.10000001", (), ("0.1",)),
     ("math", "0.1", (), ("0.10000001", "0.1000000001")),
     ("number", "0.10000001", (), ("0.1",)),
@@ -200,6 +214,7 @@ BOXED: tuple[Known, ...] = (
 )  # fmt: skip
 
 WHOLE: tuple[Known, ...] = (
+    ("number", "1.5", ("She needs 1 and 1/2 cups.",), ("She needs 1 and 1/4 cups.",)),
     ("number", "-3", ("It is - 3.", "x = - 3", "The answer is: - 3", "The answer is - 3."), ("5 - 3", "- 3 eggs")),
     ("number", "2.5", ("It takes 2 1/2 hours", "It takes 2½ hours.", r"It takes $2\frac{1}{2}$ hours"), ()),
     ("math", "7",

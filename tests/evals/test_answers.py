@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from stepspec.evals.grading.answers import Metric, extract_answer, same_letter
-from stepspec.evals.grading.normal import number
+from stepspec.evals.grading.normal import normal, quantity
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_last_thing_that_looks_like_an_answer_is_the_answer(text: str, metri
     ],
 )
 def test_numbers_are_read_in_any_notation(text: str, value: Fraction | int | None) -> None:
-    assert number(text) == value
+    assert quantity(normal(text)).value == value
 
 
 @pytest.mark.parametrize(

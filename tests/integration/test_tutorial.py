@@ -12,9 +12,9 @@ from .conftest import Pair
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 
 
-def test_the_tutorial_runs_as_it_is_printed(pair: Pair, tmp_path: Path) -> None:
+def test_the_tutorial_runs_as_it_is_printed(paced_pair: Pair, tmp_path: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    small, large = (served.base_url.removesuffix("/v1") for served in (pair.small, pair.large))
+    small, large = (served.base_url.removesuffix("/v1") for served in (paced_pair.small, paced_pair.large))
     session = Session(tmp_path, small, large, free_port())
     try:
         ran = [each for block in runnable(text) for each in session.run(block)]

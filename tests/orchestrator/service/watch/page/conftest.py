@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Page, expect
 
 from .....browser import CURE, browsing, find
 
-DEADLINE = 20_000  # milliseconds, of every wait
+DEADLINE = 60_000  # milliseconds, of every wait: a browser beside four test workers may stand still for long
 expect.set_options(timeout=DEADLINE)
 Open = Callable[..., Awaitable[Page]]
 
