@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 
 from stepspec import policies
 from stepspec.orchestrator import Budget, Chain, Ledger
-from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import (
@@ -30,23 +30,23 @@ from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.service.formats.deltas import DeltaBuilder, TokenCounts
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment, replay
-from stepspec.policies import METHODS, make
+from stepspec.policies import METHODS
 from stepspec.run_parts import Models
 from stepspec.settings import load
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import BOUNDED, PROBLEM, arm, working
+from ..orchestrator.test_run import Case as Run
 
 ANSWER = "\n\nFirst, 6 x 7.\n\nThat is 42.\n\nSo it is \\boxed{42}."
 THOUGHT = 3  # steps
 
 
-class Case:
+class Case(Run):
     """A pair that thinks in three steps and answers in three paragraphs, of which the *wrong* drafts are bad."""
 
     def __init__(self, *, wrong: Sequence[int] = (), budget: Budget | None = None) -> None:
-        self.events: list[Event] = []
-        self.budget = budget or Budget()
+        super().__init__(budget)
         self.small = ScriptedModel("small", counting("small", THOUGHT), answer=ANSWER, observe=self.events.append)
         self.large = ScriptedModel("large", counting("large", THOUGHT), answer=ANSWER.replace("That", "This"))
         self.large.observe, self.large.log = self.events.append, self.small.log
@@ -57,44 +57,12 @@ class Case:
 
         self.large.judge = judge
 
-    async def solve(
-        self,
-        *,
-        ahead: int | LookaheadControl = 0,
-        stop: Sequence[str] = (),
-        thinks: bool = True,
-        by_method: bool = True,
-        answerer: ScriptedModel | None = None,
-        fallback: bool = True,
-    ) -> Outcome:
-        models = [Budgeted(model, self.budget.left) for model in (self.small, self.large)]
-        return await solve(
-            RunParts(
-                make("specreason", *models),
-                budget=self.budget,
-                ahead=ahead,
-                fallback=make("large", *models) if fallback else None,
-                stop=stop,
-                thinks=thinks,
-                by_method=by_method,
-                answerer=answerer,
-            ),
-            PROBLEM,
-            self.events.append,
-        )
-
-    def run(self, **how: object) -> tuple[Outcome, float]:
-        found = run(self.solve(**how))  # type: ignore[arg-type]
-        assert self.small.open == self.large.open == 0
-        return found
+    def run(self, **how: Any) -> tuple[Outcome, float]:
+        return super().run(**{"ahead": 0, "by_method": True, **how})
 
     @property
     def committed(self) -> list[Committed]:
         return [event for event in self.events if isinstance(event, Committed)]
-
-    @property
-    def pieces(self) -> list[str]:
-        return [event.text for event in self.events if isinstance(event, Answering)]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 9])
@@ -128,8 +96,8 @@ def test_the_lookahead_continues_after_the_end_of_the_thinking() -> None:
 def test_the_streamed_text_is_verified_and_complete() -> None:
     case = Case(wrong=[0])
     outcome, _ = case.run(ahead=9)
-    assert "".join(case.pieces) == outcome.text
-    assert case.pieces == ["First, 6 x 7.", "\n\nThat is 42.", "\n\nSo it is \\boxed{42}."]
+    assert "".join(case.emitted) == outcome.text
+    assert case.emitted == ["First, 6 x 7.", "\n\nThat is 42.", "\n\nSo it is \\boxed{42}."]
     first = next(place for place, event in enumerate(case.events) if isinstance(event, Answering))
     assert [e.index for e in case.events[:first] if isinstance(e, Committed)] == list(range(THOUGHT + 2))
 
@@ -169,7 +137,7 @@ def test_an_answer_stops_before_a_stop_string(ahead: int) -> None:
     case = Case()
     outcome, _ = case.run(ahead=ahead, stop=("at is", "small"))
     assert (outcome.text, outcome.reason) == ("First, 6 x 7.\n\nTh", "stop")
-    assert "".join(case.pieces) == outcome.text
+    assert "".join(case.emitted) == outcome.text
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
@@ -197,7 +165,7 @@ def test_a_partial_answer_counts_when_the_time_is_up(seconds: float, text: str) 
     case = Case(budget=Budget(seconds=seconds + 1.5))
     outcome, took = case.run()
     assert (outcome.text, outcome.reason, took) == (text, "time", seconds + 1.5)
-    assert "".join(case.pieces) == text
+    assert "".join(case.emitted) == text
 
 
 def test_an_answer_that_was_begun_in_the_time_to_think_may_go_on() -> None:
@@ -233,7 +201,7 @@ def test_a_small_model_that_is_lost_in_the_answer_is_replaced_there(failure: typ
     outcome, _ = case.run(ahead=ahead)
     assert outcome.text == "First, 6 x 7.\n\nThis is 42.\n\nSo it is \\boxed{42}."
     assert [event.role for event in case.events if isinstance(event, Degraded)] == ["small"]
-    assert "".join(case.pieces) == outcome.text
+    assert "".join(case.emitted) == outcome.text
 
 
 def test_an_answer_without_text_is_left_to_the_large_model() -> None:

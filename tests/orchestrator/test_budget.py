@@ -47,10 +47,6 @@ def test_a_budget_is_cut_to_the_room_of_a_context_and_its_answer_below_that() ->
     assert Budget(100, answer=20).fit(60) == Budget(60, answer=20)
 
 
-def test_the_lowest_limits_apply_and_the_default_tokens_are_the_papers() -> None:
-    assert (Budget(steps=1).steps, Budget(seconds=0.1).seconds, Budget().tokens) == (1, 0.1, 8192)
-
-
 @pytest.mark.parametrize(
     ("budget", "for_answer"),
     [
@@ -116,11 +112,6 @@ def test_a_model_without_tokens_left_is_called_only_to_read_an_opening(opening: 
     model = Budgeted(Recording("small", counting("small", 5)), lambda chain: 0)
     assert run(model.write(PROBLEM, opening=opening))[0] == Step(opening, "small", "length")
     assert limits == ([0] if opening else [])
-
-
-@pytest.mark.parametrize("verb", ["branch", "score", "ask"])
-def test_a_budgeted_model_is_called_as_any_model_is(verb: str) -> None:
-    assert inspect.signature(getattr(Budgeted, verb)) == inspect.signature(getattr(Model, verb))
 
 
 def test_a_budgeted_model_takes_the_options_of_every_write() -> None:

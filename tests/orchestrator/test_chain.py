@@ -108,10 +108,6 @@ def test_a_step_without_tokens_is_cut_by_its_text() -> None:
     assert Step("So it is.", "large").cut(5) == Step("So it", "large", "length")
 
 
-def test_a_token_has_neutral_defaults() -> None:
-    assert Token("So") == Token("So", logprob=0.0, rank=0, id=-1, top=())
-
-
 def test_the_kept_steps_are_complete_except_for_the_last() -> None:
     one, two = step("So", " it"), step(" is", ".\n\n")
     kept = {keep: beginning((one, two), keep) for keep in (-1, 0, 4, 5, 6, 11, 99)}

@@ -134,11 +134,6 @@ def test_a_rejected_draft_that_was_kept_completely_does_not_count_as_accepted() 
     assert (ledger.drafts, ledger.accepted) == (1, 0)
 
 
-def test_the_accept_rate_is_of_all_drafts_that_were_decided() -> None:
-    more: list[Event] = [Judged(2, THIRD, Accept()), Committed(2, THIRD)]
-    assert Ledger.of([*RUN, *more]).accept_rate == 2 / 3
-
-
 def test_a_repair_without_a_reason_is_none_the_less_a_repair() -> None:
     rollback = Rollback()
     repair = step("one", "large", 2)
@@ -153,11 +148,6 @@ def test_a_step_that_closes_the_thinking_is_not_a_draft() -> None:
 def test_tokens_without_a_request_never_make_a_count_negative() -> None:
     ledger = Ledger.of([Committed(0, FIRST), call("small", "write", written=3)])
     assert (ledger.small.kept, ledger.small.discarded) == (5, 0)
-
-
-def test_requests_to_judge_take_nothing_from_the_discarded_tokens() -> None:
-    ledger = Ledger.of([call("large", "ask", written=1), call("large", "write", written=4)])
-    assert (ledger.large.discarded, ledger.large.judging) == (4, 1)
 
 
 def test_the_requests_of_a_nested_model_add_up_although_each_event_has_a_path_of_its_own() -> None:

@@ -1,15 +1,16 @@
-"""Every request to a model has its purpose, its step, and whether it is a bet."""
+"""Every request to a model has its purpose, its step, and whether it is a bet; drafts may leave theirs open."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 
 import pytest
 
 from stepspec.orchestrator import Chain, Model, Rollback, Step, Verdict, reason
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.interfaces import REQUEST, RequestContext
+from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST, RequestContext
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as run_to_the_answer
@@ -21,10 +22,11 @@ from .arms import PROBLEM, pair
 
 @dataclass(frozen=True)
 class Spying:
-    """SpecReason that notes the context of every decision."""
+    """SpecReason that notes the context of every decision, and where it may leave requests open."""
 
     inner: SpecReason
-    contexts: list[RequestContext]
+    contexts: list[RequestContext] = field(default_factory=list[RequestContext])
+    stacks: dict[str, set[AsyncExitStack | None]] = field(default_factory=dict[str, set[AsyncExitStack | None]])
     foreseeable = True
 
     @property
@@ -32,23 +34,26 @@ class Spying:
         return self.inner.answerer
 
     async def draft(self, chain: Chain) -> Step:
-        self.contexts.append(REQUEST.get())
+        self.note()
         return await self.inner.draft(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        self.contexts.append(REQUEST.get())
+        self.note()
         return await self.inner.verify(chain, draft)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        self.contexts.append(REQUEST.get())
+        self.note()
         return await self.inner.repair(chain, draft, rollback)
+
+    def note(self) -> None:
+        self.contexts.append(REQUEST.get())
+        self.stacks.setdefault(REQUEST.get().purpose, set()).add(KEPT_OPEN.get())
 
 
 def spied(ahead: int | LookaheadControl) -> list[RequestContext]:
-    small, large = pair(length=3, wrong=(1,))
-    contexts: list[RequestContext] = []
-    run(reason(Spying(SpecReason(small, large), contexts), PROBLEM, ahead=ahead))
-    return contexts
+    spying = Spying(SpecReason(*pair(length=3, wrong=(1,))))
+    run(reason(spying, PROBLEM, ahead=ahead))
+    return spying.contexts
 
 
 def calls(events: list[Event]) -> list[Called]:
@@ -79,9 +84,9 @@ def test_requests_beyond_the_next_step_are_bets() -> None:
 def test_a_verdict_is_a_bet_while_an_earlier_one_is_awaited() -> None:
     small, large = pair(length=3)
     large.reading = lambda chain: 9.0
-    contexts: list[RequestContext] = []
-    run(reason(Spying(SpecReason(small, large), contexts), PROBLEM, ahead=2))
-    verdicts = [one for one in contexts if one.purpose == "verify"]
+    spying = Spying(SpecReason(small, large))
+    run(reason(spying, PROBLEM, ahead=2))
+    verdicts = [one for one in spying.contexts if one.purpose == "verify"]
     assert verdicts == [RequestContext("verify", 0), *(RequestContext("verify", at, bet=True) for at in (1, 2))]
 
 
@@ -117,3 +122,44 @@ def test_a_request_that_stays_open_has_its_last_step() -> None:
     run(reason(SpecReason(small, large), PROBLEM, ahead=2))
     drafts = [(call.step, call.last_step) for call in calls(events) if call.role == "small"]
     assert drafts == [(0, 3)]
+
+
+def test_requests_may_be_left_open_by_drafts_alone_for_one_block_and_with_lookahead() -> None:
+    async def stacks(ahead: int) -> dict[str, set[AsyncExitStack | None]]:
+        spying = Spying(SpecReason(*pair(wrong=(4,))))
+        await reason(spying, PROBLEM, ahead=ahead)
+        assert KEPT_OPEN.get() is None
+        return spying.stacks
+
+    found, _ = run(stacks(1))
+    assert (len(found["draft"]), None in found["draft"]) == (2, False)  # before and after the one repair
+    assert found["verify"] == found["repair"] == {None}
+    assert run(stacks(0))[0] == {purpose: {None} for purpose in ("draft", "verify", "repair")}
+
+
+def test_a_request_that_was_left_open_saves_its_latency_and_is_closed_during_the_repair() -> None:
+    small, large = pair(length=6, wrong=(3,))
+    small.sticky, small.pace = True, 0.125
+    _, seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=1))
+    log = small.log
+    assert [line for line in log if line.startswith("small")] == [
+        "small write 0",
+        *(f"small goes on {index}" for index in (1, 2, 3, 4)),
+        "small write 0 cancelled",
+        "small write 4",
+        "small goes on 5",
+        "small write 4 done",
+    ]
+    assert log.index("small write 0 cancelled") < log.index("large write 3 done")
+    # The fourth draft is complete at 4.25 s, and its judgement at 5.25 s; the repair at 6.25 s; the last two drafts at
+    # 8 s and 9 s, and the last judgement a second later.
+    assert seconds == 10
+
+
+def test_no_bet_continues_while_open_requests_are_closed() -> None:
+    small, large = pair(wrong=(0,))
+    small.sticky, small.pace, small.closing = True, 0.125, 5.0
+    run(reason(SpecReason(small, large), PROBLEM, ahead=9))
+    refused, closed = small.log.index("large ask 1 done"), small.log.index("small write 0 cancelled")
+    assert "large write 0 done" in small.log[refused:closed]
+    assert not [line for line in small.log[refused:closed] if "goes on" in line or line.startswith("small write 1")]

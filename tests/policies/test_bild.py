@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from stepspec import Sampling, Solver, policies
 from stepspec.orchestrator import (
     Accept,
-    Budget,
     Chain,
     Policy,
     Rollback,
@@ -24,7 +23,6 @@ from stepspec.orchestrator import (
     Verdict,
     reason,
 )
-from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END, Role
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.policies import BiLD
@@ -275,14 +273,6 @@ def test_an_unsure_token_without_text_has_the_large_model_go_on(tokens: Sequence
     small, large = pair(TEXT, TEXT)
     draft = Step("".join(token.text for token in tokens), "small", "until", tuple(tokens))
     assert run(BiLD(small, large).verify(PROBLEM, draft))[0] == verdict
-
-
-def test_a_run_ends_with_the_budget() -> None:
-    small, large = pair(TEXT, TEXT)
-    budget = Budget(16, answer=3)
-    policy = BiLD(Budgeted(small, budget.left), Budgeted(large, budget.left))
-    (chain, end), _ = run(reason(policy, PROBLEM, spent=budget.spent))
-    assert ([len(step.tokens) for step in chain.steps], end) == ([10, 3], "budget")
 
 
 def place(*chances: float) -> tuple[Token, ...]:

@@ -201,28 +201,6 @@ def test_bets_rest_on_the_draft_and_are_lost_to_a_rival() -> None:
     assert small.log.index("small write 1") < small.log.index("small branch 0")
 
 
-def test_leaving_while_rivals_are_written_or_graded_leaves_nothing_open() -> None:
-    for moment, cancelled in ((2.5, "small branch 0 cancelled"), (3.5, "large ask 1 cancelled")):
-        small, large = pair({DRAFT: 2})
-        (chain, end), _ = run(reason(Choose(small, large), PROBLEM, deadline=moment))
-        assert (chain.steps, end) == ((), "time")
-        assert cancelled in small.log
-        assert small.open == large.open == 0
-
-
-def test_a_small_model_that_fails_at_its_rivals_has_failed() -> None:
-    small, large = pair({DRAFT: 2})
-    calls: list[str] = []
-
-    def fails(verb: str, chain: Chain) -> Exception | None:
-        calls.append(verb)
-        return EndpointUnavailable("gone", role="small", url="http://x", verb="write") if len(calls) == 2 else None
-
-    small.fails = fails
-    with pytest.raises(EndpointUnavailable, match="gone"):
-        run(reason(Choose(small, large), PROBLEM))
-
-
 def test_a_judge_that_fails_at_the_rivals_approves_of_none() -> None:
     small, large = pair({DRAFT: 2})
     failing = EndpointUnavailable("gone", role="large", url="http://x", verb="ask")

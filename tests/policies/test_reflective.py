@@ -142,26 +142,6 @@ def test_a_token_that_one_list_lacks_counts_there_as_the_last_of_it() -> None:
 
 
 @given(
-    values=st.lists(st.floats(-20, 0), min_size=2, max_size=6),
-    again=st.lists(st.floats(-20, 0), min_size=2, max_size=6),
-    alpha=st.floats(0, 1),
-)
-@BOUNDED
-def test_a_blend_is_a_distribution_and_no_unlisted_token_could_beat_its_best(
-    values: list[float], again: list[float], alpha: float
-) -> None:
-    def read(logprobs: list[float], shift: int) -> Token:
-        rivals = tuple(Token("", value, id=number + shift) for number, value in enumerate(sorted(logprobs)[::-1]))
-        return Token("", -7.0, id=99, top=rivals)
-
-    fused = fuse(read(values, 0), read(again, 2), alpha)
-    assert sum(fused.values()) == pytest.approx(1)
-    bound = (1 - alpha) * min(values) + alpha * min(again)  # the most a token in neither list can have
-    known = (1 - alpha) * -7.0 + alpha * -7.0
-    assert max(fused.values()) >= fused[99] * exp(bound - known) * (1 - 1e-9)
-
-
-@given(
     readings=st.tuples(*[st.lists(st.floats(-20, 0), min_size=8, max_size=8)] * 2),
     token=st.integers(0, 7),
     top=st.integers(1, 8),

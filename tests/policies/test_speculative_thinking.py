@@ -4,14 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from stepspec.orchestrator import Accept, Budget, Chain, Rollback, Step, reason
-from stepspec.orchestrator.budget import Budgeted
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, reason
 from stepspec.orchestrator.chain import DELIMITER, THINK_END
 from stepspec.orchestrator.events import Called, Event
 from stepspec.policies import SpeculativeThinking
 from stepspec.policies.speculative_thinking import RECAP, cue
 
-from ..fakes import Previous, ScriptedModel, counting, run, tokenise
+from ..fakes import Previous, ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM
 
 LAST = f"That is it.\n{THINK_END}"
@@ -205,12 +204,3 @@ def test_a_step_that_the_loop_refuses_is_written_again_as_a_step(ahead: int) -> 
     assert steps[:3] == [("small", again, ""), ("small", again, ""), ("large", other, "repetition")]
     large.script = saying(again)
     assert think(SpeculativeThinking(small, large, n1=2), ahead)[1] == "repetition"
-
-
-def test_a_takeover_ends_with_the_budget() -> None:
-    small, large = pair(saying("First.\n\n", "Wait, no.\n\n"), saying("", "one two three four five six"))
-    budget = Budget(8, answer=3)
-    policy = SpeculativeThinking(Budgeted(small, budget.left), Budgeted(large, budget.left))
-    (chain, end), _ = run(reason(policy, PROBLEM, spent=budget.spent))
-    assert (chain.text, end) == ("First.\n\none two three", "budget")
-    assert chain.tokens == 5 == len(tokenise(chain.text))
