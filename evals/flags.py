@@ -20,7 +20,6 @@ from pydantic import TypeAdapter
 from stepspec import policies
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.run_options import option_types, run_options
-from stepspec.orchestrator.step_ends import REGEX
 from stepspec.setting_sources import CommandLine, Place, with_command_line
 
 from .benchmarks import BENCHMARKS
@@ -320,5 +319,5 @@ def _unescape_all(texts: Sequence[str]) -> list[str]:
 
 
 def _unescape(text: str) -> str:
-    r"""Replace ``\n`` and ``\t`` as typed on a command line, but in regular expressions, which have them as well."""
-    return text if text.startswith(REGEX) else text.replace("\\n", "\n").replace("\\t", "\t")
+    r"""Replace ``\n`` and ``\t`` as typed on a command line."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")

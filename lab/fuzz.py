@@ -73,7 +73,7 @@ def steps() -> Target:
     from stepspec.orchestrator.endpoints.token_stream import OUTSIDE, Closing, StepBuilder
     from stepspec.orchestrator.step_ends import StepEnds
 
-    kinds = [StepEnds.of("\n\n"), StepEnds.of(["\n\n", "Wait"]), StepEnds.of("regex:Step \\d+")]
+    kinds = [StepEnds.of("\n\n"), StepEnds.of(["\n\n", "Wait"]), StepEnds.of(["Step", "; "])]
 
     def build(ends: StepEnds, text: str, size: int, closing: Closing) -> tuple[str, str | None]:
         builder = StepBuilder("small", "words", ends=ends, limit=10_000, closing=closing)

@@ -163,9 +163,7 @@ class RunOptions(BaseModel):
     ] = False
     delimiter: Annotated[
         Delimiter,
-        RunOption(
-            r"What ends a step, by default \n\n; may be repeated. regex:EXPRESSION is looked for in complete lines."
-        ),
+        RunOption(r"What ends a step, by default \n\n; may be repeated."),
     ] = BLANK_LINE
     priority: Annotated[
         Priority,

@@ -1,8 +1,7 @@
 r"""
 Where steps end: at a delimiter outside of code, LaTeX environments and tables. Pure.
 
-A delimiter is a text, by default a blank line, or a regular expression that is searched in every complete line. A
-delimiter within a block does not count:
+A delimiter is a text, by default a blank line. Within a block it does not count:
 
     code     a fence of backticks or tildes, up to a fence of the same kind that is at least as long;
     LaTeX    ``\begin{x}`` to ``\end{x}``, ``\[`` to ``\]``, ``$$`` to ``$$``;
@@ -24,7 +23,6 @@ from functools import cache
 from typing import TypeAlias
 
 BLANK_LINE = "\n\n"
-REGEX = "regex:"
 MOST = 4096  # characters
 
 Span: TypeAlias = tuple[int, int]
@@ -73,36 +71,23 @@ NO_BLOCKS = Blocks()
 
 @dataclass(frozen=True, slots=True)
 class StepEnds:
-    """
-    What ends a step: one of the *texts*, or a complete line that matches one of the *patterns*.
-
-    If *blocks* is false, delimiters count everywhere, also within code, LaTeX and tables.
-    """
+    """What ends a step: one of the *texts*; if *blocks* is false, also within code, LaTeX and tables."""
 
     texts: tuple[str, ...] = (BLANK_LINE,)
-    patterns: tuple[str, ...] = ()
     blocks: bool = True
 
     @classmethod
     def of(cls, delimiter: str | Sequence[str]) -> StepEnds:
-        """
-        Parse the setting: one text, or several; texts that begin with `REGEX` are regular expressions.
-
-        Raise `ValueError`, which says how to fix it, for an invalid delimiter.
-        """
-        parts = (delimiter,) if isinstance(delimiter, str) else tuple(delimiter)
-        if not parts or not all(part.removeprefix(REGEX) for part in parts):
+        """Parse the setting: one text, or several. Raise `ValueError` if one is empty, or if there is none."""
+        texts = (delimiter,) if isinstance(delimiter, str) else tuple(delimiter)
+        if not texts or not all(texts):
             raise ValueError(r'a delimiter is a text that is not empty, such as "\n\n", or a list of such texts')
-        for part in parts:
-            if part.startswith(REGEX):
-                _check(part.removeprefix(REGEX))
-        texts = tuple(part for part in parts if not part.startswith(REGEX))
-        return cls(texts, tuple(part.removeprefix(REGEX) for part in parts if part.startswith(REGEX)))
+        return cls(texts)
 
     @property
     def text(self) -> str:
-        """A text that ends a step; a blank line if only patterns do."""
-        return self.texts[0] if self.texts else BLANK_LINE
+        """A text that ends a step."""
+        return self.texts[0]
 
     def search(self, before: str, text: str, start: int = 0, blocks: Blocks = NO_BLOCKS) -> tuple[int, int]:
         """
@@ -113,7 +98,7 @@ class StepEnds:
         """
         spans: list[Span] | None = None
         at = start
-        while (hit := self._next(before, text, at)) is not None:
+        while (hit := self._next(text, at)) is not None:
             begin, end = hit
             if not self.blocks:
                 return end, begin
@@ -143,7 +128,7 @@ class StepEnds:
         """Where steps of *text*, which follows *before*, end; a last step without a delimiter is left out."""
         spans = NO_BLOCKS.spans(before + text) if self.blocks else []
         at = began = 0
-        while (hit := self._next(before, text, at)) is not None:
+        while (hit := self._next(text, at)) is not None:
             begin, end = hit
             rows = self.blocks and text[end:].lstrip().startswith("|") and _is_row(before, text[:end])
             nothing = self.blocks and not text[began:end].strip() and (began > 0 or self._begins(before))
@@ -155,10 +140,7 @@ class StepEnds:
 
     def at_end(self, text: str, blocks: Blocks = NO_BLOCKS) -> bool:
         """Whether *text*, whose *blocks* are known so far, ends in a delimiter."""
-        ends = text.endswith(self.texts) if self.texts else False
-        if not ends and text.endswith("\n"):
-            ends = self._matches(text[text.rfind("\n", 0, -1) + 1 : -1])
-        return ends and not (self.blocks and self.in_block(text, blocks))
+        return text.endswith(self.texts) and not (self.blocks and self.in_block(text, blocks))
 
     def in_block(self, text: str, blocks: Blocks = NO_BLOCKS) -> bool:
         """Whether the end of *text*, whose *blocks* are known so far, is in a block."""
@@ -167,28 +149,12 @@ class StepEnds:
     def _begins(self, before: str) -> bool:
         """Whether a step begins after *before*, perhaps with the white space that *before* ends in."""
         said = before.rstrip()
-        if not said or any(before.find(text, max(0, len(said) - len(text))) >= 0 for text in self.texts):
-            return True
-        return "\n" in before[len(said) :] and self._matches(said[said.rfind("\n") + 1 :])
+        return not said or any(before.find(text, max(0, len(said) - len(text))) >= 0 for text in self.texts)
 
-    def _next(self, before: str, text: str, start: int) -> Span | None:
+    def _next(self, text: str, start: int) -> Span | None:
         """The span of the first delimiter in *text* that begins at *start* or later, in a block or not."""
         hits = [(at, at + len(each)) for each in self.texts if (at := text.find(each, start)) >= 0]
-        if self.patterns:
-            hits += next(self._lines(before, text, start), ())
         return min(hits, key=lambda hit: hit[1]) if hits else None
-
-    def _lines(self, before: str, text: str, start: int) -> Iterator[tuple[Span]]:
-        """The spans of the line breaks in *text*, from *start* on, after lines that match a pattern."""
-        at = start - 1
-        while (at := text.find("\n", at + 1)) >= 0:
-            begins = text.rfind("\n", 0, at) + 1
-            line = text[begins:at] if begins else before[before.rfind("\n") + 1 :] + text[:at]
-            if self._matches(line):
-                yield ((at, at + 1),)
-
-    def _matches(self, line: str) -> bool:
-        return any(_compiled(pattern).search(line) for pattern in self.patterns)
 
 
 BLANK_LINES = StepEnds()
@@ -197,18 +163,6 @@ BLANK_LINES = StepEnds()
 @cache
 def _longest(texts: Sequence[str]) -> int:
     return max(map(len, texts), default=1)
-
-
-def _check(pattern: str) -> None:
-    try:
-        _compiled(pattern)
-    except re.error as exc:
-        raise ValueError(f"{REGEX}{pattern} is no regular expression as Python has them: {exc}") from exc
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
 
 
 def _inside(spans: Sequence[Span], place: int) -> bool:

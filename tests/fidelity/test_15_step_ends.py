@@ -91,7 +91,7 @@ def test_a_delimiter_of_the_run_holds_for_every_method() -> None:
         made = policy(name, **options)[1]
         for model in (made.small, made.large) if hasattr(made, "small") else (made.author,):
             model.script = all_of
-        (chain, _), _ = run(reason(made, Chain(PROBLEM.messages, ends=StepEnds.of(["So\n", "regex:^Let"])), ahead=1))
+        (chain, _), _ = run(reason(made, Chain(PROBLEM.messages, ends=StepEnds.of(["So\n", "code:\n"])), ahead=1))
         assert [step.text for step in chain.steps] == [lines[0], "".join(lines[1:8]), "".join(lines[8:])], name
 
 
@@ -177,7 +177,7 @@ async def solved(choices: Any, **settings: Any) -> list[str]:
     [
         (None, ["So one\nThen two\n\n", f"Done{THINK_END}"]),
         ("\n", ["So one\n", "Then two\n", f"\nDone{THINK_END}"]),
-        (["\n\n", "regex:^So"], ["So one\n", "Then two\n\n", f"Done{THINK_END}"]),
+        (["\n\n", "one\n"], ["So one\n", "Then two\n\n", f"Done{THINK_END}"]),
     ],
 )
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -192,24 +192,23 @@ async def test_solve_takes_the_delimiter_of_a_run(
 def test_settings_requests_and_arms_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load().delimiter == "\n\n"
-    assert load(delimiter=["\n", "regex:^#"]).delimiter == ["\n", "regex:^#"]
+    assert load(delimiter=["\n", "#"]).delimiter == ["\n", "#"]
     assert load().conditions()["delimiter"] == "\n\n"
     (tmp_path / "stepspec.toml").write_text('delimiter = ["\\n\\n", "\\n"]\n')
     assert load().delimiter == ["\n\n", "\n"]
-    monkeypatch.setenv("STEPSPEC_DELIMITER", "regex:^Step")
-    assert load().delimiter == "regex:^Step"
+    monkeypatch.setenv("STEPSPEC_DELIMITER", "Step")
+    assert load().delimiter == "Step"
     assert StepspecOptions.model_validate({"delimiter": ["\n"]}).model_dump()["delimiter"] == ["\n"]
     assert arm('specreason:delimiter="\\n"').run.delimiter == "\n"
 
 
-@pytest.mark.parametrize("delimiter", ["regex:(a+)+$", ["\n", "regex:a"], ["a"] * 9, "", 3])
-def test_a_client_of_the_service_sends_texts_and_no_expressions(delimiter: Any) -> None:
-    """An expression that takes for ever would keep the service from everybody."""
+@pytest.mark.parametrize("delimiter", ["a" * 1025, ["a"] * 9, "", 3])
+def test_a_client_of_the_service_sends_a_few_short_texts(delimiter: Any) -> None:
     with pytest.raises(ValidationError, match="delimiter"):
         StepspecOptions.model_validate({"delimiter": delimiter})
 
 
-@pytest.mark.parametrize("delimiter", ["", [], ["\n", ""], "regex:(", 3])
+@pytest.mark.parametrize("delimiter", ["", [], ["\n", ""], 3])
 def test_a_delimiter_that_ends_nothing_is_refused(
     delimiter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

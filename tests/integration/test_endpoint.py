@@ -303,7 +303,7 @@ async def test_a_model_without_a_chat_template_is_refused_with_the_cure(
 
 @pytest.mark.parametrize(
     ("delimiter", "begun", "least"),
-    [("\n\n", "", 2), ("\n\n", "```\n", 0), (":", "", 2), (["regex:[0-9]", "; "], "", 1), (" ", "", 2)],
+    [("\n\n", "", 2), ("\n\n", "```\n", 0), (":", "", 2), (["\n", "; "], "", 1), (" ", "", 2)],
     ids=["blank lines", "in a fence", "colons", "lines", "spaces"],
 )
 async def test_steps_end_at_the_configured_places_with_and_without_a_stream(

@@ -16,7 +16,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from ...chain import Message, Speaker, Tool
 from ...endpoints.vllm_protocol import Format
 from ...run_options import Count, Delimiter, option_types, service_options
-from ...step_ends import REGEX
 from ..settings import Thinking
 
 MAX_DELIMITERS, MAX_DELIMITER = 8, 1024  # texts, and characters of each
@@ -131,11 +130,8 @@ def any_json(format: PlainText | AnyJson | None) -> Literal["json"] | None:
     return "json" if isinstance(format, AnyJson) else None
 
 
-def _no_regex(delimiter: str | list[str]) -> str | list[str]:
-    """Refuse regular expressions of clients: a malicious one could block the service for ever."""
+def _few(delimiter: str | list[str]) -> str | list[str]:
     texts = [delimiter] if isinstance(delimiter, str) else delimiter
-    if any(text.startswith(REGEX) for text in texts):
-        raise ValueError("a regular expression is allowed in the service's own settings only; send plain texts")
     if len(texts) > MAX_DELIMITERS or any(len(text) > MAX_DELIMITER for text in texts):
         raise ValueError(f"at most {MAX_DELIMITERS} texts of at most {MAX_DELIMITER} characters")
     return delimiter
@@ -153,7 +149,7 @@ class BudgetOptions(Part):
 P = TypeVar("P", bound=Part)
 NARROWER: Mapping[str, Any] = {
     "ahead": Annotated[Count, Field(le=64)],
-    "delimiter": Annotated[Delimiter, AfterValidator(_no_regex)],
+    "delimiter": Annotated[Delimiter, AfterValidator(_few)],
 }
 """The types of options of which a client may not choose every value that the service's own settings may have."""
 
