@@ -41,7 +41,7 @@ install: $(STAMP) ## create .venv from the lock, if it is not there yet
 browser: $(STAMP) ## find a browser for the tests of the page, or install one, once
 	$(RUN)/python -m tests.browser
 
-demo: $(STAMP) ## two real vLLM servers on this CPU, six problems: the large model alone, the small one alone, the pair
+demo: $(STAMP) ## two real vLLM servers on this CPU, six problems: the large model as it is, the small one alone, the pair
 	$(RUN)/stepspec demo
 
 clients: $(STAMP) ## install the foreign clients that the service is tried with, and the notebook's packages, all at once

@@ -16,21 +16,21 @@ from stepspec.orchestrator.launcher import Served, TokenSpeculation
 from stepspec.orchestrator.launcher.launch import RunningServer
 from stepspec.orchestrator.launcher.up import Deaths, as_json, as_text, until_signalled
 
-from ..arms import LARGE, SHIPPED, SMALL, measure
+from ..arms import LARGE, PLAIN, SHIPPED, SMALL, measure
 from ..results import Result, summarise
-from ..sample import Sample, Task
+from ..sample import Arm, Sample, Task
 from .servers import NO_SPECULATION, PAIR, SCORERS, SHORT, World, describe_pace, running
 from .solving_pair import fresh_tasks, pair_solver
 
 ROLES: tuple[Role, ...] = ("large", "small")
-COLUMNS = ("", "n", "accuracy", "seconds", "vs large", "vs floor", "by large", "accepted", "waste", "judging")
+COLUMNS = ("", "n", "accuracy", "seconds", "vs {}", "vs floor", "by large", "accepted", "waste", "judging")
 
 
 def table(results: Sequence[Result], *, intervals: bool = True) -> Table:
     """A table with one row per arm; `small_print` explains the columns."""
     rendered = Table(box=None, padding=(0, 1, 0, 0))
     speculating = _speculating(results)
-    for column in _columns(speculating):
+    for column in _columns(results, speculating):
         rendered.add_column(column, justify="right" if column else "left", no_wrap=True)
     for result in results:
         rendered.add_row(*_row(result, speculating, intervals=intervals))
@@ -40,7 +40,7 @@ def table(results: Sequence[Result], *, intervals: bool = True) -> Table:
 def markdown(results: Sequence[Result]) -> str:
     """The same table for a document."""
     speculating = _speculating(results)
-    columns = _columns(speculating)
+    columns = _columns(results, speculating)
     rule = tuple("---" if not column else "--:" for column in columns)
     rows = (columns, rule, *(_row(result, speculating) for result in results))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -51,8 +51,9 @@ def _speculating(results: Sequence[Result]) -> tuple[Role, ...]:
     return tuple(role for role in ROLES if any(role in result.speculation for result in results))
 
 
-def _columns(speculating: Sequence[Role]) -> tuple[str, ...]:
-    return (*COLUMNS, *(f"tokens of {role}" for role in speculating))
+def _columns(results: Sequence[Result], speculating: Sequence[Role]) -> tuple[str, ...]:
+    baseline = PLAIN.name if any(result.name == PLAIN.name for result in results) else "large"
+    return (*(column.format(baseline) for column in COLUMNS), *(f"tokens of {role}" for role in speculating))
 
 
 def _row(r: Result, speculating: Sequence[Role], *, intervals: bool = True) -> tuple[str, ...]:
@@ -72,13 +73,17 @@ def _row(r: Result, speculating: Sequence[Role], *, intervals: bool = True) -> t
     )
 
 
-def small_print(profile: str, *more: str, world: World = SHORT) -> str:
+def small_print(profile: str, *more: str, world: World = SHORT, baseline: str = LARGE.name) -> str:
     """The explanation of the table: models of *world*, *profile* and columns; *more* names further models."""
+    whose = {
+        PLAIN.name: "Plain: the large model as one ordinary request. Vs plain: wall time divided by that of plain.",
+        LARGE.name: "Vs large: wall time divided by that of the large model alone.",
+    }
     sizes, pace = world.sizes, describe_pace(profile, "large", "small", *more)
     return (
         f"The miniature pair: two models of {sizes} parameters, trained on arithmetic, served by real vLLM on this "
         f"CPU; {pace}. Seconds are the mean of one problem. "
-        "Vs large: wall time divided by that of the large model alone. Vs floor: divided by the time to write every "
+        f"{whose[baseline]} Vs floor: divided by the time to write every "
         "kept token on the model that wrote it. Brackets are 95% intervals. By large: the large model's share of the "
         "kept tokens. Accepted: share of the judged drafts. Waste: share of the written tokens that were not kept. "
         "Judging: tokens read or written to judge one problem, without those in a prefix cache."
@@ -138,7 +143,7 @@ def _describe(served: Served, speculation: TokenSpeculation | None) -> RunningSe
     )
 
 
-ARMS = (LARGE, SMALL, SHIPPED)
+ARMS = (PLAIN, SMALL, Arm.of(SHIPPED.name, "specreason", auto=True))
 
 
 async def demo(
@@ -147,7 +152,7 @@ async def demo(
     """
     Start the pair, solve *problems* with every arm, and return the results.
 
-    The observer that *printer* makes shows each run of SpecReason on *console*.
+    SpecReason runs with `auto`, as by default. The observer that *printer* makes shows each of its runs on *console*.
     """
     async with pair_solver(profile, console, ARMS, seed + 1, problems=1) as solver:
         samples = await measure(

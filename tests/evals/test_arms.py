@@ -59,6 +59,8 @@ def test_the_tables_show_every_arm_alike() -> None:
     assert [row.split(" | ")[0] for row in rows] == [f"| {arm.name}" for arm in ARMS]
     assert "| 0.50 [" in rows[2]
     assert len(table(results).rows) == len(ARMS)
+    assert " vs large |" in head
+    assert " vs plain |" in markdown([replace(results[0], name="plain"), *results[1:]]).splitlines()[0]
 
 
 def test_intervals_hold_their_value_and_narrow_with_the_sample() -> None:

@@ -113,7 +113,7 @@ def demo(
     json: Json = False,
 ) -> None:
     """
-    Start the miniature pair and solve a few problems: the large model alone, the small one alone, SpecReason.
+    Start the miniature pair and solve a few problems: the large model as it is, the small one alone, SpecReason.
 
     The models are tiny and their passes are paced like a GPU's, so that it runs anywhere; all else is real.
     """
@@ -123,4 +123,4 @@ def demo(
         return
     stdout.print()
     stdout.print(table(results, intervals=False))
-    stdout.print(small_print(profile), style="dim")
+    stdout.print(small_print(profile, baseline="plain"), style="dim")
