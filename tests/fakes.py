@@ -43,6 +43,11 @@ def counting(role: Role, length: int) -> Callable[[Previous], str]:
     return script
 
 
+def saying(*paragraphs: str) -> Callable[[Previous], str]:
+    """Script *paragraphs* in this order, and repeat the last one."""
+    return lambda previous: paragraphs[min(len(previous), len(paragraphs) - 1)]
+
+
 @dataclass(eq=False)
 class ScriptedModel:
     """

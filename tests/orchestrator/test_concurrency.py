@@ -1,8 +1,10 @@
 """Concurrent tasks end together."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -168,124 +170,105 @@ def current() -> asyncio.Task[object]:
     return task
 
 
+async def supervise(jobs: Sequence[Job], inside: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async with supervised(*(job.run() for job in jobs)):
+        await inside()
+
+
 async def test_leaving_the_block_stops_the_jobs_and_waits_for_them() -> None:
     jobs = [Job(), Job()]
-    async with supervised(*(job.run() for job in jobs)):
-        await asyncio.sleep(0)
+    await supervise(jobs, partial(asyncio.sleep, 0))
     assert all(job.stopped for job in jobs)
 
 
-async def test_a_failure_cancels_the_block_and_is_raised_instead() -> None:
-    failing, other = Job(), Job()
-
-    async def block() -> None:
-        async with supervised(failing.run(), other.run()):
-            failing.fail.set()
-            await asyncio.Event().wait()
-
-    with pytest.raises(LookupError, match="the job failed"):
-        await block()
-    assert other.stopped
-    assert not current().cancelling()
-
-
-async def test_two_failures_count_as_one() -> None:
+@pytest.mark.parametrize("failing", [1, 2])
+async def test_a_failure_cancels_the_block_and_is_raised_instead(failing: int) -> None:
     jobs = [Job(), Job()]
 
-    async def block() -> None:
-        async with supervised(*(job.run() for job in jobs)):
-            for job in jobs:
-                job.fail.set()
-            await asyncio.Event().wait()
+    async def inside() -> None:
+        for job in jobs[:failing]:
+            job.fail.set()
+        await asyncio.Event().wait()
 
-    with pytest.raises(LookupError):
-        await block()
+    with pytest.raises(LookupError, match="the job failed"):
+        await supervise(jobs, inside)
+    assert all(job.stopped for job in jobs)
     assert not current().cancelling()
 
 
 async def test_a_failure_is_raised_even_if_the_block_ignores_its_cancellation() -> None:
     job = Job()
 
-    async def block() -> None:
-        async with supervised(job.run()):
-            job.fail.set()
-            with suppress(asyncio.CancelledError):
-                await asyncio.Event().wait()
+    async def inside() -> None:
+        job.fail.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
 
     with pytest.raises(LookupError):
-        await block()
+        await supervise([job], inside)
 
 
-async def test_the_blocks_own_error_is_raised() -> None:
+async def test_the_blocks_own_error_is_raised_or_shown_with_that_of_the_job_that_caused_it() -> None:
     job = Job()
 
-    async def block() -> None:
-        async with supervised(job.run()):
-            await asyncio.sleep(0)
-            raise ZeroDivisionError
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError
+
+    async def fails_after_the_job() -> None:
+        job.fail.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ConnectionError("no answer") from None
 
     with pytest.raises(ZeroDivisionError):
-        await block()
+        await supervise([job], fails)
     assert job.stopped
-
-
-async def test_the_error_of_a_block_that_fails_because_of_a_job_is_shown_with_it() -> None:
-    job = Job()
-
-    async def block() -> None:
-        async with supervised(job.run()):
-            job.fail.set()
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                raise ConnectionError("no answer") from None
-
     with pytest.raises(LookupError) as failure:
-        await block()
+        await supervise([job], fails_after_the_job)
     assert isinstance(failure.value.__cause__, ConnectionError)
 
 
 async def test_a_cancellation_from_outside_is_not_swallowed() -> None:
     job = Job()
 
-    async def block() -> None:
-        async with supervised(job.run()):
-            job.fail.set()
-            await asyncio.sleep(0)
-            current().cancel()
-            await asyncio.Event().wait()
+    async def inside() -> None:
+        job.fail.set()
+        await asyncio.sleep(0)
+        current().cancel()
+        await asyncio.Event().wait()
 
-    task = asyncio.create_task(block())
     with pytest.raises(asyncio.CancelledError):
-        await task
+        await asyncio.create_task(supervise([job], inside))
 
 
 async def test_jobs_stop_although_the_block_is_cancelled_while_it_stops_them() -> None:
     job = Job()
 
-    async def block() -> None:
-        async with supervised(job.run()):
-            await asyncio.sleep(0)
-            asyncio.get_running_loop().call_soon(current().cancel)
+    async def inside() -> None:
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(current().cancel)
 
-    task = asyncio.create_task(block())
     with pytest.raises(asyncio.CancelledError):
-        await task
+        await asyncio.create_task(supervise([job], inside))
     assert job.stopped
 
 
 async def test_a_failure_is_raised_in_the_cleanup_of_a_task_that_was_cancelled_before() -> None:
     job = Job()
 
-    async def block() -> None:
+    async def inside() -> None:
+        job.fail.set()
+        await asyncio.Event().wait()
+
+    async def cleaning_up() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            async with supervised(job.run()):
-                job.fail.set()
-                await asyncio.Event().wait()
+            await supervise([job], inside)
 
-    task = asyncio.create_task(block())
+    task = asyncio.create_task(cleaning_up())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(LookupError, match="the job failed"):

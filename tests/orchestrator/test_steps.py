@@ -13,15 +13,10 @@ from stepspec.orchestrator.interfaces import REQUEST, RequestContext
 from stepspec.orchestrator.reason import End
 from stepspec.policies import Guarded, Solo, SpecReason
 
-from ..fakes import Previous, ScriptedModel, counting, run
+from ..fakes import Previous, ScriptedModel, counting, run, saying
 from .arms import PROBLEM, Keeping
 
 pytestmark = pytest.mark.parametrize("ahead", [0, 2])
-
-
-def saying(*paragraphs: str) -> Callable[[Previous], str]:
-    """Script *paragraphs* in this order, and repeat the last one."""
-    return lambda previous: paragraphs[min(len(previous), len(paragraphs) - 1)]
 
 
 def pair(small: Callable[[Previous], str], large: Callable[[Previous], str] | None = None) -> tuple[ScriptedModel, ...]:

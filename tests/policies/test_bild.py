@@ -9,8 +9,6 @@ from math import exp, log, sqrt
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stepspec import Sampling, Solver, policies
 from stepspec.orchestrator import (
@@ -28,16 +26,12 @@ from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.policies import BiLD
 from stepspec.policies.bild import surest
 
-from ..fakes import Previous, ScriptedModel, run
+from ..fakes import ScriptedModel, run, saying
 from ..fidelity.drawing import DrawingVllm
-from ..orchestrator.arms import BOUNDED, PROBLEM, arm
+from ..orchestrator.arms import PROBLEM
 
 TEXT = f"one two three four five six seven eight nine ten eleven twelve.\n{THINK_END}"
 SURE, UNSURE = log(0.61), log(0.59)
-
-
-def saying(*paragraphs: str) -> Callable[[Previous], str]:
-    return lambda previous: paragraphs[min(len(previous), len(paragraphs) - 1)]
 
 
 def pair(small: str, large: str) -> tuple[ScriptedModel, ScriptedModel]:
@@ -57,15 +51,6 @@ def think(policy: BiLD, ahead: int = 0) -> tuple[list[tuple[str, str, str]], str
 def judged(policy: BiLD, chain: Chain = PROBLEM) -> tuple[Step, Verdict]:
     draft = run(policy.draft(chain))[0]
     return draft, run(policy.verify(chain, draft))[0]
-
-
-def alone(name: str, role: Role, seed: int) -> str:
-    """The text that one model of the arm called *name* writes by itself."""
-    model = getattr(arm(name, seed, trouble=0.0), role)
-    chain = PROBLEM
-    while not chain.finished:
-        chain = chain.extend(run(model.write(chain))[0])
-    return chain.text
 
 
 def test_a_token_at_the_threshold_is_sure() -> None:
@@ -174,34 +159,6 @@ def test_a_rollback_precedes_the_fallback() -> None:
     assert judged(BiLD(small, large))[1] == Rollback(len("one"), reason="rollback", score=6.0)
     large.logprob = doubting(" two", logprob=-4.0)
     assert judged(BiLD(small, large))[1] == Rollback(len("one two three"), reason="fallback", score=4.0)
-
-
-@given(seed=st.integers(0, 10_000), ahead=st.sampled_from([0, 2]))
-@BOUNDED
-def test_a_small_model_that_is_never_sure_gives_the_large_models_text(seed: int, ahead: int) -> None:
-    tried = arm("bild", seed, trouble=0.0)
-    chain, end = run(reason(BiLD(tried.small, tried.large, fallback=1.1), PROBLEM, ahead=ahead))[0]
-    assert (chain.text, end) == (alone("bild", "large", seed), "finished")
-
-
-@given(seed=st.integers(0, 10_000), ahead=st.sampled_from([0, 2]), scale=st.sampled_from(["token", "step"]))
-@BOUNDED
-def test_a_rollback_threshold_of_0_accepts_only_the_large_models_first_choices(
-    seed: int, ahead: int, scale: str
-) -> None:
-    tried = arm("bild", seed, trouble=0.0)
-    policy = BiLD(tried.small, tried.large, fallback=0, rollback=0, scale="step" if scale == "step" else "token")
-    chain, end = run(reason(policy, PROBLEM, ahead=ahead))[0]
-    assert (chain.text, end) == (alone("bild", "large", seed), "finished")
-
-
-@given(seed=st.integers(0, 10_000))
-@BOUNDED
-def test_without_thresholds_the_small_model_writes_alone_in_runs(seed: int) -> None:
-    tried = arm("bild", seed, trouble=0.0)
-    chain, _ = run(reason(BiLD(tried.small, tried.large, fallback=0, rollback=99, run=3), PROBLEM))[0]
-    assert chain.text == alone("bild", "small", seed)
-    assert {len(step.tokens) for step in chain.steps[:-1]} <= {3}
 
 
 def test_a_repair_that_ends_the_turn_ends_the_run() -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Ledger, Rollback, Step, Verdict, reason
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
-from stepspec.policies import Led, LookaheadReasoning, make
+from stepspec.policies import Led, LookaheadReasoning
 from stepspec.prompts import load
 
 from ..fakes import ScriptedModel, counting, run
-from ..orchestrator.arms import BOUNDED, PROBLEM, arm
+from ..orchestrator.arms import PROBLEM
 
 SEEDS = st.integers(0, 10_000)
 OWN = "The large one says 0.\n\n"
@@ -26,26 +25,6 @@ def verdict(draft: str, says: Mapping[str, float], chain: Chain = PROBLEM) -> tu
     small = ScriptedModel("small", counting("small", 3))
     large = ScriptedModel("large", counting("large", 3), judge=lambda chain, question: says)
     return run(LookaheadReasoning(small, large).verify(chain, Step(draft, "small")))[0], large
-
-
-@given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]))
-@BOUNDED
-def test_with_a_judge_that_always_agrees_the_chain_is_the_small_models(seed: int, ahead: int) -> None:
-    tried = arm("lookahead-reasoning", seed, trouble=0.0)
-    tried.large.judge = lambda chain, question: {"Yes": 1.0}
-    chain, _ = run(tried.run(ahead))[0]
-    alone, _ = run(reason(make("small", tried.small, tried.large), PROBLEM))
-    assert chain == alone[0]
-
-
-@given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]))
-@BOUNDED
-def test_with_a_judge_that_never_agrees_the_text_is_the_large_models(seed: int, ahead: int) -> None:
-    tried = arm("lookahead-reasoning", seed, trouble=0.0)
-    tried.large.judge = lambda chain, question: {"No": 1.0}
-    chain, _ = run(tried.run(ahead))[0]
-    alone, _ = run(reason(make("large", tried.small, tried.large), PROBLEM))
-    assert chain.text == alone[0].text
 
 
 @pytest.mark.parametrize("draft", [OWN, "the  large ONE\nsays 0.\n\n", "Thelargeonesays0."])

@@ -8,11 +8,13 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter
 
 from stepspec import Method, Threshold, policies
 from stepspec.evals.calibration.policy_file import find_threshold
-from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback, Step, Verdict
+from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback, Step, Verdict, reason
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Judged
 from stepspec.orchestrator.interfaces import foreseeable
@@ -32,7 +34,7 @@ from stepspec.policies import (
 from stepspec.policies.method import Above0, Amount, Grade, Several, Top, describe, meaning, read_method
 
 from ..fakes import ScriptedModel, counting, run
-from ..orchestrator.arms import ARMS, ScriptedCritic, arm, taste
+from ..orchestrator.arms import ARMS, BOUNDED, PROBLEM, ScriptedCritic, arm, taste
 
 SMALL, LARGE = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
 CRITIC = ScriptedCritic(lambda chain: 1.0)
@@ -154,6 +156,35 @@ def test_at_the_ends_of_a_range_a_run_still_ends(name: str, option: str) -> None
         policy: Any = getattr(tried.policy, "policy", tried.policy)
         tried.policy = dataclasses.replace(policy, **check(name, {option: value}))
         assert run(tried.run(1))[0][1] in ("finished", "budget", "repetition")
+
+
+LIMITS: list[tuple[str, dict[str, Any], str]] = [
+    ("specreason", {"threshold": 10}, "large"),
+    ("specreason", {"threshold": 0, "sure": 0}, "small"),
+    ("reward", {"critic": CRITIC, "threshold": 1.5}, "large"),
+    ("reward", {"critic": CRITIC, "threshold": 0}, "small"),
+    ("random", {"p": 0.0}, "large"),
+    ("random", {"p": 1.0}, "small"),
+    ("lookahead-reasoning", {"sure": 1.5}, "large"),
+    ("bild", {"fallback": 1.1}, "large"),
+    ("bild", {"fallback": 0, "rollback": 0}, "large"),
+    ("bild", {"fallback": 0, "rollback": 0, "scale": "step"}, "large"),
+    ("bild", {"fallback": 0, "rollback": 99, "run": 3}, "small"),
+    ("reading", {"threshold": 0, "words": 0, "measure": "logprob"}, "large"),
+]
+
+
+@pytest.mark.parametrize(("name", "chosen", "author"), LIMITS)
+@given(seed=st.integers(0, 10_000), ahead=st.sampled_from([0, 2]))
+@BOUNDED
+def test_at_its_limits_a_method_writes_what_one_model_alone_does(
+    name: str, chosen: dict[str, Any], author: str, seed: int, ahead: int
+) -> None:
+    tried = arm(name, seed, trouble=0.0)
+    (chain, end), _ = run(reason(METHODS[name].build(tried.small, tried.large, **chosen), PROBLEM, ahead=ahead))
+    (alone, _), _ = run(reason(make(author, tried.small, tried.large), PROBLEM))
+    assert (chain.text, end) == (alone.text, "finished")
+    assert author == "large" or {step.author for step in chain.steps} == {"small"}
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict, reason
 from stepspec.policies import Reward, make
 
 from ..fakes import ScriptedModel, counting, run
-from ..orchestrator.arms import BOUNDED, PROBLEM, ScriptedCritic, arm, taste
+from ..orchestrator.arms import PROBLEM, ScriptedCritic
 
 SEEDS = st.integers(0, 10_000)
 
@@ -35,16 +34,6 @@ def policy(reward: float, **options: Any) -> Reward:
 )
 def test_a_reward_that_reaches_the_threshold_is_enough(reward: float, options: dict[str, Any], ruling: Verdict) -> None:
     assert run(policy(reward, **options).verify(PROBLEM, Step("So.\n\n", "small")))[0] == ruling
-
-
-@given(seed=SEEDS, ahead=st.sampled_from([0, 2]), threshold=st.sampled_from([0.0, 1.5]))
-@BOUNDED
-def test_at_its_limits_it_is_one_model_alone(seed: int, ahead: int, threshold: float) -> None:
-    tried = arm("reward", seed, trouble=0.0)
-    critic = ScriptedCritic(lambda chain: taste(seed, chain.text))
-    chain, end = run(reason(Reward(tried.small, tried.large, critic, threshold), PROBLEM, ahead=ahead))[0]
-    alone, _ = run(reason(make("large" if threshold else "small", tried.small, tried.large), PROBLEM))
-    assert (chain.text, end) == (alone[0].text, alone[1])
 
 
 def test_the_critic_reads_the_draft_in_its_chain_and_the_large_models_steps_before_it() -> None:

@@ -29,15 +29,6 @@ def verdict(grades: Mapping[str, float], **options: Any) -> Verdict:
     return run(make("specreason", small, large, **options).verify(PROBLEM, draft))[0]
 
 
-@given(seed=SEEDS, ahead=st.sampled_from([0, 2]))
-@BOUNDED
-def test_a_threshold_of_10_equals_the_large_model_alone(seed: int, ahead: int) -> None:
-    tried = arm("specreason", seed)
-    alone, _ = run(reason(make("large", tried.small, tried.large), PROBLEM))
-    chain, end = run(reason(SpecReason(tried.small, tried.large, threshold=10), PROBLEM, ahead=ahead))[0]
-    assert (written(chain), end) == (written(alone[0]), alone[1])
-
-
 @given(seed=SEEDS)
 @BOUNDED
 def test_a_step_is_the_small_models_exactly_where_its_grade_reaches_the_threshold(seed: int) -> None:

@@ -14,12 +14,8 @@ from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.policies import Led, SpecReason
 
-from ..fakes import Previous, ScriptedModel, counting, run
+from ..fakes import Previous, ScriptedModel, counting, run, saying
 from ..orchestrator.arms import PROBLEM
-
-
-def saying(*paragraphs: str) -> Callable[[Previous], str]:
-    return lambda previous: paragraphs[min(len(previous), len(paragraphs) - 1)]
 
 
 def pair(

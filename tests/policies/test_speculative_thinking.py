@@ -10,17 +10,13 @@ from stepspec.orchestrator.events import Called, Event
 from stepspec.policies import SpeculativeThinking
 from stepspec.policies.speculative_thinking import RECAP, cue
 
-from ..fakes import Previous, ScriptedModel, counting, run
+from ..fakes import Previous, ScriptedModel, counting, run, saying
 from ..orchestrator.arms import PROBLEM
 
 LAST = f"That is it.\n{THINK_END}"
 FIRST = Step("First.\n\n", "small")
 REFLECTED = Step("Wait, no.\n\n", "large", "length", note="reflection")
 AFFIRMED = Step("Yes, it is.\n\n", "large", "length", note="affirmation")
-
-
-def saying(*paragraphs: str) -> Callable[[Previous], str]:
-    return lambda previous: paragraphs[min(len(previous), len(paragraphs) - 1)]
 
 
 def pair(small: Callable[[Previous], str], large: Callable[[Previous], str]) -> tuple[ScriptedModel, ScriptedModel]:
