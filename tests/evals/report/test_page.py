@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import expect
 
 from stepspec.evals.report.formats import to_html
 from stepspec.evals.report.prices import Prices, load_prices
 from stepspec.evals.report.run_folder import merge_folders, read_folder
 from stepspec.evals.report.section import build_section
 
-from ...orchestrator.service.watch.page.conftest import Open
-from ...orchestrator.service.watch.page.test_accessible import violations
+from ...orchestrator.service.watch.page.conftest import Open, violations, wide
 from .made import RECORDED, crowd, make_section
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 HOSTILE = '</title></script><script>document.title = "owned"</script><img src=x onerror="document.title=1">{{style}}'
 PRICES = Path(__file__).parents[3] / "docs" / "prices.toml"
@@ -50,10 +49,6 @@ def crowded(tmp_path: Path) -> str:
     """The report of ten arms with long names, several of them at the same place."""
     section = make_section(tmp_path / "crowd", done=DONE, arms=ARMS, texts=CROWD_TEXTS)
     return to_html([(section, {})], "Made for a test")
-
-
-async def wide(page: Page) -> bool:
-    return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import pytest_asyncio
@@ -15,7 +16,10 @@ from .....browser import CURE, browsing, find
 
 DEADLINE = 60_000  # milliseconds, of every wait: a browser beside four test workers may stand still for long
 expect.set_options(timeout=DEADLINE)
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 Open = Callable[..., Awaitable[Page]]
+LOOKS: tuple[tuple[Literal["light", "dark"], int], ...] = (("light", 1280), ("dark", 390))
+"""Schemes with widths: every rule depends on one of them only."""
 
 
 @pytest.fixture(scope="session")
@@ -29,13 +33,13 @@ def executable() -> str:
     return found
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def browser(executable: str) -> AsyncGenerator[Browser]:
     async with browsing(executable) as started:
         yield started
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="package")
 async def opened(browser: Browser) -> AsyncGenerator[Open]:
     """Open an address, in a context of its own; an error in the console, as of the page's policy, fails the test."""
     pages: list[Page] = []
@@ -68,3 +72,25 @@ def saved(tmp_path: Path) -> Callable[[str], str]:
         return path.as_uri()
 
     return write
+
+
+async def violations(page: Page) -> list[Any]:
+    """What axe finds on *page*."""
+    await page.evaluate("Promise.all(document.getAnimations().map((one) => one.finished))")
+    await page.evaluate(AXE)
+    found: list[Any] = (await page.evaluate("axe.run()"))["violations"]
+    return [(one["id"], [(node["target"], node["failureSummary"]) for node in one["nodes"]]) for one in found]
+
+
+async def wide(page: Page) -> bool:
+    """Whether *page* has to be scrolled sideways."""
+    return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+
+
+async def keeps_nobody_out(page: Page) -> None:
+    """Assert that axe finds nothing on *page* as it is now, and that it fits, in every look."""
+    for scheme, width in LOOKS:
+        await page.emulate_media(color_scheme=scheme)
+        await page.set_viewport_size({"width": width, "height": 800})
+        assert await violations(page) == [], (scheme, width)
+        assert not await wide(page), (scheme, width)

@@ -1,8 +1,9 @@
-"""The live page in a real browser: a run to its end, and everything that can keep it from that."""
+"""The live page in a real browser: a run to its end, everything that can keep it from that, and the real service."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -10,26 +11,38 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from playwright.async_api import Locator, Page, expect
+from pydantic import SecretStr
 
-from .conftest import Open
+from stepspec import policies
+from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.orchestrator.service.watch.page import html
+
+from .....browser import browsing
+from ....endpoints.server import Refuse
+from ...served import ANSWER, serving
+from .conftest import Open, keeps_nobody_out
 from .made import PROBLEM, SLIP, STEPS, made
+from .made_nested import nested
 from .replay import Replay
+from .test_page import looks
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
-TRACE = made()
+TRACE, PAIR = made(), nested()
 LINES = TRACE.splitlines()
+DONE = "Finished in 1.32 s"
+ASKED = "What is 1 + 1?"  # of the real service
 DOWN = {"message": "the large model is gone", "type": "server_error", "param": None, "code": None}
 Start = Callable[..., Awaitable[Replay]]
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="package")
 async def serve() -> AsyncGenerator[Start]:
     """Start a service that replays a trace."""
     async with AsyncExitStack() as stack:
 
-        async def start(**settings: Any) -> Replay:
-            return await stack.enter_async_context(Replay(TRACE, **settings).serving())
+        async def start(trace: bytes = TRACE, **settings: Any) -> Replay:
+            return await stack.enter_async_context(Replay(trace, **settings).serving())
 
         yield start
 
@@ -48,7 +61,7 @@ def until(kind: str, number: int = 1) -> int:
 async def test_a_run_is_shown_step_by_step_to_its_end(serve: Start, opened: Open) -> None:
     gate, released = asyncio.Semaphore(0), 0
     service = await serve(gate=gate)
-    page = await opened(service.url)
+    page = await opened(service.url, permissions=["clipboard-read", "clipboard-write"])
 
     def tell(lines: int) -> None:
         nonlocal released
@@ -76,20 +89,36 @@ async def test_a_run_is_shown_step_by_step_to_its_end(serve: Start, opened: Open
     await expect(page.locator("#answer")).to_have_text("Maya has \\")
     await expect(page.get_by_role("button", name="Stop")).to_be_visible()
     tell(len(LINES))
-    await expect(page.locator("#status")).to_have_text("Finished in 1.32 s")
+    await expect(page.locator("#status")).to_have_text(DONE)
     await expect(page.locator("#answer .final-answer > :last-child")).to_have_text("16")
     await expect(page.get_by_role("button", name="Run")).to_be_visible()
     await expect(page.locator("#announcements")).to_contain_text("Answer: 16")
     assert service.requests == [{"problem": PROBLEM, "model": "auto", "stepspec": {"options": {}}}]
+    await page.get_by_role("button", name="Copy answer").click()
+    await expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert await page.evaluate("navigator.clipboard.readText()") == "16"
+    await page.locator("body").evaluate("body => { document.activeElement.blur(); scrollTo(0, 0); }")
+    reached: set[str] = set()
+    for _ in range(20):
+        await page.keyboard.press("Tab")
+        reached.add(
+            await page.evaluate("document.activeElement.id || document.activeElement.getAttribute('class') || ''")
+        )
+    every = {"open", "save", "theme", "problem", "method", "ahead", "start", "span", "copy", "threshold-input"}
+    assert every <= reached
 
 
 async def colour(step: Locator) -> str:
     return str(await step.locator(".text").first.evaluate("one => getComputedStyle(one).color"))
 
 
-async def test_only_chosen_options_are_sent(serve: Start, opened: Open) -> None:
+async def test_only_chosen_options_are_sent_and_nothing_without_a_problem(serve: Start, opened: Open) -> None:
     service = await serve()
     page = await opened(service.url)
+    await run(page, "  ")
+    await expect(page.get_by_role("alert")).to_contain_text("There is no problem to solve.")
+    await expect(page.get_by_label("Problem", exact=True)).to_be_focused()
+    assert service.requests == []
     await page.get_by_label("Method").select_option("bild")
     await expect(page.locator("#about")).to_have_text("Write until unsure.")
     await page.get_by_text("Options of the method").click()
@@ -98,11 +127,11 @@ async def test_only_chosen_options_are_sent(serve: Start, opened: Open) -> None:
     await page.get_by_label("cues").fill('["Wait"]')
     await page.get_by_label("Ahead").fill("0")
     await run(page)
-    await expect(page.locator("#status")).to_have_text("Finished in 1.32 s")
+    await expect(page.locator("#status")).to_have_text(DONE)
     await page.get_by_label("Method").select_option("large")
     await page.get_by_label("Ahead").fill("")
     await page.get_by_role("button", name="Run").click()
-    await expect(page.locator("#status")).to_have_text("Finished in 1.32 s")
+    await expect(page.locator("#status")).to_have_text(DONE)
     wishes = {"options": {"scale": 0.25, "strict": False, "cues": ["Wait"]}, "ahead": 0}
     assert [(request["model"], request["stepspec"]) for request in service.requests] == [
         ("bild", wishes),
@@ -111,8 +140,7 @@ async def test_only_chosen_options_are_sent(serve: Start, opened: Open) -> None:
 
 
 async def test_a_run_can_be_stopped_and_what_there_is_stays(serve: Start, opened: Open) -> None:
-    gate = asyncio.Semaphore(until("Committed"))
-    service = await serve(gate=gate)
+    service = await serve(gate=asyncio.Semaphore(until("Committed")))
     page = await opened(service.url)
     await run(page)
     await expect(page.locator(".step").first).to_contain_text("verified")
@@ -120,53 +148,40 @@ async def test_a_run_can_be_stopped_and_what_there_is_stays(serve: Start, opened
     await expect(page.locator("#status")).to_have_text("Unfinished")
     await expect(page.locator(".step")).to_have_count(1)
     await expect(page.get_by_role("alert")).to_be_hidden()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await service.left.wait()
 
 
 BUSY = {**DOWN, "type": "service_unavailable_error"}
 WRONG = {**DOWN, "type": "invalid_request_error", "param": "ahead"}
 HALF = until("Committed")
-ERRORS: list[tuple[dict[str, Any], str, int]] = [
-    ({"refusal": (503, BUSY, {"Retry-After": "2"})}, "gone The service or a model is not ready: try again in 2 s.", 0),
-    ({"refusal": (400, WRONG, {})}, "Change “ahead”, and run again.", 0),
-    ({"refusal": (200, DOWN, {}), "breaks": HALF}, "the large model is gone", 1),
-    ({"breaks": HALF}, "The stream ended before the run did.", 1),
+ERRORS: list[tuple[Any, int | None, str, int]] = [
+    ((503, BUSY, {"Retry-After": "2"}), None, "gone The service or a model is not ready: try again in 2 s.", 0),
+    ((400, WRONG, {}), None, "Change “ahead”, and run again.", 0),
+    ((200, DOWN, {}), HALF, "the large model is gone", 1),
+    (None, HALF, "The stream ended before the run did.", 1),
 ]
 
 
-@pytest.mark.parametrize(("settings", "message", "steps"), ERRORS)
-async def test_an_error_is_shown_with_what_to_do(
-    settings: dict[str, Any], message: str, steps: int, serve: Start, opened: Open
-) -> None:
-    service = await serve(**settings)
-    page = await opened(service.url, console=False)
-    await run(page)
-    await expect(page.get_by_role("alert")).to_contain_text(message)
-    await expect(page.locator(".step")).to_have_count(steps)
-    await expect(page.get_by_role("button", name="Run")).to_be_visible()
-    service.refusal = service.breaks = None
-    await page.get_by_role("button", name="Run").click()
-    await expect(page.locator("#status")).to_have_text("Finished in 1.32 s")
-    await expect(page.get_by_role("alert")).to_be_hidden()
-
-
-async def test_a_service_that_is_gone_is_named(serve: Start, opened: Open) -> None:
+async def test_every_error_is_shown_with_what_to_do_and_keeps_nobody_out(serve: Start, opened: Open) -> None:
     service = await serve()
     page = await opened(service.url, console=False)
-    await expect(page.get_by_label("Method")).to_be_enabled()
+    await page.get_by_text("Options of the method").click()
+    await keeps_nobody_out(page)
+    alert, status = page.get_by_role("alert"), page.locator("#status")
+    for service.refusal, service.breaks, message, steps in ERRORS:
+        await run(page)
+        await expect(alert).to_contain_text(message)
+        await expect(page.locator(".step")).to_have_count(steps)
+        if steps:
+            await keeps_nobody_out(page)
+        service.refusal = service.breaks = None
+        await page.get_by_role("button", name="Run").click()
+        await expect(status).to_have_text(DONE)
+        await expect(alert).to_be_hidden()
     await page.route("**/live", lambda route: route.abort())
     await run(page)
-    await expect(page.get_by_role("alert")).to_contain_text("Is “stepspec serve” still running?")
-
-
-async def test_nothing_is_asked_without_a_problem(serve: Start, opened: Open) -> None:
-    service = await serve()
-    page = await opened(service.url)
-    await run(page, "  ")
-    await expect(page.get_by_role("alert")).to_contain_text("There is no problem to solve.")
-    await expect(page.get_by_label("Problem", exact=True)).to_be_focused()
-    assert service.requests == []
+    await expect(alert).to_contain_text("Is “stepspec serve” still running?")
 
 
 async def test_a_key_is_requested_and_kept_for_the_tab(serve: Start, opened: Open) -> None:
@@ -174,6 +189,15 @@ async def test_a_key_is_requested_and_kept_for_the_tab(serve: Start, opened: Ope
     page = await opened(service.url, console=False)
     dialog = page.get_by_role("dialog", name="This service asks for a key")
     await expect(dialog).to_be_visible()
+    await keeps_nobody_out(page)
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("alert")).to_contain_text("Give the service's key")
+    await run(page)
+    await expect(dialog).to_be_visible()
+    await page.get_by_role("button", name="Cancel").click()
+    await expect(page.get_by_role("alert")).to_contain_text("this service asks for a key")
+    assert service.requests == []
+    await page.reload()
     await expect(page.locator("#key-wrong")).to_be_hidden()
     await page.get_by_label("API key").fill("guess")
     await page.keyboard.press("Enter")
@@ -182,29 +206,108 @@ async def test_a_key_is_requested_and_kept_for_the_tab(serve: Start, opened: Ope
     await page.get_by_role("button", name="Use key").click()
     await expect(dialog).to_be_hidden()
     await run(page)
-    await expect(page.locator("#status")).to_have_text("Finished in 1.32 s")
+    await expect(page.locator("#status")).to_have_text(DONE)
     await page.reload()
     await expect(page.get_by_label("Method")).to_be_enabled()
     await expect(dialog).to_be_hidden()
 
 
-async def test_without_the_key_the_page_says_what_is_missing(serve: Start, opened: Open) -> None:
-    service = await serve(key="sesame")
-    page = await opened(service.url, console=False)
-    await expect(page.get_by_role("dialog")).to_be_visible()
-    await page.keyboard.press("Escape")
-    await expect(page.get_by_role("alert")).to_contain_text("Give the service's key")
-    await run(page)
-    await expect(page.get_by_role("dialog")).to_be_visible()
-    await page.get_by_role("button", name="Cancel").click()
-    await expect(page.get_by_role("alert")).to_contain_text("this service asks for a key")
-    assert service.requests == []
+async def test_a_live_run_of_a_pair_shows_the_same_as_its_trace(
+    serve: Start, opened: Open, saved: Callable[[str], str]
+) -> None:
+    live = await opened((await serve(PAIR)).url)
+    await run(live)
+    await expect(live.locator("#status")).to_have_text("Finished in 1.30 s")
+    filed = await opened(saved(html(PAIR)))
+    for part in ("#steps", "#models", "#ledger-figures", "#answer"):
+        await expect(live.locator(part)).to_have_text(await filed.locator(part).inner_text(), use_inner_text=True)
+    assert await looks(live) == await looks(filed)
 
 
-async def test_the_answer_is_copied(serve: Start, opened: Open) -> None:
-    service = await serve()
-    page = await opened(service.url, permissions=["clipboard-read", "clipboard-write"])
-    await run(page)
-    await page.get_by_role("button", name="Copy answer").click()
-    await expect(page.get_by_role("button", name="Copied")).to_be_visible()
-    assert await page.evaluate("navigator.clipboard.readText()") == "16"
+# The real service.
+
+
+async def test_a_run_on_the_service_is_watched_to_its_end_with_its_options(opened: Open) -> None:
+    async with serving() as served:
+        served.large.gate = served.small.gate = asyncio.Semaphore(0)
+        page = await opened(served.base)
+        await expect(page.locator("#method option")).to_have_text(["auto (specreason)", *policies.METHODS])
+        await page.get_by_label("Problem", exact=True).fill(ASKED)
+        async with page.expect_event("requestfinished", lambda request: request.method == "POST"):
+            await page.get_by_role("button", name="Run").click()
+            await expect(page.locator("#models")).to_contain_text("small: tiny")
+            await expect(page.locator("#status")).to_contain_text("Running")
+            for _ in range(1000):
+                served.small.gate.release()
+        await expect(page.locator(".step")).to_have_count(3)
+        await expect(page.locator("#answer .final-answer > :last-child")).to_have_text("2")
+        await expect(page.locator("#answer")).to_contain_text(ANSWER)
+        await expect(page.locator("#status")).to_contain_text("Finished in")
+        await expect(page.locator(".step[data-fate='kept']")).to_have_count(3)
+        await expect(page.locator("#ledger-figures .figures")).to_contain_text("100% of 3")
+        await page.get_by_label("Method", exact=True).select_option("random")
+        await page.get_by_text("Options of the method").click()
+        await page.get_by_label("p", exact=True).fill("0")
+        await page.get_by_label("Ahead").fill("0")
+        await page.get_by_role("button", name="Run").click()
+        await expect(page.locator(".step[data-fate='rejected'] .attempt + .attempt")).to_have_count(3)
+        await expect(page.locator("#status")).to_contain_text("Finished in")
+
+
+async def test_no_page_of_another_site_may_frame_the_service_or_run_something(
+    opened: Open, saved: Callable[[str], str]
+) -> None:
+    """Without a key: it may send such a request, and only may not read the answer, so the service has to refuse."""
+    async with serving() as served:
+        page = await opened(saved(f'<iframe src="{served.base}/"></iframe>'), console=False)
+        await expect(page.locator("iframe")).to_be_visible()
+        assert await page.frames[1].locator("#problem").count() == 0
+        body = {"model": "auto", "messages": [{"role": "user", "content": ASKED}]}
+        send = "([url, body]) => fetch(url, {method: 'POST', mode: 'no-cors', body}).then(reply => reply.type)"
+        sent = await page.evaluate(send, [f"{served.base}/v1/chat/completions", json.dumps(body)])
+        assert sent == "opaque"
+        posted = [request.status for request in served.recorded.requests if request.method == "POST"]
+        assert posted == [403]
+        assert served.small.heads == served.large.heads == []
+        await page.goto(served.base)
+        await expect(page.locator("#problem")).to_be_visible()
+
+
+async def test_a_site_whose_name_is_made_to_point_to_this_machine_gets_nothing(executable: str) -> None:
+    rebound = "--host-resolver-rules=MAP rebound.example 127.0.0.1"
+    async with serving() as served, browsing(executable, rebound) as browser:
+        page = await browser.new_page()
+        url = served.base.replace("127.0.0.1", "rebound.example")
+        assert url != served.base
+        for path in ("/", "/v1/models", "/metrics"):
+            response = await page.goto(url + path)
+            assert response
+            assert (response.status, "host_not_allowed" in await response.text()) == (403, True)
+        response = await page.goto(served.base)
+        assert response
+        assert response.status == 200
+
+
+async def test_stopping_ends_the_run_on_the_servers(opened: Open) -> None:
+    async with serving() as served:
+        served.small.gate = asyncio.Semaphore(2)
+        page = await opened(served.base)
+        await run(page, ASKED)
+        await expect(page.locator("#status")).to_contain_text("Running")
+        await page.get_by_role("button", name="Stop").click()
+        async with asyncio.timeout(60):
+            await served.small.left.wait()
+
+
+async def test_the_services_key_and_its_errors_are_understood(opened: Open) -> None:
+    settings = ServiceSettings(port=0, keys=(SecretStr("sesame"),))
+    async with serving(settings, policy="large") as served:
+        served.large.faults.extend([None] + [Refuse(500, "dead")] * 9)
+        page = await opened(served.base, console=False)
+        await page.get_by_label("API key").fill("sesame")
+        await page.keyboard.press("Enter")
+        await page.get_by_label("Ahead").fill("0")
+        await run(page, ASKED)
+        await expect(page.get_by_role("alert")).to_contain_text("the large model")
+        await page.get_by_role("button", name="Run").click()
+        await expect(page.get_by_role("alert")).to_contain_text("try again")

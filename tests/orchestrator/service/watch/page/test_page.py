@@ -11,10 +11,12 @@ from playwright.async_api import Page, expect
 
 from stepspec.orchestrator.service.watch.page import html
 
-from .conftest import Open
+from .conftest import Open, keeps_nobody_out, wide
 from .made import ANSWER, PROBLEM, SLIP, STEPS, drawn, made
+from .made_long import long_run
+from .made_nested import DOUBTED, KEPT, WRONG, drawn_nested, nested
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 HOSTILE = '</script><script>document.title = "owned"</script><img src=x onerror="document.title=1"><!--<script>'
 ODD = (
@@ -25,12 +27,20 @@ ODD = (
 )
 
 # Made here, for a loop of their own cannot run in a test that has one.
-TRACE, OTHER = made(), drawn("bild", 3, 2)
+TRACE, OTHER, LONG, PAIR = made(), drawn("bild", 3, 2), long_run(60), nested()
 HOSTILE_TRACE = made(HOSTILE, ODD, HOSTILE + " again\n\n", HOSTILE)
+BETS = next(trace for seed in range(9) if b'"event":"Lost"' in (trace := drawn("specreason", seed, 3)))
+DEEP = drawn_nested("specreason", "bild", "keeping", seed=5, ahead=3)
+PARTLY = drawn_nested("keeping", "bild", seed=30, ahead=0)
+REAL = (Path(__file__).parent / "traces" / "nested.jsonl").read_bytes()
+
+
+async def ground(page: Page) -> str:
+    return str(await page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
 
 
 async def test_a_trace_is_shown_whole(opened: Open, saved: Callable[[str], str]) -> None:
-    page = await opened(saved(html(TRACE)))
+    page = await opened(saved(html(TRACE)), viewport={"width": 1280, "height": 800})
     steps = page.locator(".step")
     await expect(steps).to_have_count(4)
     await expect(page.locator("#conversation")).to_have_text(PROBLEM)
@@ -48,13 +58,32 @@ async def test_a_trace_is_shown_whole(opened: Open, saved: Callable[[str], str])
     await expect(page.locator(".span")).to_have_count(11)
     await expect(page.locator("#composer")).to_be_hidden()
     await expect(page.locator("#so-far")).to_be_hidden()
+    # Bars and ticks have the numbers of steps, those of the ticks below the name of their row.
+    await expect(page.locator(".commit text")).to_have_text(["1", "2", "3", "4"])
+    numbers = await page.locator(".inside text").all_text_contents()
+    assert numbers.count("2") == 3  # draft, verdict and repair
+    assert "answer" in numbers
+    for width in (1280, 390):
+        await page.set_viewport_size({"width": width, "height": 800})
+        await expect(page.locator(".commit text").first).to_have_text("1")
+        above = await page.locator(".steps-name").bounding_box()
+        below = await page.locator(".commit text").first.bounding_box()
+        assert above is not None
+        assert below is not None
+        assert above["y"] + above["height"] <= below["y"] + 4  # the boxes of text are taller than its letters
 
 
 async def test_a_run_that_was_cut_short_is_shown_so_far(opened: Open, saved: Callable[[str], str]) -> None:
-    page = await opened(saved(html(b"".join(TRACE.splitlines(keepends=True)[:12]))))
+    lines = TRACE.splitlines(keepends=True)
+    page = await opened(saved(html(b"".join(lines[:12]))))
     await expect(page.locator("#status")).to_have_text("Unfinished")
     await expect(page.locator("#so-far")).to_be_visible()
     await expect(page.locator("#answering")).to_be_hidden()
+    page = await opened(saved(html(b"".join(lines[:6]))))  # one step is committed, and none is repaired
+    await expect(page.locator("#factor")).to_have_text("Unknown")
+    await expect(page.locator("#factor-how")).to_contain_text("16 are needed")
+    await page.get_by_label("Rejected only").check()
+    await expect(page.get_by_text("No draft was rejected.")).to_be_visible()
 
 
 async def test_the_slider_says_which_verdicts_would_change(opened: Open, saved: Callable[[str], str]) -> None:
@@ -71,11 +100,17 @@ async def test_the_slider_says_which_verdicts_would_change(opened: Open, saved: 
     await expect(page.locator(".step[data-flipped] .flip:not(:empty)")).to_have_text(["would be accepted"])
     await page.get_by_role("button", name="Back to the run's own").click()
     await expect(note).to_have_text("No verdict would change.")
+    old = html(TRACE.replace(b'"threshold":["threshold",7.0]', b'"threshold":null'))
+    page = await opened(saved(old))
+    await expect(page.locator(".threshold")).to_have_count(0)
+    await expect(page.locator("#threshold")).to_contain_text("does not contain the run's own threshold")
+    await page.get_by_role("slider").press("End")
+    await expect(page.locator(".threshold text")).to_have_text("9.00")
 
 
-async def test_the_time_line_is_read_with_the_keyboard(opened: Open, saved: Callable[[str], str]) -> None:
+async def test_the_time_line_is_read_with_keyboard_and_mouse(opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(html(TRACE)))
-    stops = page.locator(".span[tabindex='0']")
+    stops, selected = page.locator(".span[tabindex='0']"), page.locator(".span[data-selected]")
     await expect(stops).to_have_count(1)
     await stops.focus()
     details = page.locator("#details")
@@ -83,46 +118,49 @@ async def test_the_time_line_is_read_with_the_keyboard(opened: Open, saved: Call
     await page.keyboard.press("ArrowRight")
     await expect(details).to_contain_text("small writes: draft of step 2, rejected")
     await expect(page.locator(".step[data-selected]")).to_contain_text(SLIP.strip())
-    await expect(page.locator(".span[data-selected]")).to_have_count(3)
+    await expect(selected).to_have_count(3)
     await page.keyboard.press("ArrowDown")
     await expect(details).to_contain_text("large is asked to judge: verdict on step")
     await expect(stops).to_have_count(1)
-
-
-async def test_pointing_at_a_step_shows_its_spans(opened: Open, saved: Callable[[str], str]) -> None:
-    page = await opened(saved(html(TRACE)))
+    await page.reload()
     await page.locator(".step").nth(1).hover()
-    kinds = page.locator(".span[data-selected]")
-    await expect(kinds).to_have_count(3)
+    await expect(selected).to_have_count(3)
     await page.mouse.move(1, 1)  # in the margin; the page need not scroll for it
-    await expect(kinds).to_have_count(0)
+    await expect(selected).to_have_count(0)
 
 
-async def test_the_theme_can_be_chosen(opened: Open, saved: Callable[[str], str]) -> None:
+async def test_speed_and_ledger_are_explained(opened: Open, saved: Callable[[str], str]) -> None:
+    page = await opened(saved(html(TRACE)))
+    await expect(page.locator("#speed p").first).to_have_text(
+        "1.4\N{MULTIPLICATION SIGN} as fast as the large model alone, estimated"
+    )
+    await page.get_by_text("How this is estimated").click()
+    await expect(page.locator("#factor-how")).to_contain_text("34.3 ms a token, measured on 21")
+    await expect(page.locator("#factor-how")).to_contain_text("the run took 1.32 s")
+    rows = page.locator("#ledger-figures tbody tr")
+    await expect(rows.first).to_have_text("drafting0.50 s\N{EN DASH}")
+    await expect(page.locator("#ledger-figures .legend")).to_contain_text("repaired 0.44 s")
+    await page.get_by_role("radio", name="Seconds").focus()
+    await page.keyboard.press("ArrowRight")
+    await expect(rows.first).to_contain_text("tokens kept")
+    await expect(page.locator("#ledger-figures .legend")).to_contain_text("repaired 13")
+
+
+async def test_the_theme_can_be_chosen_and_motion_left_out(opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(html(TRACE)), color_scheme="light")
-
-    async def paper() -> str:
-        return str(await page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
-
-    light, switch = await paper(), page.get_by_role("button", name="Theme")
+    light, switch = await ground(page), page.get_by_role("button", name="Theme")
     await switch.click()
-    assert await paper() == light
+    assert await ground(page) == light
     await switch.click()
     await expect(switch).to_have_text("Theme: dark")
-    assert await paper() != light
+    assert await ground(page) != light
     await page.reload()
-    assert await paper() != light
-
-
-async def test_another_trace_can_be_opened_and_saved(opened: Open, saved: Callable[[str], str], tmp_path: Path) -> None:
-    page = await opened(saved(html(OTHER)))
-    (tmp_path / "other.jsonl").write_bytes(TRACE)
-    await page.locator("#file").set_input_files(tmp_path / "other.jsonl")
-    await expect(page.locator("#conversation")).to_have_text(PROBLEM)
-    async with page.expect_download() as download:
-        await page.get_by_role("button", name="Save trace").click()
-    path = await (await download.value).path()
-    assert list(map(json.loads, path.read_text().splitlines())) == list(map(json.loads, TRACE.splitlines()))
+    assert await ground(page) != light
+    moving = "getComputedStyle(document.querySelector('.step')).animationName"
+    await page.emulate_media(reduced_motion="reduce")
+    assert await page.evaluate(moving) == "none"
+    await page.emulate_media(reduced_motion="no-preference")
+    assert await page.evaluate(moving) == "appear"
 
 
 DROP = """([name, text]) => {
@@ -133,8 +171,19 @@ DROP = """([name, text]) => {
 }"""
 
 
-async def test_a_trace_can_be_dropped_and_what_is_none_is_refused(opened: Open, saved: Callable[[str], str]) -> None:
+async def test_another_trace_can_be_opened_saved_and_dropped(
+    opened: Open, saved: Callable[[str], str], tmp_path: Path
+) -> None:
     page = await opened(saved(html(OTHER)))
+    (tmp_path / "other.jsonl").write_bytes(TRACE)
+    await page.locator("#file").set_input_files(tmp_path / "other.jsonl")
+    await expect(page.locator("#conversation")).to_have_text(PROBLEM)
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name="Save trace").click()
+    path = await (await download.value).path()
+    assert list(map(json.loads, path.read_text().splitlines())) == list(map(json.loads, TRACE.splitlines()))
+    await page.reload()
+    await expect(page.locator("#conversation")).not_to_have_text(PROBLEM)
     await page.evaluate(DROP, ["made.jsonl", TRACE.decode()])
     await expect(page.locator("#conversation")).to_have_text(PROBLEM)
     await page.evaluate(DROP, ["notes.txt", "hello"])
@@ -144,16 +193,8 @@ async def test_a_trace_can_be_dropped_and_what_is_none_is_refused(opened: Open, 
     await expect(page.get_by_role("alert")).to_be_hidden()
 
 
-async def wide(page: Page) -> bool:
-    return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
-
-
-@pytest.mark.parametrize("width", [320, 390, 768, 1280])
-async def test_nothing_in_a_trace_becomes_part_of_the_page(
-    width: int, opened: Open, saved: Callable[[str], str]
-) -> None:
-    document = html(HOSTILE_TRACE)
-    page = await opened(saved(document), viewport={"width": width, "height": 800})
+async def test_nothing_in_a_trace_becomes_part_of_the_page(opened: Open, saved: Callable[[str], str]) -> None:
+    page = await opened(saved(html(HOSTILE_TRACE)))
     await expect(page.locator("#answer")).to_contain_text(HOSTILE)
     await expect(page.locator("#conversation")).to_have_text(HOSTILE)
     for text in (HOSTILE, HOSTILE + " again", "عربي 🦊", ODD[2].strip()):
@@ -161,4 +202,109 @@ async def test_nothing_in_a_trace_becomes_part_of_the_page(
     assert await page.title() == "stepspec"
     assert await page.locator("img").count() == 0
     assert await page.locator("script").count() == 2
-    assert not await wide(page)
+    for width in (320, 390, 768, 1280):
+        await page.set_viewport_size({"width": width, "height": 800})
+        assert not await wide(page), width
+
+
+@pytest.mark.parametrize("trace", [BETS, LONG, DEEP, REAL], ids=["bets", "long", "deep", "real"])
+async def test_nobody_is_kept_out(trace: bytes, opened: Open, saved: Callable[[str], str]) -> None:
+    page = await opened(saved(html(trace)))
+    await page.get_by_text("How this is estimated").click()
+    for button in (".fold-button", ".requests-button"):
+        if await page.locator(button).count():
+            await page.locator(button).first.click()
+    for folded in await page.locator(".rejected-drafts > summary").all():
+        await folded.press("Enter")
+    if await page.get_by_role("slider").count():
+        await page.get_by_role("slider").press("End")
+    await page.get_by_role("radio", name="Tokens").check()
+    await page.locator(".span[tabindex='0']").focus()
+    await keeps_nobody_out(page)
+
+
+async def looks(page: Page) -> list[dict[str, str]]:
+    """How the pieces of the chain look: the letters and the outline of their marks, and the colour of their texts."""
+    look = """(all) => all.map((one) => {
+      const mark = one.querySelector(".badge");
+      const [shape, ink] = [getComputedStyle(mark).borderRadius, getComputedStyle(one).color];
+      return { letters: mark.textContent, shape, ink };
+    })"""
+    found: list[dict[str, str]] = await page.locator(".attempt[data-fate='kept'] .piece").evaluate_all(look)
+    return found
+
+
+async def test_every_piece_of_a_pair_tells_who_wrote_it(opened: Open, saved: Callable[[str], str]) -> None:
+    page = await opened(saved(html(PAIR)))
+    steps = page.locator(".step")
+    await expect(steps).to_have_count(4)
+    text = steps.nth(1).locator(".attempt").first.locator(".text").first
+    await expect(text).to_have_text(f"SSsmall.small: {KEPT} SLsmall.large: {SLIP.removeprefix(KEPT).strip()}")
+    await expect(text.locator(".badge")).to_have_count(2)
+    await expect(steps.nth(1).locator("del .piece").first).to_have_text("SLsmall.large: 18")
+    await expect(steps.nth(1).locator(".attempt").nth(1)).to_contain_text(STEPS[1].strip())
+    await expect(steps.nth(1).locator(".attempt").nth(1).locator(".piece")).to_have_count(0)
+    await expect(page.locator("#models")).to_contain_text("SSsmall.small: tiny")
+    tiny, middle, last = await looks(page)
+    assert (tiny["letters"], middle["letters"], last) == ("SS", "SL", tiny)
+    assert tiny["shape"] != middle["shape"]
+    assert tiny["ink"] != middle["ink"]
+    # What was rejected within is unfolded with the keyboard.
+    folded = page.locator("details.rejected-drafts")
+    await expect(folded).to_have_count(2)
+    await expect(page.get_by_text(DOUBTED.strip())).to_be_hidden()
+    await folded.nth(1).locator("summary").focus()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text(DOUBTED.strip())).to_be_visible()
+    await expect(folded.nth(1)).to_contain_text("1 draft fell within")
+    await expect(folded.nth(1).locator("li .meta")).to_have_text("SSsmall.smallrejectedscore 3.00rollback")
+    await folded.nth(0).locator("summary").click()
+    await expect(folded.nth(0).locator("li .meta")).to_contain_text("kept in part")
+    await expect(folded.nth(0).locator("li del")).to_have_text(WRONG.removeprefix(KEPT).strip())
+    await expect(folded.nth(0).locator("li .text")).to_have_text(WRONG.strip())
+
+
+async def test_a_draft_that_was_kept_in_part_is_cut_between_its_pieces(
+    opened: Open, saved: Callable[[str], str]
+) -> None:
+    page = await opened(saved(html(PARTLY)))
+    partly = page.locator(".step[data-fate='rejected'] .attempt").first
+    await expect(partly.locator(".kept-text .piece")).to_have_text(
+        ["SSsmall.small: So 0 is", "SLsmall.large:  63", "SSsmall.small: , as", "SLsmall.large:  1"]
+    )
+    await expect(partly.locator(".cut")).to_have_text("rejected from here:")
+    again = page.locator(".step[data-fate='rejected']").nth(1)
+    await expect(again.locator(".kept-text")).to_have_text("SSsmall.small: So 3 is 68,")
+    await expect(again.locator(".text > del .piece")).to_have_text(["SLsmall.large: 1"])
+    await expect(again.locator("ins")).to_have_text("2")
+    await expect(again.locator(".attempt").nth(1).locator(".text")).to_have_text("continues: … as 2 one says.")
+    await expect(partly.locator(".meta").first).to_contain_text("kept in part")
+
+
+async def test_every_model_of_a_pair_has_its_lane_its_bars_and_its_account(
+    opened: Open, saved: Callable[[str], str]
+) -> None:
+    page = await opened(saved(html(PAIR)))
+    await expect(page.locator(".lane")).to_have_text(["small.small tiny", "small.large middle", "large huge"])
+    for model, bars in (("small.small", 8), ("small.large", 8), ("large", 6)):
+        await expect(page.locator(f".span[data-author='{model}']")).to_have_count(bars)
+    thrown = page.locator(".span[data-author='small.small'][data-wasted]").first
+    assert await thrown.evaluate("(bar) => getComputedStyle(bar).fill") == 'url("#hatch-small.small")'
+    assert await page.locator("[id='hatch-small.small']").count() == 1
+    await page.locator(".span[tabindex='0']").focus()
+    await expect(page.locator("#details")).to_contain_text("small.small writes: draft of step 1 · 0.00 to 0.06 s")
+    await page.keyboard.press("ArrowDown")
+    await expect(page.locator("#details")).to_contain_text("small.large reads to judge: verdict on step 1")
+    await page.locator(".step").nth(2).hover()
+    selected = page.locator(".span[data-selected]")
+    authors = [await bar.get_attribute("data-author") for bar in await selected.all()]
+    assert authors == ["small.small", "small.large", "small.large", "large"]
+    whole, within = page.locator("#ledger-figures table").first, page.locator("#ledger-figures table").nth(1)
+    await expect(whole.locator("thead th")).to_have_text(["S small", "L large"])
+    await expect(within.locator("caption")).to_have_text("Of these, within the pair")
+    await expect(within.locator("thead th")).to_have_text(["SS small.small", "SL small.large"])
+    await expect(within.locator("tbody tr").first).to_have_text("drafting0.31 s\N{EN DASH}")
+    await page.get_by_role("radio", name="Tokens").check()
+    await expect(within.locator("tbody tr").first).to_have_text("tokens kept2210")
+    await expect(page.locator("#ledger-figures .figures")).to_contain_text("accepted within small50% of 4")
+    await expect(page.locator("#ledger-figures .legend")).to_contain_text("kept 42repaired 13")
