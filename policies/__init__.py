@@ -152,7 +152,7 @@ BUILT_IN: Mapping[str, Method] = {
     "relay": Method(
         Relay,
         paper="RelayGen, arXiv:2602.06454",
-        needs="cues that suit the pair, from `stepspec profile`",
+        needs="cues that suit the pair",
         cost="no judging; the large model still writes most of the tokens",
     ),
 }

@@ -33,8 +33,8 @@ class Relay(Drafting):
     """
     The large model writes up to one of the *cues*, the small one to the end of that sentence; nothing is judged.
 
-    Cues depend on the pair of models. ``stepspec profile`` finds them, as the paper does with a measure of its own; the
-    defaults are those that the paper's two pairs share. They match exactly as they are spelt, also within words. As in
+    Cues depend on the pair of models. The paper finds them by profiling; the defaults are those that the paper's two
+    pairs share. They match exactly as they are spelt, also within words. As in
     the paper, the small model writes the answer. In the authors' code the large model writes five tokens before a cue
     counts; here a sentence may begin with one. Raise `ConfigurationError` if a cue is empty, or if there is none.
 
@@ -50,7 +50,7 @@ class Relay(Drafting):
 
     def __post_init__(self) -> None:
         if not self.cues or not all(self.cues):
-            message = "policy 'relay' needs cues, none of them empty; `stepspec profile` finds some"
+            message = "policy 'relay' needs cues, none of them empty"
             raise ConfigurationError(message, option="cues")
 
     @property

@@ -79,16 +79,12 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (["up", "pair.toml", "--profile", "paced"], "--profile is only for --testbed: in pair.toml, `flags.hf-overr"),
         (["up", "--testbed", "--speculation", "eagle3"], "no speculation method 'eagle3'"),
-        (["profile"], "name a file of problems, or pass --testbed"),
-        (["profile", "problems.txt", "--testbed"], "name a file of problems, or pass --testbed"),
-        (["profile", "nowhere.txt"], "no problems in nowhere.txt"),
         (["up", "--testbed", "--profile", "warp"], "warp"),
         (["eval", "math-50"], "did you mean 'math500'"),
         (["eval", "arithmetic"], "no small model and no large model: pass --small http://HOST"),
         (["eval", "arithmetic", "-p", "specraeson"], "did you mean 'specreason'"),
         (["eval", "arithmetic", "--testbed", "--small", "http://h:1"], "leave out either it or --small"),
         (["calibrate", "arithmetic", "--testbed", "--critic", "http://h:1"], "leave out either it or --critic"),
-        (["profile", "--testbed", "--large", "http://h:1"], "leave out either it or --large"),
         (["eval", "arithmetic", "--half", "both"], "use report or calibration"),
         (["eval", "arithmetic", "--data", "nowhere.jsonl"], "no data at nowhere.jsonl"),
         (["eval", "nowhere.parquet", "--data", "x.jsonl"], "leave --data out"),
@@ -168,9 +164,7 @@ def test_its_examples_use_existing_commands(command: str) -> None:
 def test_the_help_lists_every_command(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("--help") == 0
     printed = capfd.readouterr().out.split()
-    assert {"solve", "serve", "trace", "policies", "doctor", "profile", "eval", "calibrate", "up", "demo"} <= {
-        *COMMANDS
-    }
+    assert {"solve", "serve", "trace", "policies", "doctor", "eval", "calibrate", "up", "demo"} <= {*COMMANDS}
     assert {*COMMANDS} <= {*printed}
 
 

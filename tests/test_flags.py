@@ -179,16 +179,16 @@ def test_one_thing_has_one_spelling() -> None:
 @pytest.mark.parametrize("flag", [name for group in (SERVERS, SAMPLING, SEED, BUDGET) for name in group])
 def test_the_flags_of_settings_are_those_of_every_command_that_runs_models(flag: str) -> None:
     known = {name: {each.name for each in options(command)} for name, command in COMMANDS.items()}
-    solving = {"solve", "serve", "eval", "calibrate", "estimate", "profile", "config show"}
+    solving = {"solve", "serve", "eval", "calibrate", "estimate", "config show"}
     without = {"serve"} if flag in ("max_tokens", "max_steps") else set[str]()
     if flag.startswith("critic"):
-        without = {"estimate", "profile"}  # of two models
+        without = {"estimate"}  # of two models
     assert {name for name in solving if flag not in known[f"stepspec {name}"]} == without
 
 
 def test_every_command_that_reads_settings_takes_a_file() -> None:
     with_config = {name for name, command in COMMANDS.items() if "config" in {each.name for each in options(command)}}
-    reading = {"solve", "serve", "eval", "calibrate", "estimate", "profile", "judge", "doctor", "config show"}
+    reading = {"solve", "serve", "eval", "calibrate", "estimate", "judge", "doctor", "config show"}
     assert with_config == {f"stepspec {name}" for name in reading}
     assert {each.name for each in options(COMMANDS["stepspec doctor"])} >= {*KEYS}
 

@@ -18,7 +18,6 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
-from ..calibration.cue_profile import load_problems
 from ..cli import arm as parse_arm
 from ..command_line import finite, numbers, only_without_testbed, progress_bars, script, writable
 from ..flags import (
@@ -39,7 +38,7 @@ from ..testbed.solving_pair import fresh_tasks, pair_solver
 from .measurements import Measurements
 from .measuring import measure, unlimited
 from .prediction import Estimate, predict
-from .problems import PROBLEMS
+from .problems import PROBLEMS, load_problems
 from .report import SMALL_PRINT, estimated_settings, headline, methods_table, notes, record, servers_table
 
 POLICIES = ("specreason", "reading", "bild", "reflective")

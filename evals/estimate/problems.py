@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import orjson
+
+from stepspec.orchestrator.errors import ConfigurationError
+
 PROBLEMS: tuple[str, ...] = (
     "A train leaves at 14:05 and travels 210 km at 84 km/h, with a stop of 12 minutes. When does it arrive?",
     "How many positive integers below 1000 are divisible by 6 or by 15, but not by 10?",
@@ -28,3 +34,31 @@ PROBLEMS: tuple[str, ...] = (
     "A boat takes 3 hours for 36 km downstream and 4.5 hours back. Find the speed of the boat and of the current, and "
     "the time for 20 km upstream.",
 )
+
+
+def load_problems(path: Path, count: int) -> list[str]:
+    """
+    Read up to *count* problems, one for each line: plain text, or a JSON object with its "problem" or "question".
+
+    Raise `ConfigurationError` for a file that has none, or a line that is neither.
+    """
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(f"no problems in {path}: {exc}") from exc
+    found = [_problem(path, number, line) for number, line in enumerate(lines[:count], 1)]
+    if not found:
+        raise ConfigurationError(f"no problems in {path}: the file is empty")
+    return found
+
+
+def _problem(path: Path, number: int, line: str) -> str:
+    if not line.lstrip().startswith("{"):
+        return line.strip()
+    try:
+        fields = orjson.loads(line)
+        return str(fields["problem"] if "problem" in fields else fields["question"])
+    except (orjson.JSONDecodeError, KeyError) as exc:
+        raise ConfigurationError(
+            f'{path}, problem {number}: a line that begins with a brace has to be a JSON object with "problem"'
+        ) from exc

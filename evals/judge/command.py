@@ -15,10 +15,10 @@ from rich.progress import Progress
 from stepspec.api import Solver
 from stepspec.settings import Settings
 
-from ..calibration.cue_profile import load_problems
 from ..cli import WIDTH
 from ..command_line import finite, only_without_testbed, progress_bars, script, writable
 from ..estimate.command import check_pair, parts
+from ..estimate.problems import load_problems
 from ..flags import SAMPLING, SERVERS, Json, Pace, ProblemsFile, Testbed, with_settings
 from ..plan import testbed_settings
 from ..testbed.solving_pair import fresh_tasks, pair_solver

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import pytest
 
 from stepspec import Solution, Solver
-from stepspec.evals.calibration.cue_profile import profile, training_problems
 from stepspec.evals.sample import Task
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import THINK_END
@@ -131,12 +130,3 @@ async def test_a_relay_leaves_no_large_token_unused(pair: Pair) -> None:
         solution = await solving.solve(fresh_tasks(1, 3)[0].problem, policy="relay", options=options, answer="large")
     # What was on its way when a cue was found: vLLM looks for these itself, so that is next to nothing.
     assert solution.ledger.large.discarded <= 4
-
-
-async def test_a_profile_finds_where_the_small_model_is_good(pair: Pair) -> None:
-    async with solver(pair) as solving:
-        found = await profile(solving, training_problems(24, 1))
-    assert found.problems == 24
-    assert 0.5 < found.agreement < 1
-    assert all(cue.low > found.agreement for cue in found.cues)
-    assert found.share <= 1
