@@ -54,7 +54,8 @@ def _ignore(event: Event) -> None:
 
 async def _sample(solver: Solver, arm: Arm, task: Task, observe: Observer, run_seed: int) -> Sample:
     before = await read_acceptances(solver)
-    solved = await solve_once(solver, arm, task.problem, run_seed=run_seed, observe=observe)
+    sampling = solver.settings.run.sampling.with_seed(run_seed)
+    solved = await solve_once(solver, arm, task.problem, sampling=sampling, observe=observe)
     right = solved.solution is not None and solved.solution.answer == str(task.gold)
     return solved.sample(
         arm, correct=right, seed=run_seed, speculation=acceptances_between(before, await read_acceptances(solver))

@@ -258,7 +258,6 @@ async def solve_once(
     *,
     options: Mapping[str, Any] | None = None,
     sampling: Sampling | None = None,
-    run_seed: int | None = None,
     budget: Budget | None = None,
     observe: Observer = lambda event: None,
     trace_to: Path | None = None,
@@ -266,11 +265,11 @@ async def solve_once(
     """
     Solve *problem* as *arm* does, with its own options if *options* is None.
 
-    Sampling fields of the arm override *sampling*, and *run_seed* its seed. What is None is as in the settings. The arm
-    finds nothing in the prefix caches that other arms wrote.
+    Sampling fields of the arm override *sampling*. What is None is as in the settings. The arm finds nothing in the
+    prefix caches that other arms wrote.
     """
     run = arm.resolve(solver.settings.run)
-    sampling = (sampling or run.sampling).model_copy(update=dict(arm.sampling)).with_seed(run_seed)
+    sampling = (sampling or run.sampling).model_copy(update=dict(arm.sampling))
     limits = run.budget if budget is None else Limits.of(budget)
     own = run.options if options is None else dict(options)
     run = run.model_copy(update={"options": own, "sampling": sampling, "budget": limits})

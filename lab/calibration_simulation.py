@@ -250,9 +250,7 @@ def search(
         best: list[int] = []
         for attempt in range(attempts):
             test, size = LossTest(limit, LEVEL, again=attempt > 0), n << attempt
-            calibration = CalibrationSearch(
-                runs.solve, size, runs.threshold, test, store, at_once=size, repeatable=True
-            )
+            calibration = CalibrationSearch(runs.solve, size, runs.threshold, test, store, at_once=size)
             result = asyncio.run(calibration.run())
             reused, total = reused + result.reused, total + size * len(result.tested)
             best += [THRESHOLDS - int(result.loosest.threshold)] if result.loosest else []

@@ -220,9 +220,8 @@ async def attempt(
     failure, solved, solution = "the problem is too long", None, None
     try:
         async with asyncio.timeout(deadline):
-            solved = await solve_once(
-                solver, arm, task.problem, sampling=sampling, run_seed=seed, budget=budget, observe=observe
-            )
+            seeded = (sampling or solver.settings.run.sampling).with_seed(seed)
+            solved = await solve_once(solver, arm, task.problem, sampling=seeded, budget=budget, observe=observe)
         solution = solved.solution
     except TimeoutError:
         failure = f"no answer within {deadline:g} s"

@@ -14,7 +14,7 @@ import math
 import platform
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -48,7 +48,7 @@ from stepspec.evals.grading.graders import SECONDS, Graders, require_graders
 from stepspec.evals.plan import check_arm
 from stepspec.evals.results import Interval, bootstrap_ratio, wilson
 from stepspec.evals.sample import CACHES, Arm, Task
-from stepspec.evals.testbed.servers import JUDGE, check_judge, endpoint, miniature, read_pace, running, weights_digest
+from stepspec.evals.testbed.servers import JUDGE, endpoint, miniature, read_pace, running, weights_digest
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.solution import Solution
@@ -332,7 +332,7 @@ def main(
         raise ConfigurationError("no load: name one with --concurrency or --rate")
     if blocks > problems:
         raise ConfigurationError(f"--blocks {blocks}: every block needs a problem, and there are {problems}")
-    check_judge(judge, find_world(world))
+    find_world(world).judged_by(judge)
     own_servers = small is not None or large is not None
     if own_servers and data is None:
         raise ConfigurationError("name the problems for your servers: --data FILE")
@@ -443,7 +443,8 @@ async def miniature_deployment(
     """Start the miniature pair with the large weights of *judge*, with *two* large servers if asked for."""
     roles = ("large", "small", *(("large",) if two else ()))
     async with AsyncExitStack() as stack:
-        starting = running(profile, roles, console=console, world=find_world(world), sequences=SEQUENCES, judge=judge)
+        judging = replace(find_world(world).judged_by(judge), sequences=SEQUENCES)
+        starting = running(profile, roles, console=console, world=judging)
         served = await stack.enter_async_context(starting)
         groups = {name: server.pid for name, server in served.items()}
         ends = {name: unlimited_endpoint(endpoint(served[name], cast("Any", name))) for name in ("small", "large")}

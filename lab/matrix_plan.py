@@ -18,7 +18,7 @@ from rich.table import Table
 from lab.crowd import TWO_LARGE, Load
 from stepspec.evals.arms import LARGE
 from stepspec.evals.sample import Arm
-from stepspec.evals.testbed.servers import JUDGE, check_judge, read_pace
+from stepspec.evals.testbed.servers import JUDGE, read_pace
 from stepspec.orchestrator.errors import ConfigurationError
 
 from .arms import REFLECTIVE
@@ -106,7 +106,7 @@ def conditions(worlds: Sequence[str], judges: Sequence[str], loads: Sequence[int
     known = {name for world in worlds for name in find_world(world).judges}
     for judge in judges:
         if judge not in known:
-            check_judge(judge, find_world(worlds[0]))
+            find_world(worlds[0]).judged_by(judge)
     pairings = [(world, judge) for world in worlds for judge in WORLDS[world].judges if not judges or judge in judges]
     if not pairings or not loads:
         raise ConfigurationError("no condition: name a world, a judge that it has, and a load")

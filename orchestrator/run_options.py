@@ -177,7 +177,7 @@ class RunOptions(BaseModel):
         str | None,
         RunOption(
             "System message before the problem, unless the conversation begins with one.",
-            commands=("solve", "serve", "eval", "calibrate", "estimate", "profile"),
+            commands=("solve", "serve", "eval", "calibrate", "estimate"),
             service=False,  # whose requests bring their own messages
         ),
     ] = None

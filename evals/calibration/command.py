@@ -222,9 +222,7 @@ async def _search(
                 if value is not None:
                     progress.reset(bar)
 
-        search = CalibrationSearch(
-            solve, problems, threshold, test, store, at_once, on_problem, repeatable=True, on_difference=on_difference
-        )
+        search = CalibrationSearch(solve, problems, threshold, test, store, at_once, on_problem, on_difference)
         return await search.run()
 
 

@@ -232,11 +232,11 @@ class CalibrationSearch:
     """
     Solve *problems* at the values of a *threshold*, *at_once* at the same time, and compare with the large model alone.
 
-    If runs are *repeatable* (greedy, or with one seed per problem) and the threshold's scores are only compared, a run
-    that a looser value would not have changed is reused for that value. Both conditions are checked: every run is
-    compared with the run of its problem at the value before, and at every value some reusable runs are made all the
-    same. At the first difference *on_difference* is called, and the search begins again without any reuse: then every
-    outcome is that of a run made at its value.
+    Every run is greedy or has the seed of its problem. So where the threshold's scores are only compared, a run that a
+    looser value would not have changed is reused for that value. That runs repeat is checked: every run is compared
+    with the run of its problem at the value before, and at every value some reusable runs are made all the same. At the
+    first difference *on_difference* is called, and the search begins again without any reuse: then every outcome is
+    that of a run made at its value.
 
     *on_problem* is called for every problem and value (None: the large model alone), with whether it was solved now.
     """
@@ -248,13 +248,12 @@ class CalibrationSearch:
     store: RunMemory
     at_once: int = 4
     on_problem: Callable[[float | None, bool], object] = lambda value, solved: None
-    repeatable: bool = False
     on_difference: Callable[[CalibrationRun], object] = lambda run: None
 
     async def run(self) -> CalibrationResult:
         large = [run.right for run in await self._solve_all(None, {})]
         try:
-            return await self._search(large, reuse=self.repeatable and self.threshold.compared)
+            return await self._search(large, reuse=self.threshold.compared)
         except _RunDiffers as difference:
             self.on_difference(difference.run)
             return await self._search(large, reuse=False)

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from typing import TypeAlias
 
 from stepspec.api import Solver
@@ -257,17 +257,15 @@ class Measuring:
     async def loads(self, servers: Sequence[ServerMeasurement], numbers: Sequence[int]) -> list[ServerMeasurement]:
         """Add the time between tokens with so many streams at once to what is known of the *servers*."""
         step, known = self.on_part("loads", 2 * len(numbers)), list(servers)
-        for number in numbers:
-            for place, end in enumerate((self.solver.small, self.solver.large)):
-                for _ in range(LOADED_REPEATS):
-                    streams = Streams(
-                        end, list(islice(cycle(self.problems), number)), partial(self.clock.over, "loads")
-                    )
-                    if not self.clock.over("loads"):
-                        async with self.clock.limit("loads"):
-                            await streams.write()
-                    known[place] = with_load(known[place], number, streams.pace)
-                step()
+        over = partial(self.clock.over, "loads")
+        for number, (place, end) in product(numbers, enumerate((self.solver.small, self.solver.large))):
+            for _ in range(LOADED_REPEATS):
+                streams = Streams(end, list(islice(cycle(self.problems), number)), over)
+                if not over():
+                    async with self.clock.limit("loads"):
+                        await streams.write()
+                known[place] = with_load(known[place], number, streams.pace)
+            step()
         return known
 
     async def drafts(self) -> None:

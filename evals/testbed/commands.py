@@ -112,13 +112,7 @@ async def up(
     async def serve() -> None:
         deaths = Deaths(console, len(roles), keep_going=keep_going)
         starting = running(
-            profile,
-            roles,
-            console=console,
-            world=world,
-            log_dir=log_dir,
-            speculation=speculation,
-            on_death=deaths,
+            profile, roles, console=console, world=world, log_dir=log_dir, speculation=speculation, on_death=deaths
         )
         async with starting as served:
             deaths.all_ready = True

@@ -89,10 +89,10 @@ class World:
     """
     One kind of problems: the *folders* of its models, and *sizes*, the parameters of the small and the large one.
 
-    *trainer* is the command that makes the models. *context* is the longest in tokens, and *cache* the size in MiB of a
-    server's key-value cache for it. *judges* are the large models to choose from, by the folders of their weights,
-    with the AUROC that their verdicts are near: the large model is the judge, so that another judge also writes other
-    steps. *tools* is the name of vLLM's parser of the tool calls that the models write; "" if they write none.
+    *trainer* is the command that makes the models. *context* is the longest in tokens, *cache* the size in MiB of a
+    server's key-value cache for it, and *sequences* how many requests a server takes at once. *judges* are the large
+    models to choose from, by the folders of their weights, with the AUROC that their verdicts are near; *judge* is the
+    one that is served. The large model is the judge, so that another judge also writes other steps.
     """
 
     name: str
@@ -101,7 +101,8 @@ class World:
     context: int
     cache: int
     judges: Mapping[str, float]
-    tools: str = ""
+    judge: str = JUDGE
+    sequences: int = SEQUENCES
     trainer: str = "`python -m lab.training train` in the repository"
 
     def model(self, name: str) -> Path:
@@ -111,15 +112,20 @@ class World:
                 return folder / name
         raise ConfigurationError(f"no miniature model at {self.folders[0] / name}; {self.trainer} makes it")
 
-    def flags(self, context: int, sequences: int) -> dict[str, Any]:
-        """Return the flags that depend on the world, on a server's longest *context* and on its *sequences* at once."""
-        tools = {"enable-auto-tool-choice": True, "tool-call-parser": self.tools} if self.tools else {}
+    def judged_by(self, name: str) -> World:
+        """Return this world with another judge. Raise ConfigurationError if it has none called *name*."""
+        if name not in self.judges:
+            raise ConfigurationError(f"the world {self.name!r} has no judge {name!r}; it has: {', '.join(self.judges)}")
+        return replace(self, judge=name)
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The flags that depend on the world."""
         return {
-            **tools,
-            "max-model-len": context,
-            "max-num-seqs": sequences,
+            "max-model-len": self.context,
+            "max-num-seqs": self.sequences,
             "kv-cache-memory-bytes": self.cache * 2**20,
-            "max-num-batched-tokens": sequences * max(context, self.context),
+            "max-num-batched-tokens": self.sequences * self.context,
         }
 
 
@@ -129,12 +135,6 @@ SHORT = World("short", (MODELS,), "0.1 and 1.3 million", context=2048, cache=256
 def miniature(names: Iterable[str]) -> bool:
     """Whether all of the models called *names* are miniature models."""
     return all(name.startswith(SERVED) for name in names)
-
-
-def check_judge(name: str, world: World) -> None:
-    """Raise ConfigurationError if *world* has no judge called *name*."""
-    if name not in world.judges:
-        raise ConfigurationError(f"the world {world.name!r} has no judge {name!r}; it has: {', '.join(world.judges)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,27 +225,21 @@ def miniature_servers(
     roles: Sequence[str] = PAIR,
     *,
     world: World = SHORT,
-    context: int | None = None,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     drafter: Path | None = None,
-    sequences: int = SEQUENCES,
-    judge: str = JUDGE,
 ) -> tuple[Server, ...]:
     """
     Describe the servers of *roles*, which are names of the world's models; each serves ``testbed-<role>``.
 
-    A role that is there twice gets two servers; the second is called ``<role>-2``. *context*, in tokens, is by default
-    that of the *world*. *speculation* is by role. *drafter* is the model of ``draft_model``; None: the
-    small model. A server takes that many *sequences* at once. The large role has the weights of *judge*, and serves
-    ``testbed-<judge>``. Raise ConfigurationError for an unknown profile or judge, and for a missing model.
+    A role that is there twice gets two servers; the second is called ``<role>-2``. *speculation* is by role. *drafter*
+    is the model of ``draft_model``; None: the small model. The large role has the weights of the world's judge, and
+    serves ``testbed-<judge>``. Raise ConfigurationError for an unknown profile and for a missing model.
     """
-    check_judge(judge, world)
-    flags = world.flags(context or world.context, sequences)
     drafting = {
         role: method.configuration(str(drafter or world.model(DRAFTER))) for role, method in speculation.items()
     }
-    trained = [(role, world.model(judge if role == "large" else role)) for role in roles]
-    servers = [_server(profile, role, model, flags, drafting.get(role)) for role, model in trained]
+    trained = [(role, world.model(world.judge if role == "large" else role)) for role in roles]
+    servers = [_server(profile, role, model, world.flags, drafting.get(role)) for role, model in trained]
     counts = [list(roles[: place + 1]).count(role) for place, role in enumerate(roles)]
     return tuple(
         replace(server, name=f"{server.name}-{count}") if count > 1 else server
@@ -297,8 +291,6 @@ async def running(
     world: World = SHORT,
     log_dir: Path | None = None,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
-    sequences: int = SEQUENCES,
-    judge: str = JUDGE,
     on_death: Callable[[ServerDied], object] = raise_death,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
@@ -308,22 +300,8 @@ async def running(
     """
     async with AsyncExitStack() as stack:
         drafter = stack.enter_context(paced_drafter(world.model(DRAFTER), read_pace(profile, DRAFTER)))
-        servers = miniature_servers(
-            profile,
-            roles,
-            world=world,
-            speculation=speculation,
-            drafter=drafter,
-            sequences=sequences,
-            judge=judge,
-        )
+        servers = miniature_servers(profile, roles, world=world, speculation=speculation, drafter=drafter)
         with show_progress(console) as on_progress:
-            launching = launch(
-                servers,
-                log_dir=log_dir,
-                on_progress=on_progress,
-                prepare=_warm_up,
-                on_death=on_death,
-            )
+            launching = launch(servers, log_dir=log_dir, on_progress=on_progress, prepare=_warm_up, on_death=on_death)
             served = await stack.enter_async_context(launching)
         yield served

@@ -23,9 +23,9 @@ from stepspec.evals.command_line import progress_bars, script
 from stepspec.evals.estimate.command import parts
 from stepspec.evals.flags import SERVERS, with_settings
 from stepspec.evals.judge.cases import Case, make_slip, spread
+from stepspec.evals.judge.command import table
 from stepspec.evals.judge.figures import ReadingFigures, figures
 from stepspec.evals.judge.measuring import judge_cases
-from stepspec.evals.judge.report import table
 from stepspec.orchestrator import Chain, Step
 
 CALCULATION = re.compile(r"<<[^>]*>>")

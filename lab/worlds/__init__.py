@@ -37,7 +37,6 @@ _TOOLS = World(
     context=4096,
     cache=384,
     judges={JUDGE: 0.99},
-    tools="hermes",
     trainer="`python -m lab.training train --world tools`",
 )
 WORLDS: Mapping[str, World] = {world.name: world for world in (_SHORT, _LONG, _TOOLS)}

@@ -93,7 +93,6 @@ def test_flags_that_cannot_be_are_named(
         "calibrate arithmetic --policy bild --vary scale --values 1",
         "calibrate arithmetic --policy specreason --vary thresholds --values 1",
         "calibrate arithmetic --output .",
-        "profile --output .",
     ],
 )
 def test_impossible_options_are_refused_before_anything_starts(

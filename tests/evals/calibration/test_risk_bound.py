@@ -151,13 +151,6 @@ def test_thresholds_are_tried_from_the_strictest_until_one_fails() -> None:
     assert loosest_holding([]) is None
 
 
-def test_every_outcome_of_a_sequence_has_to_be_recorded() -> None:
-    sequence = iter(FixedSequence((9.0, 8.0), LossTest(0.02, 0.05)))
-    assert next(sequence) == 9
-    with pytest.raises(ValueError, match="the outcome at threshold 9 was not recorded"):
-        next(sequence)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_simulation_breaks_few_promises_and_would_notice_broken_ones(kind: str) -> None:
     row = simulate(kind, 400, 0.02, 60, seed=3)

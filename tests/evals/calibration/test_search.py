@@ -47,9 +47,7 @@ class World:
 
     def calibrate(self, path: Path, knob: Threshold = KNOB, at_once: int = 4) -> CalibrationResult:
         with RunStore(path, {"knob": knob.option}) as trials:
-            calibration = CalibrationSearch(
-                self.solve, len(self.grades), knob, LossTest(0.02, 0.05), trials, at_once, repeatable=True
-            )
+            calibration = CalibrationSearch(self.solve, len(self.grades), knob, LossTest(0.02, 0.05), trials, at_once)
             return run(calibration.run())[0]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from stepspec.evals.judge.command import conclusion
 from stepspec.evals.judge.figures import JudgedStep, ReadingFigures, best, figures
 from stepspec.evals.judge.readings import READINGS, Judges
-from stepspec.evals.judge.report import conclusion
 from stepspec.evals.results import Interval
 from stepspec.orchestrator import Step, Token
 from stepspec.policies import make

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from functools import partial
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -59,9 +58,8 @@ def test_a_role_that_is_there_twice_gets_two_servers_of_one_model(models: Path) 
 def test_another_judge_is_other_weights_of_the_large_role(models: Path) -> None:
     (models / "judge-75").mkdir()
     (models / "judge-75" / "config.json").write_text("{}")
-    large, small, second = miniature_servers(
-        "paced", ("large", "small", "large"), world=of(models, LONG), judge="judge-75"
-    )
+    world = of(models, LONG).judged_by("judge-75")
+    large, small, second = miniature_servers("paced", ("large", "small", "large"), world=world)
     usual = miniature_servers("paced", ("large",), world=of(models, LONG))[0]
     assert [(each.name, each.model) for each in (large, small, second)] == [
         ("large", models / "judge-75"),
@@ -70,13 +68,12 @@ def test_another_judge_is_other_weights_of_the_large_role(models: Path) -> None:
     ]
     assert (large.served_name, usual.served_name) == ("testbed-judge-75", "testbed-large")
     assert large.args == usual.args
-    for ask in (partial(miniature_servers, world=of(models)), partial(miniature_servers, world=of(models, LONG))):
-        with pytest.raises(ConfigurationError, match="has no judge 'judge-7'; it has: large"):
-            ask(judge="judge-7")
+    with pytest.raises(ConfigurationError, match="has no judge 'judge-7'; it has: large"):
+        LONG.judged_by("judge-7")
 
 
 def test_a_command_line_names_model_address_and_flags(models: Path) -> None:
-    (server,) = miniature_servers("off", ["small"], world=of(models), context=1024)
+    (server,) = miniature_servers("off", ["small"], world=replace(of(models), context=1024))
     command = list(server.command(8001))
     for flag, value in (("model", str(models / "small")), ("port", "8001"), ("max-model-len", "1024")):
         assert command[command.index(f"--{flag}") + 1] == value
@@ -89,7 +86,7 @@ def test_no_prompt_is_read_in_parts(models: Path) -> None:
     """A part of a prompt whose request samples by a seed is the end of vLLM 0.32 on a CPU."""
     servers = (
         *miniature_servers("off", ROLES, world=of(models)),
-        *miniature_servers("off", world=of(models), sequences=64),
+        *miniature_servers("off", world=replace(of(models), sequences=64)),
     )
     for server in servers:
         limits = [
