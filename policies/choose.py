@@ -36,8 +36,8 @@ class Choose(Drafting):
 
     A rival copies the draft up to a token of which the small model was unsure, and has another token there, whose
     probability is *least* or more. So no two candidates begin alike, and a draft without such a token has no rivals.
-    Rivals *fork* "anywhere", at the likeliest of those tokens, or only at the "first" token of the draft. With a
-    *temperature* above 0 the tokens are sampled without replacement instead (Gumbel's top k), by *seed* and chain.
+    The likeliest of those tokens are taken. With a *temperature* above 0 they are sampled without replacement instead
+    (Gumbel's top k), by *seed* and chain.
 
     Steps are graded as by SpecReason: one passes if its grade, *read* "expected" or "greedy", is at least *threshold*,
     and if the judge puts at least *sure* of its probability on digits. The rivals are written, in one request, and
@@ -55,7 +55,6 @@ class Choose(Drafting):
 
     candidates: Top = 4
     least: Above0 = 0.05
-    fork: Literal["anywhere", "first"] = "anywhere"
     compare: bool = False
     temperature: Amount = 0.0
     seed: int = 0
@@ -86,7 +85,7 @@ class Choose(Drafting):
 
     def beginnings(self, chain: Chain, draft: Step) -> list[Step]:
         """How the rivals of *draft* begin, the likeliest first."""
-        beginnings = forks(chain, draft, log(self.least), 1 if self.fork == "first" else len(draft.tokens))
+        beginnings = forks(chain, draft, log(self.least))
         if self.temperature:
             beginnings = shuffle(beginnings, self.temperature, self.seed, chain)
         return beginnings[: self.candidates - 1]
@@ -105,16 +104,16 @@ class Choose(Drafting):
         return await at_once(self.alone.verify(chain, step) for step in steps)
 
 
-def forks(chain: Chain, step: Step, least: float, places: int) -> list[Step]:
+def forks(chain: Chain, step: Step, least: float) -> list[Step]:
     """
-    Return the beginnings that differ from *step*, after *chain*, in one of its first *places* tokens, likeliest first.
+    Return the beginnings that differ from *step*, after *chain*, in their last token, likeliest first.
 
     A beginning ends with the token that differs, whose log-probability is *least* or more. No beginning is a prefix of
     another one or of *step*, token by token, so that the steps that continue them all differ.
     """
     beginnings: list[Step] = []
     search, text, start = partial(chain.ends.search, chain.text, blocks=chain.totals.blocks), "", 0
-    for place, token in enumerate(step.tokens[:places]):
+    for place, token in enumerate(step.tokens):
         complete = place == 0 or bool(step.tokens[place - 1].text)  # not within a character
         for other in _alternatives(token, text) if complete else ():
             if other.logprob >= least and search(text + other.text, start)[0] < 0:

@@ -259,8 +259,7 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
             return policies.make(name, small, large, tokens="digits", words=2, mean=1.0 + seed % 3, measure=measure)
         case "choose" | "comparing":
             candidates, compare = 1 + seed % 4, name == "comparing"
-            fork: Literal["anywhere", "first"] = "first" if seed % 5 == 0 else "anywhere"
-            return policies.Choose(small, large, candidates, 0.01, fork, compare, temperature=seed % 3 / 2)
+            return policies.Choose(small, large, candidates, 0.01, compare, temperature=seed % 3 / 2)
         case "random":
             return policies.make(name, small, large, seed=seed)
         case "relay":

@@ -136,7 +136,7 @@ def test_rivals_are_drawn_by_the_seed_where_there_is_a_temperature() -> None:
 
 
 def test_a_draft_without_a_likely_fork_costs_as_much_as_in_specreason() -> None:
-    for options in ({"least": 0.5}, {"fork": "first"}, {"least": 0.5, "compare": True}):
+    for options in ({"least": 0.5}, {"least": 0.5, "compare": True}):
         ruling, seconds = verdict({DRAFT: 2}, **options)
         assert (ruling, seconds) == (Rollback(reason="grade", score=2.0), 2.0)
 
@@ -253,7 +253,7 @@ def test_only_the_needed_number_of_alternatives_is_requested(options: Mapping[st
 def test_the_first_token_is_a_place_to_fork_if_it_is_the_only_one() -> None:
     small, large = pair({DRAFT: 2})
     small.rivals = lambda before, token: [Token(token), Token("Or", -1.0)] if token == "So" else [Token(token)]
-    policy = Choose(small, large, fork="first")
+    policy = Choose(small, large)
     draft, _ = run(policy.draft(PROBLEM))
     assert [step.text for step in policy.beginnings(PROBLEM, draft)] == ["Or"]
 

@@ -25,8 +25,8 @@ def step(*tokens: Token) -> Step:
     return Step("".join(token.text for token in tokens), "small", "delimiter", tokens, "words")
 
 
-def begun(step: Step, least: float = NEVER, places: int = 100) -> list[str]:
-    return [one.text for one in forks(PROBLEM, step, least, places)]
+def begun(step: Step, least: float = NEVER) -> list[str]:
+    return [one.text for one in forks(PROBLEM, step, least)]
 
 
 @st.composite
@@ -42,7 +42,6 @@ def test_the_likeliest_are_first_and_among_equals_the_earlier() -> None:
     assert begun(draft) == ["So 8", "Wait", "So 9"]
     assert begun(draft, -1.0) == ["So 8"]
     assert begun(draft, -0.99) == []
-    assert begun(draft, places=1) == ["Wait"]
 
 
 def test_delimiters_and_tokens_without_words_begin_no_rival() -> None:
@@ -65,7 +64,7 @@ def test_rivals_with_the_text_of_the_draft_are_dropped() -> None:
 
 def test_beginnings_are_drawn_without_replacement_by_the_seed_and_the_chain() -> None:
     draft = step(token("So", *[(f"w{n}", -1.0 - n / 4) for n in range(6)]))
-    found = forks(PROBLEM, draft, NEVER, 1)
+    found = forks(PROBLEM, draft, NEVER)
     orders = [shuffle(found, 1.0, seed, PROBLEM) for seed in range(40)]
     assert all(sorted(one.text for one in order) == sorted(one.text for one in found) for order in orders)
     assert len({tuple(one.text for one in order) for order in orders}) > 20
@@ -76,9 +75,7 @@ def test_beginnings_are_drawn_without_replacement_by_the_seed_and_the_chain() ->
 
 @pytest.mark.parametrize(("temperature", "share"), [(1.0, 4 / 9), (0.5, 16 / 21), (2.0, 2 / 7)])
 def test_the_first_drawn_is_as_likely_as_its_token_at_that_temperature(temperature: float, share: float) -> None:
-    found = forks(
-        PROBLEM, step(token("So", ("a", math.log(0.4)), *[(word, math.log(0.1)) for word in "bcdef"])), NEVER, 1
-    )
+    found = forks(PROBLEM, step(token("So", ("a", math.log(0.4)), *[(word, math.log(0.1)) for word in "bcdef"])), NEVER)
     firsts = [shuffle(found, temperature, seed, PROBLEM)[0].text for seed in range(1500)]
     assert firsts.count("a") / len(firsts) == pytest.approx(share, abs=0.05)
 
@@ -89,14 +86,13 @@ def test_one_of_several_equal_rivals_is_accepted() -> None:
     assert [rival.reason for rival in ruling.rivals] == ["", "beaten"]
 
 
-@given(draft=steps(), least=st.floats(-6, 0), places=st.integers(1, 7))
+@given(draft=steps(), least=st.floats(-6, 0))
 @BOUNDED
-def test_no_beginning_is_the_beginning_of_another_or_of_the_step(draft: Step, least: float, places: int) -> None:
+def test_no_beginning_is_the_beginning_of_another_or_of_the_step(draft: Step, least: float) -> None:
     written = [tuple(token.text for token in draft.tokens)]
-    for one in forks(PROBLEM, draft, least, places):
+    for one in forks(PROBLEM, draft, least):
         assert "".join(token.text for token in one.tokens) == one.text
         assert one.tokens[-1].logprob >= least
-        assert len(one.tokens) <= places
         assert one.tokens[:-1] == tuple(
             Token(t.text, t.logprob, t.rank, t.id) for t in draft.tokens[: len(one.tokens) - 1]
         )

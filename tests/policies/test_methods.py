@@ -69,7 +69,7 @@ def test_options_are_those_of_the_policy_without_its_models_and_their_defaults_t
         "glimpse": {"threshold": 1.0, "top": 20},
         "cascade": {"sure": 0.9, "threshold": 0.5},
         "choose": {
-            **{"candidates": 4, "least": 0.05, "fork": "anywhere", "compare": False, "temperature": 0.0, "seed": 0},
+            **{"candidates": 4, "least": 0.05, "compare": False, "temperature": 0.0, "seed": 0},
             **defaults("specreason"),
         },
         "random": {"p": 0.5, "seed": 0},
