@@ -36,8 +36,8 @@ except ImportError as exc:
 from stepspec import service_factory
 from stepspec.settings import Settings
 
+from .http.admission import Clients
 from .http.errors import QUEUE_FULL, ApiError
-from .http.limits import Clients
 from .http.middleware import RequestMiddleware
 from .ray_proxy import BufferedRequest, Messages, ReplicaLost, ReplicaProxy, stream_messages
 from .settings import ServiceSettings

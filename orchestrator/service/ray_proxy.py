@@ -26,7 +26,7 @@ from ..concurrency import background
 from .http.errors import ApiError, api_error
 from .http.middleware import PUBLIC_PATHS, service_request
 from .http.runs import GRACE
-from .http.sse import ForwardedAnswer
+from .http.streaming import ForwardedAnswer
 from .settings import ServiceSettings, private
 from .watch.records import ServiceRequest
 

@@ -89,7 +89,7 @@ class ToolUseBlock(CacheablePart):
     type: Literal["tool_use"]
     id: CallId
     name: Name
-    input: dict[str, Any] | str | None = None
+    input: Any = None
     caller: dict[str, Any] | None = None
     toolset_name: None = None
 
@@ -373,12 +373,9 @@ class MessagesRequest(Conversation, Request):
         )
 
     @property
-    def user(self) -> str | None:
+    def end_user(self) -> str | None:
         return self.metadata.user_id if self.metadata else None
 
     def place_of_thinking(self, usual: Thinking) -> Thinking:
-        """Where the reply has the thinking; *usual* is the place that the service has configured."""
-        if self.overrides.thinking is not None:
-            return self.overrides.thinking
         hidden = isinstance(self.thinking, DisabledThinking) or getattr(self.thinking, "display", None) == "omitted"
-        return "none" if hidden else usual
+        return super().place_of_thinking("none" if hidden else usual)

@@ -15,39 +15,28 @@ from .messages import CountTokensRequest, MessagesRequest
 from .requests import ModelCatalog
 from .responses import ResponsesRequest
 
-ERROR: Mapping[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-ANTHROPIC_ERROR: Mapping[str, Any] = {
-    "type": "object",
-    "required": ["type", "error", "request_id"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {
-                "type": {"type": "string"},
-                "message": {"type": "string"},
-                "details": {"type": "object", "properties": {"error_code": {"type": "string"}}},
-            },
-        },
-        "request_id": {"type": "string"},
-    },
-}
+
+def _schema(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+TEXT = {"type": "string"}
+ERROR = _schema(
+    "error",
+    error=_schema(
+        *("message", "type", "param", "code"),
+        message=TEXT,
+        type=TEXT,
+        param={"type": ["string", "null"]},
+        code={"type": ["string", "null"]},
+    ),
+)
+ANTHROPIC_ERROR = _schema(
+    *("type", "error", "request_id"),
+    type={"const": "error"},
+    error=_schema("type", "message", type=TEXT, message=TEXT, details=_schema(error_code=TEXT)),
+    request_id=TEXT,
+)
 DESCRIPTIONS: Mapping[int, str] = {
     400: "The request is wrong; the message names the parameter and a cure.",
     401: "The API key is missing or wrong.",
@@ -61,10 +50,6 @@ DESCRIPTIONS: Mapping[int, str] = {
     529: "Too many requests at once, in Anthropic's API; Retry-After says when to retry.",
 }
 MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
-
-
-def _schema(*required: str, **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "required": list(required), "properties": properties}
 
 
 CHUNK = _schema(
@@ -105,7 +90,7 @@ MESSAGES_ERRORS = (*MODEL_ERRORS, 529)
 
 
 def _object(*required: str) -> dict[str, Any]:
-    return {"application/json": {"schema": {"type": "object", "required": list(required)}}}
+    return {"application/json": {"schema": _schema(*required)}}
 
 
 def _answers(success: str, content: Mapping[str, Any], *statuses: int, error: str = "Error") -> dict[str, Any]:
@@ -168,13 +153,8 @@ def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[
         app.openapi_schema = None
         description = generate()
         schemas = description.setdefault("components", {}).setdefault("schemas", {})
-        schemas["Error"], schemas["AnthropicError"] = dict(ERROR), dict(ANTHROPIC_ERROR)
-        schemas.update(EVENTS)
-        schemas["ServedModelRequest"] = {
-            "type": "object",
-            "required": ["model"],
-            "properties": _model_names(models.served),
-        }
+        schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR, **EVENTS}
+        schemas["ServedModelRequest"] = _schema("model", **_model_names(models.served))
         for request in (ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest):
             schemas.update(_schemas(request))
             schemas[request.__name__]["properties"] |= _model_names(models.methods)

@@ -47,7 +47,7 @@ from .schemas import (
     any_json,
     joined_text,
 )
-from .tools import FUNCTIONS, Arguments, CallId, ChosenFunction, FunctionTools, Name
+from .tools import FUNCTIONS, Arguments, CallId, ChosenFunction, FunctionTool, Name, OfferedTools, flat_name
 
 
 class Item(CacheablePart):
@@ -88,6 +88,7 @@ class FunctionCallItem(Item):
     type: Literal["function_call"]
     call_id: CallId
     name: Name
+    namespace: Name | None = None
     arguments: Arguments = "{}"
 
 
@@ -127,7 +128,8 @@ def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
                 thought = "".join(part.text for part in item.content or ())
                 answer = replace(answer, reasoning=answer.reasoning + thought)
             case FunctionCallItem():
-                answer = replace(answer, calls=(*answer.calls, ToolCall(item.call_id, item.name, item.arguments)))
+                call = ToolCall(item.call_id, flat_name(item.namespace, item.name), item.arguments)
+                answer = replace(answer, calls=(*answer.calls, call))
             case MessageItem(role="assistant"):
                 text = joined_text(item.content)
                 answer = replace(answer, content=f"{answer.content}\n{text}" if answer.content else text)
@@ -212,7 +214,7 @@ class ResponsesRequest(Request):
     min_tokens: NotNegative | None = None
     stop: Annotated[None, BeforeValidator(_no_stop)] = None
 
-    tools: FunctionTools | None = None
+    tools: OfferedTools | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     parallel_tool_calls: bool | None = None
 
@@ -242,10 +244,18 @@ class ResponsesRequest(Request):
             effort=self.reasoning.effort if self.reasoning else None,
             format=format.rules if isinstance(format, SchemaFormat) else any_json(format),
             format_name="text.format",
-            tools=tuple([tool.tool for tool in self.tools or ()]),
+            tools=tuple([tool for offered in self.tools or () for tool in offered.tools]),
             tool_choice=choice.name if isinstance(choice, ChosenFunction) else choice or "auto",
             parallel=self.parallel_tool_calls is not False,
         )
+
+    @property
+    def namespaces(self) -> Mapping[str, tuple[str, str]]:
+        """The namespace and the name of each tool that is in a namespace, by the name that the models read."""
+        spaces = [offered for offered in self.tools or () if not isinstance(offered, FunctionTool)]
+        return {
+            flat_name(space.name, each.name): (space.name, each.name) for space in spaces for each in space.functions
+        }
 
     @property
     def echo(self) -> dict[str, Any]:
@@ -265,7 +275,8 @@ class ResponsesRequest(Request):
             if isinstance(choice, ChosenFunction)
             else choice or ("auto" if self.tools else "none"),
             "tools": [
-                {"strict": None, **tool.model_dump(exclude_none=True, exclude={"cache_control"})}
+                ({"strict": None} if isinstance(tool, FunctionTool) else {})
+                | tool.model_dump(exclude_none=True, exclude={"cache_control"}, by_alias=True)
                 for tool in self.tools or ()
             ],
             "truncation": "disabled",
@@ -274,10 +285,10 @@ class ResponsesRequest(Request):
 
 
 class ResponseEvents:
-    """The numbered events of one stream, and the output *items* that they build."""
+    """The numbered events of one stream, and the output *items* that they build. See `ResponsesRequest.namespaces`."""
 
-    def __init__(self, request_id: str) -> None:
-        self._number = 0
+    def __init__(self, request_id: str, namespaces: Mapping[str, tuple[str, str]]) -> None:
+        self._number, self._namespaces = 0, namespaces
         self._request_id = request_id
         self.items: list[dict[str, Any]] = []
         self._texts: list[str] = []
@@ -306,7 +317,9 @@ class ResponseEvents:
         if not self.items or self.items[-1]["type"] != "function_call" or piece.index != self._call:
             events, self._call = self.close(), piece.index
             item = {"id": f"fc_{self._request_id}_{piece.index}", "type": "function_call", "status": "in_progress"}
-            self.items.append({**item, "call_id": piece.id, "name": piece.name, "arguments": ""})
+            namespace, name = self._namespaces.get(piece.name, (None, piece.name))
+            named = {"name": name} | ({"namespace": namespace} if namespace else {})
+            self.items.append({**item, "call_id": piece.id, **named, "arguments": ""})
             events += self._item_event("added")
         if not piece.arguments:
             return events
@@ -369,7 +382,7 @@ class ResponsesReply:
         (self._run_request,) = runs.run_requests
         self._builder = DeltaBuilder(deltas.one_field(thinking), thinks=runs.thinks)
         self._id, self._created = request.id, int(time.time())
-        self._events = ResponseEvents(request.id)
+        self._events = ResponseEvents(request.id, body.namespaces)
 
     async def opening(self) -> bytes:
         kinds = ("response.created", "response.in_progress")

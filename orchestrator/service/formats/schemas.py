@@ -215,6 +215,15 @@ class Request(CacheablePart):
         return self.stepspec or StepspecOptions()
 
     @property
+    def end_user(self) -> str | None:
+        """Who the client says the request is for, for the log."""
+        return getattr(self, "safety_identifier", None) or getattr(self, "user", None)
+
+    def place_of_thinking(self, usual: Thinking) -> Thinking:
+        """Where the reply has the thinking; *usual* is the place that the service has configured."""
+        return self.overrides.thinking or usual
+
+    @property
     def wanted(self) -> Wanted:
         """What the request wants. Raise `ApiError` if its fields contradict each other."""
         raise NotImplementedError

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
 import orjson
@@ -21,26 +22,23 @@ Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-def arguments_object(value: Any) -> Any:
+def arguments_object(value: Any) -> str:
     """
     Return the arguments of a call in a history as the text of a JSON object: chat templates read nothing else.
 
-    No arguments are an empty object, as for vLLM. Anything else that is no object, such as JSON that was cut off, is
-    kept as the only argument: an answer may have it, and clients send it back.
+    No arguments are an empty object, as for vLLM. Anything else that is no object, such as a number or JSON that was
+    cut off, is kept as the only argument: an answer may have it, and clients send it back.
     """
-    if isinstance(value, dict):
-        return orjson.dumps(value).decode()
-    if not isinstance(value, str | None):
-        return value
-    if not has_arguments(value or ""):
+    text: str = value if isinstance(value, str) else orjson.dumps(value).decode()
+    if not has_arguments(text):
         return "{}"
     try:
-        parsed: Any = orjson.loads(value or "")
+        parsed: Any = orjson.loads(text)
     except orjson.JSONDecodeError:
-        parsed = value
+        parsed = text
     if too_deep(parsed):
-        parsed = value
-    return value if isinstance(parsed, dict) else orjson.dumps({"arguments": parsed}).decode()
+        parsed = text
+    return text if isinstance(parsed, dict) else orjson.dumps({"arguments": parsed}).decode()
 
 
 def has_arguments(text: str) -> bool:
@@ -48,7 +46,7 @@ def has_arguments(text: str) -> bool:
     return text.strip() not in ("", "null")
 
 
-Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object)]
+Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object, json_schema_input_type=Any)]
 
 
 class CalledFunction(CacheablePart):
@@ -85,9 +83,9 @@ class FunctionPart(CacheablePart):
         return Tool(self.name, self.description or "", parameters, self.strict)
 
 
-def only_functions(tool: object) -> object:
-    """Refuse the tools that a service would have to run itself."""
-    if (kind := kind_of(tool)) not in ("function", None):
+def only_functions(tool: object, kinds: Sequence[str] = ("function",)) -> object:
+    """Refuse the tools that a service would have to run itself: those of no type in *kinds*."""
+    if (kind := kind_of(tool)) not in (*kinds, None):
         raise ValueError(f"a tool of the type {kind!r}: {FUNCTIONS}")
     return tool
 
@@ -103,6 +101,33 @@ class FunctionTool(FunctionPart):
     """A tool that the answer may call, in the form of the Responses API; the client runs it."""
 
     type: Literal["function"]
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        return (self.tool,)
+
+
+FunctionTools: TypeAlias = Annotated[
+    list[Annotated[FunctionTool, BeforeValidator(only_functions)]], Field(max_length=MAX_TOOLS, fail_fast=True)
+]
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """The name of a tool in a *namespace*, if any, as the models read it; that of vLLM."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+class NamespaceTool(CacheablePart):
+    """Tools under a common name, in the form of the Responses API."""
+
+    type: Literal["namespace"]
+    name: Name
+    description: str | None = None
+    functions: FunctionTools = Field(alias="tools")
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        return tuple([replace(each.tool, name=flat_name(self.name, each.name)) for each in self.functions])
 
 
 class NamedFunction(Part):
@@ -127,9 +152,11 @@ class ChosenFunction(NamedFunction):
 Tools: TypeAlias = Annotated[
     list[Annotated[ToolPart, BeforeValidator(only_functions)]], Field(max_length=MAX_TOOLS, fail_fast=True)
 ]
-FunctionTools: TypeAlias = Annotated[
-    list[Annotated[FunctionTool, BeforeValidator(only_functions)]], Field(max_length=MAX_TOOLS, fail_fast=True)
+_OfferedTool: TypeAlias = Annotated[
+    Annotated[FunctionTool | NamespaceTool, Field(discriminator="type")],
+    BeforeValidator(partial(only_functions, kinds=("function", "namespace"))),
 ]
+OfferedTools: TypeAlias = Annotated[list[_OfferedTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class CallPieces:

@@ -1,15 +1,189 @@
-"""Who may run: slots with a queue, the requests of a process that hold them, and how a service ends in order."""
+"""
+Who may run: keys and limits of each client, slots with a queue, and how a service ends in order.
+
+A limit (requests per minute, tokens of the large model per minute) is a token bucket that holds one minute's worth and
+fills continuously. What a request costs the large model is known only when it is over. It is charged then, so that a
+bucket may be in debt: requests are refused until that is paid off. The libraries `limits`, `aiolimiter` and
+`pyrate-limiter` decide before the work and know no debt.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import hashlib
+import hmac
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from math import ceil
 
-from ..settings import ServiceSettings
+from ..settings import Client, ServiceSettings
+from ..watch.records import MODEL_PATHS, ServiceRequest
 from .errors import QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 
+MINUTE = 60.0
+ROUNDING = 1e-6  # of a unit: what waiting for exactly the announced time may lack
 OLDEST_EVERY = 4  # slots, one of which goes to the request that has waited longest, whatever its priority
+
+
+@dataclass(eq=False)
+class Bucket:
+    """A token bucket of *size* units that fills in a minute; it is full at first, and below 0 it is in debt."""
+
+    size: int
+    clock: Callable[[], float]
+    _level: float = field(init=False)
+    _at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._level, self._at = float(self.size), self.clock()
+
+    @property
+    def level(self) -> float:
+        """The units that are left now; negative in debt."""
+        now = self.clock()
+        self._level = min(float(self.size), self._level + (now - self._at) * self.size / MINUTE)
+        self._at = now
+        return self._level
+
+    def take(self, units: float) -> None:
+        """Take out *units*, whether they are there or not."""
+        self._level = self.level - units
+
+    def wait(self, units: float = 1.0) -> float:
+        """Seconds until *units* are there."""
+        missing = units - self.level
+        return missing * MINUTE / self.size if missing > ROUNDING else 0.0
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(eq=False)
+class Allowance:
+    """What one client has left; a bucket is None if the client has no such limit."""
+
+    client: Client
+    name: str
+    requests: Bucket | None
+    tokens: Bucket | None
+
+    @classmethod
+    def of(cls, name: str, client: Client, clock: Callable[[], float]) -> Allowance:
+        sizes = client.requests_per_minute, client.large_tokens_per_minute
+        requests, tokens = (Bucket(size, clock) if size is not None else None for size in sizes)
+        return cls(client, name, requests, tokens)
+
+    def admit(self) -> None:
+        """Take one request out of the bucket. Raise `ApiError` if a bucket is empty; nothing is taken then."""
+        waits = {
+            f"{bucket.size} {unit} per minute": seconds
+            for bucket, unit in ((self.requests, "requests"), (self.tokens, "tokens of the large model"))
+            if bucket is not None and (seconds := bucket.wait()) > 0
+        }
+        if waits:
+            limit = max(waits, key=lambda name: waits[name])
+            raise self._refusal(limit, waits[limit])
+        if self.requests is not None:
+            self.requests.take(1)
+
+    def charge(self, tokens: int) -> None:
+        if self.tokens is not None:
+            self.tokens.take(max(0, tokens))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """OpenAI's headers about the limits that there are."""
+        buckets = ("requests", self.requests), ("tokens", self.tokens)
+        return {
+            name: value
+            for kind, bucket in buckets
+            if bucket is not None
+            for name, value in (
+                (f"x-ratelimit-limit-{kind}", str(bucket.size)),
+                (f"x-ratelimit-remaining-{kind}", str(max(0, int(bucket.level + ROUNDING)))),
+                (f"x-ratelimit-reset-{kind}", duration(bucket.wait(bucket.size))),
+            )
+        }
+
+    def _refusal(self, limit: str, seconds: float) -> ApiError:
+        return ApiError(
+            429,
+            f"client {self.name!r} has used up its {limit}: try again in {duration(seconds)}",
+            code="rate_limit_exceeded",
+            retry=True,
+            # Whole seconds, as HTTP wants them; the SDKs of OpenAI and Anthropic read the milliseconds first.
+            headers={"Retry-After": str(ceil(seconds)), "retry-after-ms": str(ceil(seconds * 1000))},
+        )
+
+
+def duration(seconds: float) -> str:
+    """Write *seconds*, rounded up to milliseconds, as OpenAI's headers do: ``1m2.5s``."""
+    minutes, rest = divmod(ceil(round(seconds * 1000, 3)), 60_000)
+    return (f"{minutes}m" if minutes else "") + f"{rest / 1000:g}s"
+
+
+class Clients:
+    """
+    The clients of a service, found by their keys, and what each has left.
+
+    Without any keys in the settings every request is accepted. The comparison takes the same time however much of a key
+    is right. Times are of the event loop's clock. Without *limits* only keys are checked, as in front of the processes
+    that do the work.
+    """
+
+    def __init__(self, settings: ServiceSettings, clock: Callable[[], float] = _now, *, limits: bool = True) -> None:
+        self._clock, self._limits = clock, limits
+        unnamed: Iterable[tuple[str, str]] = (("", key.get_secret_value()) for key in settings.keys)
+        named = ((name, client.key.get_secret_value()) for name, client in settings.clients.items())
+        self._digests = [(name, hashlib.sha256(key.encode()).digest()) for name, key in (*unnamed, *named)]
+        self._clients: Mapping[str, Client] = settings.clients
+        self._allowances: dict[str, Allowance] = {}
+
+    def find(self, authorization: str | None, api_key: str | None = None) -> str | None:
+        """
+        Return the name of the client whose key an ``Authorization`` header, or Anthropic's ``x-api-key``, has.
+
+        It is "" for a key without a name, and where no key is needed; None if no key is right.
+        """
+        if not self._digests:
+            return ""
+        scheme, _, key = (authorization or "").partition(" ")
+        bearer, other = self._named(key.strip()), self._named((api_key or "").strip())
+        names = [*(bearer if scheme.lower() == "bearer" else []), *other]
+        return names[0] if names else None
+
+    def _named(self, key: str) -> list[str]:
+        digest = hashlib.sha256(key.encode()).digest()
+        return [name for name, known in self._digests if hmac.compare_digest(digest, known)]
+
+    def best_priority(self, name: str) -> int | None:
+        """The best priority that the client called *name* may have; None: any."""
+        return self._clients[name].priority if name else None
+
+    def admit(self, request: ServiceRequest) -> None:
+        """Count *request*, if it is for a model. Raise `ApiError` if its client is over a limit."""
+        if request.path in MODEL_PATHS and request.method == "POST" and (allowance := self._of(request)):
+            allowance.admit()
+
+    def charge(self, request: ServiceRequest) -> None:
+        """Charge the tokens of the large model that *request* has used since the last charge."""
+        if allowance := self._of(request):
+            allowance.charge(request.large_tokens - request.charged_tokens)
+        request.charged_tokens = request.large_tokens
+
+    def headers(self, request: ServiceRequest) -> Mapping[str, str]:
+        """The headers about the limits of the client of *request*."""
+        return allowance.headers if (allowance := self._of(request)) else {}
+
+    def _of(self, request: ServiceRequest) -> Allowance | None:
+        name = request.client
+        if not (name and self._limits):
+            return None
+        if name not in self._allowances:
+            self._allowances[name] = Allowance.of(name, self._clients[name], self._clock)
+        return self._allowances[name]
 
 
 class Slots:

@@ -22,8 +22,8 @@ from ..watch.records import (
     ServiceObserver,
     ServiceRequest,
 )
+from .admission import Clients
 from .errors import CLIENT_CLOSED, ApiError, api_error
-from .limits import Clients
 
 PUBLIC_PATHS = HEALTH_PATHS | {"/", "/version", "/metrics", "/openapi.json"}
 """The only paths that need no key: health and metrics, and the page, which asks for a key itself."""

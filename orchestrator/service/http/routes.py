@@ -26,6 +26,7 @@ from ..formats.requests import AUTO, Resolver, ServedModel, forwarded_priority
 from ..formats.responses import ResponsesReply, ResponsesRequest
 from ..formats.schemas import Request as RunRequestBody
 from ..formats.validation import parse_request
+from ..settings import Thinking
 from ..watch.records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from .errors import api_error, bad_request
 from .middleware import service_request
@@ -42,14 +43,7 @@ def api_router(context: ServiceContext) -> APIRouter:
     @router.post("/v1/chat/completions", **openapi.CHAT)
     async def chat(http_request: Request) -> Response:
         """Answer a conversation, and stream every step of the reasoning as it is verified."""
-        call = await ModelCall.read(context, http_request)
-        if isinstance(call.model, ServedModel):
-            return call.forward(call.model)
-        body = call.parsed(ChatRequest)
-        call.request.log_fields["user"] = body.safety_identifier or body.user
-        runs = call.runs(call.model, body)
-        thinking = body.overrides.thinking or context.settings.thinking
-        return call.reply(runs, ChatReply(runs, call.request, body, thinking), stream=bool(body.stream))
+        return await answer(context, http_request, ChatRequest, ChatReply)
 
     @router.post("/v1/completions", **openapi.COMPLETIONS)
     async def completions(http_request: Request) -> Response:
@@ -68,14 +62,7 @@ def api_router(context: ServiceContext) -> APIRouter:
     @router.post("/v1/responses", **openapi.RESPONSES)
     async def responses(http_request: Request) -> Response:
         """Answer in the Responses API, and stream every step of the reasoning as it is verified."""
-        call = await ModelCall.read(context, http_request)
-        if isinstance(call.model, ServedModel):
-            return call.forward(call.model)
-        body = call.parsed(ResponsesRequest)
-        call.request.log_fields["user"] = body.safety_identifier or body.user
-        runs = call.runs(call.model, body)
-        thinking = body.overrides.thinking or context.settings.thinking
-        return call.reply(runs, ResponsesReply(runs, call.request, body, thinking), stream=bool(body.stream))
+        return await answer(context, http_request, ResponsesRequest, ResponsesReply)
 
     @router.get("/v1/models", **openapi.MODELS)
     async def models(http_request: Request) -> Response:
@@ -101,14 +88,7 @@ def messages_router(context: ServiceContext) -> APIRouter:
     @router.post(MESSAGES_PATH, **openapi.MESSAGES)
     async def messages(http_request: Request) -> Response:
         """Answer a conversation as Anthropic's API does, and stream every step of the thinking as it is verified."""
-        call = await ModelCall.read(context, http_request)
-        if isinstance(call.model, ServedModel):
-            return call.forward(call.model)
-        body = call.parsed(MessagesRequest)
-        call.request.log_fields["user"] = body.user
-        runs = call.runs(call.model, body)
-        thinking = body.place_of_thinking(context.settings.thinking)
-        return call.reply(runs, MessagesReply(runs, call.request, body, thinking), stream=bool(body.stream))
+        return await answer(context, http_request, MessagesRequest, MessagesReply)
 
     @router.post(COUNT_PATH, **openapi.COUNT_TOKENS)
     async def count_tokens(http_request: Request) -> Response:
@@ -269,6 +249,25 @@ class ModelCall:
         async with context.admission.enter(priority) as waited:
             request.queued, request.admitted = waited, request.seconds
             yield max(deadline(context.settings, request, stream=request.stream) - waited, 0.001)
+
+
+B = TypeVar("B", bound=RunRequestBody)
+
+
+async def answer(
+    context: ServiceContext,
+    http_request: Request,
+    schema: type[B],
+    format: Callable[[Runs, ServiceRequest, B, Thinking], ReplyFormat],
+) -> Response:
+    """Answer a request of *schema* with runs, written in *format*, or forward it to a served model."""
+    call = await ModelCall.read(context, http_request)
+    if isinstance(call.model, ServedModel):
+        return call.forward(call.model)
+    body = call.parsed(schema)
+    call.request.log_fields["user"] = body.end_user
+    runs, thinking = call.runs(call.model, body), body.place_of_thinking(context.settings.thinking)
+    return call.reply(runs, format(runs, call.request, body, thinking), stream=call.request.stream)
 
 
 def _max_items(context: ServiceContext) -> int:

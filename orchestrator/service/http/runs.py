@@ -28,9 +28,8 @@ from ..formats.requests import ModelCatalog, RunRequest
 from ..offer import Offer
 from ..settings import ServiceSettings
 from ..watch.records import RequestFailed, RunEvent, RunResult, ServiceObserver, ServiceRequest
-from .admission import Admission
+from .admission import Admission, Clients
 from .errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
-from .limits import Clients
 from .streaming import EVENT_STREAM, ClientConnection, StreamedResponse, Work
 from .upstream import IDLE, HealthMonitor, UpstreamProxy
 

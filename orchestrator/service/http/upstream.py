@@ -24,8 +24,7 @@ from ...nesting import answering
 from ..formats.requests import ServedModel
 from ..watch.records import HealthChecked, ServiceObserver, ServiceRequest
 from .errors import ApiError, api_error
-from .sse import ForwardedAnswer, asking_for_usage
-from .streaming import EVENT_STREAM, ClientConnection
+from .streaming import EVENT_STREAM, ClientConnection, ForwardedAnswer, asking_for_usage
 
 IDLE = 2.0  # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is under way
 CHECK_SECONDS = 5.0  # for one health check

@@ -10,7 +10,7 @@ import orjson
 from starlette.applications import Starlette
 from starlette.types import Message
 
-from stepspec.orchestrator.service.http.limits import Clients
+from stepspec.orchestrator.service.http.admission import Clients
 from stepspec.orchestrator.service.http.middleware import RequestMiddleware
 from stepspec.orchestrator.service.ray_proxy import BufferedRequest, Messages, ReplicaProxy, stream_messages
 from stepspec.orchestrator.service.settings import ServiceSettings

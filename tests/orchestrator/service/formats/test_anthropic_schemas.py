@@ -50,7 +50,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (blocks({"type": "thinking", "thinking": ""}), "messages[0].content[0]", "a message of the assistant"),
     (blocks(RESULT, role="assistant"), "messages[0].content[0]", "a message of the user"),
     (blocks(CALL), "messages[0].content[0]", "a message of the assistant"),
-    (blocks({**CALL, "input": 5}, role="assistant"), "messages[0].content[0].input", "an object"),
     (blocks({**RESULT, "content": [{"type": "image"}]}), "messages[0].content[0].content[0]", "read text only"),
     (blocks(RESULT), "messages", "which no message before it makes"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]", "send tools with an input_schema"),

@@ -38,6 +38,10 @@ HISTORY: list[tuple[Any, dict[str, Any]]] = [
     ('{"a": NaN}', {"arguments": '{"a": NaN}'}),
     (DEEP, {"arguments": DEEP}),
     ({"a": 1}, {"a": 1}),
+    (5, {"arguments": 5}),
+    (1.5, {"arguments": 1.5}),
+    (False, {"arguments": False}),
+    ([1], {"arguments": [1]}),
 ]
 
 
@@ -96,7 +100,7 @@ def test_a_call_without_arguments_is_written_with_an_empty_object(pieces: list[s
     assert [each.index for each in made] == sorted(each.index for each in made)
     assert written_arguments(ToolCall("same", "f", "".join(pieces))) == ("{}" if sent == "{}" else "".join(pieces))
     assert [*calls.close()] == []
-    blocks, items = ContentBlocks(), ResponseEvents("r")
+    blocks, items = ContentBlocks(), ResponseEvents("r", {})
     blocks.add(Delta({}, calls=tuple(made)))
     blocks.finish(cut=False)
     items.add(Delta({}, calls=tuple(made)))

@@ -27,6 +27,7 @@ FUNCTION = {
 CALCULATOR = {"name": "calculator", "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}}}
 TOOLS = [{"type": "function", "function": each} for each in (FUNCTION, CALCULATOR)]
 FLAT = [{"type": "function", **each} for each in (FUNCTION, CALCULATOR)]
+SHOP = [{"type": "namespace", "name": "shop", "description": "A shop.", "tools": FLAT}]
 ASKED = {"role": "user", "content": "What does a cup cost?"}
 METHODS = ("large", "small", "specreason", "bild", "reflective", "cascade", "lookahead-reasoning", "random", "auto")
 FORCED = {"type": "function", "function": {"name": "calculator"}}
@@ -185,9 +186,12 @@ async def test_a_server_without_a_parser_is_refused_with_the_cure(large: dict[st
     assert without["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_responses_have_calls_as_items_and_take_them_back() -> None:
+@pytest.mark.parametrize(("tools", "namespace", "name"), [(FLAT, None, "lookup"), (SHOP, "shop", "shop__lookup")])
+async def test_responses_have_calls_as_items_and_take_them_back(
+    tools: list[dict[str, Any]], namespace: str | None, name: str
+) -> None:
     async with standing_in() as pair:
-        body: dict[str, Any] = {"model": "auto", "input": "What does a cup cost?", "tools": FLAT}
+        body: dict[str, Any] = {"model": "auto", "input": "What does a cup cost?", "tools": tools}
         first = (await pair.http.post("/v1/responses", json=body)).json()
         (call,) = [item for item in first["output"] if item["type"] == "function_call"]
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "12"}
@@ -196,9 +200,12 @@ async def test_responses_have_calls_as_items_and_take_them_back() -> None:
         events = await pair.stream("/v1/responses", **body)
     assert (call["name"], orjson.loads(call["arguments"]), call["status"]) == ("lookup", {"item": "42"}, "completed")
     assert first["status"] == "completed"
+    assert call.get("namespace") == namespace
     assert second["output"][-1]["content"][0]["text"] == "The answer is \\boxed{42}."
     read = [turn for body in pair.large.bodies("/tokenize") for turn in body.get("messages", ())]
     assert {"role": "tool", "content": "12", "tool_call_id": call["call_id"]} in read
+    named = {called["function"]["name"] for turn in read for called in turn.get("tool_calls", ())}
+    assert named == {tool["function"]["name"] for body in pair.large.bodies(RENDER) for tool in body["tools"]} & {name}
     kinds = [event["type"] for event in events]
     assert kinds.index("response.function_call_arguments.done") < kinds.index("response.completed")
     pieces = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]

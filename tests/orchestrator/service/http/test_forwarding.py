@@ -15,7 +15,7 @@ from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.sse import EventReader
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.service.http.errors import ApiError
-from stepspec.orchestrator.service.http.sse import ForwardedAnswer
+from stepspec.orchestrator.service.http.streaming import ForwardedAnswer
 from stepspec.orchestrator.service.http.upstream import reads_likeliest
 
 from ..served import TURN, Behind, Noting, Reply, Served, chosen, down, put_behind, serving, until
@@ -74,7 +74,7 @@ def test_a_stream_is_read_by_the_rules_of_its_lines_however_it_is_cut(kind: str,
     assert hidden.written == 9
 
 
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("kind", ["LF", "CRLF", "all at once"])
 async def test_a_client_with_a_limit_gets_every_event_at_once_and_pays_for_the_stream(kind: str) -> None:
     behind = Behind()
     behind.kind, behind.pieces, behind.gate = "text/event-stream", pieces(STREAMS[kind], 50), asyncio.Event()
@@ -149,8 +149,15 @@ class BreaksOff(Behind):
         return response
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
-@pytest.mark.parametrize("begun", [HALF, HALF[:-1] + b"\r", HALF + b'xt": "b"}]}', HALF + b'xt": "b"}]}\n'])
+@pytest.mark.parametrize(
+    ("path", "begun"),
+    [
+        ("/v1/chat/completions", HALF),
+        ("/v1/completions", HALF[:-1] + b"\r"),
+        ("/v1/messages", HALF + b'xt": "b"}]}'),
+        ("/v1/chat/completions", HALF + b'xt": "b"}]}\n'),
+    ],
+)
 async def test_a_stream_that_breaks_off_inside_an_event_ends_with_an_error_of_its_own(begun: bytes, path: str) -> None:
     behind = BreaksOff()
     behind.kind, behind.pieces = "text/event-stream", [begun]
@@ -257,27 +264,23 @@ def streaming(*content: bytes) -> Behind:
     return behind
 
 
-@pytest.mark.parametrize("session", ["", "mine", "yours", "ours"])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("status", [500, 502, 503, 504])
-async def test_a_replica_that_fails_is_passed_over_before_the_first_byte(
-    status: int, stream: bool, session: str
-) -> None:
+SESSIONS = ("", "mine", "yours", "ours")
+
+
+@pytest.mark.parametrize(("status", "stream"), [(500, False), (502, True), (503, True), (504, False)])
+async def test_a_replica_that_fails_is_passed_over_before_the_first_byte(status: int, stream: bool) -> None:
     good = streaming(b"data: {}\n\n") if stream else Behind()
     async with two(failing(status), good) as served:
-        replies = [await ask(served, stream=stream, session=session) for _ in range(4)]
-    assert [reply.status for reply in replies] == [200] * 4
+        replies = [await ask(served, stream=stream, session=session) for session in SESSIONS * 2]
+    assert [reply.status for reply in replies] == [200] * 8
     assert {reply.body for reply in replies} == {b"".join(good.pieces)}
-    assert len(good.got) == 4
+    assert len(good.got) == 8
 
 
-@pytest.mark.parametrize("session", ["mine", "yours", "ours"])
-async def test_a_replica_that_never_begins_a_stream_is_passed_over_within_its_deadline(session: str) -> None:
-    good = streaming(b"data: {}\n\n")
-    async with two(silent(), good, first=0.2) as served:
-        async with asyncio.timeout(8):
-            replies = [await ask(served, stream=True, session=session) for _ in range(2)]
-    assert [reply.status for reply in replies] == [200] * 2
+async def test_a_replica_that_never_begins_a_stream_is_passed_over_within_its_deadline() -> None:
+    async with two(silent(), streaming(b"data: {}\n\n"), first=0.2) as served, asyncio.timeout(30):
+        replies = [await ask(served, stream=True, session=session) for session in SESSIONS]
+    assert [reply.status for reply in replies] == [200] * 4
 
 
 async def test_an_answer_in_one_piece_may_take_longer_than_its_first_token_while_the_server_is_healthy() -> None:
@@ -299,7 +302,7 @@ async def test_if_all_fail_the_client_gets_the_answer_of_the_last_one() -> None:
     assert reply.error == {"message": "out of order"}
 
 
-@pytest.mark.parametrize("status", [400, 404, 408, 422, 429])
+@pytest.mark.parametrize("status", [400, 429])
 async def test_an_answer_about_the_request_itself_is_passed_on_from_the_first_one(status: int) -> None:
     one, other = failing(status), failing(status)
     async with two(one, other) as served:
@@ -309,15 +312,14 @@ async def test_an_answer_about_the_request_itself_is_passed_on_from_the_first_on
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("path", "message"),
     [
-        "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens.",
-        "The decoder prompt (length 9000) is longer than the maximum model length of 4096.",
-        "The input (9000 tokens) is longer than the model's context length (4096 tokens).",
-        "Input is too long for requested model.",
+        ("/v1/chat/completions", "This model's maximum context length is 4096 tokens. However, you requested 9000."),
+        ("/v1/completions", "The decoder prompt (length 9000) is longer than the maximum model length of 4096."),
+        ("/v1/responses", "The input (9000 tokens) is longer than the model's context length (4096 tokens)."),
+        ("/v1/messages", "Input is too long for requested model."),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 async def test_a_prompt_that_is_too_long_is_refused_with_the_same_code_on_every_path(path: str, message: str) -> None:
     behind = failing(400)
     behind.pieces = [orjson.dumps({"error": {"message": message, "type": "BadRequestError", "code": 400}})]

@@ -13,10 +13,9 @@ from pydantic import ValidationError
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Called
 from stepspec.orchestrator.ledger import Ledger
-from stepspec.orchestrator.service.http.admission import Admission
+from stepspec.orchestrator.service.http.admission import Admission, Allowance, Bucket, Clients, duration
 from stepspec.orchestrator.service.http.errors import ApiError
-from stepspec.orchestrator.service.http.limits import Allowance, Bucket, Clients, duration
-from stepspec.orchestrator.service.http.sse import ForwardedAnswer
+from stepspec.orchestrator.service.http.streaming import ForwardedAnswer
 from stepspec.orchestrator.service.settings import Client, ServiceSettings
 from stepspec.settings import load
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from stepspec import __version__
-from stepspec.orchestrator.service.http.limits import Clients
+from stepspec.orchestrator.service.http.admission import Clients
 from stepspec.orchestrator.service.http.middleware import RequestMiddleware
 from stepspec.orchestrator.service.watch.records import HEALTH_PATHS
 
