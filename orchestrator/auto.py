@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -35,7 +35,6 @@ PROBE: Mapping[Choice, int] = {"method": 4, "large": 2}  # steps written to meas
 SHARE = 0.2  # of the steps, that may be written so
 EXTRA = 0.015  # of the time, that they may take in addition
 FIRST_PROBES, FIRST_EXTRA = 2, 0.04  # the same for the first probes of a method
-FACTOR = 0.8, 1.5  # the bounds of what is measured over what is expected
 MOST = 64  # methods with their options that a solver keeps records of; the oldest is dropped first
 FEW = 8  # verdicts below which the evidence is thin: decisions are frequent, probes short
 FULL = 0.85  # the share of the large server's cache that the chains of all runs may take
@@ -85,15 +84,13 @@ class Estimate:
 
     *costs* are those of one draft; None while too little is known. *accepted* is the share of the drafts that is
     accepted, and *drafts* the number of verdicts that this is known from. *large* is the time in which the large model
-    alone writes a step, in seconds; None if it is not known. *factor* is what the method's steps took, over what they
-    should have taken by the formula. A large model that is *busy* has a queue of requests; in a *full* one the chains
-    of all runs take more than the cache holds, so that verdicts read whole chains again.
+    alone writes a step, in seconds; None if it is not known. A large model that is *busy* has a queue of requests; in a
+    *full* one the chains of all runs take more than the cache holds, so that verdicts read whole chains again.
     """
 
     costs: Costs | None = None
     accepted: float = USUAL
     large: float | None = None
-    factor: float = 1.0
     busy: bool = False
     full: bool = False
     drafts: int = FEW
@@ -103,14 +100,9 @@ class Estimate:
         """Whether few verdicts are known."""
         return self.drafts < FEW
 
-    @property
-    def margin(self) -> float:
-        """The share of the time that a change has to save: more where little is known."""
-        return 2 * MARGIN if self.thin else MARGIN
-
     def method(self, ahead: int) -> float | None:
         """Seconds that the method takes for a committed step, *ahead* drafts ahead."""
-        return None if self.costs is None else self.factor * self.costs.step(self.accepted, ahead)
+        return None if self.costs is None else self.costs.step(self.accepted, ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +121,8 @@ def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[
     """
     Choose a mode with at most *most* drafts ahead; return it, the seconds of every candidate, and the reason in words.
 
-    The mode *now* stays unless another one saves a `margin` of the time. Of depths that differ by less, the deepest is
-    chosen. Without an estimate the method is used. In a full cache the large model writes alone.
+    The mode *now* stays unless another one saves a share of `MARGIN` of the time. Of depths that differ by less, the
+    deepest is chosen. Without an estimate the method is used. In a full cache the large model writes alone.
     """
     depths = (0,) if estimate.busy else range(most + 1)
     modes = {f"method {ahead} ahead": Mode("method", ahead) for ahead in depths}
@@ -144,7 +136,7 @@ def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[
         missing = "large model's pace" if estimate.costs else "method's pace"
         return (now if now in modes.values() and now else usual), known, f"the {missing} is not known yet"
     fastest = min(known, key=known.__getitem__)
-    near = [name for name in known if known[fastest] > (1 - estimate.margin) * known[name]]
+    near = [name for name in known if known[fastest] > (1 - MARGIN) * known[name]]
     alike = [name for name in near if modes[name].choice == modes[fastest].choice]
     # The formula knows no jitter, which drafts further ahead hide: of depths as good as equal, the deepest is the best.
     best = next((name for name in near if modes[name] == now), alike[-1])
@@ -180,10 +172,10 @@ class Record:
     What the runs of one method with its options measured, and which mode they are in.
 
     *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair. *judged*
-    are those from a draft to its verdict, *repairs* those from a rollback to its repair. *elapsed* has the seconds from
-    one step of the method to the next, with the drafts ahead. *steps* counts the steps of the runs that decide, and
-    *probed* is their number at the last probe or change of mode. *spent* counts the steps that the last of its *probes*
-    wrote; a rejected draft ends one. *explained* says whether the user was told why runs step aside.
+    are those from a draft to its verdict, *repairs* those from a rollback to its repair. *steps* counts the steps of
+    the runs that decide, and *probed* is their number at the last probe or change of mode. *spent* counts the steps
+    that the last of its *probes* wrote; a rejected draft ends one. *explained* says whether the user was told why runs
+    step aside.
     """
 
     prior: Prior = field(default_factory=Prior)
@@ -191,7 +183,6 @@ class Record:
     judged: Recent[float] = field(default_factory=Recent[float])
     repairs: Recent[float] = field(default_factory=Recent[float])
     accepted: Recent[bool] = field(default_factory=Recent[bool])
-    elapsed: Recent[tuple[float, int]] = field(default_factory=Recent[tuple[float, int]])
     tokens: Recent[int] = field(default_factory=Recent[int])
     now: Mode | None = None
     steps: int = 0
@@ -209,7 +200,7 @@ class Record:
         weight = WEIGHT if streak < STREAK else 1
         accepted = (share * weight + sum(outcomes)) / (weight + len(outcomes))
         costs = self._costs(large, 1 if streak >= STREAK else LEAST)
-        return Estimate(costs, accepted, large, self._factor(costs, outcomes), busy, full, len(outcomes))
+        return Estimate(costs, accepted, large, busy, full, len(outcomes))
 
     def _costs(self, large: float | None, least: int) -> Costs | None:
         """
@@ -225,15 +216,6 @@ class Record:
         if self.prior.accept_rate is not None and self.prior.verdict_seconds is not None and not drafts:
             return Costs(0.0, self.prior.verdict_seconds, repair)
         return None
-
-    def _factor(self, costs: Costs | None, outcomes: Sequence[bool]) -> float:
-        elapsed = self.elapsed.values()
-        if costs is None or len(elapsed) < 4 * LEAST or not outcomes:
-            return 1.0
-        share = fmean(outcomes)
-        expected = sum(costs.step(share, ahead) for _, ahead in elapsed)
-        least, most = FACTOR
-        return min(most, max(least, sum(seconds for seconds, _ in elapsed) / expected)) if expected > 0 else 1.0
 
 
 @dataclass(eq=False)
@@ -523,8 +505,6 @@ class AutoRun:
         if self.decided is not None:
             record.steps += 1
             record.spent += self.decided.probe
-            if self._choice == "method":
-                record.elapsed.add(auto.steps, (at - self._mark, self.decided.ahead))
         self._mark, self._tokens = at, 0
 
 
