@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from stepspec import Budget, cli
+from stepspec import Budget
 from stepspec.evals import cli as eval_cli
 from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import choose, find, load, own
@@ -23,7 +24,14 @@ from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
+from ..test_cli import call
 from .test_results import ARMS, done
+
+
+@pytest.fixture(autouse=True)
+def _same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+
 
 DATA = Path(__file__).parent / "data"
 TASKS = tuple(load(find("arithmetic"), limit=40))
@@ -68,11 +76,7 @@ def test_flags_that_cannot_be_are_named(
     flags: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["eval", "arithmetic", "--small", "http://h:1", "--large", "http://h:2", *flags.split()]
-    monkeypatch.setattr(sys, "argv", ["stepspec", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
+    assert call("eval", "arithmetic", "--small", "http://h:1", "--large", "http://h:2", *flags.split()) == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -104,11 +108,8 @@ def test_impossible_options_are_refused_before_anything_starts(
         raise AssertionError("something was started")
 
     monkeypatch.setattr(solving_pair, "running", start)
-    monkeypatch.setattr(sys, "argv", ["stepspec", *words.split(), "--testbed"])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
+    assert call(*words.split(), "--testbed") == 2
     assert "error: " in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -122,24 +123,19 @@ def test_an_arm_that_was_calibrated_on_the_measured_problems_is_reported_at_the_
         'policy = "specreason"\n[calibration]\nbenchmark = "gsm8k, calibration half"\n'
     )
     nobody = "http://localhost:9/v1"
-    words = ["stepspec", "eval", "gsm8k", "--data", "rows.jsonl", "--policy", "careful.toml"]
+    words = ["eval", "gsm8k", "--data", "rows.jsonl", "--policy", "careful.toml"]
     monkeypatch.chdir(tmp_path)
 
-    def printed(*more: str) -> str:
-        monkeypatch.setattr(sys, "argv", [*words, "--small", nobody, "--large", nobody, *more])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert ended.value.code == 1
-        return capsys.readouterr().err
-
-    assert "'careful' was calibrated on half of the problems that are measured here" in printed()
-    assert "'careful' was calibrated on the very problems" in printed("--half", "calibration")
-    assert "calibrated" not in printed("--half", "report")
+    monkeypatch.setenv("STEPSPEC_LARGE__RETRIES", "0")
+    monkeypatch.setenv("STEPSPEC_SMALL__RETRIES", "0")
+    assert call(*words, "--small", nobody, "--large", nobody) == 1
+    assert "'careful' was calibrated on half of the problems that are measured here" in capsys.readouterr().err
 
 
-def write_rows(path: Path) -> None:
+def write_rows(path: Path) -> Path:
     rows = [{"problem": task.problem, "answer": str(task.gold)} for task in TASKS]
     path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return path
 
 
 def test_a_file_is_a_benchmark_of_its_own(tmp_path: Path) -> None:
@@ -152,10 +148,7 @@ def test_a_file_is_a_benchmark_of_its_own(tmp_path: Path) -> None:
 
 def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(tmp_path: Path) -> None:
     put = eval_cli._put  # pyright: ignore[reportPrivateUsage]
-    path = tmp_path / "mine.jsonl"
-    path.write_bytes(
-        b"".join(orjson.dumps({"problem": task.problem, "answer": str(task.gold)}) + b"\n" for task in TASKS)
-    )
+    path = write_rows(tmp_path / "mine.jsonl")
     tasks = tuple(load(own(path), path))
     assert all("boxed" in task.problem for task in tasks)
     whole = replace(plan(), tasks=tasks[:3])
@@ -172,10 +165,7 @@ def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(tmp
 def test_halves_share_no_problem_and_leave_none_out(tmp_path: Path) -> None:
     pytest.importorskip("scipy")
     tasks = eval_cli._tasks  # pyright: ignore[reportPrivateUsage]
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(
-        b"".join(orjson.dumps({"problem": task.problem, "answer": str(task.gold)}) + b"\n" for task in TASKS)
-    )
+    path = write_rows(tmp_path / "rows.jsonl")
     report, calibration = (tasks(find("arithmetic"), path, 0, None, part) for part in ("report", "calibration"))
     assert {*report, *calibration} == set(tasks(find("arithmetic"), path, 0, None, None))
     assert len(report) + len(calibration) == len(TASKS)
@@ -196,6 +186,15 @@ def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFi
     assert "\u2026" not in shown.partition("Brackets")[0]  # nothing is cut off, however narrow the terminal
 
 
+def run_module(name: str, *words: str) -> int:
+    """Run the module called *name* as `python -m` does; return the exit code."""
+    sys.argv = [name, *words]
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize(
     "name",
     [
@@ -203,11 +202,10 @@ def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFi
         *("lab.bench", "lab.calibration_simulation"),
     ],
 )
-def test_the_module_of_a_benchmark_has_examples_in_its_help(name: str) -> None:
+def test_the_module_of_a_benchmark_has_examples_in_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("scipy")
-    words = [sys.executable, "-m", name, "--help"]
-    run = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    usage, _, examples = run.stdout.partition("Examples:")
+    assert run_module(name, "--help") == 0
+    usage, _, examples = capsys.readouterr().out.partition("Examples:")
     assert examples.count(f"python -m {name}") >= 3
     assert ("BENCHMARK" in usage.partition("\n\n")[0]) == name.endswith("grading")
     for line in examples.splitlines():
@@ -215,13 +213,15 @@ def test_the_module_of_a_benchmark_has_examples_in_its_help(name: str) -> None:
         assert [flag for flag in flags if flag not in usage] == []
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("name", ["math500", "gsm8k"])
-def test_a_benchmark_runs_as_a_module_too(name: str, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", f"stepspec.evals.{name}", "--data", str(DATA / f"{name}.jsonl")]
-    run = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (run.returncode, run.stdout) == (2, "")
-    assert "error: no small model" in run.stderr
-    assert "Traceback" not in run.stderr
+def test_a_benchmark_runs_as_a_module_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_module(f"stepspec.evals.{name}", "--data", str(DATA / f"{name}.jsonl")) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, "error: no small model" in printed.err) == ("", True)
 
 
 def test_the_command_line_imports_neither_the_openai_sdk_nor_packages_of_the_evals_extra() -> None:
@@ -242,14 +242,9 @@ def test_the_servers_are_contacted_before_a_data_set_is_loaded(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPSPEC_SMALL__RETRIES", "0")
-    for command in ("eval", "calibrate"):
-        module = eval_cli if command == "eval" else calibration
+    for command, module in (("eval", eval_cli), ("calibrate", calibration)):
         monkeypatch.setattr(module, "load", load)
-        servers = ["--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:9"]
-        monkeypatch.setattr(sys, "argv", ["stepspec", command, "gsm8k", *servers])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert ended.value.code == 1
+        assert call(command, "gsm8k", "--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:9") == 1
         assert "127.0.0.1:9: no connection" in capsys.readouterr().err
 
 

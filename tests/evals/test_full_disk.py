@@ -46,34 +46,29 @@ def test_a_trace_on_a_full_disk_costs_no_answer(servers: tuple[str, ...], folder
     assert "the trace is not written to /dev/full: No space left on device" in stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "journal", "room"),
-    [
-        (("eval", "problems.jsonl", "--output", "out", "-p", "specreason"), "out/samples.jsonl", 12_000),
-        (
-            ("calibrate", "problems.jsonl", "-p", "specreason", "--max-loss", "0.5", "--values", "8", "-o", "c.toml"),
-            "c.trials.jsonl",
-            3_000,
-        ),
-    ],
-    ids=["eval", "calibrate"],
-)
-def test_a_journal_on_a_full_disk_is_gone_on_with(
-    servers: tuple[str, ...], folder: Path, words: tuple[str, ...], journal: str, room: int
-) -> None:
-    code, _, stderr = run(*words, *servers, room=room)
+def cut_and_continued(journal: Path, room: int, *words: str) -> None:
+    """Run *words* with no more than *room* bytes for the *journal*, then with enough."""
+    code, _, stderr = run(*words, room=room)
     assert code == 1
     assert "Traceback" not in stderr
     assert f"error: {journal} cannot be written (File too large): make room there" in stderr
-    kept = (folder / journal).read_bytes().rpartition(b"\n")[0]
+    kept = journal.read_bytes().rpartition(b"\n")[0]
     assert kept.count(b"\n") >= 2
-    code, _, stderr = run(*words, *servers)
+    code, _, stderr = run(*words)
     assert code == 0, stderr
-    assert (folder / journal).read_bytes().startswith(kept)
+    assert journal.read_bytes().startswith(kept)
 
 
-def test_a_report_on_a_full_disk_is_an_error_of_one_line(servers: tuple[str, ...], folder: Path) -> None:
-    assert run("eval", "problems.jsonl", "--output", "out", "-p", "specreason", *servers)[0] == 0
+def test_a_calibration_on_a_full_disk_is_gone_on_with(servers: tuple[str, ...], folder: Path) -> None:
+    options = ("-p", "specreason", "--max-loss", "0.5", "--values", "8", "-o", "c.toml")
+    cut_and_continued(Path("c.trials.jsonl"), 3_000, "calibrate", "problems.jsonl", *options, *servers)
+
+
+def test_an_evaluation_on_a_full_disk_is_gone_on_with_and_its_report_is_an_error_of_one_line(
+    servers: tuple[str, ...], folder: Path
+) -> None:
+    words = ("eval", "problems.jsonl", "--output", "out", "-p", "specreason", *servers)
+    cut_and_continued(Path("out/samples.jsonl"), 12_000, *words)
     code, _, stderr = run("report", "out", room=2_000)
     assert code != 0
     assert "Traceback" not in stderr

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 
 from lab import calibration_simulation as simulation
 from lab.calibration_simulation import SimulatedRuns, search, search_missed
@@ -32,7 +31,7 @@ from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaire
 from stepspec.policies import Threshold
 
 KNOB = Threshold("threshold", (9.0, 7.0, 5.0), compared=True)
-LIMIT, LEVEL, PROBLEMS, TRUE_LOSS = 0.02, 0.05, 1000, 0.06
+LIMIT, LEVEL, PROBLEMS, TRUE_LOSS = 0.04, 0.05, 400, 0.12
 
 
 class Sampled:
@@ -66,16 +65,16 @@ class Sampled:
 
 
 def test_runs_that_do_not_repeat_are_not_reused() -> None:
-    """No calibration takes a loss of 6% for one of 2%; with reuse all of them did."""
+    """No calibration takes a loss of 12% for one of 4%; with reuse all of them did."""
     for seed in range(6):
         result, different = Sampled(seed).calibrate()
         assert [tested.threshold for tested in result.tested if tested.holds] == [9]
-        assert result.tested[1].paired.loss == pytest.approx(TRUE_LOSS, abs=0.03)
+        assert result.tested[1].paired.loss == pytest.approx(TRUE_LOSS, abs=0.05)
         assert (result.reused, len(different)) == (0, 1)
 
 
 def test_at_the_first_difference_everything_that_was_reused_is_run() -> None:
-    world = Sampled(1, flaky=300)
+    world = Sampled(1, flaky=120)
     _, different = world.calibrate()
     assert len(different) == 1
     assert len(world.runs) == len(set(world.runs)) == 3 * PROBLEMS  # large alone, 9, and 7, which fails
@@ -91,9 +90,9 @@ def test_runs_that_repeat_are_reused_and_a_sample_of_them_is_checked() -> None:
 
 def test_a_resumed_calibration_detects_a_difference(tmp_path: Path) -> None:
     with RunStore(tmp_path / "trials.jsonl", {}) as trials:
-        first, _ = (world := Sampled(1, flaky=300)).calibrate(trials=trials)
+        first, _ = (world := Sampled(1, flaky=120)).calibrate(trials=trials)
     with RunStore(tmp_path / "trials.jsonl", {}) as trials:
-        again, different = (resumed := Sampled(2, flaky=300)).calibrate(trials=trials)
+        again, different = (resumed := Sampled(2, flaky=120)).calibrate(trials=trials)
     assert (again, len(different), resumed.runs) == (first, 1, [])
     assert len(world.runs) == 3 * PROBLEMS
 
@@ -171,7 +170,7 @@ def test_a_further_attempt_counts_and_a_repeated_one_does_not(tmp_path: Path) ->
 def test_the_level_is_that_of_all_attempts_together() -> None:
     """Twice as many problems after every attempt that failed, and the promise is kept all the same."""
     for kind in simulation.ATTEMPT_KINDS:
-        assert search_missed([search(kind, 250, LIMIT, 40, 0.0, attempts=3)]) == []
+        assert search_missed([search(kind, 60, 0.1, 60, 0.0, attempts=3)]) == []
 
 
 def unchecked_reuse(
@@ -197,42 +196,21 @@ def _old_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("repeating", [1.0, 0.95, 0.0])
 def test_the_search_keeps_its_promise_with_runs_that_repeat_and_with_runs_that_do_not(repeating: float) -> None:
-    row = search("at the edge from the second", 300, LIMIT, 25, repeating)
+    row = search("at the edge from the second", 60, 0.1, 25, repeating)
     assert search_missed([row]) == []
     assert (row.reused > 0.3) is (repeating == 1)
 
 
 @pytest.mark.usefixtures("_old_rule")
 def test_the_old_rule_breaks_the_promise_where_runs_do_not_repeat() -> None:
-    assert search_missed([search("at the edge from the second", 300, LIMIT, 25, 1.0)]) == []
-    row = search("at the edge from the second", 300, LIMIT, 25, 0.0)
+    assert search_missed([search("at the edge from the second", 60, 0.1, 25, 1.0)]) == []
+    row = search("at the edge from the second", 300, 0.02, 25, 0.0)
     assert row.broken > 0.9
     assert "0% of the problems repeat, 1 attempts: broken in" in search_missed([row])[0]
 
 
-@pytest.fixture
-def _search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the command simulate only the hardest population of the search."""
-    monkeypatch.setattr(simulation, "KINDS", {})
-    monkeypatch.setattr(simulation, "table", str)
-    kind = "at the edge from the second"
-    monkeypatch.setattr(simulation, "SEARCH_KINDS", {kind: simulation.SEARCH_KINDS[kind]})
-
-
-@pytest.mark.usefixtures("_search_alone")
-def test_the_command_passes_with_the_search_as_it_is() -> None:
-    simulation.main(populations=100)
-
-
-@pytest.mark.usefixtures("_search_alone", "_old_rule")
-def test_the_command_fails_with_the_old_rule(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit):
-        simulation.main(populations=100)
-    assert "missed: at the edge from the second, 0% of the problems repeat" in capsys.readouterr().err
-
-
 def test_where_all_runs_repeat_and_none_is_reused_the_row_shows_nothing() -> None:
-    row = search("a cliff", 300, LIMIT, 3, 1.0)
+    row = search("a cliff", 60, 0.1, 3, 1.0)
     assert search_missed([row]) == []
     assert search_missed([replace(row, reused=0.0)]) == ["missed: a cliff: all runs repeat, and none is reused"]
 
@@ -242,7 +220,7 @@ def test_the_runs_of_a_population_have_its_loss() -> None:
     population = simulation.Population(np.array([0.05, 0.2]), np.array([0.01, 0.03]))
 
     async def loss(repeating: float, place: int) -> float:
-        runs, n = SimulatedRuns(population, rng, 20_000, repeating), 20_000
+        runs, n = SimulatedRuns(population, rng, 4_000, repeating), 4_000
         right = [
             [(await runs.solve(p, v)).right for p in range(n)] for v in (None, SimulatedRuns.threshold.values[place])
         ]
@@ -251,4 +229,4 @@ def test_the_runs_of_a_population_have_its_loss() -> None:
     for repeating in (0.0, 1.0):
         for place in (0, 1):
             expected = population.loss[place]
-            assert asyncio.run(loss(repeating, place)) == pytest.approx(expected, abs=0.015)
+            assert asyncio.run(loss(repeating, place)) == pytest.approx(expected, abs=0.03)

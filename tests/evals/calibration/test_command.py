@@ -31,6 +31,7 @@ from stepspec.policies import THRESHOLDS
 from stepspec.settings import Settings
 
 from ...orchestrator.endpoints.server import FakeVllm
+from ...test_cli import call
 from ..scripted import solution
 
 KNOB = THRESHOLDS["specreason"]
@@ -41,7 +42,12 @@ NON_DEFAULT = Settings.model_validate(
     }
 )  # fmt: skip
 ALMOST = 6.9999999
-DEADLINE = 120  # seconds, after which a test has failed
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
 
 
 class Noting:
@@ -130,24 +136,19 @@ async def urls() -> AsyncGenerator[tuple[tuple[str, ...], FakeVllm]]:
         yield ("--small", s.url, "--large", one.url), large
 
 
-async def calibrate(folder: Path, *words: str) -> tuple[int, str]:
-    """Run the command; return its exit code and its standard error."""
-    command = (sys.executable, "-m", "stepspec.evals.calibration.command", *words)
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=pipe, stderr=pipe)
-    async with asyncio.timeout(DEADLINE):
-        _, output = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+async def calibrate(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Run the command beside the servers of this loop; return its exit code and its standard error, as one line."""
+    code = await asyncio.to_thread(call, "calibrate", *words)
+    return code, " ".join(capfd.readouterr().err.split())
 
 
 async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its_guarantee(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "stepspec.toml").write_text(FILE)
     words = ("arithmetic", "--limit", "3", "--max-loss", "0.9", "--values", "9,0.5")
     async with urls() as (servers, _):
-        code, output = await calibrate(tmp_path, *words, *servers)
+        code, output = await calibrate(capfd, *words, *servers)
         assert code == 0, output
         path = tmp_path / "policy.toml"
         monkeypatch.setenv("STEPSPEC_CONFIG", str(path))
@@ -173,47 +174,52 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
     assert tomllib.loads(path.read_text())["sampling"] == {"temperature": 0.7}
 
 
-async def test_trials_with_other_settings_are_refused(tmp_path: Path) -> None:
+async def test_trials_with_other_settings_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("arithmetic", "--limit", "3", "--max-loss", "0.9", "--values", "9")
     async with urls() as (servers, large):
-        assert (await calibrate(tmp_path, *words, *servers))[0] == 0
+        assert (await calibrate(capfd, *words, *servers))[0] == 0
         before = len(large.requests)
         (tmp_path / "stepspec.toml").write_text("lead = 1\n")
-        code, output = await calibrate(tmp_path, *words, *servers)
-        assert (code, "holds another run (other: besides, conditions)" in " ".join(output.split())) == (2, True), output
-        code, output = await calibrate(tmp_path, *words, *servers, "--seed", "1")
+        code, output = await calibrate(capfd, *words, *servers)
+        assert (code, "holds another run (other: besides, conditions)" in output) == (2, True), output
+        code, output = await calibrate(capfd, *words, *servers, "--seed", "1")
         assert (code, "other: seed" in output) == (2, True), output
         assert not [path for path, _ in large.requests[before:] if path == "/v1/completions"]
 
 
-async def test_more_problems_are_another_attempt_with_the_same_trials(tmp_path: Path) -> None:
+async def test_more_problems_are_another_attempt_with_the_same_trials(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     words = ("arithmetic", "--max-loss", "0.9", "--values", "9,0.5", "--limit")
     async with urls() as (servers, large):
         counts: list[int] = []
         for count in ("3", "3", "8"):
             before = len(large.requests)
-            code, output = await calibrate(tmp_path, *words, count, *servers)
+            code, output = await calibrate(capfd, *words, count, *servers)
             assert code == 0, output
             counts.append(len([path for path, _ in large.requests[before:] if path == "/v1/completions"]))
             attempt = tomllib.loads((tmp_path / "policy.toml").read_text())["calibration"]["attempt"]
             assert attempt == (2 if count == "8" else 1)
         assert counts[0] > counts[1] == 0
         assert "at 95% confidence, all 2 attempts together." in (tmp_path / "policy.toml").read_text()
-        code, output = await calibrate(tmp_path, *words, "5", *servers)
-        assert (code, "holds runs on 8 problems, and these are 5" in " ".join(output.split())) == (2, True), output
+        code, output = await calibrate(capfd, *words, "5", *servers)
+        assert (code, "holds runs on 8 problems, and these are 5" in output) == (2, True), output
 
 
 def files(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-async def test_a_missing_critic_is_an_error_before_any_request(tmp_path: Path) -> None:
+async def test_a_missing_critic_is_an_error_before_any_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     async with urls() as (servers, large):
-        code, output = await calibrate(tmp_path, "arithmetic", "--policy", "reward", *servers)
+        code, output = await calibrate(capfd, "arithmetic", "--policy", "reward", *servers)
         assert (code, large.requests) == (2, [])
         assert "needs a reward model" in output
+        monkeypatch.setenv("STEPSPEC_CRITIC__RETRIES", "0")
         dead = ("--critic", "http://localhost:9/v1")
-        code, output = await calibrate(tmp_path, "arithmetic", "--policy", "reward", *servers, *dead)
+        code, output = await calibrate(capfd, "arithmetic", "--policy", "reward", *servers, *dead)
         assert code == 1
         assert "localhost:9" in output
     assert files(tmp_path) == []

@@ -110,7 +110,7 @@ async def seconds_of(world: World, ahead: int) -> float:
     return asyncio.get_running_loop().time()
 
 
-@pytest.mark.parametrize(("accepted", "small_pace"), [(0.0, 0.01), (0.4, 0.04), (0.7, 0.01), (1.0, 0.01)])
+@pytest.mark.parametrize(("accepted", "small_pace"), [(0.0, 0.01), (0.4, 0.04), (1.0, 0.01)])
 def test_known_costs_and_accept_rates_give_the_ratio_of_the_loop(
     accepted: float, small_pace: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
