@@ -261,28 +261,6 @@ def test_no_bet_exceeds_the_budget() -> None:
     ]
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-@pytest.mark.parametrize("failing", ["small", "large"])
-def test_a_bet_that_is_won_raises_its_failure(ahead: int, failing: str) -> None:
-    small, large = pair()
-    broken = small if failing == "small" else large
-    broken.fails = lambda verb, chain: ConnectionError("gone") if len(chain.steps) > 3 else None
-    events: list[Event] = []
-    with pytest.raises(ConnectionError, match="gone"):
-        run(reason(SpecReason(small, large), PROBLEM, ahead=ahead, observe=events.append))
-    committed = [event for event in events if isinstance(event, Committed)]
-    assert len(committed) == (4 if failing == "small" else 3)
-    assert small.open == large.open == 0
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_failing_repair_is_raised(ahead: int) -> None:
-    small, large = pair(wrong=(2,))
-    large.fails = lambda verb, chain: ConnectionError("gone") if verb == "write" else None
-    with pytest.raises(ConnectionError, match="gone"):
-        run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))
-
-
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("verb", ["write", "ask"])
 def test_a_request_cancelled_from_outside_ends_the_run_instead_of_hanging_it(ahead: int, verb: str) -> None:

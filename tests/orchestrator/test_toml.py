@@ -6,8 +6,6 @@ import math
 import tomllib
 from typing import Any
 
-import pytest
-
 from stepspec.orchestrator.toml import document
 
 VALUES: dict[str, Any] = {
@@ -31,6 +29,5 @@ def test_a_dot_puts_a_table_into_another_and_none_is_left_out() -> None:
     assert tomllib.loads(written) == {"told": {"x": 1, "more": {"y": [2]}}}
 
 
-@pytest.mark.parametrize("value", [math.nan])
-def test_nan_survives_a_round_trip(value: float) -> None:
-    assert math.isnan(tomllib.loads(document({"value": value}))["value"])
+def test_nan_survives_a_round_trip() -> None:
+    assert math.isnan(tomllib.loads(document({"value": math.nan}))["value"])
