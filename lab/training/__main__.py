@@ -1,21 +1,19 @@
-"""``python -m lab.training``: train the miniature models, measure them, print their problems."""
+"""``python -m lab.training``: train the miniature models and measure them."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
 
-from stepspec.evals.testbed.problems import DEFAULT, Difficulty, final_answer, generate, worked_steps
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..worlds import LONG, SHORT, TOOLS, accounts, find_world, tool_problems
+from ..worlds import LONG, SHORT, TOOLS, find_world
 
 if TYPE_CHECKING:
     from .model_card import Figure  # which imports torch
@@ -24,46 +22,7 @@ app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=F
 console = Console()
 Measure: TypeAlias = "Callable[[Callable[[str], object], Path], list[Figure]]"
 Describe: TypeAlias = "Callable[[Sequence[Figure]], str]"
-World = Annotated[str, typer.Option(help="Kind of problems, with their models: short, long, tools.")]
-
-
-@app.command()
-def problems(
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Number of problems.", min=1)] = 3,
-    seed: Annotated[int, typer.Option(help="Seed that selects the problems.")] = 0,
-    least: Annotated[
-        int, typer.Option(help="Least number of operations, of short ones.", min=1, max=7)
-    ] = DEFAULT.steps[0],
-    most: Annotated[int, typer.Option(help="Largest number of operations, likewise.", min=1, max=7)] = DEFAULT.steps[1],
-    world: World = SHORT,
-) -> None:
-    """Print problems of the test split with their worked reasoning."""
-    find_world(world)
-    if world == LONG:
-        for long in islice(accounts.generate(seed, "test"), limit):
-            show(long.text, accounts.worked_steps(long), long.answer)
-        return
-    if world == TOOLS:
-        for asked in islice(tool_problems.generate(seed, "test"), limit):
-            show_loop(asked)
-        return
-    for problem in islice(generate(seed, "test", Difficulty(steps=(least, most))), limit):
-        show(problem.text, worked_steps(problem), problem.answer)
-
-
-def show(text: str, steps: Sequence[str], answer: int) -> None:
-    """Print one problem."""
-    reasoning = "".join(steps) + final_answer(answer)
-    console.print(f"{text}\n\n{reasoning}\n", markup=False, highlight=False, soft_wrap=True)
-
-
-def show_loop(problem: tool_problems.Problem) -> None:
-    """Print one problem with the turns of its worked loop and what the tools answer."""
-    lines = [problem.text]
-    for turn in problem.turns:
-        lines.append("".join(turn.steps) + turn.reply)
-        lines += [tool_problems.run_tool(problem.catalogue, call.name, call.arguments) for call in turn.calls]
-    console.print("\n\n".join(lines) + "\n", markup=False, highlight=False, soft_wrap=True)
+World = Annotated[str, typer.Option(help="Kind of problems, with their models: short, long.")]
 
 
 @app.command()

@@ -223,9 +223,10 @@ class Writer:
     ) -> Iterator[tuple[str, bool]]:
         """Yield each step of the trunk, and whether it is right; with *mend*, *mistake* is among them, corrected."""
         if mistake is None:
-            yield from world_of(problem).with_mistakes(
-                rng, problem, self.mistake_rate.rate, sums=self.mistake_rate.sums
-            )
+            if isinstance(problem, accounts.Problem):
+                yield from ((step, True) for step in accounts.worked_steps(problem))
+            else:
+                yield from problems.with_mistakes(rng, problem, self.mistake_rate.rate, sums=self.mistake_rate.sums)
             return
         state = world_of(problem).begin(problem)
         steps = [(step, True) for step in mistake.before] + ([(mistake.wrong, False)] if mend else [])
@@ -331,28 +332,21 @@ def batches(
 
 
 def long_batches(
-    writer: Writer, *, seed: int | str, tokens: int, branches: int, difficulties: Sequence[accounts.Difficulty],
-    mistakes: Sequence[Mistake] = (), mistaken: float = 0.0,
-) -> Iterator[Batch]:  # fmt: skip
+    writer: Writer, *, seed: int | str, tokens: int, difficulties: Sequence[accounts.Difficulty]
+) -> Iterator[Batch]:
     """
     Yield batches of about *tokens* tokens without end, each of problems with one number of steps; it depends on *seed*.
 
-    Every batch is of one of the *difficulties*, drawn at random, and is as long as its longest row. A share *mistaken*
-    of the rows is about one of the *mistakes*, as far as there are some on problems with as many steps.
+    Every batch is of one of the *difficulties*, drawn at random, and is as long as its longest row.
     """
     rng = random.Random(f"long rows {seed}")
-    known: dict[int, list[Mistake]] = {}
-    for each in mistakes:
-        known.setdefault(len(each.problem.operations), []).append(each)
     while True:
         difficulty = rng.choice(difficulties)
         count = rng.randint(*difficulty.steps)
         source = accounts.generate(rng.getrandbits(32), "train", replace(difficulty, steps=(count, count)))
         batch, longest = list[Row](), 0
         while (len(batch) + 1) * longest <= tokens:
-            mistake = rng.choice(known[count]) if count in known and rng.random() < mistaken else None
-            problem = mistake.problem if mistake is not None else next(source)
-            batch.append(writer.row(rng, problem, branches, mistake))
+            batch.append(writer.row(rng, next(source), 0))
             longest = max(longest, len(batch[-1].ids))
         yield collate(batch, longest)
 

@@ -5,24 +5,20 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from stepspec.evals.testbed import problems
 from stepspec.evals.testbed.problems import THINK_END
-from stepspec.orchestrator.endpoints.chat_template import Template
 from stepspec.prompts import load
 
 from .data import IGNORED, MistakeRate, Problem, Writer, world_of
 from .tokenizer import END_OF_TEXT, END_OF_TURN
 
 LIMIT = 260  # tokens; the longest worked solution of `problems` has fewer
-LONG_LIMIT = 4200  # tokens; the same for `accounts`
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +52,10 @@ def solve(
     for start in range(0, len(tasks), rows):
         part = tasks[start : start + rows]
         prompts = [list(writer.prompt(p)) for p in part]
-        texts = write(model, writer.tokenizer, prompts, temperature, _limit(part[0]))
+        texts = write(model, writer.tokenizer, prompts, temperature, LIMIT)
         solved += [ModelSolution(p, text) for p, text in zip(part, texts, strict=True)]
     model.train()
     return solved
-
-
-def _limit(problem: Problem) -> int:
-    return LIMIT if isinstance(problem, problems.Problem) else LONG_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,32 +233,16 @@ class JudgedStep:
     right: bool
 
 
+@torch.no_grad()
 def grades(model: Qwen3ForCausalLM, writer: Writer, cases: Sequence[JudgedStep], *, rows: int = 64) -> list[float]:
     """Return the grade, 0 to 9, that *model* gives to every case: the mean over the probabilities of the ten digits."""
-    return grades_after(model, writer, [_encode(writer, case) for case in cases], rows=rows)
-
-
-class Encoder(Protocol):
-    """What encodes text for a model whose template it knows."""
-
-    @property
-    def template(self) -> Template: ...
-    @property
-    def encode(self) -> Callable[[str], tuple[int, ...]]: ...
-
-
-@torch.no_grad()
-def grades_after(
-    model: Qwen3ForCausalLM, encoder: Encoder, chains: Sequence[Sequence[int]], *, rows: int = 64
-) -> list[float]:
-    """Return the grade of the last step of each of the *chains*, which are token ids."""
     prompt = load("specreason.grade")
-    question = encoder.encode(encoder.template.ask(prompt.text, prompt.opening))
-    digits = torch.tensor([encoder.encode(str(digit))[0] for digit in range(10)])
+    question = writer.encode(writer.template.ask(prompt.text, prompt.opening))
+    digits = torch.tensor([writer.encode(str(digit))[0] for digit in range(10)])
     model.eval()
     out: list[float] = []
-    for start in range(0, len(chains), rows):
-        ids = [[*chain, *question] for chain in chains[start : start + rows]]
+    for start in range(0, len(cases), rows):
+        ids = [[*_encode(writer, case), *question] for case in cases[start : start + rows]]
         ends = torch.tensor([len(row) - 1 for row in ids])
         padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in ids], batch_first=True)
         hidden = model.model(input_ids=padded).last_hidden_state  # no token attends to the padding after it

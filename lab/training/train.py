@@ -40,7 +40,7 @@ from .data import (
     long_batches,
     world_of,
 )
-from .inference import Trunk, recite, solve
+from .inference import recite, solve
 from .model_card import LoadedModel
 from .tokenizer import END_OF_TEXT, END_OF_TURN, Numbers
 from .tokenizer import train as train_tokenizer
@@ -59,8 +59,7 @@ class Phase:
     at the first greedy accuracy of at least *until* on problems of the test split, measured every few steps.
 
     With *tokens*, for the long problems, a batch has about that many tokens, *rows* and *length* do not matter, and
-    the reasoning's positions begin up to *reach* after the problem, and a share *whole* of the steps is whole. For the
-    problems with tools, which have *tokens* too, a share *asked* of the branches has a question.
+    the reasoning's positions begin up to *reach* after the problem, and a share *whole* of the steps is whole.
     """
 
     steps: int
@@ -76,7 +75,6 @@ class Phase:
     tokens: int = 0
     reach: int = 0
     whole: float = 1.0
-    asked: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +83,7 @@ class Recipe:
     The architecture of one model and its training phases.
 
     Models of the long problems begin with an `induction` circuit, in heads of *head* dimensions with positions of the
-    base *theta*, and those of the problems with tools with a similar one; or with the layers of the trained model
-    *grown*, of the same width.
+    base *theta*, or with the layers of the trained model *grown*, of the same width.
     """
 
     name: str
@@ -103,7 +100,7 @@ class Recipe:
     @property
     def copies(self) -> bool:
         """Whether the model begins with a circuit that copies."""
-        return self.numbers in ("dated", "whole")
+        return self.numbers == "dated"
 
     @property
     def judges(self) -> bool:
@@ -183,7 +180,7 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
         num_attention_heads=recipe.heads,
         num_key_value_heads=recipe.heads if recipe.copies else max(1, recipe.heads // 2),
         head_dim=recipe.head,
-        max_position_embeddings=8192 if recipe.numbers == "dated" else 4096,
+        max_position_embeddings=8192 if recipe.copies else 4096,
         rope_parameters={"rope_type": "default", "rope_theta": recipe.theta},
         tie_word_embeddings=True,
         eos_token_id=end,
@@ -193,7 +190,6 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
     model = Qwen3ForCausalLM(config)
     if recipe.copies:
         nn.init.normal_(model.model.embed_tokens.weight, std=recipe.width**-0.5)
-    if recipe.numbers == "dated":
         induction(model)
     return model
 
@@ -216,11 +212,17 @@ def induction(model: Qwen3ForCausalLM) -> None:
     config = model.config
     width, head = config.hidden_size, config.head_dim
     half, unit = head // 2, width**-0.5  # of a normal embedding, in the scale of the normalised input
-    _, layers, embedding = _parts(model)
+    layers, embedding = _parts(model)
     first, second = (layer.self_attn for layer in layers[:2])
 
     embedding[:, 0] = 2 * unit  # the same for all tokens: the first head looks for a place, whatever the token
-    look_back(model, first, 0)
+    angles = model.config.rope_parameters["rope_theta"] ** (-torch.arange(FAST) / half)
+    for matrix in (first.q_proj.weight, first.k_proj.weight):
+        matrix[:head] = 0
+    first.q_proj.weight[:FAST, 0] = 1
+    first.k_proj.weight[:FAST, 0], first.k_proj.weight[half : half + FAST, 0] = angles.cos(), angles.sin()
+    for norm in (first.q_norm.weight, first.k_norm.weight):
+        norm[:FAST] = norm[half : half + FAST] = SHARPNESS
     for norm in (second.q_norm.weight, second.k_norm.weight):
         norm[:] = SHARPNESS
 
@@ -233,34 +235,10 @@ def induction(model: Qwen3ForCausalLM) -> None:
     second.v_proj.weight[:head], second.o_proj.weight[:, :head] = copied, 2 * unit * copied.T
 
 
-@torch.no_grad()
-def look_back(
-    model: Qwen3ForCausalLM,
-    attention: Any,
-    constant: int,
-    sharpness: float = SHARPNESS,
-    *,
-    number: int = 0,
-    far: int = 1,
-) -> None:
-    """Let head *number* of *attention* attend to the token *far* before; dimension *constant* is 1 for all tokens."""
-    positions, _, _ = _parts(model)
-    head = model.config.head_dim
-    half, first = head // 2, number * head
-    angles = far * positions["rope_theta"] ** (-torch.arange(FAST) / half)
-    for matrix in (attention.q_proj.weight, attention.k_proj.weight):
-        matrix[first : first + head] = 0
-    attention.q_proj.weight[first : first + FAST, constant] = 1
-    attention.k_proj.weight[first : first + FAST, constant] = angles.cos()
-    attention.k_proj.weight[first + half : first + half + FAST, constant] = angles.sin()
-    for norm in (attention.q_norm.weight, attention.k_norm.weight):
-        norm[:FAST] = norm[half : half + FAST] = sharpness
-
-
-def _parts(model: Qwen3ForCausalLM) -> tuple[Any, Any, Any]:
-    """Return the settings of the positions, the layers and the embedding, which have no types in transformers."""
+def _parts(model: Qwen3ForCausalLM) -> tuple[Any, Any]:
+    """Return the layers and the embedding, which have no types in transformers."""
     network: Any = model.model
-    return model.config.rope_parameters, network.layers, network.embed_tokens.weight
+    return network.layers, network.embed_tokens.weight
 
 
 @torch.no_grad()
@@ -271,7 +249,7 @@ def grow(model: Qwen3ForCausalLM, base: Qwen3ForCausalLM) -> None:
     The layers above add nothing at first (Chen, Goodfellow, Shlens 2016, "Net2Net").
     """
     model.load_state_dict(base.state_dict(), strict=False)
-    _, layers, _ = _parts(model)
+    layers, _ = _parts(model)
     for layer in layers[base.config.num_hidden_layers :]:
         nn.init.zeros_(layer.self_attn.o_proj.weight)
         nn.init.zeros_(layer.mlp.down_proj.weight)
@@ -391,10 +369,7 @@ class Trainer:
                 ),
                 seed=seed,
                 tokens=phase.tokens,
-                branches=phase.branches,
                 difficulties=[each for each in phase.difficulties if isinstance(each, accounts.Difficulty)],
-                mistakes=mistakes(phase.pool, phase.difficulties) if phase.mistaken else (),
-                mistaken=phase.mistaken,
             )
         return batches(
             Writer(self.tokenizer, phase.mistake_rate),
@@ -536,20 +511,9 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 def mistakes_of(
     model: Qwen3ForCausalLM, writer: Writer, count: int, difficulty: Difficulty = DEFAULT, seed: int = 77
 ) -> list[Mistake]:
-    """
-    Let a model solve *count* training problems, greedily and by sampling, and collect its first wrong steps.
-
-    Of a long problem, collect all wrong steps that it writes by sampling, each after right ones.
-    """
+    """Let a model solve *count* training problems, greedily and by sampling, and collect its first wrong steps."""
     source = world_of(difficulty).generate(seed, "train", difficulty)
     mistakes: list[Mistake] = []
-    if isinstance(difficulty, accounts.Difficulty):
-        for problem in islice(source, count):
-            trunk = Trunk(model, writer, problem)
-            for number, (step, draft) in enumerate(zip(trunk.steps, trunk.drafts(temperature=1.0), strict=True)):
-                if draft != step:
-                    mistakes.append(Mistake(problem, tuple(trunk.steps[:number]), draft))
-        return mistakes
     for temperature in (0.0, 0.8):
         problems = [next(source) for _ in range(count // 2)]
         for solution in solve(model, writer, problems, temperature=temperature, seed=seed):
@@ -572,17 +536,15 @@ def train_all(
         if only in (None, recipe.name):
             trainer = Trainer(recipe, folder / recipe.name, log)
             trainer.learn(
-                cache(partial(_small_mistakes, folder, ("small",) if long else MISTAKE_MODELS)),
+                cache(partial(_small_mistakes, folder)),
                 work / f"{recipe.name}.pt",
             )
             save(trainer.model, trainer.tokenizer, (work if recipe.name == SOLVER else folder) / recipe.name)
 
 
-def _small_mistakes(
-    folder: Path, names: Sequence[str], pool: int, difficulties: tuple[Difficulty, ...]
-) -> list[Mistake]:
+def _small_mistakes(folder: Path, pool: int, difficulties: tuple[Difficulty, ...]) -> list[Mistake]:
     """Return the mistakes of all small models: a judge trained on those of one misses those of another."""
-    models = [LoadedModel.of(name, folder) for name in names]
+    models = [LoadedModel.of(name, folder) for name in MISTAKE_MODELS]
     count = pool // len(difficulties)
     return [
         mistake

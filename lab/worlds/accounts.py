@@ -274,22 +274,6 @@ def is_right(problem: Problem, state: State, paragraph: str) -> bool:
     return paragraph == expected(problem, state)
 
 
-def grade(problem: Problem, state: State, paragraph: str) -> int:
-    """
-    Return the grade, 0 to 9, that a perfect judge gives *paragraph*.
-
-    A right one gets 9, or 8 where more than one column carries or borrows; a wrong one the less, the more of it is
-    wrong: 4 for a single character, 0 for another length.
-    """
-    want = expected(problem, state)
-    if paragraph == want:
-        return 9 if want.count("+1=") + want.count("-1=") < 2 else 8
-    if len(paragraph) != len(want):
-        return 0
-    changed = sum(a != b for a, b in zip(paragraph, want, strict=True))
-    return max(1, 4 - changed // 2)
-
-
 def advance(problem: Problem, state: State, paragraph: str) -> State:
     """
     Return the state after *paragraph*, right or wrong.
@@ -310,11 +294,11 @@ def worked_steps(problem: Problem) -> list[str]:
     return [*steps, problem.close(values[-1])]
 
 
-def corrupt(rng: random.Random, problem: Problem, state: State, *, sums: float = 0.0) -> str:
-    """Return a wrong paragraph for *state*; a share *sums* of them is right except for the sum."""
+def corrupt(rng: random.Random, problem: Problem, state: State) -> str:
+    """Return a wrong paragraph for *state*."""
     while True:
-        make = rng.choice((_wrong_column, _wrong_borrow, _wrong_result)) if rng.random() < sums else _any_mistake(rng)
-        paragraph = make(rng, problem, state)
+        rng.random()  # the wrong steps of a seed are those that the model card was measured with
+        paragraph = _any_mistake(rng)(rng, problem, state)
         if paragraph and not is_right(problem, state, paragraph):
             return paragraph
 
@@ -440,20 +424,3 @@ def _wrong_end(rng: random.Random, problem: Problem, state: State) -> str:
 
 def _false_alarm(rng: random.Random, problem: Problem, state: State) -> str:
     return CORRECTION + expected(problem, replace(state, wrong=""))
-
-
-def with_mistakes(rng: random.Random, problem: Problem, rate: float, *, sums: float = 0.0) -> list[tuple[str, bool]]:
-    """
-    Return worked reasoning in which a share *rate* of the steps is wrong, and corrected at once.
-
-    Each paragraph comes with whether it is right. *sums* is as for `corrupt`.
-    """
-    if not rate:
-        return [(step, True) for step in worked_steps(problem)]
-    state, steps = begin(problem), list[tuple[str, bool]]()
-    while state.index <= len(problem.operations):
-        wrong = not state.wrong and rng.random() < rate
-        paragraph = corrupt(rng, problem, state, sums=sums) if wrong else expected(problem, state)
-        steps.append((paragraph, not wrong))
-        state = advance(problem, state, paragraph)
-    return steps

@@ -4,7 +4,6 @@ Problems that need tools: a `lookup` of prices that no model can know, and a `ca
 A problem is solved in a loop of turns: the model thinks in a few short steps and calls tools, the tools answer, until a
 turn has the answer instead of calls. `next_turn` is the worked turn for what the tools have answered so far; everything
 else is derived from it. `run_tool` implements the tools, and `tool_loop` drives a loop with any model and grades it.
-The steps of the thinking are checked and corrupted with the same functions as those of `problems`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import ast
 import json
 import random
-import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,18 +18,12 @@ from typing import Any, Literal, TypeAlias, cast
 
 from stepspec.evals.testbed.problems import (
     PEOPLE,
-    RIGHT,
     THINK_END,
-    WRONG,
     Split,
-    final_answer,
     of_split,
-    paragraphs,
     split_of,
 )
 from stepspec.orchestrator.errors import ConfigurationError
-
-__all__ = ["final_answer", "paragraphs"]  # the same as in `problems`
 
 Kind: TypeAlias = Literal["buy", "price", "stated"]
 Message: TypeAlias = dict[str, Any]
@@ -94,16 +86,6 @@ class Turn:
     steps: tuple[str, ...]
     calls: tuple[Call, ...] = ()
     answer: int = 0
-
-    @property
-    def reply(self) -> str:
-        """What follows the thinking, as the model writes it."""
-        if not self.calls:
-            return final_answer(self.answer)
-        return "\n\n" + "\n".join(
-            f'<tool_call>\n{{"name": "{call.name}", "arguments": {json.dumps(call.arguments)}}}\n</tool_call>'
-            for call in self.calls
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,85 +222,6 @@ def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
             return problem
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """The position in the worked loop: the *index* of the turn, and of the *step* in its thinking."""
-
-    index: int
-    step: int = 0
-
-
-def states(problem: Problem) -> list[State]:
-    """Return the position before each step of the worked loop."""
-    return [State(index, step) for index, turn in enumerate(problem.turns) for step in range(len(turn.steps))]
-
-
-def expected(problem: Problem, state: State) -> str:
-    """Return the next paragraph of the worked thinking."""
-    return problem.turns[state.index].steps[state.step]
-
-
-def is_right(problem: Problem, state: State, paragraph: str) -> bool:
-    """Whether *paragraph* is the right next step."""
-    return paragraph == expected(problem, state)
-
-
-def grade(problem: Problem, state: State, paragraph: str) -> int:
-    """Return the grade, 0 to 9, that a perfect judge gives *paragraph*."""
-    return RIGHT if is_right(problem, state, paragraph) else WRONG
-
-
-NUMBER, ITEM = re.compile(r"\d+"), re.compile("|".join(ITEMS))
-
-
-def corrupt(rng: random.Random, problem: Problem, state: State) -> str:
-    """Return a wrong paragraph for *state*: a wrong number, a wrong item, another tool or another step."""
-    right = expected(problem, state)
-    while True:
-        step = rng.choices((_wrong_number, _wrong_item, _wrong_act), (4, 4, 3))[0](rng, problem, right)
-        if step != right:
-            return step
-
-
-def _wrong_number(rng: random.Random, problem: Problem, step: str) -> str:
-    found = list(NUMBER.finditer(step))
-    if not found:
-        return step
-    place = rng.choice(found)
-    number = int(place[0])
-    near = [number + 1, number - 1, number + 10, number - 10, number + rng.randint(-99, 99)]
-    seen = [int(other) for turn in problem.turns for line in turn.steps for other in NUMBER.findall(line)]
-    other = rng.choice(near if rng.random() < 0.5 else seen)
-    return _replace(step, place, str(other)) if 0 < other <= LARGEST else step
-
-
-def _wrong_item(rng: random.Random, problem: Problem, step: str) -> str:
-    found = list(ITEM.finditer(step))
-    if not found:
-        return step
-    others = [item for _, item in problem.bought]
-    return _replace(step, rng.choice(found), rng.choice(others if len(others) > 1 and rng.random() < 0.6 else ITEMS))
-
-
-def _wrong_act(rng: random.Random, problem: Problem, step: str) -> str:
-    """Return another step of the same loop, or one that acts on things of it in another way."""
-    worked = [line for turn in problem.turns for line in turn.steps]
-    ends = step.endswith(THINK_END)
-    number, item = rng.choice(problem.bought)
-    price = rng.choice(problem.prices)
-    made = (
-        _look_up((), [item]).steps,
-        _calculate((), f"{number} * {price}").steps,
-        _answer(rng.choice((price, problem.total, problem.money or number))).steps,
-    )
-    other = rng.choice(worked if rng.random() < 0.6 else [line for steps in made for line in steps])
-    return other if ends or rng.random() < 0.5 or not other.endswith(THINK_END) else rng.choice(worked)
-
-
-def _replace(text: str, place: re.Match[str], new: str) -> str:
-    return text[: place.start()] + new + text[place.end() :]
-
-
 def tools(*more: Message) -> list[Message]:
     """Return the tools as OpenAI's chat API takes them, with *more* after them."""
     return [
@@ -436,24 +339,3 @@ def _arguments(function: Mapping[str, Any]) -> Mapping[str, object]:
 def _call(function: Mapping[str, Any]) -> Call:
     arguments = _arguments(function)
     return Call(str(function["name"]), str(next(iter(arguments.values()), "")))
-
-
-CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-
-
-def read_reply(text: str) -> Message:
-    """Read the *text* of a turn as the assistant's message; a call that is not JSON stays in its content."""
-    thinking, ended, rest = text.partition(THINK_END)
-    message: Message = {"role": "assistant", "content": rest.strip(), "reasoning_content": thinking}
-    if not ended:
-        return {**message, "content": ""}
-    try:
-        calls = [json.loads(call) for call in CALL.findall(rest)]
-        functions = [{"name": str(call["name"]), "arguments": json.dumps(call["arguments"])} for call in calls]
-    except (ValueError, KeyError, TypeError):
-        return message
-    if not functions:
-        return message
-    content = rest.partition("<tool_call>")[0].strip()
-    made = [{"id": f"call-{at}", "type": "function", "function": each} for at, each in enumerate(functions)]
-    return {**message, "content": content, "tool_calls": made}

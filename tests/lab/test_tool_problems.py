@@ -1,9 +1,11 @@
-"""The problems with tools: their worked loops, the tools, wrong steps, and the loop that drives and grades a model."""
+"""The problems with tools: their worked loops, the tools, and the loop that drives and grades a model."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,7 +18,6 @@ from lab.worlds.tool_problems import (
     ITEMS,
     LARGEST,
     NO_CALLS,
-    NUMBER,
     THREE_CALLS,
     TURNS,
     Call,
@@ -24,15 +25,11 @@ from lab.worlds.tool_problems import (
     Loop,
     Message,
     Problem,
+    Turn,
     calculate,
-    corrupt,
     draw,
-    expected,
     generate,
-    is_right,
-    read_reply,
     run_tool,
-    states,
     tool_loop,
 )
 from stepspec.orchestrator.chain import THINK_END
@@ -40,46 +37,52 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 SEEDS = st.integers(0, 2**32)
 PROBLEMS = SEEDS.map(lambda seed: draw(random.Random(seed)))
+NUMBER = re.compile(r"\d+")
 CUPS = Problem("buy", "Ann", ((2, "cup"), (3, "pen")), (17, 23))
 
 
-def worked(problem: Problem) -> list[str]:
-    return ["".join(turn.steps) + turn.reply for turn in problem.turns]
-
-
-def test_a_worked_loop_reads_well() -> None:
-    assert CUPS.text == "Ann buys cup x 2 and pen x 3. What does she pay?"
-    assert worked(CUPS) == [
-        "Someone buys cup x 2 and pen x 3.\n\nFirst I look up cup.\n</think>\n\n"
-        '<tool_call>\n{"name": "lookup", "arguments": {"item": "cup"}}\n</tool_call>',
-        "cup: 17, cup x 2, so 2 * 17.\n\nAfter cup I look up pen.\n</think>\n\n"
-        '<tool_call>\n{"name": "lookup", "arguments": {"item": "pen"}}\n</tool_call>',
-        "cup: 17, cup x 2, so 2 * 17.\n\nAfter cup pen: 23, pen x 3, so 2 * 17 + 3 * 23.\n\n"
-        "I calculate 2 * 17 + 3 * 23.\n</think>\n\n"
-        '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 * 17 + 3 * 23"}}\n</tool_call>',
-        "result: 103.\n\nThe answer is 103.\n</think>\n\n\\boxed{103}",
+def reply(turn: Turn) -> Message:
+    """The assistant's message of *turn*."""
+    calls = [
+        {"id": f"call-{at}", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+        for at, call in enumerate(turn.calls)
     ]
+    return {"content": "" if calls else f"\\boxed{{{turn.answer}}}", "tool_calls": calls}
 
 
-def play(problem: Problem, texts: list[str]) -> Loop:
-    """Let a model that writes *texts* solve *problem*."""
+def play(problem: Problem, turns: Sequence[Turn]) -> Loop:
+    """Let a model that takes *turns* solve *problem*."""
     loop = tool_loop(problem)
     next(loop)
     try:
-        for text in texts:
-            loop.send(read_reply(text))
+        for turn in turns:
+            loop.send(reply(turn))
     except StopIteration as end:
         solved: Loop = end.value
         return solved
     raise AssertionError("the loop wants another turn")
 
 
+def test_a_worked_loop_reads_well() -> None:
+    assert CUPS.text == "Ann buys cup x 2 and pen x 3. What does she pay?"
+    first, second, third = "cup: 17, cup x 2, so 2 * 17.\n\n", "First I look up cup.\n</think>", "2 * 17 + 3 * 23"
+    assert CUPS.turns == (
+        Turn(("Someone buys cup x 2 and pen x 3.\n\n", second), (Call("lookup", "cup"),)),
+        Turn((first, "After cup I look up pen.\n</think>"), (Call("lookup", "pen"),)),
+        Turn(
+            (first, f"After cup pen: 23, pen x 3, so {third}.\n\n", f"I calculate {third}.\n</think>"),
+            (Call("calculator", third),),
+        ),
+        Turn(("result: 103.\n\n", "The answer is 103.\n</think>"), answer=103),
+    )
+
+
 @given(PROBLEMS)
 def test_the_worked_loop_is_right_and_within_the_vocabulary(problem: Problem) -> None:
-    texts = worked(problem)
-    assert len(texts) < TURNS
-    assert play(problem, texts).correct
-    assert all(1 <= int(number) <= LARGEST for text in texts for number in NUMBER.findall(text))
+    assert len(problem.turns) < TURNS
+    assert play(problem, problem.turns).correct
+    steps = [step for turn in problem.turns for step in turn.steps]
+    assert all(1 <= int(number) <= LARGEST for step in steps for number in NUMBER.findall(step))
     for turn in problem.turns:
         assert 1 <= len(turn.steps) <= 3
         assert [step.endswith(THINK_END) for step in turn.steps] == [False] * (len(turn.steps) - 1) + [True]
@@ -109,28 +112,6 @@ def test_training_and_test_problems_are_disjoint_and_depend_on_the_seed_only() -
     test = list(islice(generate(0, "test"), 200))
     assert test == list(islice(generate(0, "test"), 200))
     assert not set(test) & set(islice(generate(0, "train"), 2000))
-
-
-@given(PROBLEMS, SEEDS)
-def test_a_corrupted_step_is_wrong(problem: Problem, seed: int) -> None:
-    rng = random.Random(seed)
-    for state in states(problem):
-        step = corrupt(rng, problem, state)
-        assert not is_right(problem, state, step)
-        assert is_right(problem, state, expected(problem, state))
-        assert step.endswith(("\n\n", THINK_END))
-
-
-def test_wrong_steps_have_wrong_numbers_wrong_items_and_wrong_tools() -> None:
-    rng, look_up = random.Random(2), states(CUPS)[1]
-    made = {corrupt(rng, CUPS, look_up) for _ in range(200)}
-    assert "First I look up pen.\n</think>" in made
-    assert any(step.startswith("I calculate") for step in made)
-    assert any(step.startswith("The answer is") for step in made)
-    price = states(CUPS)[2]
-    assert any(step.startswith("cup:") and step.endswith("cup x 2, so 2 * 17.\n\n") for step in (
-        corrupt(rng, CUPS, price) for _ in range(200)
-    ))  # fmt: skip
 
 
 def test_the_tools_answer_and_say_what_is_wrong_with_a_call() -> None:
@@ -165,12 +146,11 @@ def test_no_item_begins_like_another() -> None:
 
 
 def test_a_loop_is_wrong_with_another_answer_other_calls_or_no_end() -> None:
-    texts = worked(CUPS)
-    assert not play(CUPS, [*texts[:-1], "The answer is 13.\n</think>\n\n\\boxed{13}"]).correct
-    assert not play(CUPS, [texts[-1]]).correct  # guessed, without the tools
-    other = texts[0].replace('"cup"', '"lamp"')
-    assert not play(CUPS, [other, *texts]).correct
-    endless = play(CUPS, [texts[0]] * TURNS)
+    turns = CUPS.turns
+    assert not play(CUPS, [*turns[:-1], Turn((), answer=13)]).correct
+    assert not play(CUPS, [turns[-1]]).correct  # guessed, without the tools
+    assert not play(CUPS, [Turn((), (Call("lookup", "lamp"),)), *turns]).correct
+    endless = play(CUPS, [turns[0]] * TURNS)
     assert (endless.correct, len(endless.calls), endless.text) == (False, TURNS, "")
 
 
@@ -179,10 +159,9 @@ def test_the_messages_of_a_loop_are_those_of_the_api() -> None:
     problem = Problem("buy", "Ann", ((2, "cup"), (3, "pen")), (17, 23), at_once=True)
     loop = tool_loop(problem, before)
     assert next(loop) == [*before, {"role": "user", "content": problem.text}]
-    *_, assistant, first, second = loop.send(read_reply(worked(problem)[0]))
-    assert assistant["content"] == ""
-    thinking = "Someone buys cup x 2 and pen x 3.\n\nFirst I look up cup, after cup pen.\n"
-    assert assistant["reasoning_content"] == thinking
+    sent = reply(problem.turns[0])
+    *_, assistant, first, second = loop.send(sent)
+    assert assistant == sent
     assert [json.loads(call["function"]["arguments"]) for call in assistant["tool_calls"]] == [
         {"item": "cup"},
         {"item": "pen"},
@@ -192,20 +171,6 @@ def test_the_messages_of_a_loop_are_those_of_the_api() -> None:
         {"role": "tool", "tool_call_id": ids[0], "content": "cup: 17"},
         {"role": "tool", "tool_call_id": ids[1], "content": "pen: 23"},
     ]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no end of the thinking <tool_call>\n{}\n</tool_call>",
-        "so\n</think>\n\n<tool_call>\nno JSON\n</tool_call>",
-        'so\n</think>\n\n<tool_call>\n{"name": "lookup"}\n</tool_call>',
-        "so\n</think>\n\n<tool_call>\n[1]\n</tool_call>",
-    ],
-)
-def test_what_is_no_call_ends_the_loop_wrongly(text: str) -> None:
-    assert "tool_calls" not in read_reply(text)
-    assert not play(CUPS, [text]).correct
 
 
 def test_arguments_that_are_no_object_reach_the_tool_as_none() -> None:
