@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,31 +35,17 @@ from .script import Script
 Drafts: TypeAlias = tuple[tuple[float, bool], ...]
 """The grade of every draft, and whether it was right."""
 TWO_LARGE = Arm.of("large alone, two replicas", "large")
-WARM_UP_ARRIVALS = 8  # problems of an open loop before the counted ones
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A closed loop with *concurrency* problems at any time, or an open one in which a *rate* of problems arrive."""
+    """A closed loop with *concurrency* problems at any time."""
 
-    concurrency: int | None = None
-    rate: float | None = None
+    concurrency: int
 
     @property
     def name(self) -> str:
-        return f"{self.rate:g} a second" if self.rate is not None else f"{self.concurrency} at once"
-
-    @property
-    def warm_up(self) -> int:
-        """The number of problems that start before the counted ones."""
-        return self.concurrency or WARM_UP_ARRIVALS
-
-    def arrivals(self, seed: int, block: int) -> Iterator[float]:
-        """Yield the seconds after which problems arrive in an open loop: a Poisson process, equal for all arms."""
-        drawn, at = random.Random(f"{seed} {self.rate} {block}"), 0.0
-        while True:
-            at += drawn.expovariate(self.rate or 0.0)
-            yield at
+        return f"{self.concurrency} at once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +75,12 @@ class Block:
     """
     A part of a cell: the *timings* of its counted problems.
 
-    After the start of the first counted problem until the end of the last, *seconds* later, *ended* problems were
-    solved, counted or not, with *tokens* kept tokens. *cpu* is the share of a core that each program used meanwhile.
-    Together with the problems before the counted ones, the block took *took* seconds.
+    The last counted problem ended *seconds* after the start of the first. *cpu* is the share of a core that each
+    program used meanwhile. Together with the problems before the counted ones, the block took *took* seconds.
     """
 
     timings: tuple[Timing, ...]
     seconds: float
-    ended: int
-    tokens: int
     cpu: Mapping[str, float] = field(default_factory=dict[str, float])
     took: float = 0.0
 
@@ -111,7 +93,7 @@ class Crowd:
     """
     The problems of one block under a *load*: a warm-up, the *counted* tasks, and *others* until the counted have ended.
 
-    *warm_up* is the number of problems before the counted ones; None: that of the load.
+    *warm_up* is the number of problems before the counted ones; None: as many as there are at once.
     """
 
     def __init__(
@@ -128,10 +110,9 @@ class Crowd:
         self._load, self._count, self._attempt, self._seed, self._block = load, len(counted), attempt, seed, block
         more = ((None, task) for task in itertools.cycle(others))
         self._entries: Iterator[tuple[int | None, Task]] = itertools.chain(
-            itertools.islice(more, load.warm_up if warm_up is None else warm_up), enumerate(counted), more
+            itertools.islice(more, load.concurrency if warm_up is None else warm_up), enumerate(counted), more
         )
         self._timings: dict[int, Timing] = {}
-        self._ends: list[tuple[float, int]] = []  # when each problem was solved, and its tokens
         self._began, self._used = 0.0, dict[str, float]()
         self._cpu: Callable[[], Mapping[str, float]] = dict[str, float]
         self._error: Exception | None = None
@@ -140,29 +121,20 @@ class Crowd:
     async def run(self, cpu: Callable[[], Mapping[str, float]] = dict[str, float]) -> Block:
         """Run until all counted problems have ended; then cancel the others. *cpu* reads CPU seconds by program."""
         self._cpu, start = cpu, self._now()
-        busy = (self._keep_busy() for _ in range(self._load.concurrency or 0))
-        async with background(*busy if self._load.rate is None else (self._arrive(),)):
+        async with background(*(self._keep_busy() for _ in range(self._load.concurrency))):
             await self._over.wait()
             seconds, used = self._now() - self._began, cpu()
         if self._error is not None:
             raise self._error
         shares = {name: (value - self._used.get(name, 0.0)) / max(seconds, 1e-9) for name, value in used.items()}
         timings = tuple([self._timings[place] for place in range(self._count)])
-        tokens = [tokens for at, tokens in self._ends if at > self._began]
-        return Block(timings, seconds, len(tokens), sum(tokens), shares, self._now() - start)
+        return Block(timings, seconds, shares, self._now() - start)
 
     async def _keep_busy(self) -> None:
         for place, task in self._entries:
             await self._solve(place, task)
             if self._error is not None:  # the next one may fail as soon as it begins, without ever waiting
                 return
-
-    async def _arrive(self) -> None:
-        began = self._now()
-        async with asyncio.TaskGroup() as group:
-            for at, (place, task) in zip(self._load.arrivals(self._seed, self._block), self._entries, strict=False):
-                await asyncio.sleep(began + at - self._now())
-                group.create_task(self._solve(place, task))
 
     async def _solve(self, place: int | None, task: Task) -> None:
         if place == 0:
@@ -173,8 +145,6 @@ class Crowd:
             self._error = exc
             self._over.set()
             return
-        if not timing.failure:
-            self._ends.append((self._now(), timing.tokens))
         if place is not None:
             self._timings[place] = timing
             if len(self._timings) == self._count:

@@ -1,5 +1,5 @@
 """
-Measure methods under load: problems that arrive at random, or a constant number of problems at the same time.
+Measure methods under load: a constant number of problems at the same time.
 
 ``python -m lab.load`` measures *cells*, one arm under one load each. The cells of a load are measured in
 blocks that take turns, on the same problems. Within a block, other problems run before the counted ones and beside the
@@ -54,7 +54,6 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.stats import Z
 
-from .charts import Curve, load_curves
 from .worlds import SHORT, WORLDS, find_world, fresh_tasks
 
 OTHERS = 64  # problems that are not counted; they repeat
@@ -75,8 +74,7 @@ class Cell:
 
     name: str
     load: str
-    concurrency: int | None
-    rate: float | None
+    concurrency: int
     n: int
     failed: int
     problems_per_second: Interval
@@ -121,25 +119,24 @@ def summarise(loads: Sequence[Load], arms: Sequence[Arm], blocks: int, done: Map
 def _cell(load: Load, name: str, measured: Sequence[Block], others: Mapping[str, Sequence[Block]]) -> Cell:
     timings = [timing for block in measured for timing in block.timings]
     solved = [timing for timing in timings if not timing.failure]
-    seconds = [block.seconds for block in measured]
-    rate, tokens = _throughput(load, measured)
-    large = others.get(LARGE.name)
+    seconds, large = [block.seconds for block in measured], others.get(LARGE.name)
+    rate = _throughput(load, measured)
     return Cell(
         name=name,
         load=load.name,
         concurrency=load.concurrency,
-        rate=load.rate,
         n=len(timings),
         failed=len(timings) - len(solved),
         problems_per_second=rate,
-        tokens_per_second=tokens,
+        tokens_per_second=sum(each.tokens for each in timings)
+        / sum(each.latency / load.concurrency for each in timings),
         latencies={key: quantile([timing.latency for timing in solved], share) for key, share in QUANTILES.items()},
         first_step=_median([timing.first_step for timing in solved]),
         first_answer=_median([timing.first_answer for timing in solved]),
         accuracy=wilson(sum(timing.correct for timing in timings), len(timings)),
         to_large=latency_ratio(measured, large),
         to_two_large=latency_ratio(measured, others.get(TWO_LARGE.name)),
-        throughput_to_large=None if large is None else rate.value / _throughput(load, large)[0].value,
+        throughput_to_large=None if large is None else rate.value / _throughput(load, large).value,
         cpu={
             program: sum(block.cpu[program] * block.seconds for block in measured) / sum(seconds)
             for program in measured[0].cpu
@@ -147,21 +144,11 @@ def _cell(load: Load, name: str, measured: Sequence[Block], others: Mapping[str,
     )
 
 
-def _throughput(load: Load, measured: Sequence[Block]) -> tuple[Interval, float]:
-    """
-    Problems solved a second, and kept tokens a second.
-
-    In a closed loop they follow from the latencies (Little's law), so that it does not matter where a block begins and
-    ends. In an open one, problems are counted as they end.
-    """
+def _throughput(load: Load, measured: Sequence[Block]) -> Interval:
+    """Problems solved a second, from the latencies (Little's law): where a block begins and ends does not matter."""
     timings = [timing for block in measured for timing in block.timings]
-    if load.concurrency is None:
-        seconds = [block.seconds for block in measured]
-        rate = bootstrap_ratio([block.ended for block in measured], seconds)
-        return rate, sum(block.tokens for block in measured) / sum(seconds)
     spent = [timing.latency / load.concurrency for timing in timings]
-    rate = bootstrap_ratio([float(not timing.failure) for timing in timings], spent)
-    return rate, sum(timing.tokens for timing in timings) / sum(spent)
+    return bootstrap_ratio([float(not timing.failure) for timing in timings], spent)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -230,28 +217,14 @@ def markdown(cells: Sequence[Cell]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (COLUMNS, rule, *rows(cells)))
 
 
-def plot(cells: Sequence[Cell]) -> str:
-    """Median latency against problems a second as an SVG file, with a curve for each arm and a dot for each load."""
-    curves: list[Curve] = []
-    for name in dict.fromkeys(cell.name for cell in cells):
-        dots = [
-            (cell.problems_per_second.value, middle.value, cell.load)
-            for cell in cells
-            if cell.name == name and (middle := cell.latencies["p50"]) is not None
-        ]
-        if dots:
-            curves.append(Curve(name, dots))
-    return load_curves(curves) if curves else ""
-
-
 SMALL_PRINT = (
-    "A load of N at once is a closed loop; otherwise problems arrive at random at this rate (Poisson). Problems and "
-    "kept tokens a second: in a closed loop from the latencies, by Little's law. Seconds from a problem's arrival to "
+    "A load of N at once is a closed loop. Problems and kept tokens a second: from the latencies, by Little's law. "
+    "Seconds from a problem's arrival to "
     "its answer (p50, p95, p99), to its first verified step and to the first text of its answer (medians). Latency vs "
     "large: summed over the same problems, divided by that of the large model alone under this load; two large: by "
     "that on two servers, the hardware of a pair. Failed problems count as wrong. CPU: the share of a core that each "
-    "program used. Brackets are 95% intervals: of problems a second and of ratios by bootstrap over problems (in an "
-    "open loop over blocks), of quantiles by order, of accuracy Wilson's."
+    "program used. Brackets are 95% intervals: of problems a second and of ratios by bootstrap over problems, "
+    "of quantiles by order, of accuracy Wilson's."
 )
 PACED = "The miniature pair, served by real vLLM on this CPU; its pace is simulated ({pace}), as the profile sets it."
 EXAMPLES = """
@@ -260,8 +233,6 @@ Examples:
   python -m lab.load                             # the miniature pair; an hour
 
   python -m lab.load --concurrency 1,8 --problems 16 --blocks 2 --policy specreason --markdown
-
-  python -m lab.load --rate 0.2,0.4 --concurrency "" --policy specreason:ahead=1
 
   python -m lab.load --small http://gpu:8001/v1 --large http://gpu:8002/v1 --data problems.jsonl
 
@@ -275,9 +246,6 @@ def main(
     concurrency: Annotated[
         str, typer.Option(help="Numbers of problems at the same time, with commas between them.", metavar="N,...")
     ] = "1,4,16,32",
-    rate: Annotated[
-        str, typer.Option(help="Problems that arrive in a second, with commas between them.", metavar="RATE,...")
-    ] = "",
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -311,11 +279,11 @@ def main(
     ] = True,
     problems: Annotated[int, typer.Option(min=2, help="Counted problems of each arm under each load.")] = 48,
     blocks: Annotated[int, typer.Option(min=1, help="Number of parts in which the arms take turns.")] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of problems, arrivals and samples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of problems and samples.")] = 0,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy, the default with the miniature pair.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Token budget of a run.")] = None,
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds after which a problem has failed.")] = 600.0,
-    output: Annotated[Path, typer.Option(help="File for the figures; the samples and the plot are next to it.")] = Path(
+    output: Annotated[Path, typer.Option(help="File for the figures; the samples are next to it.")] = Path(
         "build/load.json"
     ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard what an earlier run measured.")] = False,
@@ -327,9 +295,8 @@ def main(
     The same command goes on where an interrupted run stopped.
     """
     loads = [Load(concurrency=number) for number in numbers("--concurrency", concurrency, int)]
-    loads += [Load(rate=number) for number in numbers("--rate", rate, float)]
     if not loads:
-        raise ConfigurationError("no load: name one with --concurrency or --rate")
+        raise ConfigurationError("no load: name one with --concurrency")
     if blocks > problems:
         raise ConfigurationError(f"--blocks {blocks}: every block needs a problem, and there are {problems}")
     find_world(world).judged_by(judge)
@@ -418,8 +385,6 @@ def main(
         "note": note,
     }
     output.write_bytes(orjson.dumps([{**asdict(cell), **about} for cell in cells], option=orjson.OPT_INDENT_2))
-    drawing = output.with_suffix(".svg")
-    drawing.write_text(plot(cells), encoding="utf-8")
     console = Console(width=max(Console().width, 220))
     for load in loads:
         mine = [cell for cell in cells if cell.load == load.name]
@@ -427,7 +392,7 @@ def main(
         console.print(table(mine))
         if as_markdown:
             print(f"\n{load.name}:\n\n{markdown(mine)}\n")
-    console.print(f"{about['date']}   {platform.machine()}, {output}, {drawing}")
+    console.print(f"{about['date']}   {platform.machine()}, {output}")
     console.print(note, style="dim")
 
 

@@ -304,19 +304,14 @@ def _print(measured: Measured, profile: str, output: Path, console: Console, *, 
         console.print(sheet.table())
         if as_markdown:
             print(f"\n{sheet.markdown()}")
-    by_world = dict[str, list[load_module.Cell]]()
     for condition, blocks in measured.items():
         if condition.judge != JUDGE:
             continue
-        by_world.setdefault(condition.world, []).extend(cells := cells_under(condition, blocks, ARMS))
+        cells = cells_under(condition, blocks, ARMS)
         console.print(str(condition), style="bold")
         console.print(load_module.table(cells))
         if as_markdown:
             print(f"\n{condition}:\n\n{load_module.markdown(cells)}\n")
-    for world, cells in by_world.items():
-        drawing = output.with_name(f"{output.stem}.{world}.svg")
-        drawing.write_text(load_module.plot(cells), encoding="utf-8")
-        console.print(f"latency against throughput, {world}: {drawing}", highlight=False)
     console.print(f"{about['date']}   {platform.machine()}, {output}")
     console.print(f"{note} {SMALL_PRINT} {load_module.SMALL_PRINT}", style="dim")
     console.print(verdict(rows), style="bold", highlight=False)

@@ -1,30 +1,26 @@
 """
 Measure what stepspec adds to the HTTP requests that it sends: CPU time, wall time and memory.
 
-A stand-in server (`testbed.stand_in`) in a process of its own writes tokens at a set pace. The steps of a SpecReason
+A stand-in server (`tests.stand_in`) in a process of its own writes tokens at a set pace. The steps of a SpecReason
 run and the same requests without stepspec, by bare aiohttp and by the openai SDK, are timed in turns in one process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import cProfile
 import datetime
 import gc
 import platform
 import sys
 import time
 import tracemalloc
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from statistics import median
-from types import CodeType
 from typing import Annotated, Any, Literal, cast
 
 import aiohttp
@@ -52,7 +48,6 @@ OF_AIOHTTP, LONGER = 1.5, 1.3
 """The bars: CPU time over that of bare aiohttp; CPU time of a step of a long chain over that of a short one."""
 OURS, BARE, SDK = CONTENDERS = ("stepspec", "aiohttp", "openai")
 MEMORY_CHAINS, MEMORY_TOKENS = 8, 2000
-LARGEST = 10  # parts of the program that are listed
 
 Sent = tuple[str, dict[str, Any]]
 
@@ -263,31 +258,6 @@ def in_turn(number: int) -> tuple[str, ...]:
     return names[first:] + names[:first]
 
 
-async def profile(base: str) -> dict[str, float]:
-    """The share of each part in the CPU time of our steps at 64 chains. A profiler overstates small functions."""
-    async with solver_at(base) as solver:
-        chain = grown(AT_64.tokens, solver.small.vocabulary)
-        runs = [Run(solver, chain) for _ in range(AT_64.chains)]
-        await asyncio.gather(*(run.think(1) for run in runs))
-        with cProfile.Profile(time.process_time) as profiler:
-            await asyncio.gather(*(run.think(AT_64.steps) for run in runs))
-    spent: defaultdict[str, float] = defaultdict(float)
-    for entry in profiler.getstats():
-        if isinstance(entry.code, CodeType):
-            builtins = [call.inlinetime for call in entry.calls or () if isinstance(call.code, str)]
-            spent[part_of(entry.code.co_filename)] += entry.inlinetime + sum(builtins)
-    largest_first = sorted(spent.items(), key=itemgetter(1), reverse=True)
-    return {part: seconds / sum(spent.values()) for part, seconds in largest_first}
-
-
-def part_of(file: str) -> str:
-    """Name the part of the program that a *file* of Python belongs to."""
-    path = Path(file)
-    if "stepspec" in path.parts:
-        return f"stepspec {path.parent.name}/{path.name}"
-    return next((name for name in ("aiohttp", "asyncio") if name in path.parts), "other")
-
-
 async def memory(base: str) -> float:
     """Bytes of memory per chain when `MEMORY_CHAINS` runs at once have written `MEMORY_TOKENS` tokens each."""
     steps = MEMORY_TOKENS // STEP_TOKENS
@@ -370,14 +340,13 @@ Examples:
 
   python -m lab.overhead               # about four minutes; Ctrl-C: what is measured so far
 
-  python -m lab.overhead --rounds 3 --json > overhead.json
+  python -m lab.overhead --rounds 3
 """
 
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Number of measurements of each, in turns.")] = 5,
     token_ms: Annotated[float, typer.Option(min=0, help="Milliseconds per token of the server.")] = TOKEN_MS,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Measure CPU time, wall time and memory that stepspec adds to its HTTP requests, and compare with the bars."""
     console, errors = Console(width=140), Console(stderr=True)
@@ -386,32 +355,14 @@ def main(
         measured = asyncio.run(measure(base, CELLS, rounds, errors))
         if not measured:
             sys.exit(130)
-        parts = asyncio.run(profile(base))
     with stand_in_process(*shape) as base:
         per_chain = asyncio.run(memory(base))
-    if json:
-        print(orjson.dumps(_report(measured, per_chain, parts)).decode())
-    else:
-        _print(console, measured, per_chain, parts, token_ms)
+    _print(console, measured, per_chain, token_ms)
     if any(value > bar for _, value, bar in verdicts(measured)):
         sys.exit(1)
 
 
-def _report(measured: Sequence[Round], per_chain: float, parts: Mapping[str, float]) -> dict[str, Any]:
-    return {
-        "date": str(datetime.date.today()),
-        "machine": platform.machine(),
-        "rows": [asdict(row) for row in rows(measured)],
-        "growth": {name: asdict(growth(measured, name)) for name in (OURS, BARE, SDK)},
-        "bytes_per_chain": round(per_chain),
-        "parts": parts,
-        "verdicts": [{"name": name, "value": value, "bar": bar} for name, value, bar in verdicts(measured)],
-    }
-
-
-def _print(
-    console: Console, measured: Sequence[Round], per_chain: float, parts: Mapping[str, float], token_ms: float
-) -> None:
+def _print(console: Console, measured: Sequence[Round], per_chain: float, token_ms: float) -> None:
     summaries = rows(measured)
     count = len({each.number for each in measured})
     table = Table(
@@ -433,8 +384,6 @@ def _print(
     console.print(table)
     grown_by = ", ".join(f"{name} {growth(measured, name)}" for name in (OURS, BARE, SDK))
     console.print(f"CPU time of a step at {LONG.tokens:,} tokens over {SHORT.tokens:,}: {grown_by}")
-    most = ", ".join(f"{part} {share:.0%}" for part, share in list(parts.items())[:LARGEST])
-    console.print(f"where the CPU time at {AT_64.chains} chains goes, by a profiler: {most}")
     console.print(f"memory per chain of {MEMORY_TOKENS:,} tokens: {per_chain / 1024:.0f} KiB")
     for name, value, bar in verdicts(measured):
         console.print(f"{'met' if value <= bar else 'missed'}: {name}: {value:.2f}, bar {bar}")

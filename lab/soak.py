@@ -31,7 +31,6 @@ from rich.table import Table
 from stepspec.evals.command_line import progress_bars, script
 from stepspec.orchestrator.concurrency import background
 
-from .charts import panels
 from .faults import LARGE, OTHER, PLACES, SMALL, Deployment, Fate, free_ports, service
 from .service_program import queued, resident, settled
 
@@ -285,20 +284,6 @@ def table(soak: Soak) -> Table:
     return made
 
 
-PANELS = (("memory", "memory, MiB", 1024), ("descriptors", "file descriptors", 1), ("tasks", "tasks", 1))
-
-
-def plot(soak: Soak) -> str:
-    """Draw the resources over the minutes as an SVG file; the time with faults is shaded."""
-    shown = (*PANELS, ("upstream", "open upstream requests", 1))
-    series = [(caption, [getattr(each, name) / unit for each in soak.samples]) for name, caption, unit in shown]
-    described = "; ".join(
-        f"{caption}: {values[0]:.0f} at first, {values[-1]:.0f} at last" for caption, values in series
-    )
-    minutes, shaded = ([each.second / 60 for each in some] for some in (soak.samples, soak.of("faults")))
-    return panels(minutes, series, shaded, f"Resources of the service over the soak. {described}")
-
-
 def complaints(soak: Soak) -> list[str]:
     """Say what is not flat: what was lost, is wrong or is open, and what is larger after the faults than before."""
     found = soak.notes[:20]
@@ -323,9 +308,7 @@ def main(
     calm: Annotated[float, typer.Option(min=0.2, help="Minutes without faults, at each end.")] = 3.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Chains at once.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the faults.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option(help="Write the samples to FILE.json and the plot to FILE.svg.", metavar="FILE")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the samples to FILE.json.", metavar="FILE")] = None,
 ) -> None:
     """Soak a service; exit with 1 if a request is lost or wrong, one stays open, /health is late, or resources grow."""
     console = Console(width=160)
@@ -348,7 +331,6 @@ def main(
         )
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.with_suffix(".svg").write_text(plot(soak), encoding="utf-8")
         output.with_suffix(".json").write_text(json.dumps([asdict(each) for each in soak.samples]), encoding="utf-8")
     for complaint in (found := complaints(soak) + stalls(soak)):
         console.print(complaint, style="bold red", highlight=False, markup=False)

@@ -2,6 +2,6 @@
 
 from ..script import Script, Turn
 from .costs import ServerCosts
-from .figures import Figures, ServerWork, simulate
+from .figures import Figures, simulate
 
-__all__ = ["Figures", "Script", "ServerCosts", "ServerWork", "Turn", "simulate"]
+__all__ = ["Figures", "Script", "ServerCosts", "Turn", "simulate"]

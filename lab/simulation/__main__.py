@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lab.simulation.costs import ServerCosts, read_costs
+from lab.simulation.costs import ServerCosts
 from lab.simulation.figures import Servers
 from stepspec.evals.arms import LARGE
 from stepspec.evals.cli import arm as parse_arm
@@ -67,7 +67,7 @@ def miniature_costs(profile: str, per_request: float) -> dict[Role, ServerCosts]
     roles: tuple[Role, ...] = ("small", "large")
     for role in roles:
         if (pace := read_pace(profile, role)) is None:
-            raise ConfigurationError(f"the profile {profile!r} has no paces: name the servers' costs with --costs FILE")
+            raise ConfigurationError(f"the profile {profile!r} has no paces to simulate")
         token = pace.seconds_per_token
         costs[role] = ServerCosts(
             pace.seconds_per_pass, token, token, 0.0, per_request, sequences=SEQUENCES, tokens=PASS, block=BLOCK
@@ -80,24 +80,16 @@ def compare(
     file: Annotated[
         Path, typer.Argument(help="What `python -m lab.load` wrote: its figures, or its blocks beside them.")
     ],
-    costs: Annotated[
-        Path | None,
-        typer.Option(
-            help="TOML file with the costs of the servers, in tables small and large; default: the profile's."
-        ),
-    ] = None,
-    per_request: Annotated[
-        float, typer.Option(min=0, help="Seconds of a request outside of passes, with the profile's costs.")
-    ] = 0.0,
+    per_request: Annotated[float, typer.Option(min=0, help="Seconds of a request outside of passes.")] = 0.0,
     output: Annotated[Path, typer.Option(help="File for the figures.")] = Path("build/simulated.json"),
 ) -> None:
     """Simulate every cell of a measurement, problem by problem, and compare; exit with status 1 below 9 of 10."""
     measurement = Measurement.read(file)
     writable("--output", output)
     profile = measurement.about.get("profile")
-    if costs is None and profile is None:
-        raise ConfigurationError(f"{file} was measured on your own servers: name their costs with --costs FILE")
-    known = read_costs(costs) if costs else miniature_costs(str(profile), per_request)
+    if profile is None:
+        raise ConfigurationError(f"{file} was measured on your own servers, whose costs are not known")
+    known = miniature_costs(str(profile), per_request)
     servers = Servers(known["small"], known["large"])
     with progress_bars(stderr) as progress:
         bar = progress.add_task("blocks", total=len(measurement.blocks))

@@ -65,7 +65,7 @@ class Measurement:
         about = JsonlStore.about(stored)
         try:
             lines = [orjson.loads(line) for line in stored.read_bytes().splitlines()[1:]]
-            loads = dict.fromkeys(_load(line["load"]) for line in lines)
+            loads = dict.fromkeys(Load(int(line["load"].split()[0])) for line in lines)
             arms = {line["arm"]["name"]: Arm.from_record(line["arm"]) for line in lines}
         except (OSError, KeyError, TypeError, ValueError) as exc:
             raise ConfigurationError(f"{stored}: no blocks of a load, which `lab.load` writes ({exc})") from exc
@@ -73,12 +73,6 @@ class Measurement:
         if not any(timing.script for block in done.values() for timing in block.timings):
             raise ConfigurationError(f"{stored}: no problem has a script: measure again, with this version")
         return cls(tuple(loads), tuple(arms.values()), done, about)
-
-
-def _load(name: str) -> Load:
-    """The load of this name."""
-    number, _, kind = name.partition(" ")
-    return Load(concurrency=int(number)) if kind == "at once" else Load(rate=float(number))
 
 
 def compare(
@@ -106,8 +100,8 @@ def _simulated(
     scripts = [timing.script for timing in solved if timing.script is not None]
     started = Servers(servers.small, servers.large, {"large": 2 if arm.name == TWO_LARGE.name else 1}).start()
     work = simulate_block(load, arm, scripts, scripts, started, seed=measurement.about["seed"], block=place[2])
-    simulated = run(work)[0] if scripts else Block((), 0.0, 0, 0)
-    return Block(tuple(solved), block.seconds, block.ended, block.tokens), simulated
+    simulated = run(work)[0] if scripts else Block((), 0.0)
+    return Block(tuple(solved), block.seconds), simulated
 
 
 def _compared(load: Load, arm: Arm, pairs: Sequence[tuple[Block, Block]]) -> Comparison:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass, fields
-from pathlib import Path
 
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 
 
@@ -70,16 +67,3 @@ class ServerCosts:
             + self.per_prompt_token * prompt_tokens
             + self.per_context_token * context
         )
-
-
-def read_costs(path: Path) -> dict[Role, ServerCosts]:
-    """
-    Read the tables ``[small]`` and ``[large]`` of a TOML file, whose keys are the fields of `ServerCosts`.
-
-    Raise `ConfigurationError` if there is none, and for a key that is unknown.
-    """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        return {"small": ServerCosts(**tables["small"]), "large": ServerCosts(**tables["large"])}
-    except (OSError, KeyError, TypeError, ValueError) as exc:
-        raise ConfigurationError(f"{path}: not the costs of two servers, in tables small and large ({exc})") from exc

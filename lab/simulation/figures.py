@@ -31,37 +31,19 @@ BUDGET = Budget(tokens=10**6, answer=10**4)
 
 
 @dataclass(frozen=True, slots=True)
-class ServerWork:
-    """
-    What the servers of one role did, each: the share of the time that one was *busy*, and per second of that time.
-
-    *written* and *read* are tokens that were written, and read without the prefix cache; *running* is the mean number
-    of sequences that write in a pass.
-    """
-
-    busy: float
-    written: float
-    read: float
-    running: float
-
-
-@dataclass(frozen=True, slots=True)
 class Figures:
     """
     The figures of one arm under one load, over *n* counted problems.
 
     *seconds* are the quantiles p50, p95 and p99 of the time from arrival to answer, and *mean* its mean. *first_step*
-    and *first_answer* are medians: until the first verified step, and the answer's first token. *servers* is by role.
+    is the median until the first verified step.
     """
 
     n: int
     seconds: Mapping[str, float]
     mean: float
     first_step: float | None
-    first_answer: float | None
     problems_per_second: float
-    tokens_per_second: float
-    servers: Mapping[str, ServerWork]
 
 
 class SimulatedSolver(Solver):
@@ -133,7 +115,7 @@ def simulate(
     """
     Simulate *problems* counted problems of *load*, solved as *arm* does, on servers with these costs.
 
-    The problems are those of *scripts*, in turn, each completed if its run was cut; *seed* is that of the arrivals.
+    The problems are those of *scripts*, in turn, each completed if its run was cut; *seed* is that of the runs.
     *replicas* is the number of servers by role, one by default. On a *shared* card the passes of all servers take
     turns. The same arguments give the same figures. Not for use within a running event loop: it runs one of its own, on
     a virtual clock. Raise `ConfigurationError` if there is no script, and for a problem that no server can hold.
@@ -141,26 +123,17 @@ def simulate(
     if not scripts:
         raise ConfigurationError("a simulation needs the script of at least one problem")
     counted = [scripts[number % len(scripts)] for number in range(problems)]
-    servers: dict[Role, list[SimulatedServer]] = {}
-
-    async def work() -> Block:
-        servers.update(Servers(small, large, replicas, shared).start())
-        return await simulate_block(load, arm, counted, scripts[::-1], servers, seed=seed)
-
-    block, elapsed = run(work())
+    servers = Servers(small, large, replicas, shared).start()
+    block, _ = run(simulate_block(load, arm, counted, scripts[::-1], servers, seed=seed))
     solved = [timing for timing in block.timings if not timing.failure]
     latencies = sorted(timing.latency for timing in solved)
-    mean, tokens = fmean(latencies), fmean(timing.tokens for timing in solved)
-    rate = block.ended / block.seconds if load.concurrency is None else load.concurrency / mean
+    mean = fmean(latencies)
     return Figures(
         n=len(solved),
         seconds={name: rank(latencies, share) for name, share in QUANTILES.items()},
         mean=mean,
         first_step=_median([timing.first_step for timing in solved]),
-        first_answer=_median([timing.first_answer for timing in solved]),
-        problems_per_second=rate,
-        tokens_per_second=rate * tokens,
-        servers={role: _work(some, elapsed) for role, some in servers.items()},
+        problems_per_second=load.concurrency / mean,
     )
 
 
@@ -172,14 +145,3 @@ def rank(ordered: Sequence[float], share: float) -> float:
 def _median(values: Sequence[float | None]) -> float | None:
     known = sorted(value for value in values if value is not None)
     return rank(known, 0.5) if known else None
-
-
-def _work(servers: Sequence[SimulatedServer], seconds: float) -> ServerWork:
-    count = len(servers) * seconds
-    written, passes = sum(server.sequences for server in servers), sum(server.passes for server in servers)
-    return ServerWork(
-        sum(server.busy for server in servers) / count,
-        written / count,
-        sum(server.read for server in servers) / count,
-        written / passes if passes else 0.0,
-    )

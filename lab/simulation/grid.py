@@ -163,8 +163,6 @@ def plain(cell: Cell) -> dict[str, Any]:
         **figures.seconds,
         "first_step": figures.first_step,
         "problems_per_hour_and_card": cell.hourly,
-        **{f"{role}_busy": work.busy for role, work in figures.servers.items()},
-        **{f"{role}_running": work.running for role, work in figures.servers.items()},
     }
 
 

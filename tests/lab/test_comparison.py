@@ -14,17 +14,16 @@ from typer.testing import CliRunner
 
 from lab.crowd import TWO_LARGE, BlockStore, Load
 from lab.load import summarise
-from lab.simulation import Script, ServerCosts, Turn
+from lab.simulation import Script, Turn
 from lab.simulation.__main__ import app, miniature_costs
 from lab.simulation.comparison import Comparison, Measurement, compare
-from lab.simulation.costs import read_costs
 from lab.simulation.figures import Servers, simulate_block
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..fakes import run
 
-LOADS = (Load(concurrency=3), Load(rate=0.2))
+LOADS = (Load(3), Load(1))
 ARMS = (LARGE, TWO_LARGE, SHIPPED)
 COSTS = miniature_costs("slow", 0.01)
 ENDS = Turn(1, 1, author="large", stop="end", ends=True)
@@ -98,16 +97,6 @@ def test_the_command_prints_every_cell_and_how_many_are_near(tmp_path: Path) -> 
     far = CliRunner().invoke(app, ["compare", str(path), "--per-request", "3", "--output", str(output)])
     assert far.exit_code == 1
     assert "0 of 6" in far.output
-
-
-def test_costs_of_servers_can_be_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "costs.toml"
-    path.write_text("[small]\nper_pass = 0.01\n[large]\nper_pass = 0.03\nsequences = 8\n")
-    assert read_costs(path) == {"small": ServerCosts(0.01), "large": ServerCosts(0.03, sequences=8)}
-    for wrong in ("[small]\nper_pass = 0.01\n", "[small]\npass = 1\n[large]\nper_pass = 1\n", "small = ["):
-        path.write_text(wrong)
-        with pytest.raises(ConfigurationError, match="not the costs of two servers"):
-            read_costs(path)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ GOOD = Comparison("SpecReason", 1, 1, Interval(3.1, 2.5, 3.9), Interval(2.9, 2.7
 
 
 def block(*latencies: float) -> Block:
-    return Block(tuple(Timing(latency) for latency in latencies), sum(latencies), len(latencies), 100)
+    return Block(tuple(Timing(latency) for latency in latencies), sum(latencies))
 
 
 def test_each_load_is_measured_at_the_depth_estimated_for_it() -> None:

@@ -1,9 +1,8 @@
-"""Loads on a clock that jumps, with scripted solvers: arrivals, what is counted, quantiles, resuming, failures."""
+"""Loads on a clock that jumps, with scripted solvers: what is counted, quantiles, resuming, failures."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -11,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
-from xml.etree import ElementTree
 
 import orjson
 import pytest
@@ -32,7 +30,7 @@ from lab.crowd import (
     grade_equal,
     measure,
 )
-from lab.load import Cell, main, plot, quantile, summarise
+from lab.load import Cell, main, quantile, summarise
 from stepspec import Solution, Solver
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.grading.graders import Answer
@@ -132,23 +130,13 @@ def measured(solver: PacedSolver, store: BlockStore, loads: Sequence[Load], arms
     return summarise(loads, arms, 2, store.done)
 
 
-def test_arrivals_follow_from_the_seed_and_the_block_at_the_rate() -> None:
-    def first(seed: int, block: int, count: int = 5) -> list[float]:
-        return list(itertools.islice(Load(rate=0.5).arrivals(seed, block), count))
-
-    assert first(1, 0) == first(1, 0)
-    assert len({first(1, 0)[0], first(1, 1)[0], first(2, 0)[0]}) == 3
-    assert first(1, 0) == sorted(first(1, 0))
-    assert first(1, 0, 4000)[-1] == pytest.approx(4000 / 0.5, rel=0.05)
-
-
 def test_a_closed_loop_keeps_the_number_of_problems_from_the_first_counted_to_the_last() -> None:
     solver = PacedSolver()
     block = block_of(solver, Load(concurrency=3))
     # Three to warm up from 0 to 2 s, the counted six from 2 to 6 s.
-    assert (block.seconds, block.ended, solver.most) == (4.0, 6, 3)
+    assert (block.seconds, solver.most) == (4.0, 3)
     assert {(timing.latency, timing.first_step, timing.first_answer) for timing in block.timings} == {(2.0, 0.5, 1.5)}
-    assert block.tokens == 6 * 40
+    assert {timing.tokens for timing in block.timings} == {40}
     assert sorted(solver.solved[:3]) == ["other 0", "other 1", "other 2"]
 
 
@@ -157,7 +145,7 @@ def test_other_problems_keep_up_the_load_until_the_last_counted_one_has_ended() 
     block = block_of(solver, Load(concurrency=2), TASKS[:2])
     assert [timing.latency for timing in block.timings] == [9.0, 2.0]
     # Beside the long one: problem 1, and others that end 4, 6 and 8 s after it began. The fifth is cancelled.
-    assert (block.seconds, block.ended) == (9.0, 5)
+    assert block.seconds == 9.0
     assert solver.solved == ["other 0", "other 1", "problem 1", "other 2", "other 3", "other 0", "problem 0"]
 
 
@@ -169,23 +157,12 @@ def test_without_a_warm_up_the_counted_problems_begin_at_once_beside_others() ->
     assert block_of(PacedSolver(), Load(concurrency=3)).took == 6.0  # two before the counted ones
 
 
-@pytest.mark.parametrize("load", [Load(concurrency=2), Load(rate=2.0)])
-def test_an_error_that_comes_without_waiting_ends_the_block(load: Load) -> None:
+def test_an_error_that_comes_without_waiting_ends_the_block() -> None:
     async def broken(task: Task, seed: int) -> Timing:
         raise ValueError(task.problem)
 
     with pytest.raises(ValueError, match="other"):
-        run(Crowd(load, TASKS[:2], OTHERS, broken, 3, 0).run())
-
-
-def test_an_open_loop_starts_problems_as_they_arrive() -> None:
-    solver, load = PacedSolver(), Load(rate=2.0)
-    block = block_of(solver, load)
-    at = list(itertools.islice(load.arrivals(3, 0), load.warm_up + 6))
-    assert block.seconds == pytest.approx(at[-1] + 2.0 - at[load.warm_up])
-    assert [timing.latency for timing in block.timings] == pytest.approx([2.0] * 6)
-    assert block.ended >= 6
-    assert solver.most > 1
+        run(Crowd(Load(2), TASKS[:2], OTHERS, broken, 3, 0).run())
 
 
 def test_a_run_that_takes_too_long_has_failed_and_is_cancelled() -> None:
@@ -202,10 +179,9 @@ def test_an_error_that_is_no_failure_of_a_server_ends_the_block() -> None:
             raise ConfigurationError("a wrong option")
 
     solver = PacedSolver(fails=mistake)
-    for load in (Load(concurrency=2), Load(rate=1.0)):
-        with pytest.raises(ConfigurationError, match="a wrong option"):
-            block_of(solver, load)
-        assert solver.open == 0
+    with pytest.raises(ConfigurationError, match="a wrong option"):
+        block_of(solver, Load(concurrency=2))
+    assert solver.open == 0
 
 
 def test_cells_have_latencies_throughput_and_ratios_to_large_alone(tmp_path: Path) -> None:
@@ -240,7 +216,7 @@ def test_the_arms_take_turns_with_every_block(tmp_path: Path) -> None:
 
 
 def test_a_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    loads = [Load(concurrency=2), Load(rate=1.0)]
+    loads = [Load(concurrency=2), Load(concurrency=1)]
     whole = measured(PacedSolver(), stored(tmp_path), loads)
     path = tmp_path / "load.blocks.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -311,16 +287,6 @@ def test_quantiles_by_rank_and_their_intervals() -> None:
     assert quantile([], 0.5) is None
 
 
-def test_the_plot_has_a_curve_for_each_arm_and_a_dot_for_each_load(tmp_path: Path) -> None:
-    cells = measured(PacedSolver(), stored(tmp_path), [Load(concurrency=1), Load(concurrency=2)])
-    drawing = ElementTree.fromstring(plot(cells))
-    names = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    assert {cell.name for cell in cells} <= {*names}
-    described = drawing.get("aria-label", "")
-    assert all(f"{cell.name}, {cell.load}: " in described for cell in cells)
-    assert plot([]) == ""
-
-
 def test_this_program_uses_cpu_time_and_so_does_its_process_group() -> None:
     used = cpu_seconds({"large": os.getpgid(0)})
     assert used["stepspec"] > 0
@@ -348,19 +314,18 @@ def test_the_command_writes_figures_with_their_conditions_and_resumes(
 ) -> None:
     output = tmp_path / "figures" / "load.json"
     options: dict[str, Any] = {"problems": 2, "blocks": 1, "output": output, "policy": ["specreason"]}
-    main(concurrency="1,2", rate="5000", **options)
+    main(concurrency="1,2", **options)
     figures = orjson.loads(output.read_bytes())
-    assert [(row["name"], row["concurrency"], row["rate"]) for row in figures[-3:]] == [
-        (name, None, 5000.0) for name in ("large alone", "large alone, two replicas", "specreason")
+    assert [(row["name"], row["concurrency"]) for row in figures[-3:]] == [
+        (name, 2) for name in ("large alone", "large alone, two replicas", "specreason")
     ]
     assert {(row["world"], row["judge"], row["profile"]) for row in figures} == {("short", "big", "slow")}
-    assert len(figures) == 9
-    printed = capsys.readouterr().out
+    assert len(figures) == 6
+    printed = " ".join(capsys.readouterr().out.split())
     assert "2 at once" in printed
     assert "95% intervals" in printed
-    assert output.with_suffix(".svg").read_text().startswith("<svg")
     deployed.solved.clear()
-    main(concurrency="1,2", rate="5000", as_markdown=True, **options)
+    main(concurrency="1,2", as_markdown=True, **options)
     assert deployed.solved == []
     assert "| specreason | 2 |" in capsys.readouterr().out
 
@@ -370,7 +335,6 @@ def test_the_command_writes_figures_with_their_conditions_and_resumes(
     [
         ({"concurrency": "x"}, "--concurrency 'x': write numbers"),
         ({"concurrency": "0"}, "above 0"),
-        ({"concurrency": "1", "rate": "nan"}, "--rate nan"),
         ({"concurrency": ""}, "no load"),
         ({"problems": 2}, "--blocks 3"),
         ({"world": "round"}, "no world 'round'"),

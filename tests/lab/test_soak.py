@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.soak import Part, Sample, Soak, complaints, measure, plot, stalls
+from lab.soak import Part, Sample, Soak, complaints, measure, stalls
 
 
 def soaked(after: int, memory: int = 50_000) -> Soak:
@@ -30,19 +30,6 @@ def test_what_grows_is_a_complaint() -> None:
 def test_a_late_answer_of_health_is_a_complaint() -> None:
     assert stalls(Soak(health=[0.01, 0.5])) == []
     assert stalls(Soak(health=[0.01, 0.75, 2.0])) == ["/health took more than 0.5 s 2 times, at most 2.00 s"]
-
-
-def test_the_plot_says_what_it_shows() -> None:
-    drawing = plot(soaked(20))
-    assert "tasks: 20 at first, 20 at last" in drawing
-    for caption in (
-        "memory, MiB",
-        "file descriptors",
-        "tasks",
-        "open upstream requests",
-        "minutes; shaded: with faults",
-    ):
-        assert f">{caption}<" in drawing
 
 
 @pytest.mark.servers
