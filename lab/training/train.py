@@ -212,11 +212,11 @@ def induction(model: Qwen3ForCausalLM) -> None:
     config = model.config
     width, head = config.hidden_size, config.head_dim
     half, unit = head // 2, width**-0.5  # of a normal embedding, in the scale of the normalised input
-    layers, embedding = _parts(model)
+    positions, layers, embedding = _parts(model)
     first, second = (layer.self_attn for layer in layers[:2])
 
     embedding[:, 0] = 2 * unit  # the same for all tokens: the first head looks for a place, whatever the token
-    angles = model.config.rope_parameters["rope_theta"] ** (-torch.arange(FAST) / half)
+    angles = positions["rope_theta"] ** (-torch.arange(FAST) / half)
     for matrix in (first.q_proj.weight, first.k_proj.weight):
         matrix[:head] = 0
     first.q_proj.weight[:FAST, 0] = 1
@@ -235,10 +235,10 @@ def induction(model: Qwen3ForCausalLM) -> None:
     second.v_proj.weight[:head], second.o_proj.weight[:, :head] = copied, 2 * unit * copied.T
 
 
-def _parts(model: Qwen3ForCausalLM) -> tuple[Any, Any]:
-    """Return the layers and the embedding, which have no types in transformers."""
+def _parts(model: Qwen3ForCausalLM) -> tuple[Any, Any, Any]:
+    """Return the settings of the positions, the layers and the embedding, which have no types in transformers."""
     network: Any = model.model
-    return network.layers, network.embed_tokens.weight
+    return model.config.rope_parameters, network.layers, network.embed_tokens.weight
 
 
 @torch.no_grad()
@@ -249,7 +249,7 @@ def grow(model: Qwen3ForCausalLM, base: Qwen3ForCausalLM) -> None:
     The layers above add nothing at first (Chen, Goodfellow, Shlens 2016, "Net2Net").
     """
     model.load_state_dict(base.state_dict(), strict=False)
-    layers, _ = _parts(model)
+    _, layers, _ = _parts(model)
     for layer in layers[base.config.num_hidden_layers :]:
         nn.init.zeros_(layer.self_attn.o_proj.weight)
         nn.init.zeros_(layer.mlp.down_proj.weight)

@@ -20,6 +20,7 @@ from stepspec.evals.testbed.problems import (
     PEOPLE,
     THINK_END,
     Split,
+    final_answer,
     of_split,
     split_of,
 )
@@ -86,6 +87,16 @@ class Turn:
     steps: tuple[str, ...]
     calls: tuple[Call, ...] = ()
     answer: int = 0
+
+    @property
+    def reply(self) -> str:
+        """What follows the thinking, as the model writes it."""
+        if not self.calls:
+            return final_answer(self.answer)
+        return "\n\n" + "\n".join(
+            f'<tool_call>\n{{"name": "{call.name}", "arguments": {json.dumps(call.arguments)}}}\n</tool_call>'
+            for call in self.calls
+        )
 
 
 @dataclass(frozen=True, slots=True)
