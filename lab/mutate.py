@@ -46,7 +46,7 @@ def core(name: str, *tests: str, slow: Sequence[str] = ()) -> tuple[str, str]:
 
 RUN = ("orchestrator/test_run", "orchestrator/test_request_context", "fidelity/test_09_who_writes_the_answer")
 LOOP = (
-    *(f"orchestrator/test_{name}" for name in ("lookahead", "sure_bets", "steps", "deadline")),
+    *(f"orchestrator/test_{name}" for name in ("lookahead", "steps")),
     *RUN[:2],
 )
 PROMISES = (RUN[2], "orchestrator/test_reason")

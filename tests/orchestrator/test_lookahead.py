@@ -2,22 +2,23 @@
 
 import asyncio
 import gc
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
 import pytest
 
-from stepspec.orchestrator import Budget, Chain, Ledger, Step, Token, reason
+from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rollback, Step, Token, reason
 from stepspec.orchestrator.auto import Auto, AutoRun, Record
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Lost, Repaired
-from stepspec.orchestrator.lookahead import LookaheadControl, confidence
-from stepspec.policies import LookaheadReasoning, SpecReason
+from stepspec.orchestrator.lookahead import LookaheadControl, SureBets, confidence
+from stepspec.policies import Led, LookaheadReasoning, SpecReason
 
-from ..fakes import ScriptedModel, run
-from .arms import PROBLEM, pair, working
+from ..fakes import ScriptedModel, counting, run
+from .arms import ARMS, PROBLEM, arm, pair, working
 
 
 @pytest.mark.parametrize(
@@ -272,3 +273,153 @@ def test_a_request_cancelled_from_outside_ends_the_run_instead_of_hanging_it(ahe
     small.fails = large.fails = cancelled
     with pytest.raises(asyncio.CancelledError):
         run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))
+
+
+# No bets beyond doubtful drafts; how doubtful a draft may be follows the verdicts on those that were bet on.
+
+
+def draft(logprob: float) -> Step:
+    return Step("So.\n\n", "small", tokens=(Token("So", logprob), Token(".\n\n", logprob)))
+
+
+def judged(logprob: float, *, accepted: bool) -> Judged:
+    return Judged(0, draft(logprob), Accept() if accepted else Rollback(reason="grade"))
+
+
+def test_the_floor_moves_within_bounds_and_only_by_drafts_that_were_bet_on() -> None:
+    sure = SureBets()
+    for _ in range(1000):
+        sure.observe(judged(-SureBets.LEAST / 2, accepted=False))
+    assert sure.doubt == SureBets.LEAST
+    sure.observe(judged(-1.0, accepted=True))
+    sure.observe(Committed(0, draft(-SureBets.LEAST / 2)))
+    sure.observe(Judged(0, Step("So.\n\n", "large"), Rollback()))
+    assert sure.doubt == SureBets.LEAST
+    for _ in range(1000):
+        sure.observe(judged(-SureBets.LEAST / 2, accepted=True))
+    assert sure.doubt == SureBets.MOST
+
+
+def test_a_rejection_raises_it_by_a_step_and_an_acceptance_lowers_it_by_less() -> None:
+    """Four of five: what one rejection does, four acceptances undo."""
+    sure = SureBets()
+    assert sure.doubt == 1.0
+    sure.observe(judged(-0.1, accepted=False))
+    assert sure.doubt == pytest.approx(1 / 1.1)
+    sure.observe(judged(-0.1, accepted=True))
+    assert sure.doubt == pytest.approx(1.1**-0.75)
+    before = sure.doubt
+    for verdict in (Accept(), Rollback()):
+        sure.observe(Judged(0, Step("So.\n\n", "large"), verdict))
+    sure.observe(judged(-2.0, accepted=True))
+    assert sure.doubt == before
+
+
+def test_a_confidence_at_the_floor_is_enough_and_large_steps_are_sure() -> None:
+    sure = SureBets(doubt=0.5)
+    assert sure.allows(draft(-0.5))
+    assert not sure.allows(draft(-0.500001))
+    assert sure.allows(Step("So.\n\n", "large", tokens=(Token("So", -9.0),)))
+    assert sure.allows(Step("So.\n\n", "small"))
+
+
+def test_no_bet_is_made_beyond_a_doubtful_draft() -> None:
+    """The second draft is doubtful: the third waits for its verdict, and the fourth is bet on the third again."""
+    small = ScriptedModel("small", counting("small", 5))
+    small.logprob = lambda before, token: -2.0 if before.count("\n\n") == 1 else -0.01
+    large = ScriptedModel("large", counting("large", 5), log=small.log)
+    sure = SureBets(doubt=0.5)
+    ahead = LookaheadControl(2, sure_bets=sure)
+    (chain, _), seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))
+    log = small.log
+    assert log.index("small write 1") < log.index("large ask 1 done")
+    assert log.index("small write 2") > log.index("large ask 2 done")
+    assert log.index("small write 3") < log.index("large ask 3 done")
+    assert len(chain.steps) == 5
+    assert seconds == 7.0  # two runs of bets instead of one, which takes 6
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_the_chain_is_the_same_wherever_betting_stops(name: str) -> None:
+    expected = run(arm(name, 3).run(0))[0]
+    for doubt in (SureBets.LEAST, 0.3, SureBets.MOST):
+        assert run(arm(name, 3).run(LookaheadControl(3, sure_bets=SureBets(doubt=doubt))))[0] == expected
+
+
+def test_of_the_drafts_above_the_floor_the_share_wanted_is_accepted() -> None:
+    """Where doubtful drafts are accepted less often, as (1 - doubt) to the fourth."""
+    rng, sure, bets = random.Random(1), SureBets(), list[bool]()
+    for place in range(20_000):
+        doubt = rng.random()
+        accepted = rng.random() < (1 - doubt) ** 4
+        if sure.allows(draft(-doubt)) and place > 2000:
+            bets.append(accepted)
+        sure.observe(judged(-doubt, accepted=accepted))
+    assert sum(bets) / len(bets) == pytest.approx(SureBets.TARGET, abs=0.03)
+
+
+# The deadline of the loop: the steps that it keeps, the requests that it awaits, and invalid ones.
+
+
+@pytest.mark.parametrize(("ahead", "steps"), [(0, 3), (1, 6)])
+def test_the_deadline_ends_the_run_to_the_second_with_the_steps_committed_by_then(ahead: int, steps: int) -> None:
+    (chain, end), seconds = run(reason(SpecReason(*pair()), PROBLEM, ahead=ahead, deadline=7.5))
+    assert (len(chain.steps), end, seconds) == (steps, "time", 7.5)
+
+
+def test_the_deadline_is_a_time_on_the_loops_clock_and_not_a_span() -> None:
+    async def main() -> int:
+        await asyncio.sleep(100)
+        chain, _ = await reason(SpecReason(*pair()), PROBLEM, deadline=107.5)
+        return len(chain.steps)
+
+    assert run(main()) == (3, 107.5)
+
+
+def test_a_finished_chain_is_left_as_it_is_even_after_the_deadline() -> None:
+    small, large = pair()
+    chain = PROBLEM.extend(Step(f"Yes.\n{THINK_END}", "small", "end"))
+    assert run(reason(SpecReason(small, large), chain, deadline=0.0))[0] == (chain, "finished")
+    assert small.log == []
+
+
+def test_a_timeout_that_a_model_raises_is_a_failure_and_not_the_deadline() -> None:
+    small, large = pair()
+    large.fails = lambda verb, chain: TimeoutError("slow") if len(chain.steps) == 3 else None
+    with pytest.raises(TimeoutError, match="slow"):
+        run(reason(SpecReason(small, large), PROBLEM, ahead=1, deadline=100.0))
+
+
+def test_a_deadline_during_the_closing_of_lost_bets_waits_until_they_are_gone() -> None:
+    small, large = pair(wrong=tuple(range(10)))
+    small.closing = 5.0
+    small.latency = lambda chain: 1.0 + len(chain.steps)
+    # The draft is refused at 2 s, and the bet on it takes until 7 s to go away.
+    (chain, end), seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=1, deadline=3.0))
+    assert (chain, end, seconds) == (PROBLEM, "time", 7.0)
+    assert small.log[-1] == "small write 1 cancelled"
+
+
+def test_a_cancellation_during_the_closing_of_lost_bets_waits_until_they_are_gone() -> None:
+    small, large = pair(wrong=tuple(range(10)))
+    small.closing = 5.0
+    small.latency = lambda chain: 1.0 + len(chain.steps)
+
+    async def main() -> None:
+        running = asyncio.create_task(reason(SpecReason(small, large), PROBLEM, ahead=1))
+        for _ in range(3):
+            await asyncio.sleep(1.5)
+            running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        assert small.open == large.open == 0
+
+    assert run(main())[1] == 6.5  # cancelled at 1.5 s, and gone 5 s later
+
+
+def test_a_run_that_finished_before_the_deadline_is_finished_though_closing_takes_longer() -> None:
+    small, large = pair(length=2)
+    large.sticky, large.closing = True, 5.0  # The first step is the large model's, whose request is left open.
+    (chain, end), seconds = run(reason(Led(SpecReason(small, large), large, first=1), PROBLEM, ahead=1, deadline=4.0))
+    assert (end, seconds) == ("finished", 8.0)
+    assert chain.finished

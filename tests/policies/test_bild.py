@@ -242,7 +242,7 @@ def test_the_surest_of_a_place_may_be_another_token_than_the_written_one() -> No
     assert surest(Token("a", log(0.25), top=place(0.125))) == pytest.approx(0.25)
 
 
-# BiLD at a temperature above 0 sharpened every unsure place: {.4, .35, .25} became {.64, .21, .15}.
+# Sampled models: an unsure place keeps the large model's distribution: {.4, .35, .25}, not {.64, .21, .15}.
 
 TRIALS = 4000
 LARGE = {"A": 0.4, "B": 0.35, "C": 0.25}

@@ -108,7 +108,7 @@ def test_an_accepted_draft_that_ends_the_thinking_ends_it() -> None:
     assert (end, len(chain.steps), chain.text.count("</think>")) == ("finished", 2, 1)
 
 
-# Lookahead Reasoning: the large model's own step began after the draft, though it needs only the chain before it.
+# The large model's own step begins with the draft: it needs only the chain before it.
 
 STEPS = 12
 SMALL, LARGE = 1.0, 5.0  # seconds per step

@@ -241,7 +241,7 @@ def test_a_draft_without_tokens_is_accepted_for_sure() -> None:
     assert ruling == Accept(1.0)
 
 
-# Reflective verification at a temperature above 0 required a match, which rejects most sampled tokens.
+# Sampled models: typical tokens are accepted, because a match rejects most sampled ones.
 
 
 @pytest.mark.parametrize(

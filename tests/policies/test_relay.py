@@ -111,7 +111,7 @@ def test_no_default_cue_hides_behind_another() -> None:
     assert not [(a, b) for a in CUES for b in CUES if a != b and b.startswith(a)]
 
 
-# Relay missed sentence ends inside merged tokens (`.\n`, `.)`, `?"`) and the full-width marks of Chinese.
+# Sentence ends inside merged tokens (`.\n`, `.)`, `?"`) and the full-width marks of Chinese.
 
 
 def first_end(tokens: Sequence[str]) -> str:
