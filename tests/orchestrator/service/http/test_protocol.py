@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
 import orjson
 
-from stepspec.orchestrator.service.http.app import MAX_HEADERS
+from stepspec.orchestrator.service.http.app import MAX_HEADERS, listen
 
 from ..served import TURN, Served, serving
 
@@ -213,3 +214,11 @@ async def test_a_run_may_take_longer_than_the_headers_of_its_request() -> None:
         for _ in range(100):
             served.large.gate.release()
         assert (await running).status == 200
+
+
+def test_connections_send_small_pieces_at_once() -> None:
+    """A step is a small piece, and may not wait until the client has acknowledged the one before."""
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

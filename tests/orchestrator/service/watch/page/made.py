@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache, partial
+from random import Random
 
 from stepspec import policies
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import Event, Observer, Started
+from stepspec.orchestrator.nesting import Nested
+from stepspec.orchestrator.nesting.model import observe_within
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as run_to_answer
-from stepspec.orchestrator.trace import Recorder, dump
+from stepspec.orchestrator.trace import Moment, Recorder, dump
 
 from .....fakes import Previous, ScriptedModel, run
 from ....arms import arm
+from ....nesting.families import family
 
 PROBLEM = "Maya has 12 shells. On Monday she finds 9. On Tuesday she gives away 5. How many shells does Maya have now?"
 STEPS = (
@@ -26,6 +30,37 @@ STEPS = (
 )
 SLIP = "On Tuesday she gives away 5: 21 - 5 = 18.\n\n"
 ANSWER = "\n\nMaya has \\boxed{16} shells."
+LONG_PROBLEM = (
+    "A number begins at 3. In every round it is doubled, then 7 is added, then it is taken modulo 1,000. What is it?"
+)
+LOOKS = ("So", "Next,", "Now", "Then", "On to")
+SLIP_EVERY = 11  # steps, about
+THRESHOLD = 7.0
+MODELS = (
+    ("small", "bild of tiny and middle"),
+    ("small.small", "tiny"),
+    ("small.large", "middle"),
+    ("large", "huge"),
+)
+WRONG = STEPS[1].replace("16", "17")
+DOUBTED = "So she has 16.\n\n"
+KEPT = SLIP.partition(" 18")[0]
+
+
+def trace_of(*events: Event) -> bytes:
+    """The trace of *events* that happen a second after the other."""
+    return b"".join(dump(Moment(at, event)) for at, event in enumerate(events))
+
+
+def record(play: Callable[[Recorder], Awaitable[object]]) -> bytes:
+    """Return the trace of what *play* does."""
+
+    async def main() -> bytes:
+        recorder = Recorder(asyncio.get_running_loop().time)
+        await play(recorder)
+        return b"".join(map(dump, recorder.moments))
+
+    return run(main())[0]
 
 
 @cache
@@ -42,8 +77,7 @@ def made(
     def judge(chain: Chain, question: str) -> Mapping[str, float]:
         return {"2": 0.75, "3": 0.25} if chain.steps[-1].text == slip else {"9": 0.75, "8": 0.25}
 
-    async def main() -> bytes:
-        recorder = Recorder(asyncio.get_running_loop().time)
+    async def play(recorder: Recorder) -> None:
         small = ScriptedModel("small", script("small"), latency=lambda chain: 0.02, pace=0.008)
         large = ScriptedModel(
             "large", script("large"), answer, judge, latency=lambda chain: 0.05, reading=lambda chain: 0.06, pace=0.03
@@ -54,9 +88,8 @@ def made(
         models = (("small", "tiny"), ("large", "huge"))
         recorder(Started(chain.messages, "specreason", models, threshold=("threshold", 7.0)))
         await run_to_answer(RunParts(policy, budget=Budget(), ahead=ahead), chain, recorder)
-        return b"".join(map(dump, recorder.moments))
 
-    return run(main())[0]
+    return record(play)
 
 
 class Told(list[Event]):
@@ -75,12 +108,114 @@ class Told(list[Event]):
 def drawn(name: str, seed: int, ahead: int) -> bytes:
     """Run one of the arms that are drawn from a *seed*; the trace has no answer, for the loop alone ran."""
 
-    async def main() -> bytes:
+    async def play(recorder: Recorder) -> None:
         running = arm(name, seed, sticky=seed % 2 == 0)
-        recorder = Recorder(asyncio.get_running_loop().time)
         recorder(Started((), name))
         running.events = Told(recorder)
         await running.run(ahead)
-        return b"".join(map(dump, recorder.moments))
 
-    return run(main())[0]
+    return record(play)
+
+
+@cache
+def long_run(steps: int = 300) -> bytes:
+    """Run SpecReason for so many *steps*; the small model slips in about a tenth of them, and is noticed."""
+    random = Random(7)
+    right, wrong = _texts(steps, random)
+    slips = {place for place in range(1, steps - 1) if not random.randrange(SLIP_EVERY)}
+    grades = [random.choice(("7", "8", "8", "9")) for _ in range(steps)]
+
+    def script(role: Role) -> Callable[[Previous], str]:
+        def write(previous: Previous) -> str:
+            place = min(len(previous), steps - 1)
+            return wrong[place] if role == "small" and place in slips else right[place]
+
+        return write
+
+    def judge(chain: Chain, question: str) -> Mapping[str, float]:
+        place = len(chain.steps) - 1
+        return {"2": 0.5, "4": 0.5} if chain.steps[-1].text == wrong[place] else {grades[place]: 0.8, "9": 0.2}
+
+    async def play(recorder: Recorder) -> None:
+        small = ScriptedModel("small", script("small"), latency=lambda chain: 0.02, pace=0.006)
+        large = ScriptedModel(
+            "large", script("large"), "\n\n\\boxed{1}", judge, latency=lambda chain: 0.05, reading=lambda chain: 0.05
+        )
+        large.pace = 0.025
+        small.observe = large.observe = recorder
+        chain = Chain.of(LONG_PROBLEM)
+        models = (("small", "tiny"), ("large", "huge"))
+        recorder(Started(chain.messages, "specreason", models, threshold=("threshold", THRESHOLD)))
+        policy = policies.make("specreason", small, large, threshold=THRESHOLD)
+        await run_to_answer(RunParts(policy, budget=Budget(tokens=10**6, steps=2 * steps), ahead=2), chain, recorder)
+
+    return record(play)
+
+
+def _texts(steps: int, random: Random) -> tuple[list[str], list[str]]:
+    """Every step as it is right, and as the small model writes it where it slips."""
+    right: list[str] = []
+    wrong: list[str] = []
+    value = 3
+    for place in range(steps):
+        doubled, added = 2 * value, 2 * value + 7
+        look = random.choice(LOOKS)
+        ending = "\n</think>" if place == steps - 1 else "\n\n"
+        sums = f"Doubled it is {doubled}, and with 7 it is {added}."
+        text = f"{look} round {place + 1}: the number is {value}. {sums} Modulo 1,000 that is "
+        value = added % 1000
+        right.append(f"{text}{value}.{ending}")
+        wrong.append(f"{text}{(value + random.choice((1, 10, 100))) % 1000}, I think.{ending}")
+    return right, wrong
+
+
+@cache
+def nested(ahead: int = 2) -> bytes:
+    """
+    Run SpecReason over a pair that runs BiLD, whose tiny model errs twice.
+
+    The pair keeps the beginning of its second step, and repairs it wrongly: the large model notices. Of the third it
+    keeps nothing, and repairs it well.
+    """
+    tiny = ScriptedModel("small", _script((STEPS[0], WRONG, DOUBTED, STEPS[3])), pace=0.004, sticky=True)
+    small = ScriptedModel("large", _script((STEPS[0], SLIP, *STEPS[2:])), pace=0.008)
+    large = ScriptedModel("large", _script(STEPS), ANSWER, _judge, pace=0.03)
+    tiny.latency, small.latency, large.latency = map(_always, (0.01, 0.02, 0.05))
+    small.reading, large.reading = map(_always, (0.03, 0.06))
+    small.logprob = lambda before, token: -0.1 if token == small.next(before) else -3.0
+
+    async def play(recorder: Recorder) -> None:
+        tiny.observe = small.observe = observe_within("small", recorder)
+        large.observe = recorder
+        step_by_step = partial(policies.make, "bild", scale="step", rollback=1.0)
+        pair = Nested("small", tiny, small, step_by_step, 2, recorder)
+        chain = Chain.of(PROBLEM)
+        recorder(Started(chain.messages, "specreason", MODELS))
+        policy = policies.make("specreason", pair, large)
+        await run_to_answer(RunParts(policy, budget=Budget(), ahead=ahead), chain, recorder)
+
+    return record(play)
+
+
+def _always(seconds: float) -> Callable[[Chain], float]:
+    return lambda chain: seconds
+
+
+def _script(steps: tuple[str, ...]) -> Callable[[Previous], str]:
+    return lambda previous: steps[min(len(previous), len(steps) - 1)]
+
+
+def _judge(chain: Chain, question: str) -> Mapping[str, float]:
+    return {"2": 0.75, "3": 0.25} if chain.steps[-1].text == SLIP else {"9": 0.75, "8": 0.25}
+
+
+@cache
+def drawn_nested(outer: str, *inner: str, seed: int, ahead: int) -> bytes:
+    """Run one of the families that are drawn from a *seed*; the loop alone, so that there is no answer."""
+
+    async def play(recorder: Recorder) -> None:
+        recorder(Started((), outer))
+        made = family(outer, *inner, seed=seed, ahead=ahead, sticky=seed % 2 == 0, events=Told(recorder))
+        await made.run(ahead)
+
+    return record(play)

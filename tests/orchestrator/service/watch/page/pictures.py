@@ -9,7 +9,7 @@ from typing import Any
 from stepspec.orchestrator.service.watch.page import html
 
 from .....browser import browsing, find
-from .made_long import long_run
+from .made import long_run
 
 TRACES = Path(__file__).parent / "traces"
 IMAGES = Path(__file__).parents[5] / "docs" / "images"

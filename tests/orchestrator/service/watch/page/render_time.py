@@ -15,7 +15,7 @@ from playwright.async_api import CDPSession, Page
 from stepspec.orchestrator.service.watch.page import html
 
 from .....browser import browsing, find
-from .made_long import long_run
+from .made import long_run
 
 STEPS = 300
 TIMES = 5

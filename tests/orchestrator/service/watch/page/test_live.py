@@ -21,8 +21,7 @@ from .....browser import browsing
 from ....endpoints.server import Refuse
 from ...served import ANSWER, serving
 from .conftest import Open, keeps_nobody_out
-from .made import PROBLEM, SLIP, STEPS, made
-from .made_nested import nested
+from .made import PROBLEM, SLIP, STEPS, made, nested
 from .replay import Replay
 from .test_page import looks
 

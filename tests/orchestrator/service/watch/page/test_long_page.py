@@ -12,8 +12,7 @@ from playwright.async_api import Locator, Page, expect
 from stepspec.orchestrator.service.watch.page import html
 
 from .conftest import Open, violations, wide
-from .made import made
-from .made_long import long_run
+from .made import long_run, made
 from .render_time import work
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")

@@ -12,9 +12,7 @@ from playwright.async_api import Page, expect
 from stepspec.orchestrator.service.watch.page import html
 
 from .conftest import Open, keeps_nobody_out, wide
-from .made import ANSWER, PROBLEM, SLIP, STEPS, drawn, made
-from .made_long import long_run
-from .made_nested import DOUBTED, KEPT, WRONG, drawn_nested, nested
+from .made import ANSWER, DOUBTED, KEPT, PROBLEM, SLIP, STEPS, WRONG, drawn, drawn_nested, long_run, made, nested
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 

@@ -13,8 +13,7 @@ from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.trace import Moment, dump
 
 from ....arms import ARMS
-from .made import drawn, made
-from .made_nested import nested
+from .made import drawn, made, nested
 from .script import script
 from .test_view import TRACES, events
 

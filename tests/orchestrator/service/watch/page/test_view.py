@@ -19,15 +19,17 @@ from stepspec.orchestrator.events import (
     Event,
     FellBack,
     Judged,
+    JudgedWithin,
     Moved,
     Repaired,
     Started,
 )
 from stepspec.orchestrator.ledger import Account, Ledger
-from stepspec.orchestrator.trace import Moment, dump, parse, replay
+from stepspec.orchestrator.trace import parse, replay
 
 from ....arms import ARMS
-from .made import ANSWER, PROBLEM, SLIP, STEPS, drawn, made
+from ....nesting.families import INNER, OUTER
+from .made import ANSWER, DOUBTED, KEPT, PROBLEM, SLIP, STEPS, WRONG, drawn, drawn_nested, made, nested, trace_of
 from .script import script
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.jsonl"))
@@ -61,7 +63,7 @@ def undrafted() -> bytes:
         Drafted(1, Step("Two.\n\n", "small")),
         Committed(1, Step("Deux.\n\n", "large")),
     ]
-    return b"".join(dump(Moment(at, event)) for at, event in enumerate(happened))
+    return trace_of(*happened)
 
 
 def test_the_ledger_is_the_librarys(runs: list[bytes]) -> None:
@@ -137,7 +139,7 @@ def test_the_kept_part_of_a_rejected_draft_is_known_in_any_alphabet() -> None:
         Repaired(1, repair, rollback),
         Committed(1, repair),
     ]
-    (shown,) = view(b"".join(dump(Moment(at, event)) for at, event in enumerate(happened)))["drafts"]
+    (shown,) = view(trace_of(*happened))["drafts"]
     assert (shown["fate"], shown["repair"]["text"], shown["repair"]["kept"]) == ("rejected", "🦊\n\n", 5)
     assert draft.text.encode("utf-16-le")[: 2 * shown["kept"]["characters"]].decode("utf-16-le") == "🦊 + 🦊 = "
 
@@ -149,7 +151,7 @@ def test_failures_are_noticed_where_they_happened() -> None:
         Drafted(0, Step("So.\n\n", "small")),
         Degraded("small", "it is gone"),
     ]
-    shown = view(b"".join(dump(Moment(at, event)) for at, event in enumerate(happened)))
+    shown = view(trace_of(*happened))
     assert [(one["after"], one["at"], one["cause"]) for one in shown["notices"]] == [
         (0, 1, "it was cut"),
         (1, 3, "it is gone"),
@@ -166,7 +168,7 @@ def test_lines_say_what_a_verifier_said_about_the_answer() -> None:
         AnswerJudged(0, answer, False, 0.25, "off by one", final=True),
         AnswerJudged(0, answer, True, 1.0, final=True),
     ]
-    shown = view(b"".join(dump(Moment(at, event)) for at, event in enumerate(happened)))
+    shown = view(trace_of(*happened))
     assert [(one["text"], one["cause"]) for one in shown["notices"]] == [
         ("The verifier rejected the answer, and the large model corrects it.", "off by one\n\nIt is 41."),
         ("The verifier failed; its fallback decided about the answer: accept.", "it is gone"),
@@ -183,7 +185,7 @@ def test_a_rejected_draft_has_what_a_verifier_said_about_it() -> None:
         Drafted(0, draft),
         Judged(0, draft, Rollback(reason="reward", score=0.25, detail="7 is no 8")),
     ]
-    shown = view(b"".join(dump(Moment(at, event)) for at, event in enumerate(happened)))
+    shown = view(trace_of(*happened))
     assert [(one["verdict"]["reason"], one["verdict"]["detail"]) for one in shown["drafts"]] == [
         ("reward", "7 is no 8")
     ]
@@ -204,7 +206,7 @@ def test_a_line_says_who_goes_on_and_steps_written_alone_are_no_accepted_drafts(
         Judged(1, draft, Accept(9.0)),
         Committed(1, draft),
     ]
-    trace = b"".join(dump(Moment(at, event)) for at, event in enumerate(happened))
+    trace = trace_of(*happened)
     notices = [(one["at"], one["text"], one["cause"]) for one in view(trace)["notices"]]
     assert notices == [
         (2, "The large model goes on alone.", "it is quicker"),
@@ -243,3 +245,111 @@ def test_a_saved_trace_is_the_one_that_was_opened() -> None:
     text = made().decode()
     saved = script("return trace.formatTrace(trace.parseTrace(given))", text)
     assert [json.loads(line) for line in saved.splitlines()] == [json.loads(line) for line in text.splitlines()]
+
+
+# Nested pairs: the accounts and pieces of the library, whatever the policies and the depth.
+
+DEEP = ("bild", "keeping")
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[bytes]:
+    """Every policy within a pair and every one over it, alone and ahead, and some pairs in pairs."""
+    drawn = [
+        drawn_nested(outer, *(DEEP if inner == "bild" else (inner,)), seed=seed, ahead=ahead)
+        for seed, ((outer, inner), ahead) in enumerate(product(zip(OUTER, INNER * 2, strict=False), (0, 2)))
+    ]
+    return [nested(), *drawn, *(path.read_bytes() for path in TRACES)]
+
+
+def all_of(body: str, runs: list[bytes]) -> list[Any]:
+    found: list[Any] = script(f"return given.map((text) => {body})", [trace.decode() for trace in runs])
+    return found
+
+
+def test_every_model_has_the_account_that_the_library_gives_it(pairs: list[bytes]) -> None:
+    for trace, found in zip(pairs, all_of("ledger.ledgerOf(seen(text))", pairs), strict=True):
+        expected = Ledger.of(events(trace))
+        by_path = {one.pop("path"): one for one in found["nested"]}
+        assert by_path == {one.path: account(one) for one in expected.nested}
+        assert list(by_path) == sorted(by_path, reverse=True)
+        assert [tuple(one.values()) for one in found["sifted"]] == list(expected.sifted)
+
+
+def joined(step: Step) -> list[tuple[str, str, int]]:
+    """The pieces of *step*, those of one author in a row as one."""
+    pieces: list[tuple[str, str, int]] = []
+    for path, leaf in step.leaves() if step.pieces else ():
+        if pieces and pieces[-1][0] == path:
+            _, text, tokens = pieces.pop()
+            pieces.append((path, text + leaf.text, tokens + len(leaf.tokens)))
+        else:
+            pieces.append((path, leaf.text, len(leaf.tokens)))
+    return pieces
+
+
+def test_every_draft_is_shown_in_its_pieces(pairs: list[bytes]) -> None:
+    for trace, drafts in zip(
+        pairs, all_of("seen(text).drafts.map((one) => [one.index, one.pieces])", pairs), strict=True
+    ):
+        drafted = [(event.index, joined(event.draft)) for event in events(trace) if isinstance(event, Drafted)]
+        shown = [(index, [tuple(piece.values()) for piece in pieces]) for index, pieces in drafts]
+        assert [one for one in shown if one in drafted] == drafted
+
+
+@pytest.mark.parametrize("inner", [("bild",), ("specreason",), ("keeping",), DEEP])
+def test_drafts_rejected_within_are_shown_with_their_step(inner: tuple[str, ...]) -> None:
+    """Without a lookahead, all that a pair judges between two drafts is about the second."""
+    alone = [drawn_nested("specreason", *inner, seed=seed, ahead=0) for seed in range(20)]
+    rejected = all_of("seen(text).drafts.map((one) => one.rejectedWithin.map((fell) => fell.text))", alone)
+    fallen = 0
+    for trace, drafts in zip(alone, rejected, strict=True):
+        since: list[str] = []
+        expected: list[list[str]] = []
+        for event in events(trace):
+            if isinstance(event, JudgedWithin) and isinstance(event.verdict, Rollback):
+                since.append(event.draft.text)
+            elif isinstance(event, Drafted):
+                expected.append(since)
+                since = []
+        assert drafts == expected
+        fallen += sum(map(len, drafts))
+    assert fallen > 3
+
+
+@pytest.mark.parametrize("inner", [("bild",), ("specreason",), DEEP])
+def test_what_fell_within_is_the_same_at_any_lookahead(inner: tuple[str, ...]) -> None:
+    body = "seen(text).drafts.filter((one) => one.kept).map((one) => [one.text, one.rejectedWithin])"
+    for seed in range(4):
+        alone, ahead = all_of(body, [drawn_nested("specreason", *inner, seed=seed, ahead=depth) for depth in (0, 3)])
+        assert alone == ahead
+
+
+def test_a_pair_as_it_is_shown() -> None:
+    shown = view(nested())
+    pieces = [[(one["path"], one["text"]) for one in draft["pieces"]] for draft in shown["drafts"]]
+    assert pieces == [
+        [("small.small", STEPS[0])],
+        [("small.small", KEPT), ("small.large", SLIP.removeprefix(KEPT))],
+        [("small.large", STEPS[2])],
+        [("small.small", STEPS[3])],
+    ]
+    fallen = [[(one["path"], one["text"], one["kept"]) for one in draft["rejectedWithin"]] for draft in shown["drafts"]]
+    assert fallen == [[], [("small.small", WRONG, len(KEPT))], [("small.small", DOUBTED, 0)], []]
+    assert shown["drafts"][1]["repair"]["pieces"] == []
+    assert shown["models"]["small.small"] == "tiny"
+
+
+def test_a_step_of_a_pair_is_cut_between_its_pieces_in_any_alphabet() -> None:
+    pieces = Step("🦊 + ", "small"), Step("🦊 = ", "large"), Step("🦊\n\n", "large")
+    full = Step("🦊 + 🦊 = 🦊\n\n", "small", pieces=pieces)
+    happened: list[Event] = [Started((), "bild"), Drafted(0, full), Committed(0, full.cut(6))]
+    (shown,) = view(trace_of(*happened))["drafts"]
+    assert [piece["text"] for piece in shown["pieces"]] == ["🦊 + ", "🦊 = 🦊\n\n"]
+    assert full.text.encode("utf-16-le")[: 2 * shown["kept"]["characters"]].decode("utf-16-le") == "🦊 + 🦊 "
+
+
+def test_a_model_within_a_pair_that_moves_is_named_by_its_path() -> None:
+    happened: list[Event] = [Started((), "bild"), Moved("small", "a", "b", "gone", "small.large")]
+    (notice,) = view(trace_of(*happened))["notices"]
+    assert notice["text"] == "The small.large model at a failed; the run goes on at b."
