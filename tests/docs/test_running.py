@@ -36,7 +36,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"--testbed": "starts the miniature pair: tests/integration",
     r"^stepspec demo": "starts the miniature pair: tests/integration",
     r"^python -m lab\.load\b": "runs at the root of a clone: tests/integration/test_load.py",
-    r"--ray\b": "needs a cluster: tests/evals/test_ray_workers.py",
+    r"--ray\b": "needs a cluster: tests/evals/test_ray_pool.py",
     r"^stepspec up (?!.*--dry-run)": "needs a GPU",
     r"--critic": "needs a reward model: tests/integration/test_critic.py",
     r"^\$EDITOR": "opens an editor",

@@ -1,10 +1,10 @@
-"""Measuring scripted models on a clock that jumps, and stand-ins over HTTP."""
+"""Measured times; scripted models on a clock that jumps, and stand-ins over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +15,8 @@ import pytest
 from stepspec import Solver, policies
 from stepspec.evals.arms import SHIPPED
 from stepspec.evals.estimate import measuring
-from stepspec.evals.estimate.measurements import Measurements
-from stepspec.evals.estimate.measuring import measure, spread
+from stepspec.evals.estimate.measurements import Measurements, fit_line
+from stepspec.evals.estimate.measuring import measure, pace, spread, with_load
 from stepspec.evals.estimate.prediction import predict
 from stepspec.evals.sample import Arm
 from stepspec.orchestrator.chain import THINK_END, Chain
@@ -27,6 +27,7 @@ from stepspec.orchestrator.run_options import RunOptions
 
 from ...fakes import ScriptedModel, run
 from ...stand_in import Latency, StandIn
+from .made import LARGE_SERVER
 
 PROBLEMS = [f"What is {number} + {number}?" for number in range(20)]
 READING = Arm.of("reading", "reading")
@@ -197,3 +198,45 @@ async def test_one_model_twice_and_servers_that_cannot_score() -> None:
     async with same.serve("small") as one, lacking.serve("large") as other, Solver(one, other) as solver:
         with pytest.raises(StepspecError, match="does not score text"):
             await measure(solver, [READING], PROBLEMS[:1], [], 0.2)
+
+
+def test_a_line_goes_through_the_times_and_never_falls() -> None:
+    assert fit_line({1: 0.03}) == pytest.approx((0.03, 0.0))
+    assert fit_line({1: 0.031, 4: 0.034, 16: 0.046}) == pytest.approx((0.03, 0.001))
+    assert fit_line({1: 0.03, 16: 0.02}) == pytest.approx((0.0231, 0.0), abs=1e-4)
+    assert fit_line({1: 0.01, 16: 0.32}) == pytest.approx((0.0, 0.012))
+
+
+def test_tokens_take_longer_under_load_and_wait_for_a_full_server() -> None:
+    assert LARGE_SERVER.slower(16) == 1.0  # only one stream was measured
+    loaded = with_load(replace(LARGE_SERVER, between={1: (0.031,)}), 16, (0.046, 16))
+    assert loaded.slower(0.2) == 1.0
+    assert loaded.slower(16) == pytest.approx(46 / 31)
+    full = with_load(replace(LARGE_SERVER, between={1: (0.031,)}), 16, (0.034, 4))
+    assert (full.sequences, set(full.between)) == (4, {1, 4})
+    assert full.slower(8) == pytest.approx(34 / 31 * 2)
+    assert with_load(full, 8, None) is full
+
+
+def test_the_time_between_tokens_is_that_of_all_streams_together() -> None:
+    def stream(begin: float, between: float, count: int) -> list[tuple[float, int]]:
+        return [(begin + place * between, place + 1) for place in range(count)]
+
+    assert pace([]) is None
+    assert pace([stream(0.0, 0.1, 11)]) == pytest.approx((0.1, 1))
+    # While the second one reads its prompt, the first one is faster: that time does not count.
+    first = [(0.0, 1), (0.05, 2), (0.1, 3), *((0.2 + 0.2 * place, 4 + place) for place in range(8))]
+    assert pace([first, stream(0.2, 0.2, 8)]) == pytest.approx((0.2, 2))
+
+
+def test_tokens_that_come_in_one_piece_count_together() -> None:
+    pieces = [
+        (at + 1e-6 * place, 4 * number + place + 1) for number, at in enumerate((0.0, 0.4, 0.8)) for place in range(4)
+    ]
+    assert pace([pieces]) == pytest.approx((0.1, 1), rel=1e-4)
+    assert pace([pieces[:4]]) == pytest.approx((1e-6, 1))
+
+
+def test_a_server_that_is_full_serves_the_others_afterwards() -> None:
+    streams = [[(begin, 1), (begin + 1.0, 11)] for begin in (0.0, 0.0, 1.5, 1.5)]
+    assert pace(streams) == pytest.approx((0.1, 2))

@@ -1,7 +1,11 @@
+"""The servers of the miniature models; a container's process becomes one of them."""
+
 from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from itertools import islice
@@ -10,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lab.worlds import accounts, find_world, fresh_tasks
+from stepspec.evals.testbed import serve_one
 from stepspec.evals.testbed.commands import small_print
 from stepspec.evals.testbed.servers import (
     SHORT,
@@ -41,20 +46,6 @@ def models(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_pair_is_large_and_small(models: Path) -> None:
-    servers = miniature_servers(world=of(models))
-    assert [(server.name, server.served_name) for server in servers] == [
-        ("large", "testbed-large"),
-        ("small", "testbed-small"),
-    ]
-
-
-def test_a_role_that_is_there_twice_gets_two_servers_of_one_model(models: Path) -> None:
-    servers = miniature_servers("off", ("large", "small", "large"), world=of(models))
-    assert [server.name for server in servers] == ["large", "small", "large-2"]
-    assert (servers[0].served_name, servers[0].args) == (servers[2].served_name, servers[2].args)
-
-
 def test_another_judge_is_other_weights_of_the_large_role(models: Path) -> None:
     (models / "judge-75").mkdir()
     (models / "judge-75" / "config.json").write_text("{}")
@@ -67,7 +58,7 @@ def test_another_judge_is_other_weights_of_the_large_role(models: Path) -> None:
         ("large-2", models / "judge-75"),
     ]
     assert (large.served_name, usual.served_name) == ("testbed-judge-75", "testbed-large")
-    assert large.args == usual.args
+    assert large.args == usual.args == second.args
     with pytest.raises(ConfigurationError, match="has no judge 'judge-7'; it has: large"):
         LONG.judged_by("judge-7")
 
@@ -147,11 +138,6 @@ def test_the_long_world_has_models_of_its_own_and_room_for_their_chains(models: 
     assert {flag(server, "max-model-len") for server in short} == {"2048"}
 
 
-def test_an_unknown_world_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigurationError, match="no world 'wide' of miniature models; there are: short, long"):
-        fresh_tasks(1, 1, world="wide")
-
-
 def test_fresh_tasks_are_of_the_world() -> None:
     short, long = fresh_tasks(3, 5), fresh_tasks(3, 5, world="long")
     assert short == fresh_tasks(3, 5, world="short")
@@ -196,21 +182,9 @@ def test_the_default_profile_paces_large_and_small_differently() -> None:
     assert read_pace("paced", "tiny") == Pace(0.003, 0.000010)
 
 
-def test_the_profile_off_sets_no_pace() -> None:
-    assert read_pace("off", "large") is None
-
-
 def test_an_unknown_profile_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(ConfigurationError, match="no pacing profile 'fast'; there are: off, paced, slow"):
         read_pace("fast", "large")
-
-
-def test_a_pace_reaches_vllm_through_the_models_configuration() -> None:
-    assert Pace(0.5, 0.25).overrides() == {
-        "architectures": ["PacedQwen3ForCausalLM"],
-        "paced_seconds_per_pass": 0.5,
-        "paced_seconds_per_token": 0.25,
-    }
 
 
 def test_a_drafter_is_paced_by_a_configuration_of_its_own(tmp_path: Path) -> None:
@@ -238,16 +212,54 @@ def test_a_role_that_a_profile_forgot_is_refused_and_not_left_unpaced() -> None:
     assert read_pace("off", "smol") is None
 
 
-def test_slow_is_three_times_as_long_for_every_model() -> None:
-    for role in ("large", "small", "small-other", "tiny"):
-        slow, usual = read_pace("slow", role), read_pace("paced", role)
-        assert slow is not None
-        assert usual is not None
-        assert slow.seconds_per_pass == pytest.approx(3 * usual.seconds_per_pass)
-        assert slow.seconds_per_token == pytest.approx(3 * usual.seconds_per_token)
-
-
 def test_a_table_states_the_pace() -> None:
     assert "(large 30 ms + 60 us a token, small 6 ms + 20 us a token)" in small_print("paced")
     assert "(large 90 ms + 180 us a token, small 18 ms + 60 us a token, tiny 9 ms" in small_print("slow", "tiny")
     assert "passes are not paced. Seconds" in small_print("off")
+
+
+class Became(Exception):
+    """What the process became."""
+
+    def __init__(self, program: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.program, self.command, self.environment = program, tuple(command), environment
+
+
+def become(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> Became:
+    def execvpe(program: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        raise Became(program, command, environment)
+
+    monkeypatch.setattr(os, "execvpe", execvpe)
+    monkeypatch.setattr(sys, "argv", ["serve_one", *arguments])
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy")
+    with pytest.raises(Became) as found:
+        serve_one.main()
+    return found.value
+
+
+@pytest.mark.parametrize("role", serve_one.ROLES)
+def test_it_becomes_the_server_of_its_role_for_everybody(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = become(role, monkeypatch=monkeypatch)
+    (server,) = miniature_servers("paced", (role,))
+    assert found.program == sys.executable
+    assert found.command == tuple("0.0.0.0" if word == "127.0.0.1" else word for word in server.command(8000))
+    assert server.env.items() <= found.environment.items()
+    assert found.environment["HTTP_PROXY"] == "http://proxy"
+
+
+def test_it_listens_at_the_configured_address_with_the_configured_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("large", "--host", "127.0.0.1", "--port", "81", "--profile", "off")
+    (server,) = miniature_servers("off", ("large",))
+    assert become(*options, monkeypatch=monkeypatch).command == server.command(81)
+
+
+def test_unknown_models_and_profiles_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["serve_one", "huge"])
+    with pytest.raises(SystemExit):
+        serve_one.main()
+    assert "invalid choice: 'huge'" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["serve_one", "large", "--profile", "fast"])
+    with pytest.raises(ConfigurationError, match="no pacing profile 'fast'"):
+        serve_one.main()
