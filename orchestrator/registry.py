@@ -45,9 +45,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self.kind, self.kinds, self.group = kind, kinds, group
         self._built_in, self._read, self._reserved = dict(built_in), read, reserved
         self._added: dict[str, T] = {}
-        self._asked = (
-            ""  # the name that is looked up: if its plugin is broken, that is an error, which needs no warning
-        )
+        self._asked = ""  # the name that is looked up: a broken plugin of that name is an error, and needs no warning
 
     def __getitem__(self, name: str) -> T:
         for entries in (self._built_in, self._added):

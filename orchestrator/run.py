@@ -367,9 +367,8 @@ class _EarlyAnswer:
         may_bet: Callable[[], bool],
     ) -> None:
         self._write, self._new_stream, self._may_bet = write, new_stream, may_bet
-        self._outside = (
-            copy_context()
-        )  # Events come from the lookahead's tasks, whose kept streams are not for answers.
+        # Events come from the lookahead's tasks, whose kept streams are not for answers.
+        self._outside = copy_context()
         self._drafts: dict[int, Step] = {}
         self._rolled_back = False
         self._bet: tuple[Chain, asyncio.Task[Step], AnswerStream] | None = None

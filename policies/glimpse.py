@@ -6,7 +6,7 @@ Zeng et al. 2026, arXiv:2601.05110.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
@@ -28,19 +28,24 @@ class Glimpse(Drafting):
     top: Several = 20
 
     def hands_over(self, partial: Step) -> bool:
-        return len(partial.tokens) == 1 and entropy(partial.tokens[0].top) >= self.threshold
+        return len(partial.tokens) == 1 and doubt(partial.tokens[0].top) >= self.threshold
 
     async def draft(self, chain: Chain) -> Step:
         return await self.small.write(chain, until=self.hands_over, top=self.top)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        doubt = entropy(draft.tokens[0].top) if draft.tokens else 0.0
-        if draft.stop == "until" or doubt >= self.threshold:
-            return Rollback(reason="entropy", score=doubt)
-        return Accept(doubt)
+        nats = doubt(draft.tokens[0].top) if draft.tokens else 0.0
+        if draft.stop == "until" or nats >= self.threshold:
+            return Rollback(reason="entropy", score=nats)
+        return Accept(nats)
 
 
-def entropy(tokens: Sequence[Token]) -> float:
-    """The entropy, in nats, of the choice between *tokens*, whose probabilities are scaled to sum to 1; 0 for none."""
-    chances = [exp(token.logprob) for token in tokens]
-    return sum(-p / sum(chances) * log(p / sum(chances)) for p in chances if p)
+def entropy(chances: Iterable[float]) -> float:
+    """The entropy, in nats, of a choice whose *chances* are scaled to sum to 1; 0 for none."""
+    likely = [chance for chance in chances if chance]
+    return sum(-p / sum(likely) * log(p / sum(likely)) for p in likely)
+
+
+def doubt(tokens: Sequence[Token]) -> float:
+    """The entropy of the choice between *tokens*."""
+    return entropy(exp(token.logprob) for token in tokens)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, log
+from math import exp
 from typing import ClassVar, Literal
 
 from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict
@@ -17,6 +17,7 @@ from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.interfaces import AnsweredBy
 from stepspec.prompts import load
 
+from .glimpse import entropy
 from .method import Amount, Drafting, Share, Top
 
 PROMPTS = {name: load(f"reflective.{name}") for name in ("reflect", "neutral")}
@@ -82,7 +83,11 @@ class Reflective(Drafting):
 
     def bar(self, chances: Mapping[int, float]) -> float:
         """The probability that a token needs, given the fused *chances* of its position."""
-        return max(chances.values()) if self.rule == "match" else min(self.epsilon, self.delta * exp(-entropy(chances)))
+        return (
+            max(chances.values())
+            if self.rule == "match"
+            else min(self.epsilon, self.delta * exp(-entropy(chances.values())))
+        )
 
 
 def anchor(chain: Chain) -> str:
@@ -98,11 +103,6 @@ def fuse(first: Token, second: Token, alpha: float) -> dict[int, float]:
     most = max(fused.values())
     weights = {id: exp(logit - most) for id, logit in fused.items()}
     return {id: weight / sum(weights.values()) for id, weight in weights.items()}
-
-
-def entropy(chances: Mapping[int, float]) -> float:
-    """The entropy of *chances*, in nats."""
-    return -sum(p * log(p) for p in chances.values() if p)
 
 
 def _logits(token: Token) -> dict[int, float]:

@@ -10,7 +10,7 @@ from stepspec.orchestrator import Accept, Rollback, Step, Token, reason
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.events import Called, Event
 from stepspec.policies import Glimpse
-from stepspec.policies.glimpse import entropy
+from stepspec.policies.glimpse import doubt, entropy
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM
@@ -69,7 +69,7 @@ def test_an_entropy_that_reaches_the_threshold_is_enough(threshold: float, verdi
 
 
 def test_an_entropy_that_is_just_the_threshold_is_enough_for_both_looks() -> None:
-    policy = Glimpse(*pair([0], rivals=4), threshold=entropy(equal(4)))
+    policy = Glimpse(*pair([0], rivals=4), threshold=doubt(equal(4)))
     draft = run(policy.draft(PROBLEM))[0]
     assert (len(draft.tokens), draft.stop) == (1, "until")
     assert isinstance(run(policy.verify(PROBLEM, replace(draft, stop="delimiter")))[0], Rollback)
@@ -97,10 +97,6 @@ def test_a_draft_without_tokens_was_handed_over_or_ends_the_turn(stop: str, verd
     assert run(Glimpse(*pair([])).verify(PROBLEM, draft))[0] == verdict
 
 
-def place(*chances: float) -> tuple[Token, ...]:
-    return tuple(Token("", log(chance) if chance else -9999.0) for chance in chances)
-
-
 @pytest.mark.parametrize(
     ("chances", "nats"),
     [
@@ -114,4 +110,4 @@ def place(*chances: float) -> tuple[Token, ...]:
     ],
 )
 def test_entropy_is_that_of_the_known_rivals_in_nats(chances: Sequence[float], nats: float) -> None:
-    assert entropy(place(*chances)) == pytest.approx(nats)
+    assert entropy(chances) == pytest.approx(nats)
