@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import orjson
 import typer
 from rich.console import Console
 
@@ -34,7 +35,6 @@ from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 
 from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL
-from .figures_file import METHODS, write_rows
 from .published_specreason import PUBLISHED
 from .solvers import solvers
 from .worlds import SHORT, find_world, fresh_tasks
@@ -282,7 +282,7 @@ def main(
     else:
         results = asyncio.run(bench(arms, samplings, problems, profile, samples, progress, world))
     rows = [row for name, summary in results.items() for row in report(summary, profile, explanation, name, world)]
-    write_rows(output, METHODS, rows)
+    output.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
     for name, summary in results.items():
         console.print(heading(name), style="bold")
         console.print(table(summary))

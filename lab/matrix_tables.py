@@ -1,32 +1,101 @@
 """
-The tables of the matrix of worlds, judges and loads, from the blocks that were measured. Pure.
+The conditions of the matrix of worlds, judges and loads, and its tables from the blocks that were measured. Pure.
 
-Methods by judge; loads; `auto` against the better of the large model alone and the best fixed method.
+A *condition* is what all arms have in common: world, judge and load. The tables: methods by judge; loads; `auto`
+against the better of the large model alone and the best fixed method.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rich.table import Table
 
-from lab.crowd import TWO_LARGE, Block, Drafts, Timing
+from lab.crowd import TWO_LARGE, Block, Drafts, Load, Timing
 from stepspec.evals.arms import LARGE
-from stepspec.evals.results import Interval, Result, summarise, wilson
-from stepspec.evals.sample import EMPTY_LEDGER, FAILED, Arm, Sample, Task
+from stepspec.evals.results import Interval, wilson
+from stepspec.evals.sample import Arm, Task
+from stepspec.evals.testbed.servers import JUDGE
 from stepspec.orchestrator.chain import THINK_END
+from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.solution import Solution
 from stepspec.policies import THRESHOLDS
 
-from .arms import AUTO
+from .arms import AUTO, REFLECTIVE
 from .load import Cell, latency_ratio
 from .load import summarise as summarise_cells
-from .matrix_plan import Condition, arms_under
-from .worlds import WORLDS
+from .worlds import LONG, WORLDS, find_world
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What all arms of a round have in common: the *world*, the large weights of *judge*, and the problems at once."""
+
+    world: str
+    judge: str
+    concurrency: int
+
+    @property
+    def load(self) -> Load:
+        return Load(concurrency=self.concurrency)
+
+    @property
+    def pairing(self) -> tuple[str, str]:
+        """What the servers depend on."""
+        return self.world, self.judge
+
+    @property
+    def problems(self) -> int:
+        """
+        The number of counted problems of a round.
+
+        Long chains all begin at once, as many as there may be: the time at which they began does not show in their
+        length. Short ones need others before them.
+        """
+        return self.concurrency if self.world == LONG else max(8, 2 * self.concurrency)
+
+    @property
+    def warm_up(self) -> int:
+        """The number of problems before the counted ones."""
+        return 0 if self.world == LONG else self.concurrency
+
+    def __str__(self) -> str:
+        return f"{self.world}, {self.judge}, {self.load.name}"
+
+
+def conditions(worlds: Sequence[str], judges: Sequence[str], loads: Sequence[int]) -> list[Condition]:
+    """
+    Every combination; without *judges*, with all that a world has.
+
+    Raise `ConfigurationError` for an unknown world, for a judge that no world has, and if there is no combination.
+    """
+    known = {name for world in worlds for name in find_world(world).judges}
+    for judge in judges:
+        if judge not in known:
+            find_world(worlds[0]).judged_by(judge)
+    pairings = [(world, judge) for world in worlds for judge in WORLDS[world].judges if not judges or judge in judges]
+    if not pairings or not loads:
+        raise ConfigurationError("no condition: name a world, a judge that it has, and a load")
+    return [Condition(world, judge, load) for world, judge in pairings for load in loads]
+
+
+def arms_under(condition: Condition, arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """
+    The *arms* under *condition*: with several problems at once, large alone on two servers as well.
+
+    With other judges than the usual one, neither that nor reflective verification is measured under load: there is not
+    the time.
+    """
+    if condition.concurrency == 1:
+        return (LARGE, *arms)
+    if condition.judge == JUDGE:
+        return (LARGE, TWO_LARGE, *arms)
+    return (LARGE, *(arm for arm in arms if arm != REFLECTIVE))
+
 
 Measured: TypeAlias = Mapping[Condition, Mapping[str, Sequence[Block]]]
 """The blocks of each arm by its name, round by round, under every condition."""
@@ -211,46 +280,6 @@ def cells_under(condition: Condition, blocks: Mapping[str, Sequence[Block]], arm
     load = condition.load
     done = {(load.name, name, number): block for name, mine in blocks.items() for number, block in enumerate(mine)}
     return summarise_cells([load], arms_under(condition, arms), len(next(iter(blocks.values()))), done)
-
-
-def results_under(condition: Condition, blocks: Mapping[str, Sequence[Block]], arms: Sequence[Arm]) -> list[Result]:
-    """The figures of every arm as the other benchmarks have them."""
-    there = [arm for arm in arms_under(condition, arms) if arm.name in blocks]
-    samples = [_sample(timing, arm) for arm in there for timing in _timings(blocks[arm.name])]
-    return summarise(samples, there)
-
-
-def _sample(timing: Timing, arm: Arm) -> Sample:
-    return timing.sample or Sample(arm.name, False, timing.latency, EMPTY_LEDGER, {}, FAILED)
-
-
-def json_rows(measured: Measured, arms: Sequence[Arm], about: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """
-    An entry for each arm under each condition: the fields of the other benchmarks' arms, and those of a load.
-
-    The rows of `method_rows` and `auto_rows` are in the entries of their arms, as *over_all_loads* and *auto*.
-    """
-    methods = {(row.world, row.judge, row.name): row for row in method_rows(measured)}
-    autos = {row.condition: row for row in auto_rows(measured)}
-    rows: list[dict[str, Any]] = []
-    for condition, blocks in measured.items():
-        cells = {cell.name: cell for cell in cells_under(condition, blocks, arms)}
-        for result in results_under(condition, blocks, arms):
-            auto = autos.get(condition) if result.name == AUTO.name else None
-            rows.append(
-                {
-                    **asdict(cells[result.name]),
-                    **asdict(result),
-                    **about,
-                    "world": condition.world,
-                    "judge": condition.judge,
-                    "concurrency": condition.concurrency,
-                    "judge_auroc": WORLDS[condition.world].judges[condition.judge],
-                    "over_all_loads": asdict(methods[*condition.pairing, result.name]),
-                    "auto": None if auto is None else {**asdict(auto), "above": auto.above},
-                }
-            )
-    return rows
 
 
 @dataclass(frozen=True, slots=True)

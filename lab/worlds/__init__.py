@@ -51,11 +51,6 @@ def find_world(name: str) -> World:
     return WORLDS[name]
 
 
-def is_trained(name: str, world: str) -> bool:
-    """Whether the model called *name* of *world* has weights here. Raise ConfigurationError for an unknown world."""
-    return any((folder / name / "model.safetensors").is_file() for folder in find_world(world).folders)
-
-
 def fresh_tasks(count: int, seed: int, *, world: str = SHORT) -> list[Task]:
     """
     Return *count* problems of the test split of *world*, on which no model was trained.
