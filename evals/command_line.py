@@ -14,10 +14,9 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 import typer
-from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
@@ -28,7 +27,6 @@ from stepspec.orchestrator.endpoints.client import WAITING
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 from stepspec.setting_sources import ROLES, command_line
 
-M = TypeVar("M", bound=BaseModel)
 log = logging.getLogger("stepspec")
 
 
@@ -199,23 +197,6 @@ def _log_to_stderr(verbosity: int) -> None:
             log.removeHandler(handler)
             root.addHandler(handler)
             handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-
-
-def changed(settings: M, flags: Mapping[str, tuple[str, object]]) -> M:
-    """
-    Return *settings* changed by *flags*: for each field the flag's name and its value; None changes nothing.
-
-    Raise `ConfigurationError`, which names the flag, for a wrong value.
-    """
-    values = {field: value for field, (_, value) in flags.items() if value is not None}
-    for field, value in values.items():
-        finite(flags[field][0], value)
-    try:
-        return type(settings).model_validate({**settings.model_dump(), **values})
-    except ValidationError as exc:
-        errors = [(str(error["loc"][0]), error) for error in exc.errors()]
-        reasons = (f"{flags[field][0] if field in flags else field} {e['input']}: {e['msg']}" for field, e in errors)
-        raise ConfigurationError("; ".join(reasons)) from exc
 
 
 def numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:

@@ -247,10 +247,6 @@ def derive_seed(base: int, index: int, repeat: int) -> int:
     return int.from_bytes(blake2b(f"{base} {index} {repeat}".encode(), digest_size=4).digest()) >> 1
 
 
-CACHES: Mapping[str, str] = {"caches": "separate"}
-"""Marks the samples of a benchmark: those from before 2026-11-23, whose arms shared prefix caches, do not mix in."""
-
-
 async def solve_once(
     solver: Solver,
     arm: Arm,

@@ -27,7 +27,7 @@ from rich.console import Console
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL, measure
 from stepspec.evals.command_line import progress_bars, script
 from stepspec.evals.results import Result, summarise
-from stepspec.evals.sample import CACHES, Arm, Sample, Task
+from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
 from stepspec.evals.testbed.commands import markdown, small_print, table
 from stepspec.evals.testbed.servers import JUDGE, PAIR, SPECULATIONS, TINY, weights_digest
@@ -344,7 +344,7 @@ def note(arms: Sequence[Arm], profile: str, *, stacked: bool, world: str = SHORT
 def _about(profile: str, *, stacked: bool, world: str) -> dict[str, Any]:
     """The values that have to agree for samples to belong to one run; the arms may differ."""
     roles = (*PAIR, TINY) if world == SHORT else PAIR
-    about = {"profile": profile, "seed": SEED, "models": weights_digest(*roles, world=find_world(world)), **CACHES}
+    about = {"profile": profile, "seed": SEED, "models": weights_digest(*roles, world=find_world(world))}
     if world != SHORT:  # samples from before there were worlds are of the short one
         about["world"] = world
     return {**about, "stacked": server_settings()} if stacked else about

@@ -42,12 +42,12 @@ from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import bare, own
 from stepspec.evals.benchmarks import load as load_tasks
 from stepspec.evals.cli import arm as parse_arm
-from stepspec.evals.command_line import changed, finite, numbers, progress_bars, script, writable
+from stepspec.evals.command_line import finite, numbers, progress_bars, script, writable
 from stepspec.evals.estimate.measuring import unlimited, unlimited_endpoint
 from stepspec.evals.grading.graders import SECONDS, Graders, require_graders
 from stepspec.evals.plan import check_arm
 from stepspec.evals.results import Interval, bootstrap_ratio, wilson
-from stepspec.evals.sample import CACHES, Arm, Task
+from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.servers import JUDGE, endpoint, miniature, read_pace, running, weights_digest
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
@@ -280,8 +280,10 @@ def main(
     problems: Annotated[int, typer.Option(min=2, help="Counted problems of each arm under each load.")] = 48,
     blocks: Annotated[int, typer.Option(min=1, help="Number of parts in which the arms take turns.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of problems and samples.")] = 0,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy, the default with the miniature pair.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Token budget of a run.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="0 is greedy, the default with the miniature pair.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Token budget of a run.")] = None,
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds after which a problem has failed.")] = 600.0,
     output: Annotated[Path, typer.Option(help="File for the figures; the samples are next to it.")] = Path(
         "build/load.json"
@@ -337,8 +339,12 @@ def main(
             solver = deployment.pair
             for each in arms:
                 check_arm(each, solver.settings)
-            sampling = changed(solver.settings.sampling, {"temperature": ("--temperature", temperature)})
-            budget = changed(solver.settings.budget, {"tokens": ("--max-tokens", max_tokens)}).budget()
+            sampling, limits = solver.settings.sampling, solver.settings.budget
+            if temperature is not None:
+                sampling = sampling.model_copy(update={"temperature": temperature})
+            if max_tokens is not None:
+                limits = limits.model_copy(update={"tokens": max_tokens})
+            budget = limits.budget()
             about = {
                 "world": str(data) if data else world,
                 "judge": solver.large.name,
@@ -351,7 +357,6 @@ def main(
                 "sampling": sampling.model_dump(exclude={"seed"}),
                 "tokens": budget.tokens,
                 "deadline": deadline,
-                **CACHES,
             }
             store = BlockStore(output.with_suffix(".blocks.jsonl"), about, arms, fresh=fresh)
             places = [(load.name, each.name, block) for load in loads for each in arms for block in range(blocks)]

@@ -26,7 +26,7 @@ from lab.crowd import TWO_LARGE, BlockStore, Crowd, Deployment, attempt, grade_e
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.command_line import numbers, progress_bars, script, writable
 from stepspec.evals.plan import turns
-from stepspec.evals.sample import CACHES, Arm, Task
+from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.servers import JUDGE, describe_pace, weights_digest
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
@@ -134,7 +134,6 @@ def open_stores(wanted: Sequence[Condition], profile: str, output: Path, *, fres
             "weights": weights_digest(judge, "small", world=find_world(world)),
             "seed": SEED,
             "steps": STEPS.steps if world == LONG else None,
-            **CACHES,
         }
         path = output.with_name(f"{output.stem}.{world}-{judge}.blocks.jsonl")
         stores[world, judge] = BlockStore(path, about, (LARGE, TWO_LARGE, *ARMS), fresh=fresh)

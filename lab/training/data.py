@@ -25,11 +25,11 @@ from stepspec.evals.testbed import problems
 from stepspec.orchestrator.endpoints.chat_template import Messages, Template, learn
 from stepspec.prompts import load
 
-from ..worlds import accounts
+from ..worlds import accounts, mistakes
 from . import tokenizer as vocabulary
 
 Kind: TypeAlias = ModuleType
-"""A module with problems, their worked reasoning and its corruptions: `problems` or `accounts`."""
+"""A module with problems and their worked reasoning, `problems` or `accounts`, or with corruptions of it."""
 Problem: TypeAlias = problems.Problem | accounts.Problem
 State: TypeAlias = problems.State | accounts.State
 Difficulty: TypeAlias = problems.Difficulty | accounts.Difficulty
@@ -38,6 +38,11 @@ Difficulty: TypeAlias = problems.Difficulty | accounts.Difficulty
 def world_of(thing: Problem | Difficulty) -> Kind:
     """Return the module to which a problem or a difficulty belongs."""
     return accounts if isinstance(thing, accounts.Problem | accounts.Difficulty) else problems
+
+
+def mistakes_of(problem: Problem) -> Kind:
+    """Return the module that corrupts steps of *problem*."""
+    return accounts if isinstance(problem, accounts.Problem) else mistakes
 
 
 IGNORED = -100
@@ -226,7 +231,7 @@ class Writer:
             if isinstance(problem, accounts.Problem):
                 yield from ((step, True) for step in accounts.worked_steps(problem))
             else:
-                yield from problems.with_mistakes(rng, problem, self.mistake_rate.rate, sums=self.mistake_rate.sums)
+                yield from mistakes.with_mistakes(rng, problem, self.mistake_rate.rate, sums=self.mistake_rate.sums)
             return
         state = world_of(problem).begin(problem)
         steps = [(step, True) for step in mistake.before] + ([(mistake.wrong, False)] if mend else [])
@@ -250,7 +255,7 @@ class Writer:
         draft = (
             wrong
             if wrong is not None
-            else world_of(problem).corrupt(rng, problem, state)
+            else mistakes_of(problem).corrupt(rng, problem, state)
             if rng.random() < WRONG_DRAFTS
             else want
         )
@@ -266,7 +271,7 @@ class Writer:
         question = prompt.text
         if kind == vocabulary.SAME:
             other = (
-                draft if rng.random() < 0.5 else want if not fine else world_of(problem).corrupt(rng, problem, state)
+                draft if rng.random() < 0.5 else want if not fine else mistakes_of(problem).corrupt(rng, problem, state)
             )
             question, fine = question.format(step=other.strip()), other == draft
         row.add(self.encode(self.template.ask(question, prompt.opening)), branch=number, leaves=leaves, learn=False)
