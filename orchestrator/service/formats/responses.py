@@ -111,6 +111,8 @@ def _with_type(item: object) -> object:
         return item
     fields = cast("dict[str, Any]", item)
     kind = str(fields.get("type"))
+    if kind == "item_reference":
+        raise ValueError("an item of the type 'item_reference': nothing is stored; send the item itself")
     if kind.endswith(("_call", "_call_output")) and kind not in OWN_CALLS:
         raise ValueError(f"an item of the type {kind!r}: {FUNCTIONS}")
     return {"type": "message", **fields} if "role" in fields else fields

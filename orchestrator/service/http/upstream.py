@@ -228,6 +228,7 @@ class Forwarding:
             while part:
                 await connection.send(answer.add(part))
                 part = await _read(response, deadlines.between)
+            rest = answer.finish()  # reads the usage of an answer in one piece
         except (BrokenAnswer, EventTooLarge) as exc:
             message = f"the answer broke off: {exc}"
             self.endpoint.report(call.url, call.error(EndpointUnavailable, message))
@@ -236,7 +237,7 @@ class Forwarding:
             return
         finally:
             self.request.large_tokens += answer.written if self.counted else 0
-        await connection.finish(answer.finish())
+        await connection.finish(rest)
 
     async def _pass_on(self, answer: FailedAnswer) -> None:
         await self.connection.start(answer.headers, answer.status)

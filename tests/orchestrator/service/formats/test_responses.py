@@ -77,6 +77,9 @@ async def test_json_and_budgets_and_effort_are_as_in_a_chat() -> None:
     assert cut.status == "incomplete"
     assert cut.incomplete_details is not None
     assert cut.incomplete_details.reason == "max_output_tokens"
+    assert [item.to_dict()["status"] for item in cut.output][-1] == "incomplete"
+    assert cut.usage is not None
+    assert cut.usage.to_dict()["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
 
 
 IMAGE = {"type": "input_image", "image_url": "data:"}
@@ -103,6 +106,7 @@ async def test_what_a_load_generator_sends_has_no_effect() -> None:
         ({"input": [{"type": "web_search_call"}]}, "input[0]", "tools of the type function"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id", "missing"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "1"}]}, "input", "no message before it"),
+        ({"input": [{"type": "item_reference", "id": "rs_1"}]}, "input[0]", "nothing is stored; send the item itself"),
         ({"input": [{"type": "banana"}]}, "input[0]", "'reasoning'"),
         ({"input": [{"role": "user", "content": None}]}, "input[0].content", "a valid string or a valid list"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content", "read text only"),

@@ -54,12 +54,6 @@ def test_a_failure_after_some_work_is_not_to_be_retried() -> None:
     assert "x-should-retry" not in errors.api_error(EndpointUnavailable("x")).all_headers
 
 
-def test_the_pause_that_a_server_wants_reaches_the_client() -> None:
-    failure = EndpointUnavailable("HTTP 429: busy")
-    failure.retry_after = 3599.5
-    assert errors.api_error(failure).all_headers["Retry-After"] == "3600"
-
-
 def test_a_client_that_does_not_read_is_disconnected_in_time_and_its_run_cancelled() -> None:
     async def main() -> tuple[str, int]:
         request = ServiceRequest("v", "POST", "/v1/chat/completions", {})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import orjson
@@ -18,6 +20,7 @@ from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.http.streaming import ForwardedAnswer
 from stepspec.orchestrator.service.http.upstream import reads_likeliest
 
+from ...endpoints.server import Refuse
 from ..served import TURN, Behind, Noting, Reply, Served, chosen, down, put_behind, serving, until
 
 LIMITED = chosen(clients={"b": {"key": "b-key", "large_tokens_per_minute": 1000}})
@@ -116,17 +119,18 @@ def test_a_usage_that_cannot_be_is_no_usage(usage: Any, tokens: int) -> None:
     assert usage_of({"delta": "data: x"}, {"type": "message_delta", "usage": usage}) == tokens
 
 
-async def test_a_negative_usage_fills_no_limit_and_harms_nobody() -> None:
+async def test_an_answer_in_one_piece_is_charged_and_a_negative_usage_fills_no_limit() -> None:
     behind = Behind()
     behind.pieces = [b'{"usage": {"prompt_tokens": -9, "completion_tokens": -100000, "total_tokens": "x"}}']
     async with serving(LIMITED) as served:
         runner = await put_behind(served, behind)
-        statuses = [(await served.post("/v1/completions", {"model": "huge"}, **BY)).status for _ in range(3)]
-        limits = await served.post("/v1/completions", {"model": "huge"}, **BY)
+        replies = [await served.post("/v1/completions", {"model": "huge"}, **BY) for _ in range(3)]
+        behind.pieces = [b'{"usage": {"prompt_tokens": 3, ', b'"completion_tokens": 7}}']
+        replies += [await served.post("/v1/completions", {"model": "huge"}, **BY)]
         await runner.cleanup()
-        assert [request.large_tokens for request in served.recorded.requests] == [0] * 4
-    assert statuses == [200] * 3
-    assert limits.headers["x-ratelimit-remaining-tokens"] == "1000"
+        assert [request.large_tokens for request in served.recorded.requests] == [0, 0, 0, 7]
+    assert [reply.status for reply in replies] == [200] * 4
+    assert [reply.headers["x-ratelimit-remaining-tokens"] for reply in replies[:3]] == ["1000"] * 3
 
 
 # Streams that break off.
@@ -300,6 +304,16 @@ async def test_if_all_fail_the_client_gets_the_answer_of_the_last_one() -> None:
         reply = await ask(served, stream=True)
     assert (reply.status, reply.headers["Retry-After"]) == (503, "7")
     assert reply.error == {"message": "out of order"}
+
+
+async def test_the_pause_that_a_server_wants_reaches_the_client_as_seconds() -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    for pause in ("3600", date):
+        async with serving(policy="large") as served:
+            served.large.faults.extend([Refuse(503, "busy", {"Retry-After": pause})] * 9)
+            replies = [await served.chat(), await ask(served, stream=True)]
+        assert [reply.status for reply in replies] == [503, 503]
+        assert all(3500 < int(reply.headers["Retry-After"]) <= 3600 for reply in replies)
 
 
 @pytest.mark.parametrize("status", [400, 429])
