@@ -79,10 +79,14 @@ def test_without_the_extra_the_error_names_the_package_to_install(
     assert f"needs uvicorn: {install_command('serve')}" in capfd.readouterr().err
 
 
-def test_the_core_and_the_command_do_without_the_extra() -> None:
-    code = "import sys, stepspec.cli; print([n for n in ('fastapi', 'uvicorn', 'structlog') if n in sys.modules])"
+def test_the_command_does_without_the_extra_and_the_service_without_ray() -> None:
+    code = """
+import sys, stepspec.cli
+print([name for name in ('fastapi', 'uvicorn', 'structlog') if name in sys.modules])
+import stepspec.orchestrator.service.http.app
+print('ray' in sys.modules)"""
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "[]"
+    assert printed.split() == ["[]", "False"]
 
 
 @pytest.mark.parametrize(("name", "warns"), [("big", False), ("large", True), ("auto", True), ("bild", True)])

@@ -131,9 +131,3 @@ def test_without_ray_the_error_names_the_package_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode
     assert f"the service on Ray needs ray: {install_command('serve', 'ray')}" in done.stderr
-
-
-def test_nothing_else_needs_ray() -> None:
-    code = "import sys, stepspec.cli, stepspec.orchestrator.service.http.app; print('ray' in sys.modules)"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "False"

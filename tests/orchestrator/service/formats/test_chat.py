@@ -79,8 +79,9 @@ async def test_a_stream_has_every_step_and_then_the_answer() -> None:
 
 async def test_usage_is_sent_only_on_request() -> None:
     async with serving() as served:
-        reply = await served.chat(stream=True)
-    assert not any("usage" in chunk for chunk in reply.chunks)
+        for options in (None, {"continuous_usage_stats": True}):
+            reply = await served.chat(stream=True, stream_options=options)
+            assert not any("usage" in chunk for chunk in reply.chunks)
 
 
 async def test_continuous_usage_counts_what_each_chunk_has_brought() -> None:
@@ -95,12 +96,6 @@ async def test_continuous_usage_counts_what_each_chunk_has_brought() -> None:
     assert written[:4] == [0, 3, 6, 8]  # the role, then three steps
     assert written == sorted(written)
     assert usages[-2] == usages[-1] == unstreamed.json["usage"]
-
-
-async def test_continuous_usage_needs_the_usage_as_in_vllm() -> None:
-    async with serving() as served:
-        reply = await served.chat(stream=True, stream_options={"continuous_usage_stats": True})
-    assert not any("usage" in chunk for chunk in reply.chunks)
 
 
 async def test_continuous_usage_is_that_of_all_choices_together() -> None:
@@ -122,13 +117,11 @@ async def test_continuous_usage_is_that_of_all_choices_together() -> None:
         ("none", {"content": ANSWER}),
     ],
 )
-@pytest.mark.parametrize("where", ["the service", "the request"])
-async def test_the_field_of_the_thinking_follows_the_option(where: str, thinking: Any, fields: dict[str, str]) -> None:
-    settings = chosen(thinking=thinking if where == "the service" else "both")
-    options: dict[str, Any] = {"stepspec": {"thinking": thinking}} if where == "the request" else {}
-    async with serving(settings) as served:
-        unstreamed = await served.chat(**options)
-        stream = await served.chat(stream=True, **options)
+async def test_the_field_of_the_thinking_follows_the_option(thinking: Any, fields: dict[str, str]) -> None:
+    async with serving(chosen(thinking=thinking)) as served:
+        unstreamed = await served.chat()
+    async with serving() as served:
+        stream = await served.chat(stream=True, stepspec={"thinking": thinking})
     assert unstreamed.message == {"role": "assistant", "refusal": None, **fields}
     assert {name: stream.joined(name) for name in fields} == fields
     assert {name for chunk in stream.chunks for name in chunk["choices"][0]["delta"]} <= {"role", *fields}

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from stepspec.orchestrator.endpoints.client import SPAN
+from stepspec.orchestrator.service.watch.records import MODEL_PATHS
 
 from ..served import TURN, Behind, Served, chosen, move, put_behind, serving
 
@@ -50,18 +51,20 @@ async def test_a_served_model_called_like_a_method_keeps_its_role_before_its_nam
     assert listed[-2:] == ["tiny", "large:large"]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
-async def test_a_served_model_gets_the_very_bytes_and_answers_with_its_own(path: str) -> None:
+async def test_a_served_model_gets_the_very_bytes_and_answers_with_its_own() -> None:
     behind = Behind()
     behind.status, behind.pieces = 418, [b"not even", b" JSON"]
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with serving(chosen(keys=("mine",)), key="theirs") as served:
         runner = await put_behind(served, behind)
-        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-        reply = await served.post(path, WEIRD, authorization="Bearer mine", traceparent=trace)
+        for path in sorted(MODEL_PATHS - {"/live"}):
+            for key in ({"authorization": "Bearer mine"}, {"x_api_key": "mine"}):
+                reply = await served.post(f"{path}?beta=true", WEIRD, traceparent=trace, **key)
+                assert (reply.status, reply.body, reply.headers["Retry-After"]) == (418, b"not even JSON", "7"), path
+                at, headers, body = behind.got[-1]
+                assert (at, body, headers["Authorization"]) == (path, WEIRD, "Bearer theirs")
+                assert (headers["traceparent"], headers.get("x-api-key")) == (trace, None)
         await runner.cleanup()
-    assert (reply.status, reply.body, reply.headers["Retry-After"]) == (418, b"not even JSON", "7")
-    (at, headers, body), *_ = behind.got
-    assert (at, body, headers["Authorization"], headers["traceparent"]) == (path, WEIRD, "Bearer theirs", trace)
 
 
 async def test_a_stream_passes_through_unchanged_and_ends_when_the_client_disconnects() -> None:
@@ -88,8 +91,9 @@ async def test_a_server_that_is_down_is_503() -> None:
     assert "ssl:default" not in reply.error["message"]
 
 
-@pytest.mark.parametrize(("key", "words"), [("theirs", "refused the service's key for it"), ("", "without a key")])
-@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize(
+    ("status", "key", "words"), [(401, "theirs", "refused the service's key for it"), (403, "", "without a key")]
+)
 async def test_a_key_that_a_server_refuses_is_not_the_clients(status: int, key: str, words: str) -> None:
     behind = Behind()
     behind.status = status
@@ -142,12 +146,6 @@ async def test_every_run_has_one_session_of_its_own_at_the_servers_of_a_method()
     assert len(first) == len(second) == 1
     assert first != second
     assert None not in first | second
-
-
-async def test_the_session_of_a_client_is_sent_to_the_servers_of_a_method() -> None:
-    async with serving() as served:
-        await served.chat(headers={"x-session-id": "conversation-7"})
-        assert {headers.get("X-Session-ID") for headers in run_heads(served)} == {"conversation-7"}
 
 
 async def test_the_session_of_a_client_is_passed_through_with_its_request() -> None:
