@@ -310,7 +310,7 @@ async def test_the_pause_that_a_server_wants_reaches_the_client_as_seconds() -> 
     date = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
     for pause in ("3600", date):
         async with serving(policy="large") as served:
-            served.large.faults.extend([Refuse(503, "busy", {"Retry-After": pause})] * 9)
+            served.large.faults.extend([Refuse(503, "busy", (("Retry-After", pause),))] * 9)
             replies = [await served.chat(), await ask(served, stream=True)]
         assert [reply.status for reply in replies] == [503, 503]
         assert all(3500 < int(reply.headers["Retry-After"]) <= 3600 for reply in replies)
