@@ -34,7 +34,7 @@ POLICIES = {
     path.stem: (f"policies/{path.name}", about(path.stem)) for path in sorted((ROOT / "policies").glob("[a-z]*.py"))
 }
 WRAPPERS = "tests/policies/test_wrappers.py"
-POLICIES["solo"] = ("policies/solo.py", WRAPPERS)
+POLICIES["baselines"] = ("policies/baselines.py", f"{about('baselines')} {WRAPPERS}")
 POLICIES["wrappers"] = ("policies/wrappers.py", f"{WRAPPERS} tests/fidelity/test_08_who_ends_the_thinking.py")
 
 

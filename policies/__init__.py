@@ -13,18 +13,17 @@ from stepspec.orchestrator.errors import ConfigurationError, near
 from stepspec.orchestrator.interfaces import PolicyFactory
 from stepspec.orchestrator.registry import Registry
 
+from .baselines import RandomControl, Solo, large_alone, small_alone
 from .bild import BiLD
 from .cascade import Cascade
 from .choose import Choose
 from .glimpse import Glimpse
 from .lookahead_reasoning import LookaheadReasoning
 from .method import NOT_OPTIONS, Method, Option, Threshold, describe, read_method
-from .random_control import RandomControl
 from .reading import StepReading
 from .reflective import Reflective
 from .relay import Relay
 from .reward import Reward
-from .solo import Solo, large_alone, small_alone
 from .specreason import SpecReason
 from .speculative_thinking import SpeculativeThinking
 from .wrappers import COMPLETE, Ending, Guarded, Led

@@ -12,7 +12,7 @@ from stepspec.orchestrator import Budget, Chain, Step, reason
 from stepspec.orchestrator.chain import THINK_END, Stop
 from stepspec.orchestrator.repetition import PER_UNIT, ROUNDS, SPAN, STUCK, TAIL, loops, obstacle, stuck
 from stepspec.policies import BiLD, Relay, SpeculativeThinking
-from stepspec.policies.solo import large_alone
+from stepspec.policies.baselines import large_alone
 
 from ..fakes import Previous, ScriptedModel, run
 from .arms import BOUNDED, PROBLEM

@@ -1,0 +1,68 @@
+"""What methods are compared with: one model alone, and drafts that are accepted at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import ClassVar
+
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
+
+from .method import Drafting, Share
+
+
+@dataclass(frozen=True, slots=True)
+class Solo:
+    """*author* writes everything, as its server alone would; nothing is judged, and no loop is stopped."""
+
+    guarded: ClassVar[bool] = False
+
+    author: Model
+
+    @property
+    def answerer(self) -> Model:
+        return self.author
+
+    async def draft(self, chain: Chain) -> Step:
+        return await self.author.write(chain)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        return Accept()
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return await self.author.write(chain)
+
+
+def small_alone(small: Model, large: Model) -> Solo:
+    """The small model without the large one."""
+    return Solo(small)
+
+
+def large_alone(small: Model, large: Model) -> Solo:
+    """The large model without the small one."""
+    return Solo(large)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomControl(Drafting):
+    """
+    Accept a draft with the probability *p*, drawn from *seed*, the problem, the chain and the draft.
+
+    So the same run makes the same decisions. Set *p* to the accept rate of a method to measure what that method's
+    judgement is worth.
+    """
+
+    ending: ClassVar[EndedBy] = "large"
+    answer: ClassVar[AnsweredBy] = "method"
+
+    p: Share = 0.5
+    seed: int = 0
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        return Accept() if self.drawn(chain.extend(draft)) < self.p else Rollback(reason="random")
+
+    def drawn(self, chain: Chain) -> float:
+        """Return a uniform random number, 0 or above and below 1, that is determined by the seed and *chain*."""
+        key = (self.seed, *[(message.role, message.content) for message in chain.messages], chain.text)
+        return int.from_bytes(blake2b(repr(key).encode(), digest_size=6).digest()) / 2**48
