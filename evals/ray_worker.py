@@ -83,17 +83,10 @@ class WorkerSession:
     ) -> tuple[SolvedTask | StepspecError, bytes]:
         """Solve one problem; return the result or the error, and the trace (empty unless *traced*)."""
         assert self._worker is not None
-        if not traced:
-            return await self._solved(self._worker, trial, options, None), b""
         with tempfile.TemporaryDirectory(prefix="stepspec-") as folder:
             path = Path(folder, "trace.jsonl")
-            solved = await self._solved(self._worker, trial, options, path)
+            try:
+                solved = await self._worker.solve(trial, options, path if traced else None)
+            except StepspecError as exc:
+                return exc, _read(path)
             return solved, _read(path)
-
-    async def _solved(
-        self, worker: LocalWorker, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
-    ) -> SolvedTask | StepspecError:
-        try:
-            return await worker.solve(trial, options, trace_to)
-        except StepspecError as exc:
-            return exc

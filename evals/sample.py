@@ -21,7 +21,7 @@ from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, arm_options
 from stepspec.orchestrator.solution import Solution, SolvedStep, StepFate
 from stepspec.orchestrator.stats import Acceptance
-from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
+from stepspec.orchestrator.trace import Recorder, Stopwatch
 
 from .grading.graders import Gold
 from .plain import PLAIN, solve_plain
@@ -50,23 +50,6 @@ def sum_acceptances(readings: Iterable[ByRole]) -> ByRole:
         for role, acceptance in reading.items():
             sums[role] = sums.get(role, Acceptance()) + acceptance
     return sums
-
-
-class RunRecorder:
-    """Records the events of one run with their times on its *clock*, and passes every event on to *observe*."""
-
-    def __init__(self, observe: Observer) -> None:
-        self._observe = observe
-        self.clock = Stopwatch()
-        self._recorder = Recorder(self.clock)
-
-    def __call__(self, event: Event) -> None:
-        self._recorder(event)
-        self._observe(event)
-
-    @property
-    def moments(self) -> Sequence[Moment]:
-        return self._recorder.moments
 
 
 Outcome: TypeAlias = Literal["right", "wrong", "truncated", "ungraded", "failed"]
@@ -269,19 +252,24 @@ async def solve_once(
     limits = run.budget if budget is None else Limits.of(budget)
     own = run.options if options is None else dict(options)
     run = run.model_copy(update={"options": own, "sampling": sampling, "budget": limits})
-    recording = RunRecorder(observe)
+    clock = Stopwatch()
+    recorder = Recorder(clock)
+
+    def record(event: Event) -> None:
+        recorder(event)
+        observe(event)
+
     try:
         if arm.policy == PLAIN:
-            return SolvedTask(*await solve_plain(solver, problem, sampling, limits.budget(), recording.clock))
+            return SolvedTask(*await solve_plain(solver, problem, sampling, limits.budget(), clock))
         with separate_cache(arm.name):
-            solution = await solver.solve(problem, run, observe=recording, clock=recording.clock)
+            solution = await solver.solve(problem, run, observe=record, clock=clock)
     except ContextTooLong:
         return SolvedTask(None, {})
     finally:
-        if trace_to is not None and recording.moments:
-            trace.write(trace_to, recording.moments)
-    pace = _pace([moment.event for moment in recording.moments])
-    return SolvedTask(solution, pace)
+        if trace_to is not None and recorder.moments:
+            trace.write(trace_to, recorder.moments)
+    return SolvedTask(solution, _pace([moment.event for moment in recorder.moments]))
 
 
 def _pace(events: Sequence[Event]) -> dict[Role, float]:

@@ -153,7 +153,6 @@ def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path
         trials.unlink()
     for name in ("policy", "calibrated"):
         shutil.copy(folder / "specreason.toml", folder / f"{name}.toml")
-    (folder / "relay.toml").write_text('policy = "relay"\n')
     (folder / "traces").mkdir()
     shutil.copy(folder / "run.jsonl", folder / "traces")
     return folder
