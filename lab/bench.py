@@ -14,7 +14,8 @@ import dataclasses
 import datetime
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,20 +25,30 @@ import orjson
 import typer
 from rich.console import Console
 
+from stepspec.api import Solver
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL, measure
 from stepspec.evals.command_line import progress_bars, script
 from stepspec.evals.results import Result, summarise
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
 from stepspec.evals.testbed.commands import markdown, small_print, table
-from stepspec.evals.testbed.servers import JUDGE, PAIR, SPECULATIONS, TINY, weights_digest
+from stepspec.evals.testbed.servers import (
+    JUDGE,
+    NO_SPECULATION,
+    PAIR,
+    SPECULATIONS,
+    TINY,
+    endpoint,
+    running,
+    weights_digest,
+)
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.launcher import TokenSpeculation
 
 from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL
-from .published_specreason import PUBLISHED
-from .solvers import solvers
-from .worlds import SHORT, find_world, fresh_tasks
+from .published_specreason import PUBLISHED, PublishedSpecReason
+from .worlds import LONG, SHORT, accounts, find_world, fresh_tasks, long_tasks
 
 THREE = Arm.of("three models", "specreason")
 NESTED: Mapping[str, Mapping[str, Any]] = {
@@ -55,12 +66,50 @@ NESTED_SMALL_PRINT = (
 
 STACKED = (LARGE, SHIPPED)
 WARM_UP = 2  # problems
+WARMING = accounts.Difficulty(steps=(3, 6))  # the first problems need not be long
+NO_NESTING: Mapping[str, Mapping[str, Any]] = {}
 
 STACKED_SMALL_PRINT = (
     "With ngram, both servers draft from what was written before; with draft_model, the small model drafts for the "
     "large one as well, within its server, each of its passes at the small model's pace. Tokens of a role: the share "
     "of the drafted tokens that its model accepted, and the tokens that a pass with a draft gave, its own included."
 )
+
+
+@asynccontextmanager
+async def solvers(
+    profile: str,
+    console: Console,
+    warm_up: tuple[Arm, ...],
+    seed: int,
+    problems: int,
+    speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
+    nested: Mapping[str, Mapping[str, Any]] = NO_NESTING,
+    *,
+    world: str = SHORT,
+) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
+    """
+    Start the pair and yield a greedy solver over it, and solvers with a nested pair by the name of their arm.
+
+    Their small model is a pair of the tiny and the small model; *nested* has its settings by arm. The tiny model is
+    started only if *nested* has an arm. The arm `PUBLISHED` has a solver of its own too.
+    """
+    roles = (*PAIR, TINY) if nested else PAIR
+    async with AsyncExitStack() as stack:
+        starting = running(profile, roles, console=console, world=find_world(world), speculation=speculation)
+        served = await stack.enter_async_context(starting)
+        large = endpoint(served["large"], "large")
+        plain = await stack.enter_async_context(Solver(endpoint(served["small"], "small"), large, sampling=GREEDY))
+        nested_solvers: dict[str, Solver] = {}
+        for name, settings in nested.items():
+            pair = {**settings, "small": endpoint(served[TINY], "small"), "large": endpoint(served["small"], "large")}
+            nested_solvers[name] = await stack.enter_async_context(Solver(pair, large, sampling=GREEDY))
+        if PUBLISHED in warm_up:
+            peer = await stack.enter_async_context(PublishedSpecReason(plain.settings))
+            nested_solvers[PUBLISHED.name] = peer
+        tasks = long_tasks(problems, seed, WARMING) if world == LONG else fresh_tasks(problems, seed, world=world)
+        await measure(plain, warm_up, tasks, solvers=nested_solvers)
+        yield plain, nested_solvers
 
 
 def arms(method: str) -> tuple[Arm, ...]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from io import StringIO
 
+import pytest
+from rich.console import Console
+
+from lab import kills
 from lab.faults import ALONE, FAULTS, Fault, Outcome, Result, refusal, suite
 
 SOME = ("small down", "large killed under the requests", "small: 500", "large: garbage")
@@ -29,3 +33,16 @@ async def test_some_faults() -> None:
     results = await suite([fault for fault in FAULTS if fault.name in SOME], 4, lambda result: None)
     assert len(results) == len(SOME)
     assert [complaint for result in results for complaint in result.complaints] == []
+
+
+def test_solutions_are_counted_by_the_model_whose_server_was_killed() -> None:
+    found = [
+        kills.Killed("small", "http://a", 0.2, equal=True, in_use=True),
+        kills.Killed("small", "http://a", 0.9, equal=False, in_use=True, why="length, degraded: no"),
+        kills.Killed("large", "http://b", 0.9, equal=True, in_use=False),
+    ]
+    file = StringIO()
+    Console(file=file, width=120).print(kills.table(found))
+    printed = file.getvalue()
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.splitlines() if "│" in line]
+    assert cells == [["small", "2", "2", "1"], ["large", "1", "0", "1"], ["all", "3", "2", "2"]]
