@@ -261,6 +261,7 @@ def test_some_failed_problems_count_as_wrong_and_have_no_latency(tmp_path: Path)
 
     large, ours = measured(PacedSolver(fails=fails), stored(tmp_path), [Load(concurrency=2)])
     assert (large.failed, ours.n, ours.failed, ours.accuracy.value) == (0, 4, 1, 0.75)
+    assert ours.problems_per_second.value == pytest.approx(3 / ((3 * 2.0 + 0.5) / 2))  # the failed one took 0.5 s
     assert ours.to_large == Interval(0.5, 0.5, 0.5)
 
 
