@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import numpy as np
-import orjson
 import typer
 from numpy.random import Generator
 from numpy.typing import NDArray
@@ -50,8 +49,6 @@ Examples:
   python -m lab.calibration_simulation                        # a few minutes
 
   python -m lab.calibration_simulation --populations 200 --limit 0.05
-
-  python -m lab.calibration_simulation --json > coverage.json
 """
 Shares: TypeAlias = NDArray[np.float64]
 stderr = Console(stderr=True)
@@ -268,7 +265,6 @@ def main(
     populations: Annotated[int, typer.Option(min=1, help="Populations for each row.")] = 1000,
     limit: Annotated[float, typer.Option(help="The most that may be lost, as a share.")] = 0.02,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the populations.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead.")] = False,
 ) -> None:
     """
     Simulate, print two tables, and exit with 1 if a bar is missed.
@@ -299,10 +295,7 @@ def main(
             )
             for kind, repeating, attempts in searches
         ]  # fmt: skip
-    if json:
-        print(orjson.dumps({"rows": rows, "search": search_rows}).decode())
-    else:
-        Console(width=130).print(table(rows), search_table(search_rows))
+    Console(width=130).print(table(rows), search_table(search_rows))
     failures = [*missed(rows), *search_missed(search_rows)]
     for line in (*failures, *(row.remark for row in rows if row.remark and row.reach <= MOST)):
         stderr.print(line, style="red" if line in failures else "yellow", highlight=False, soft_wrap=True)
