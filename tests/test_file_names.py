@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stepspec.cli.many import Problem
 from stepspec.evals.benchmarks import own
+from stepspec.evals.problems import Problem
 from stepspec.evals.runner import trace_name
 from stepspec.orchestrator.launcher.machine import model_folder
 

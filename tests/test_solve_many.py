@@ -20,7 +20,8 @@ from typing import Any
 import orjson
 import pytest
 
-from stepspec.cli.many import Problem, SolutionFile, read_problems
+from stepspec.cli.many import SolutionFile
+from stepspec.evals.problems import Problem, read_problems
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Started

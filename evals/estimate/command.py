@@ -34,11 +34,11 @@ from ..flags import (
     with_settings,
 )
 from ..plan import check_arm, testbed_settings
+from ..problems import PROBLEMS, read_problems
 from ..testbed.solving_pair import fresh_tasks, pair_solver
 from .measurements import Measurements
 from .measuring import measure, unlimited
 from .prediction import Estimate, predict
-from .problems import PROBLEMS, load_problems
 from .report import SMALL_PRINT, estimated_settings, headline, methods_table, notes, record, servers_table
 
 POLICIES = ("specreason", "reading", "bild", "reflective")
@@ -100,7 +100,7 @@ def command(
         only_without_testbed(problems=problems)
         texts = [task.problem for task in fresh_tasks(limit, seed)]
     else:
-        texts = load_problems(problems, limit) if problems else list(PROBLEMS[:limit])
+        texts = [each.text for each in read_problems(problems, limit)] if problems else list(PROBLEMS[:limit])
     settings = testbed_settings() if testbed else Solver().settings
     if not testbed:
         check_pair(settings)

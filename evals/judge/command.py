@@ -22,9 +22,9 @@ from ..cli import WIDTH
 from ..command_line import finite, only_without_testbed, progress_bars, script, writable
 from ..estimate import report as estimate_report
 from ..estimate.command import check_pair, parts
-from ..estimate.problems import load_problems
 from ..flags import SAMPLING, SERVERS, Json, Pace, ProblemsFile, Testbed, with_settings
 from ..plan import testbed_settings
+from ..problems import read_problems
 from ..results import Interval
 from ..testbed.solving_pair import fresh_tasks, pair_solver
 from .figures import ACCEPTED, MOST_PASSED, DraftFigures, ReadingFigures, best, figures
@@ -87,7 +87,7 @@ def command(
         only_without_testbed(problems=problems)
         texts = [task.problem for task in fresh_tasks(limit, seed)]  # the only problems that its models know
     else:
-        texts = load_problems(problems, limit) if problems else []
+        texts = [each.text for each in read_problems(problems, limit)] if problems else []
     settings = testbed_settings() if testbed else Solver().settings
     if not testbed:
         check_pair(settings)

@@ -4,107 +4,27 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from hashlib import blake2b
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
 import orjson
 
+from stepspec.evals.problems import Problem, text_digest
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
 from .. import settings as configuration
 from ..api import Solver
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One problem of a file: its *text*, and its *id*, which is unique in the file."""
-
-    id: str | int
-    text: str
-
-    @property
-    def key(self) -> tuple[str | int, str]:
-        """What tells whether it is solved already: another text under the same id is another problem."""
-        return self.id, self.text
-
-    @property
-    def file_name(self) -> str:
-        """A name for a file of its own."""
-        name = _UNSAFE.sub("-", str(self.id))[:80]
-        return name if name == str(self.id) and name.strip(".") else f"{name.strip('.')}-{_digest(str(self.id))}"
-
-
-def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
-    """
-    Read the problems in the file at *path*, at most *limit*; ``-`` is standard input.
-
-    Each line is a text, or a JSON object with its "problem" or "question" and perhaps its "id". Without one the id is a
-    hash of the text. Raise `ConfigurationError` for a file without problems, a line that is neither, and an id that
-    stands there twice.
-    """
-    try:
-        content = sys.stdin.read() if path == Path("-") else path.read_text(encoding="utf-8")
-    except OSError as exc:
-        raise ConfigurationError(f"no problems in {path}: {exc.strerror}") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigurationError(f"no problems in {path}: it is not UTF-8") from exc
-    found: dict[str | int, Problem] = {}
-    for number, line in enumerate(content.split("\n"), 1):
-        if not line.strip():
-            continue
-        if limit is not None and len(found) == limit:
-            break
-        id, text = _parse(path, number, line.strip())
-        if id is None:
-            id = _unused(_digest(text), found)
-        elif id in found:
-            raise ConfigurationError(f"{path}, line {number}: the id {id!r} is there twice")
-        found[id] = Problem(id, text)
-    if not found:
-        raise ConfigurationError(f"no problems in {path}: the file is empty")
-    return list(found.values())
-
-
-def _parse(path: Path, number: int, line: str) -> tuple[str | int | None, str]:
-    if not line.startswith("{"):
-        return None, line
-    try:
-        fields = orjson.loads(line)
-        text, id = fields["problem"] if "problem" in fields else fields["question"], fields.get("id")
-    except (orjson.JSONDecodeError, KeyError) as exc:
-        raise ConfigurationError(
-            f'{path}, line {number}: a line that begins with a brace has to be a JSON object with "problem"'
-        ) from exc
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigurationError(f'{path}, line {number}: "problem" has to be a text')
-    if id is not None and (not isinstance(id, str | int) or isinstance(id, bool) or id == ""):
-        raise ConfigurationError(f'{path}, line {number}: "id" has to be a text or a whole number')
-    return id, text.strip()
-
-
-def _unused(id: str, taken: dict[str | int, Problem]) -> str:
-    """*id*, or *id* with the first number that makes it new: the same text may stand in a file several times."""
-    copies = (id if number == 1 else f"{id}-{number}" for number in range(1, len(taken) + 2))
-    return next(name for name in copies if name not in taken)
-
-
-def _digest(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
 
 def settings_digest(solver: Solver) -> str:
     """A hash of what solutions depend on, of an entered *solver*: its models, and the options of its runs."""
     run = solver.settings.run
     values = [solver.models, configuration.conditions(run), run.policy, run.sampling.model_dump(), run.auto]
-    return _digest(orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode())
+    return text_digest(orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode())
 
 
 class SolutionFile:

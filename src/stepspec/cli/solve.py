@@ -12,6 +12,7 @@ import typer
 
 from stepspec.evals.command_line import progress_bars, writable
 from stepspec.evals.flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Limit, with_settings
+from stepspec.evals.problems import Problem, read_problems
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Observer
@@ -19,7 +20,7 @@ from stepspec.orchestrator.nesting import leaves
 from stepspec.orchestrator.solution import Solution
 
 from ..api import Solver
-from .many import Problem, SolutionFile, read_problems, settings_digest, solve_all
+from .many import SolutionFile, settings_digest, solve_all
 from .terminal import (
     RunPrinter,
     nested_lines,

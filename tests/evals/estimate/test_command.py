@@ -14,9 +14,8 @@ from stepspec import Solver
 from stepspec import settings as configuration
 from stepspec.evals.estimate import command as module
 from stepspec.evals.estimate.measurements import Measurements
-from stepspec.evals.estimate.problems import PROBLEMS, load_problems
+from stepspec.evals.problems import PROBLEMS
 from stepspec.evals.sample import Arm
-from stepspec.orchestrator.errors import ConfigurationError
 
 from ...test_cli import call
 from .made import BAD, GOOD, measured
@@ -125,16 +124,6 @@ def test_problems_come_from_a_file(asked: list[Sequence[Any]], tmp_path: Path) -
     ((methods, problems, loads, _),) = asked
     assert [arm.policy for arm in methods] == list(module.POLICIES)
     assert (problems, loads) == (["first", "second", "third"], [])
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"), [("", "empty"), ('{"answer": 3}', "problem 1"), ("One?\n{oops", "problem 2")]
-)
-def test_a_file_without_problems_is_an_error(tmp_path: Path, text: str, complaint: str) -> None:
-    file = tmp_path / "problems"
-    file.write_text(text)
-    with pytest.raises(ConfigurationError, match=complaint):
-        load_problems(file, 9)
 
 
 def test_json_is_one_object_and_the_exit_code_says_that_nothing_pays(

@@ -1,0 +1,120 @@
+"""Problems without answers: those of a user's own file, or some that need no download."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import orjson
+
+from stepspec.orchestrator.errors import ConfigurationError
+
+PROBLEMS: tuple[str, ...] = (
+    "A train leaves at 14:05 and travels 210 km at 84 km/h, with a stop of 12 minutes. When does it arrive?",
+    "How many positive integers below 1000 are divisible by 6 or by 15, but not by 10?",
+    "A rectangle's length is 3 cm more than twice its width, and its area is 119 square cm. Find its perimeter.",
+    "Three dice are rolled. What is the probability that their sum is 11?",
+    "Find all real x with x^4 - 13x^2 + 36 = 0, and the sum of their squares.",
+    "A shop raises a price by 20%, then lowers it by 15%, then by another 5%. By how much has it changed in all?",
+    "In how many ways can 7 people sit around a round table if two of them do not want to be neighbours?",
+    "What is the remainder when 7^2026 is divided by 100?",
+    "The sides of a triangle are 13, 14 and 15. Find its area and the radius of its inscribed circle.",
+    "A tank is filled by one pipe in 6 hours and by another in 4, and a drain empties it in 12. All three are open. "
+    "How long does it take to fill the tank?",
+    "Find the number of integer solutions of x + y + z = 20 with x >= 1, y >= 2 and z >= 3.",
+    "A geometric sequence has the second term 12 and the fifth term 324. Find the sum of its first six terms.",
+    "What is the largest prime factor of 10! + 11! + 12!?",
+    "Two cards are drawn from a deck of 52 without replacement. What is the probability that both are red or both are "
+    "face cards?",
+    "A circle passes through (0, 0), (8, 0) and (0, 6). Find its centre, its radius, and the length of the chord on "
+    "the line y = x.",
+    "Anna is three times as old as Ben was when Anna was as old as Ben is now. Together they are 50. How old are they?",
+    "How many zeros are at the end of 2026!, written in base 10?",
+    "Let f(x) = (2x + 3)/(x - 1). Find f(f(x)) and every x for which f(f(x)) = x.",
+    "From the digits 1 to 6, each used at most once, how many four-digit numbers divisible by 4 can be formed?",
+    "A boat takes 3 hours for 36 km downstream and 4.5 hours back. Find the speed of the boat and of the current, and "
+    "the time for 20 km upstream.",
+)
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem of a file: its *text*, and its *id*, which is unique in the file."""
+
+    id: str | int
+    text: str
+
+    @property
+    def key(self) -> tuple[str | int, str]:
+        """What tells whether it is solved already: another text under the same id is another problem."""
+        return self.id, self.text
+
+    @property
+    def file_name(self) -> str:
+        """A name for a file of its own."""
+        name = _UNSAFE.sub("-", str(self.id))[:80]
+        return name if name == str(self.id) and name.strip(".") else f"{name.strip('.')}-{text_digest(str(self.id))}"
+
+
+def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
+    """
+    Read the problems in the file at *path*, at most *limit*; ``-`` is standard input.
+
+    Each line is a text, or a JSON object with its "problem" or "question" and perhaps its "id". Without one the id is a
+    hash of the text. Raise `ConfigurationError` for a file without problems, a line that is neither, and an id that
+    stands there twice.
+    """
+    try:
+        content = sys.stdin.read() if path == Path("-") else path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigurationError(f"no problems in {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigurationError(f"no problems in {path}: it is not UTF-8") from exc
+    found: dict[str | int, Problem] = {}
+    for number, line in enumerate(content.split("\n"), 1):
+        if not line.strip():
+            continue
+        if limit is not None and len(found) == limit:
+            break
+        id, text = _parse(path, number, line.strip())
+        if id is None:
+            id = _unused(text_digest(text), found)
+        elif id in found:
+            raise ConfigurationError(f"{path}, line {number}: the id {id!r} is there twice")
+        found[id] = Problem(id, text)
+    if not found:
+        raise ConfigurationError(f"no problems in {path}: the file is empty")
+    return list(found.values())
+
+
+def _parse(path: Path, number: int, line: str) -> tuple[str | int | None, str]:
+    if not line.startswith("{"):
+        return None, line
+    try:
+        fields = orjson.loads(line)
+        text, id = fields["problem"] if "problem" in fields else fields["question"], fields.get("id")
+    except (orjson.JSONDecodeError, KeyError) as exc:
+        raise ConfigurationError(
+            f'{path}, line {number}: a line that begins with a brace has to be a JSON object with "problem"'
+        ) from exc
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigurationError(f'{path}, line {number}: "problem" has to be a text')
+    if id is not None and (not isinstance(id, str | int) or isinstance(id, bool) or id == ""):
+        raise ConfigurationError(f'{path}, line {number}: "id" has to be a text or a whole number')
+    return id, text.strip()
+
+
+def _unused(id: str, taken: dict[str | int, Problem]) -> str:
+    """*id*, or *id* with the first number that makes it new: the same text may stand in a file several times."""
+    copies = (id if number == 1 else f"{id}-{number}" for number in range(1, len(taken) + 2))
+    return next(name for name in copies if name not in taken)
+
+
+def text_digest(text: str) -> str:
+    """A hash of *text*."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
