@@ -221,7 +221,7 @@ def _error_message(body: bytes) -> str:
         return one_line(_page_title(text) if text.startswith("<") else text)[:500] or "no reason given"
     for key in ("error", "message", "detail"):
         if isinstance(reply, dict):
-            reply = cast("dict[str, Any]", reply).get(key, reply)
+            reply = cast("dict[str, Any]", reply).get(key) or reply
     return one_line(str(reply))[:500]
 
 

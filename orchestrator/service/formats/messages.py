@@ -170,7 +170,7 @@ class AssistantTurn(CacheablePart):
 MessageTurn: TypeAlias = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 
 
-class EnabledThinking(Part):
+class EnabledThinking(CacheablePart):
     """Thinking of at most *budget_tokens* tokens; what is left of `max_tokens` is for the answer."""
 
     type: Literal["enabled"]
@@ -178,14 +178,14 @@ class EnabledThinking(Part):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class AdaptiveThinking(Part):
+class AdaptiveThinking(CacheablePart):
     """Thinking as the models choose, which is the default."""
 
     type: Literal["adaptive"]
     display: Literal["summarized", "omitted"] | None = None
 
 
-class DisabledThinking(Part):
+class DisabledThinking(CacheablePart):
     """Thinking that the reply does not show, of the least effort: a method always thinks."""
 
     type: Literal["disabled"]
@@ -203,27 +203,27 @@ class OutputFormat(Schema):
     rules: Rules
 
 
-class OutputConfig(Part):
+class OutputConfig(CacheablePart):
     """The effort of the thinking, and the form of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class UserMetadata(Part):
+class UserMetadata(CacheablePart):
     """Whose request it is."""
 
     user_id: Annotated[str, Field(max_length=512)] | None = None
 
 
-class ClearThinking(Part):
+class ClearThinking(CacheablePart):
     """Which thinking of earlier answers is kept; the models' own chat templates decide it."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Any = None
 
 
-class ContextManagement(Part):
+class ContextManagement(CacheablePart):
     """Changes of the conversation before the models read it; none has an effect."""
 
     edits: Items[ClearThinking] | None = None
@@ -261,14 +261,14 @@ def _client_tool(tool: object) -> object:
 OfferedTool: TypeAlias = Annotated[CustomTool, BeforeValidator(_client_tool)]
 
 
-class ToolChoice(Part):
+class ToolChoice(CacheablePart):
     """Whether the answer calls tools as the model likes, at least one, or none."""
 
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = None
 
 
-class NamedToolChoice(Part):
+class NamedToolChoice(CacheablePart):
     """The tool that the answer has to call."""
 
     type: Literal["tool"]

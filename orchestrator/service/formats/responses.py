@@ -66,7 +66,7 @@ class MessageItem(Item):
     phase: str | None = None
 
 
-class ReasoningPart(Part):
+class ReasoningPart(CacheablePart):
     """A part of the reasoning of an earlier answer."""
 
     type: Literal["reasoning_text"]
@@ -106,7 +106,7 @@ OWN_CALLS = ("function_call", "function_call_output")
 
 
 def _with_type(item: object) -> object:
-    """Add the type of a message to an item with a role. Raise `ValueError` for calls that the service would run."""
+    """Add the type of a message to an item with a role. Raise `ValueError` for what only another server can answer."""
     if not isinstance(item, dict):
         return item
     fields = cast("dict[str, Any]", item)
@@ -115,6 +115,8 @@ def _with_type(item: object) -> object:
         raise ValueError("an item of the type 'item_reference': nothing is stored; send the item itself")
     if kind.endswith(("_call", "_call_output")) and kind not in OWN_CALLS:
         raise ValueError(f"an item of the type {kind!r}: {FUNCTIONS}")
+    if kind == "item_reference" or fields.keys() == {"id"}:
+        raise ValueError("an item_reference: nothing is stored; send the item itself")
     return {"type": "message", **fields} if "role" in fields else fields
 
 
@@ -247,9 +249,15 @@ class ResponsesRequest(Request):
             format=format.rules if isinstance(format, SchemaFormat) else any_json(format),
             format_name="text.format",
             tools=tuple([tool for offered in self.tools or () for tool in offered.tools]),
-            tool_choice=choice.name if isinstance(choice, ChosenFunction) else choice or "auto",
+            tool_choice=self._named(choice.name) if isinstance(choice, ChosenFunction) else choice or "auto",
             parallel=self.parallel_tool_calls is not False,
         )
+
+    def _named(self, choice: str) -> str:
+        """The name that the models read of the chosen tool. A namespace may be left out where only one has the tool."""
+        spaces = [flat for flat, (_, name) in self.namespaces.items() if name == choice]
+        plain = any(isinstance(tool, FunctionTool) and tool.name == choice for tool in self.tools or ())
+        return spaces[0] if len(spaces) == 1 and not plain else choice
 
     @property
     def namespaces(self) -> Mapping[str, tuple[str, str]]:
@@ -273,7 +281,7 @@ class ResponsesRequest(Request):
             "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
             "store": False,
             "text": {"format": format.model_dump(by_alias=True) if format else {"type": "text"}},
-            "tool_choice": choice.model_dump()
+            "tool_choice": choice.model_dump(exclude={"cache_control"})
             if isinstance(choice, ChosenFunction)
             else choice or ("auto" if self.tools else "none"),
             "tools": [

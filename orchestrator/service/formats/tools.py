@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from ...chain import Tool, ToolCall
 from ...events import Calling
 from .bounds import too_deep
-from .schemas import CacheablePart, Part, kind_of
+from .schemas import CacheablePart, kind_of
 
 MAX_TOOLS = 128  # OpenAI's limit
 FUNCTIONS = "send tools of the type function; the client runs them and sends their results back"
@@ -130,13 +130,13 @@ class NamespaceTool(CacheablePart):
         return tuple([replace(each.tool, name=flat_name(self.name, each.name)) for each in self.functions])
 
 
-class NamedFunction(Part):
+class NamedFunction(CacheablePart):
     """The name of a function."""
 
     name: Name
 
 
-class NamedTool(Part):
+class NamedTool(CacheablePart):
     """The tool that the answer has to call."""
 
     type: Literal["function"]

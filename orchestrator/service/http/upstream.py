@@ -215,7 +215,7 @@ class Forwarding:
         answer = ForwardedAnswer(path, stream=stream, counted=self.counted, hidden=self.hidden)
         try:
             part = await _read(response, deadlines.first)
-            if self.content.get("stream") is True and response.status == 200 and not (stream and part.strip()):
+            if self.content.get("stream") is True and response.status == 200 and not (stream and _begins_events(part)):
                 raise no_stream(call, await _all(response, part, deadlines.between))
         except BrokenAnswer as exc:
             raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
@@ -245,14 +245,17 @@ class Forwarding:
 
     async def refuse(self, exc: EndpointError) -> None:
         """Answer when no server has: with the answer of the last one that failed, or with an error of its own."""
-        if isinstance(exc, ContextTooLong):
-            raise api_error(exc) from exc
-        if isinstance(exc, EndpointRejected):
+        if isinstance(exc, EndpointRejected) and exc.status in (401, 403):
             raise _key_refused(self.model, exc, keyed=self.endpoint.settings.api_key is not None)
-        if self.failed is not None:
+        if self.failed is not None and not isinstance(exc, EndpointRejected):
             await self._pass_on(self.failed)
             return
         raise api_error(exc) from exc
+
+
+def _begins_events(part: bytes) -> bool:
+    """Whether the first *part* of a body may be events: it has some, and is neither JSON nor a web page."""
+    return not part.lstrip().startswith((b"{", b"[", b"<")) and bool(part.strip())
 
 
 class UpstreamProxy:

@@ -141,16 +141,14 @@ async def test_cache_control_is_accepted_anywhere_without_effect() -> None:
         {"role": "assistant", "content": [used]},
         {"role": "user", "content": [result]},
     ]
+    body = {"model": "auto", "max_tokens": 99, "messages": messages, "system": [text], **CACHED}
+    body |= {"thinking": {"type": "adaptive", **CACHED}, "metadata": {"user_id": "u", **CACHED}}
+    body |= {"tools": [{"name": "f", "input_schema": {}, **CACHED}], "tool_choice": {"type": "none", **CACHED}}
     async with serving() as served:
         statuses = [
             (await served.chat(messages=turns, tools=[tool], tool_choice="none", **CACHED)).status,
             (await served.post("/v1/responses", {"model": "auto", "input": [item], **CACHED})).status,
-            (
-                await served.post(
-                    "/v1/messages",
-                    {"model": "auto", "max_tokens": 99, "messages": messages, "system": [text], **CACHED},
-                )
-            ).status,
+            (await served.post("/v1/messages", body)).status,
         ]
         refused = await served.chat(stepspec=CACHED)
     assert statuses == [200] * 3

@@ -108,6 +108,8 @@ async def test_what_a_load_generator_sends_has_no_effect() -> None:
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "1"}]}, "input", "no message before it"),
         ({"input": [{"type": "item_reference", "id": "rs_1"}]}, "input[0]", "nothing is stored; send the item itself"),
         ({"input": [{"type": "banana"}]}, "input[0]", "'reasoning'"),
+        ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0]", "send the item itself"),
+        ({"input": [{"id": "m"}]}, "input[0]", "send the item itself"),
         ({"input": [{"role": "user", "content": None}]}, "input[0].content", "a valid string or a valid list"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content", "read text only"),
         ({"input": [{"role": "user", "contents": "x"}]}, "input[0].contents", "did you mean 'content'"),

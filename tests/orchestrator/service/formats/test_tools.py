@@ -212,6 +212,31 @@ async def test_responses_have_calls_as_items_and_take_them_back(
     assert orjson.loads("".join(pieces)) == {"item": "42"}
 
 
+STALL = [{**SHOP[0], "name": "stall"}]
+
+
+@pytest.mark.parametrize(
+    ("tools", "chosen_name", "called_tool"),
+    [
+        (SHOP, "calculator", ("shop", "calculator")),
+        (SHOP, "shop__calculator", ("shop", "calculator")),
+        (SHOP + FLAT, "calculator", (None, "calculator")),
+        (SHOP + STALL, "stall__calculator", ("stall", "calculator")),
+        (SHOP + STALL, "calculator", None),  # which of them?
+    ],
+)
+async def test_a_tool_in_one_namespace_is_chosen_without_it(
+    tools: list[dict[str, Any]], chosen_name: str, called_tool: tuple[str | None, str] | None
+) -> None:
+    choice = {"type": "function", "name": chosen_name}
+    async with standing_in() as pair:
+        body = {"model": "auto", "input": "What is 1 + 1?", "tools": tools, "tool_choice": choice}
+        reply = (await pair.http.post("/v1/responses", json=body)).json()
+    calls = [item for item in reply.get("output", []) if item["type"] == "function_call"]
+    assert [(call.get("namespace"), call["name"]) for call in calls] == ([called_tool] if called_tool else [])
+    assert ("did you mean" in str(reply.get("error"))) is not bool(called_tool)
+
+
 async def test_the_parser_is_asked_again_only_about_what_is_new() -> None:
     async with standing_in(chunk=4) as pair:
         await pair.chat(tools=TOOLS)
