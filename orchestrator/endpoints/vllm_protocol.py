@@ -655,6 +655,7 @@ def suffix_scoring_body(model: str, prompt: Prompt, top: int) -> Body:
         "prompt_logprobs": top,
         "skip_reading_prefix_cache": False,
         "detokenize": False,
+        "skip_special_tokens": False,
         "max_tokens": 1,
         "temperature": 0.0,
     }

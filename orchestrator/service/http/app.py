@@ -46,7 +46,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """
 
     _unread = 0  # bytes of headers that are not complete
-    _headers = 0  # bytes of the names and values of the headers of this request
+    _headers = 0  # bytes of the lines of the headers of this request
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -76,7 +76,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + len(": \r\n"))
         super().on_header(name, value)
 
     def _count(self, size: int) -> None:

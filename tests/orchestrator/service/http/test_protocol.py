@@ -146,6 +146,7 @@ BIG = b"x" * MAX_HEADERS
 PACKETS = {
     "one large header": request(b"X-Any: " + BIG),
     "many headers": request(*[b"X-%d: %s" % (at, BIG[:1000]) for at in range(70)]),
+    "very many short headers": request(*[b"a: b"] * (MAX_HEADERS // 6)),
     "a long address": request().replace(b"/v1/chat/completions", b"/" + BIG),
     "with a body": request(b"Content-Length: 9", b"X-Any: " + BIG, body=b"x" * 9),
     "after a good request": SMUGGLED.replace(b"/version", b"/health") + request(b"X-Any: " + BIG),
