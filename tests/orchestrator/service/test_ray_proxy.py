@@ -280,6 +280,14 @@ async def test_the_door_is_before_it() -> None:
     assert opened.status == 200
 
 
+async def test_the_front_leaves_the_limits_of_a_client_to_the_replicas() -> None:
+    settings = chosen(clients={"a": {"key": "one", "requests_per_minute": 1}})
+    services = Elsewhere([[(), (JSON, body(b"1"))]])
+    reply = await fetch(services.ask, settings=settings, headers=[(b"authorization", b"Bearer one")])
+    assert reply.status == 200
+    assert "x-ratelimit-limit-requests" not in reply.headers
+
+
 @pytest.mark.parametrize(
     ("server", "insecure", "path", "status"),
     [

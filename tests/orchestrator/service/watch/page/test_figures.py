@@ -1,0 +1,291 @@
+"""The figures of the page: where seconds and tokens went, the speed, and the threshold."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from stepspec.orchestrator import Accept, Rollback, Step, Token
+from stepspec.orchestrator.chain import Verdict
+from stepspec.orchestrator.events import (
+    Called,
+    Committed,
+    Drafted,
+    Event,
+    Fate,
+    Finished,
+    Judged,
+    Purpose,
+    Repaired,
+    Started,
+    Verb,
+)
+from stepspec.orchestrator.ledger import Ledger
+from stepspec.orchestrator.trace import Moment, dump
+
+from ....arms import ARMS
+from .made import drawn, made, nested
+from .script import script
+from .test_view import TRACES, events
+
+# Where the seconds and the tokens went: the parts add up to the ledger of the library, whatever the method.
+
+SUMS = """return given.map((text) => {
+  const view = seen(text);
+  const { secondsByPurpose, ledgerOf } = ledger;
+  const roles = ["small", "large", "critic"];
+  return {
+    purposes: secondsByPurpose(view.calls, roles, (call) => call.role),
+    seconds: fates.secondsByFate(spans.spansOf(view)),
+    tokens: fates.tokensByFate(view, ledgerOf(view)),
+  };
+});"""
+
+
+def sums(*traces: bytes) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = script(SUMS, [trace.decode() for trace in traces])
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[bytes]:
+    scripted = [drawn(name, seed, ahead) for name, seed, ahead in product(ARMS, range(2), (0, 2))]
+    return [made(), nested(), *scripted, *(path.read_bytes() for path in TRACES)]
+
+
+def test_they_are_the_librarys(runs: list[bytes]) -> None:
+    for trace, found in zip(runs, sums(*runs), strict=True):
+        expected = Ledger.of(events(trace))
+        accounts = (expected.small, expected.large, expected.critic)
+        by_model = [sum(one["seconds"][place] for one in found["purposes"]) for place in range(3)]
+        assert by_model == pytest.approx([one.writing + one.judged for one in accounts])
+        assert found["seconds"]["judging"] == pytest.approx(sum(one.judged for one in accounts), abs=1e-2)
+        assert sum(found["seconds"].values()) == pytest.approx(sum(by_model), rel=1e-2, abs=1e-2)
+        tokens = found["tokens"]
+        assert tokens["kept"] + tokens["repaired"] == sum(one.kept for one in accounts)
+        discarded = sum(one.discarded for one in accounts)
+        assert tokens["rejected"] + tokens["lost"] + tokens["other"] >= discarded
+        assert tokens["judging"] == sum(one.judging for one in accounts)
+        assert min(tokens.values()) >= 0
+
+
+def written(text: str, author: Any = "small") -> Step:
+    return Step(text, author, tokens=tuple(map(Token, text.split())))
+
+
+def happened() -> bytes:
+    """A draft that is kept in part and repaired, one that is kept, and one bet that is left over."""
+
+    def called(role: Any, purpose: Purpose, started: float, seconds: float, index: int, count: int) -> Called:
+        verb: Any = "ask" if purpose == "verify" else "write"
+        return Called(
+            role, verb, "done", started, seconds, 0.1, written=count, purpose=purpose, step=index, last_step=index
+        )
+
+    first, repair, second, third = written("a b c"), written("d e", "large"), written("f g h i"), written("j")
+    rollback = Rollback(keep=2, reason="doubt", score=1.0)
+    moments: list[tuple[float, Event]] = [
+        (0, Started((), "own")),
+        (1, called("small", "draft", 0, 1, 0, 3)),
+        (1, Drafted(0, first)),
+        (2, called("large", "verify", 1, 1, 0, 1)),
+        (2, Judged(0, first, rollback)),
+        (2, Committed(0, Step("a ", "small", tokens=(Token("a"),)))),
+        (5, called("large", "hedge", 2, 3, 1, 2)),
+        (5, Repaired(1, repair, rollback)),
+        (5, Committed(1, repair)),
+        (7, called("small", "draft", 5, 2, 2, 4)),
+        (7, Drafted(2, second)),
+        (8, called("large", "verify", 7, 1, 2, 1)),
+        (8, Judged(2, second, Accept(9.0))),
+        (8, Committed(2, second)),
+        (8.5, called("small", "draft", 8, 0.5, 3, 1)),
+        (8.5, Drafted(3, third)),
+        (9, Finished("stop", "", 9)),
+    ]
+    return b"".join(dump(Moment(at, event)) for at, event in moments)
+
+
+def test_every_purpose_and_every_fate_has_its_own() -> None:
+    (found,) = sums(happened())
+    spent = {one["purpose"]: one["seconds"] for one in found["purposes"] if any(one["seconds"])}
+    assert spent == {
+        "drafting": [3.5, 0, 0],
+        "judging": [0, 2, 0],
+        "repairing": [0, 3, 0],
+    }
+    assert found["seconds"] == {"kept": 2, "repaired": 3, "rejected": 1, "lost": 0.5, "other": 0, "judging": 2}
+    assert found["tokens"] == {"kept": 5, "repaired": 2, "rejected": 2, "lost": 1, "other": 0, "judging": 2}
+
+
+# The estimated speed against the large model alone: by hand, and unknown where too little is known.
+
+
+def called(
+    written: int,
+    purpose: Purpose = "repair",
+    *,
+    role: Any = "large",
+    verb: Verb = "write",
+    fate: Fate = "done",
+    path: str = "",
+    first: float | None = 0.2,
+    pace: float = 0.1,
+) -> Called:
+    seconds = (first or 0) + pace * (written - 1)
+    return Called(role, verb, fate, 0.0, seconds, first, written=written, path=path, purpose=purpose)
+
+
+def estimate(*calls: Called, policy: str = "specreason", seconds: float | None = 2.0, kept: int = 41) -> Any:
+    step = Step("So.\n\n", "small", tokens=(Token("So"),) * kept)
+    events: list[Event] = [Started((), policy), *calls, *([Committed(0, step)] if kept else [])]
+    moments = [Moment(1.0, event) for event in events]
+    if seconds is not None:
+        moments.append(Moment(seconds, Finished("stop", "", seconds)))
+    return script("return estimate.estimateOf(seen(given))", b"".join(map(dump, moments)).decode())
+
+
+def test_the_large_models_pace_is_that_of_what_it_wrote() -> None:
+    found = estimate(called(11), called(21, "answer", pace=0.25))
+    assert (found["tokens"], found["pace"], found["first"]) == (30, pytest.approx(0.2), pytest.approx(0.2))
+    assert found["alone"] == pytest.approx(0.2 + 40 * 0.2)
+    assert found["factor"] == pytest.approx(8.2 / 2)
+
+
+def test_a_run_that_goes_on_is_compared_so_far() -> None:
+    assert estimate(called(41), seconds=None)["seconds"] == 1.0
+    assert estimate(called(41), seconds=None)["factor"] == pytest.approx(4.2)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        called(99, "draft"),  # a stream that stays open also waits
+        called(99, ""),
+        called(99, fate="cancelled"),
+        called(99, role="small"),
+        called(99, path="large.small"),
+        called(99, verb="score"),
+        called(99, first=None),
+        called(1),
+    ],
+)
+def test_other_requests_say_nothing_about_it(other: Called) -> None:
+    assert estimate(called(16), other)["tokens"] == 15
+    assert estimate(called(16), other)["factor"] is None
+
+
+def test_the_least_number_of_tokens_is_enough() -> None:
+    assert estimate(called(17))["factor"] is not None
+
+
+@pytest.mark.parametrize("settings", [{"policy": "large"}, {"kept": 0}])
+def test_without_a_comparison_there_is_no_estimate(settings: dict[str, Any]) -> None:
+    assert estimate(called(99), **settings) is None
+
+
+# Which verdicts the threshold slider says would have been others.
+
+BODY = """
+const known = threshold.thresholds(seen(given[0]));
+const numbers = (drafts) => drafts.map((one) => one.number);
+const asked = given[1].map((at) => threshold.changes(known, at));
+const usual = known && threshold.usual(known);
+const answers = asked.map(({ rejected, accepted }) => [numbers(rejected), numbers(accepted)]);
+return known && { ...known, usual, asked: answers };
+"""
+
+
+def threshold_of(
+    policy: str, *verdicts: Verdict, at: tuple[float, ...] = (), own: tuple[str, float] | None = None
+) -> Any:
+    """What is known about the threshold of a run with these *verdicts*, and what would change *at* other ones."""
+    lines = [dump(Moment(0, Started((), policy, threshold=own)))]
+    for index, verdict in enumerate(verdicts):
+        draft = Step(f"{index}\n\n", "small")
+        lines += [dump(Moment(index, event)) for event in (Drafted(index, draft), Judged(index, draft, verdict))]
+    return script(BODY, [b"".join(lines).decode(), at])
+
+
+def test_a_run_without_scores_has_no_slider() -> None:
+    assert threshold_of("random", Accept(), Rollback(reason="random")) is None
+
+
+def test_grades_that_reach_the_threshold_are_accepted() -> None:
+    known = threshold_of("specreason", Accept(8.5), Rollback(reason="grade", score=3), Accept(7.5), at=(0, 5, 8, 9))
+    assert (known["low"], known["high"], known["between"]) == (0, 9, [3, 7.5])
+    assert known["own"] is None
+    assert 3 < known["usual"] < 7.5
+    assert known["asked"] == [[[], [1]], [[], []], [[2], []], [[0, 2], []]]
+
+
+def test_a_doubt_that_passes_the_threshold_is_rejected() -> None:
+    known = threshold_of("bild", Accept(0.5), Rollback(3, "rollback", 4.5), Accept(1.5), at=(0.4, 1, 3, 9))
+    assert known["between"] == [1.5, 4.5]
+    assert known["asked"] == [[[0, 2], []], [[2], []], [[], []], [[], [1]]]
+
+
+def test_verdicts_that_the_score_did_not_decide_stay() -> None:
+    verdicts = Accept(0.5), Accept(1.0), Rollback(3, "rollback", 4.5), Rollback(2, "fallback", 0.7)
+    known = threshold_of("bild", *verdicts, at=(0.4, 2, 9))
+    assert known["asked"] == [[[0, 1], []], [[], []], [[], [2]]]
+
+
+@pytest.mark.parametrize("verdict", [Accept(8.5), Rollback(reason="grade", score=3.0)])
+def test_one_kind_of_verdicts_is_enough(verdict: Verdict) -> None:
+    known = threshold_of("specreason", verdict, at=(0, 9))
+    below, above = known["asked"]
+    assert sorted(map(len, below + above)) == [0, 0, 0, 1]
+
+
+def test_scores_without_end_do_not_break_it() -> None:
+    known = threshold_of("bild", Accept(0.5), Rollback(3, "rollback", float("inf")), Accept(1.0))
+    assert [one["number"] for one in known["scored"]] == [0, 2]
+
+
+def test_probabilities_have_the_whole_range() -> None:
+    known = threshold_of("cascade", Accept(0.9), Rollback(reason="large check", score=0.4))
+    assert (known["low"], known["high"]) == (0, 1)
+
+
+def test_a_runs_own_threshold_is_that_of_its_trace() -> None:
+    known = threshold_of("specreason", Accept(8.5), Accept(9.0), own=("threshold", 4.0), at=(3, 4, 8.6))
+    assert (known["own"], known["usual"], known["option"]) == (4.0, 4.0, "threshold")
+    assert known["asked"] == [[[], []], [[], []], [[0], []]]
+    known = threshold_of("bild", Accept(0.5), own=("rollback", 6.0))
+    assert (known["own"], known["option"]) == (6.0, "rollback")
+    assert known["high"] >= 6
+
+
+def test_verdicts_are_compared_with_the_threshold_of_the_trace() -> None:
+    """A draft that was rejected with a grade above the threshold fell for another reason: it stays rejected."""
+    verdicts = Accept(8.5), Rollback(reason="no grade", score=8.0)
+    assert threshold_of("specreason", *verdicts, own=("threshold", 7.0), at=(0,))["asked"] == [[[], []]]
+    assert threshold_of("specreason", *verdicts, at=(0,))["asked"] == [[[], [1]]]
+
+
+def test_scores_are_counted_in_bins_of_the_same_width() -> None:
+    body = "return threshold.bins({ scored: given.map((verdict) => ({ verdict })), low: 0, high: 9 }, 3)"
+    verdicts = [{"kind": kind, "score": score} for kind, score in (("accept", 9), ("accept", 3), ("rollback", 2.9))]
+    assert script(body, [*verdicts, {"kind": "rollback", "score": -1}]) == [
+        {"accepted": 0, "rejected": 2},
+        {"accepted": 1, "rejected": 0},
+        {"accepted": 1, "rejected": 0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "expected"),
+    [
+        (0, 9, 10, [*range(10)]),
+        (0, 1, 10, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (0, 1.32, 8, [0, 0.2, 0.4, 0.6, 0.8, 1, 1.2]),
+        (0, 81.3, 9, [*range(0, 81, 10)]),
+        (-3, 12, 4, [0, 5, 10]),
+        (5, 5, 4, [5]),
+    ],
+)
+def test_an_axis_has_round_ticks(low: float, high: float, most: int, expected: list[float]) -> None:
+    assert script("return axis.ticks(...given)", [low, high, most]) == expected
