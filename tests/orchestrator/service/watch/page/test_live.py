@@ -89,6 +89,7 @@ async def test_a_run_is_shown_step_by_step_to_its_end(serve: Start, opened: Open
     await expect(page.locator("#status")).to_have_text(DONE)
     await expect(page.locator("#answer .final-answer > :last-child")).to_have_text("16")
     await expect(page.get_by_role("button", name="Run")).to_be_visible()
+    await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     await expect(page.locator("#announcements")).to_contain_text("Answer: 16")
     assert service.requests == [{"problem": PROBLEM, "model": "auto", "stepspec": {"options": {}}}]
     await page.get_by_role("button", name="Copy answer").click()

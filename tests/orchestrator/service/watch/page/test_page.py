@@ -80,8 +80,10 @@ async def test_a_run_that_was_cut_short_is_shown_so_far(opened: Open, saved: Cal
     page = await opened(saved(html(b"".join(lines[:6]))))  # one step is committed, and none is repaired
     await expect(page.locator("#factor")).to_have_text("Unknown")
     await expect(page.locator("#factor-how")).to_contain_text("16 are needed")
+    none = page.get_by_text("No draft was rejected.")
+    await expect(none).to_be_hidden()
     await page.get_by_label("Rejected only").check()
-    await expect(page.get_by_text("No draft was rejected.")).to_be_visible()
+    await expect(none).to_be_visible()
 
 
 async def test_the_slider_says_which_verdicts_would_change(opened: Open, saved: Callable[[str], str]) -> None:
