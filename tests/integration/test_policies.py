@@ -68,7 +68,7 @@ async def test_one_candidate_has_no_rival(pair: Pair, repaired: list[Solution]) 
     assert [(one.thinking, one.text) for one in alone] == [(one.thinking, one.text) for one in repaired]
 
 
-@pytest.mark.parametrize("options", [{}, {"compare": True}, {"fork": "first", "compare": True}])
+@pytest.mark.parametrize("options", [{}, {"compare": True}])
 async def test_accepted_rivals_replace_repairs_of_specreason(
     pair: Pair, repaired: list[Solution], options: dict[str, Any]
 ) -> None:
