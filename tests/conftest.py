@@ -121,12 +121,14 @@ def _room(shared: Path, *, alone: bool) -> Generator[None]:
 
 def pytest_configure() -> None:
     """
-    Handle SIGINT as Python does, where it is ignored: after ``nohup make test &`` in a script, for instance.
+    Handle SIGINT and SIGHUP as Python does, where they are ignored: after ``nohup make test &`` in a script.
 
     Programs that the tests start would ignore it too, and with it the Ctrl-C that some tests send them.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
