@@ -220,8 +220,7 @@ def _error_message(body: bytes) -> str:
         text = body.decode(errors="replace").strip()
         return one_line(_page_title(text) if text.startswith("<") else text)[:500] or "no reason given"
     for key in ("error", "message", "detail"):
-        if isinstance(reply, dict):
-            reply = cast("dict[str, Any]", reply).get(key) or reply
+        reply = _object(reply).get(key) or reply
     return one_line(str(reply))[:500]
 
 
