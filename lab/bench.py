@@ -54,7 +54,7 @@ THREE = Arm.of("three models", "specreason")
 NESTED: Mapping[str, Mapping[str, Any]] = {
     # The small miniature model has not learnt to judge: its grades of the tiny model's steps have an AUROC of 0.49. Its
     # probabilities separate right from wrong steps (0.95): this rollback passes 95% of right steps, 11% of wrong ones.
-    THREE.name: {"policy": "bild", "options": {"scale": "step", "fallback": 0.4, "rollback": 1.0}, "ahead": 2},
+    THREE.name: {"policy": "bild", "options": {"scale": "step", "fallback": 0.4, "rollback": 1.0}},
 }
 
 NESTED_SMALL_PRINT = (

@@ -77,7 +77,7 @@ CORE = {
     "auto": core("auto", "orchestrator/test_auto"),
     "nested": core(
         "nesting/model",
-        *(f"orchestrator/nesting/test_{name}" for name in ("verified_stream", "nested", "turned")),
+        "orchestrator/nesting/test_nested",
         slow=("orchestrator/nesting/test_promises",),
     ),
 }

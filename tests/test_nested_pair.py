@@ -38,7 +38,6 @@ large = "http://large:1"
 [small]
 policy = "bild"
 options = { scale = "step" }
-ahead = 3
 large = { url = "http://small:1", model = "middle" }
 
 [small.small]
@@ -58,9 +57,9 @@ def test_pairs_nest_in_the_file_to_any_depth(nowhere: Path) -> None:
     (nowhere / "stepspec.toml").write_text(FILE)
     small = settings.load().small
     assert isinstance(small, NestedPair)
-    assert (small.policy, small.options, small.ahead, small.large.model) == ("bild", {"scale": "step"}, 3, "middle")
+    assert (small.policy, small.options, small.large.model) == ("bild", {"scale": "step"}, "middle")
     assert isinstance(small.small, NestedPair)
-    assert (small.small.policy, small.small.ahead) == ("specreason", 2)
+    assert small.small.policy == "specreason"
     assert [(path, one.role, one.url) for path, one in small.models] == [
         ("small.small.small", "small", "http://tiniest:1"),
         ("small.small.large", "large", "http://tiny:1"),
@@ -83,12 +82,11 @@ def test_a_pair_may_be_set_by_variables(monkeypatch: pytest.MonkeyPatch) -> None
         ("SMALL__LARGE__URL", "http://small:1"),
         ("SMALL__POLICY", "bild"),
         ("SMALL__OPTIONS", '{"scale": "step"}'),
-        ("SMALL__AHEAD", "4"),
     ):
         monkeypatch.setenv(f"STEPSPEC_{name}", value)
     small = settings.load().small
     assert isinstance(small, NestedPair)
-    assert (small.policy, small.options, small.ahead) == ("bild", {"scale": "step"}, 4)
+    assert (small.policy, small.options) == ("bild", {"scale": "step"})
     assert [one.url for _, one in small.models] == ["http://tiny:1", "http://small:1"]
 
 
@@ -101,7 +99,6 @@ def test_a_pair_may_be_set_by_variables(monkeypatch: pytest.MonkeyPatch) -> None
         ({"small": {"small": "http://a"}, "large": "http://b"}, r"small\.small\.large: Field required"),
         ({"small": "http://a", "large": {"small": "http://b", "large": "http://c"}}, r"small\.large\.url: Field requ"),
         ({"url": "http://a", "large": "http://b"}, r"unknown setting 'small\.large'"),
-        ({"small": "http://a", "large": "http://b", "ahead": -1}, r"small\.ahead"),
     ],
 )
 def test_errors_of_a_pair_are_named_by_their_path(small: dict[str, Any], complaint: str) -> None:

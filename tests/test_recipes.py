@@ -214,7 +214,7 @@ def test_the_miniature_pair_drafts_tokens_for_its_large_model() -> None:
 
 def test_the_pair_within_the_miniature_recipe_is_the_one_that_is_measured() -> None:
     within = load(RECIPES / "miniature-three.toml").nested["small"]
-    assert {"policy": within.policy, "options": within.options, "ahead": within.ahead} == NESTED[THREE.name]
+    assert {"policy": within.policy, "options": within.options} == NESTED[THREE.name]
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)

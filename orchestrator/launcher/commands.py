@@ -18,7 +18,7 @@ from .machine import card_variables
 from .pair import Pair, PairWithin, StartedServer
 
 SMALL, LARGE = "small", "large"
-NESTING_SETTINGS = ("policy", "options", "ahead")
+NESTING_SETTINGS = ("policy", "options")
 SHARED_SETTINGS = ("template", "thinks", "suffix_scoring")  # settings of both a StartedServer and an Endpoint
 OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
 

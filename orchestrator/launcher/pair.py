@@ -28,7 +28,7 @@ from pydantic import (
 
 from ..endpoints.settings import Endpoint, Sampling
 from ..errors import ConfigurationError, near
-from ..nesting.settings import PAIR, Nesting, for_role, kind
+from ..nesting.endpoint import PAIR, Nesting, for_role, kind
 from .machine import VISIBLE
 
 Method: TypeAlias = Literal["none", "ngram", "suffix", "draft_model", "eagle3", "mtp", "medusa", "dflash"]
@@ -311,7 +311,7 @@ class Pair(Roles, frozen=True):
 
 
 KINDS: Mapping[str, type[BaseModel]] = {CONNECTED: Endpoint, STARTED: StartedServer, PAIR: PairWithin}
-NESTING_SETTINGS = frozenset({"policy", "options", "ahead"})  # only a pair within has them
+NESTING_SETTINGS = frozenset({"policy", "options"})  # only a pair within has them
 
 Location = tuple[int | str, ...]  # of an error, as pydantic states it
 R = TypeVar("R", bound=Roles)

@@ -68,7 +68,7 @@ def command_lines(pair: Pair) -> str:
     """Return the shell command of every server to start, one a line; the rest of *pair* is in comments."""
     urls = {path: ",".join(endpoint.urls) for path, endpoint in pair.connected.items()}
     lines = [
-        f"# {path} is a pair: {nested.policy} over {path}.small and {path}.large, {nested.ahead} ahead"
+        f"# {path} is a pair: {nested.policy} over {path}.small and {path}.large"
         for path, nested in pair.nested.items()
     ]
     lines += [f"# {path} runs at {', '.join(endpoint.urls)}" for path, endpoint in pair.connected.items()]

@@ -164,7 +164,7 @@ class Solver:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await all_entered(stack, (self.small, self.large, *((self.critic,) if self.critic else ())))
-            require_agreement(self.small, self.large, lambda small, large: f"{small} and {large} cannot be a pair")
+            require_agreement(self.small, self.large, "a pair")
             for url, cause in self.down.items():
                 log.warning("%s is down, going on without it until it works: %s", url, cause)
             if self.settings.calibration:

@@ -40,7 +40,7 @@ from stepspec.orchestrator.interfaces import (
 )
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
 from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair
-from stepspec.orchestrator.nesting.settings import Nesting
+from stepspec.orchestrator.nesting.endpoint import Nesting
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.verifiers import VERIFIERS, AnswerCheck, ConnectedVerifier, FunctionVerifier, LargeJudge
@@ -63,8 +63,7 @@ def connected(settings: Endpoint | NestedPair, table: str = "", *, optional: boo
         connected(settings.small, f"{table}.small", optional=True),
         connect(settings.large, f"{table}.large", optional=optional),
         partial(policies.make, settings.policy, **settings.options),
-        about=settings.policy,
-        ahead=settings.ahead,
+        settings.policy,
     )
 
 

@@ -28,7 +28,6 @@ def test_its_pair_can_be_made() -> None:
     pair = NestedPair.model_validate({**NESTED[THREE.name], "small": "http://a:1", "large": "http://b:1"})
     models = ScriptedModel("small", counting("small", 2)), ScriptedModel("large", counting("large", 2))
     policies.make(pair.policy, *models, **pair.options)
-    assert pair.ahead > 0
 
 
 @dataclass

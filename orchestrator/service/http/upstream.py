@@ -20,7 +20,7 @@ from ...endpoints.failures import no_connection
 from ...endpoints.sse import EventTooLarge
 from ...endpoints.vllm_protocol import Call, http_date, http_error, no_stream, retry_after
 from ...errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
-from ...nesting import answering
+from ...nesting import leaves
 from ..formats.requests import ServedModel
 from ..watch.records import HealthChecked, ServiceObserver, ServiceRequest
 from .errors import ApiError, api_error
@@ -44,7 +44,7 @@ class HealthMonitor:
         self, http: aiohttp.ClientSession, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver
     ) -> None:
         self._http, self._observe = http, observe
-        self._endpoints: dict[Role, ModelEndpoint] = {role: answering(each) for role, each in endpoints.items()}
+        self._endpoints: dict[Role, ModelEndpoint] = {role: leaves(each)[-1] for role, each in endpoints.items()}
         self.up: dict[Role, bool] = {role: endpoint.usable for role, endpoint in endpoints.items()}
 
     @property
@@ -263,7 +263,7 @@ class UpstreamProxy:
 
     def __init__(self, http: aiohttp.ClientSession, small: ModelEndpoint, large: ModelEndpoint) -> None:
         self._http = http
-        self._endpoints = {"small": answering(small), "large": answering(large)}
+        self._endpoints = {"small": leaves(small)[-1], "large": large}
 
     async def forward(
         self,

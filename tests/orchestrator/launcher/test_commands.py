@@ -28,7 +28,6 @@ THREE: dict[str, Any] = {
     "small": {
         "policy": "bild",
         "options": OPTIONS,
-        "ahead": 3,
         "large": {"url": "http://m:1,http://n:1", "api_key": "secret", "model": "mid", "deadlines": {"connect": 1.5}},
         "small": TINY,
     },
@@ -70,7 +69,7 @@ def test_a_pair_within_is_carried_over_with_all_that_is_set_of_it(read: Any, mon
     found = read(THREE)
     assert found.large == Endpoint(role="large", url="http://large:9", suffix_scoring=True)
     assert isinstance(found.small, NestedPair)
-    assert (found.small.policy, found.small.options, found.small.ahead) == ("bild", OPTIONS, 3)
+    assert (found.small.policy, found.small.options) == ("bild", OPTIONS)
     assert found.small.large == Pair.model_validate(THREE).connected["small.large"]
     assert found.small.small == Endpoint(role="small", url="http://small.small:9")
 
@@ -97,8 +96,8 @@ def test_pairs_nest_in_it_to_any_depth(read: Any) -> None:
     ]
     assert [line.split(" = ")[0] for line in printed(four).splitlines()] == [
         "large",
-        *("small.policy", "small.options", "small.ahead", "small.large"),
-        *("small.small.policy", "small.small.options", "small.small.ahead", "small.small.large", "small.small.small"),
+        *("small.policy", "small.options", "small.large"),
+        *("small.small.policy", "small.small.options", "small.small.large", "small.small.small"),
     ]
 
 
@@ -111,5 +110,5 @@ def test_the_printed_settings_of_a_pair_are_a_file_of_a_running_pair() -> None:
 def test_an_outline_has_the_shape_of_the_file() -> None:
     assert outline(Pair.model_validate(THREE), str.upper) == {
         "large": "LARGE",
-        "small": {"policy": "bild", "options": OPTIONS, "ahead": 3, "large": "SMALL.LARGE", "small": "SMALL.SMALL"},
+        "small": {"policy": "bild", "options": OPTIONS, "large": "SMALL.LARGE", "small": "SMALL.SMALL"},
     }

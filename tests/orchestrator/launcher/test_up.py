@@ -29,7 +29,7 @@ from .running import die, gone, members, scripted
 
 CONSOLE = Console(quiet=True)
 PAIR = Pair.model_validate({"large": {"model": "big", "speculation": "ngram"}, "small": {"model": "tiny"}})
-WITHIN = {"policy": "bild", "options": {"scale": "step"}, "ahead": 1}
+WITHIN = {"policy": "bild", "options": {"scale": "step"}}
 MODEL = {"model": "any"}
 THREE = Pair.model_validate({"large": MODEL, "small": {**WITHIN, "large": MODEL, "small": MODEL}})
 
@@ -234,7 +234,7 @@ def test_a_file_is_checked_and_its_commands_are_printed(tmp_path: Path, monkeypa
     with pytest.raises(ConfigurationError, match="large: there is no GPU 0; CUDA_VISIBLE_DEVICES allows none"):
         load_checked(file, CONSOLE)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert command_lines(THREE).splitlines()[0] == "# small is a pair: bild over small.small and small.large, 1 ahead"
+    assert command_lines(THREE).splitlines()[0] == "# small is a pair: bild over small.small and small.large"
     assert [line for line in command_lines(THREE).splitlines()[1:] if line.startswith("#")] == [
         "# when large can be used, on the same cards:",
         "# when small.large can be used, on the same cards:",

@@ -22,7 +22,6 @@ large = "http://large:1"
 [small]
 policy = "bild"
 options = { scale = "step" }
-ahead = 3
 large = { model = "./middle", port = 8001 }
 
 [small.small.large]
@@ -81,9 +80,9 @@ def test_pairs_nest_to_any_depth_and_every_model_has_its_path(tmp_path: Path) ->
         "small.small.large": StartedServer(model="org/tiny", gpus=(1,)),
     }
     assert list(pair.models) == ["large", "small.large", "small.small.large", "small.small.small"]
-    assert {path: (one.policy, one.options, one.ahead) for path, one in pair.nested.items()} == {
-        "small": ("bild", {"scale": "step"}, 3),
-        "small.small": ("specreason", {}, 2),
+    assert {path: (one.policy, one.options) for path, one in pair.nested.items()} == {
+        "small": ("bild", {"scale": "step"}),
+        "small.small": ("specreason", {}),
     }
     assert isinstance(pair.small, PairWithin)
     assert three().nested == {"small": three().small}
@@ -96,7 +95,6 @@ def test_pairs_nest_to_any_depth_and_every_model_has_its_path(tmp_path: Path) ->
         ("policy", "polcy", "unknown setting 'small.polcy' (did you mean 'policy'?)"),
         ("gpus", "gpu", "unknown setting 'small.small.large.gpu' (did you mean 'gpus'?)"),
         ("retries", "retrys", "unknown setting 'small.small.small.retrys' (did you mean 'retries'?)"),
-        ("ahead = 3", "ahead = -3", "small.ahead: Input should be greater than or equal to 0"),
         ("[small.small.large]", "[small.small.lrage]", "small.small.large: Field required"),
         ("[small.small.large]", "[small.small.lrage]", "unknown setting 'small.small.lrage' (did you mean 'large'?)"),
         ("[small.small.small]", "[small.smalls.small]", "unknown setting 'small.smalls' (did you mean 'small'?)"),

@@ -93,7 +93,6 @@ def family(
     outer: str,
     *inner: str,
     seed: int = 0,
-    ahead: int = 0,
     budget: Budget | None = None,
     sticky: bool = False,
     events: list[Event] | None = None,
@@ -108,7 +107,7 @@ def family(
     for place, name in enumerate(inner, 1):
         models.append(member(seed, str(place), "large", observers[len(inner) - place + 1], sticky=sticky))
         made = partial(_made, name, seed)
-        cheap = Nested("small", cheap, models[-1], made, ahead, observers[len(inner) - place])
+        cheap = Nested("small", cheap, models[-1], made, observers[len(inner) - place])
     assert isinstance(cheap, Nested)
     pair = cheap.budgeted(budget.left)
     large = member(seed, str(len(models)), "large", observers[0], sticky=sticky)

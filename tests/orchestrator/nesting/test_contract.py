@@ -36,7 +36,7 @@ class TestNested(ModelContract):
                 observe=observe_within("small", events.append),
             )
 
-        pair = Nested("small", model("small"), model("large"), partial(policies.make, policy), 2, events.append)
+        pair = Nested("small", model("small"), model("large"), partial(policies.make, policy), events.append)
         return Subject(pair, PROBLEM, events)
 
     async def test_every_request_is_reported_once(self, subject: Subject) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,15 +18,17 @@ from stepspec.orchestrator import (
     Ledger,
     Model,
     Policy,
+    Rival,
     Rollback,
     Step,
+    Token,
     Verdict,
     reason,
 )
-from stepspec.orchestrator.chain import DELIMITER, THINK_END
+from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role, Stop
 from stepspec.orchestrator.errors import ConfigurationError, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Degraded, Event, JudgedWithin, Moved
-from stepspec.orchestrator.nesting import Nested
+from stepspec.orchestrator.nesting import Nested, NestedPair
 from stepspec.orchestrator.nesting.model import observe_within
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as run_to_the_answer
@@ -51,19 +53,12 @@ class Trio:
     def policy(self) -> Policy:
         return policies.make("specreason", self.pair, self.large)
 
-    @property
-    def log(self) -> list[str]:
-        return self.tiny.log
-
 
 def trio(
     length: int = 6,
     *,
     refused: Sequence[int] = (),
-    ahead: int = 2,
     policy: str = "specreason",
-    latency: float = 1.0,
-    sticky: bool = False,
 ) -> Trio:
     """Make them; the small one refuses the tiny one's steps at *refused*."""
     events: list[Event] = []
@@ -72,15 +67,12 @@ def trio(
     def judge(chain: Chain, question: str) -> Mapping[str, float]:
         return {"0": 1.0} if len(chain.steps) - 1 in refused else {"9": 1.0}
 
-    tiny = ScriptedModel(
-        "small", counting("small", length), latency=lambda chain: latency, observe=observe, sticky=sticky
-    )
-    log = tiny.log
-    small = ScriptedModel("large", counting("large", length), judge=judge, observe=observe, log=log)
+    tiny = ScriptedModel("small", counting("small", length), observe=observe)
+    small = ScriptedModel("large", counting("large", length), judge=judge, observe=observe)
     large = ScriptedModel(
         "large", counting("large", length), judge=lambda chain, question: {"9": 1.0}, observe=events.append
     )
-    pair = Nested("small", tiny, small, partial(policies.make, policy), ahead, events.append)
+    pair = Nested("small", tiny, small, partial(policies.make, policy), events.append)
     return Trio(tiny, small, large, pair, events)
 
 
@@ -111,46 +103,24 @@ def test_a_step_of_the_pair_counts_as_small_and_records_its_authors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "within", "seconds"),
+    ("ahead", "seconds"),
     [
-        (0, 0, 18.0),  # six drafts, each judged twice
-        (2, 0, 13.0),  # the pair is at the next step while the large one judges: 6 x 2, and the last judgement
-        (2, 2, 8.0),  # the tiny one never waits: 6 drafts, and two judgements of the last
+        (0, 18.0),  # six drafts, each judged twice
+        (2, 13.0),  # the pair is at the next step while the large one judges: 6 x 2, and the last judgement
     ],
 )
-def test_the_tiny_model_drafts_while_both_judges_verify_earlier_steps(ahead: int, within: int, seconds: float) -> None:
-    made = trio(ahead=within)
+def test_the_outer_lookahead_bets_on_steps_of_the_pair(ahead: int, seconds: float) -> None:
+    made = trio()
     assert run(reason(made.policy, PROBLEM, ahead=ahead))[1] == seconds
 
 
-def test_the_further_ahead_a_bet_the_cheaper_the_model_that_makes_it() -> None:
-    made = trio(20, ahead=3)
-    made.large.reading = lambda chain: 100.0
-    run(reason(made.policy, PROBLEM, ahead=1, deadline=50.0))
-    # The large one still looks at the first. Another is verified within the pair, and three drafts come after that.
-    drafted = [line for line in made.log if line.startswith("small write") and line.endswith("done")]
-    assert len(drafted) == 1 + 1 + 3
-
-
-def test_no_bet_is_made_where_the_caller_makes_none() -> None:
-    made = trio(ahead=3)
-    run(reason(made.policy, PROBLEM, ahead=0))
-    assert not [line for line in made.log if "cancelled" in line]
-
-
-def test_a_request_of_the_tiny_one_stays_open_from_one_write_of_the_pair_to_the_next() -> None:
-    made = trio(sticky=True)
-    run(reason(made.policy, PROBLEM, ahead=2))
-    assert [line for line in made.log if line.startswith("small write")] == ["small write 0", "small write 0 done"]
-
-
-def test_drafts_ahead_of_the_pair_are_dropped_when_the_large_model_rejects() -> None:
-    made = trio(4, ahead=2)
+def test_steps_of_the_pair_are_dropped_when_the_large_model_rejects() -> None:
+    made = trio(4)
     made.large.judge = lambda chain, question: {"0": 1.0} if len(chain.steps) == 2 else {"9": 1.0}
     (chain, _), _ = run(reason(made.policy, PROBLEM, ahead=2, observe=made.events.append))
     assert [step.author for step in chain.steps] == ["small", "large", "small", "small"]
     ledger = Ledger.of(made.events)
-    assert ledger.nested[1].discarded >= 12
+    assert ledger.nested[1].discarded > 0
     assert ledger.small.discarded == sum(account.discarded for account in ledger.nested)
 
 
@@ -310,43 +280,130 @@ def test_two_writes_at_once_from_one_place_do_not_disturb_each_other() -> None:
     assert run(main())[0] == {f"The small one says 0.{DELIMITER}"}
 
 
-def test_the_pairs_own_policy_gets_the_author_of_each_piece() -> None:
-    chains: list[list[str]] = []
+def step(*words: str, author: Role = "small", stop: Stop = "delimiter") -> Step:
+    return Step("".join(words), author, stop, tuple(Token(word) for word in words), "words")
 
-    @dataclass(frozen=True)
-    class Halving:
-        """Keeps the first word of every draft."""
 
-        small: Model
-        large: Model
+ONE, TWO, LAST = step("One", DELIMITER), step("Two", DELIMITER), step("Three", ".", stop="end")
+OTHER = step("Other", DELIMITER, author="large")
 
-        @property
-        def answerer(self) -> Model:
-            return self.large
 
-        async def draft(self, chain: Chain) -> Step:
-            chains.append([f"{step.author}: {step.text}" for step in chain.steps])
-            return await self.small.write(chain)
+@dataclass
+class Ruled:
+    """Writes *drafts* one after the other, and has a *verdict* on the first. Its *log* has the authors it read."""
 
-        async def verify(self, chain: Chain, draft: Step) -> Verdict:
-            return Rollback(3, "half")
+    drafts: tuple[Step, ...]
+    verdict: Verdict = field(default_factory=Accept)
+    repaired: Step = OTHER
+    log: list[str] = field(default_factory=list[str])
 
-        async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-            return await self.large.write(chain)
+    @property
+    def answerer(self) -> Model:
+        return ScriptedModel("large", lambda previous: "")
 
-    made = trio()
-    made.small.script = lambda previous: f"The rest.{DELIMITER}"
-    pair = Nested("small", made.tiny, made.small, Halving)
-    first, _ = run(pair.write(PROBLEM))
-    assert first.text == f"The rest.{DELIMITER}"
-    assert [(piece.author, piece.text, piece.note) for piece in first.pieces] == [
-        ("small", "The", ""),
-        ("large", f" rest.{DELIMITER}", "half"),
+    async def draft(self, chain: Chain) -> Step:
+        self.log.append(f"draft after {[f'{step.author}: {step.text}' for step in chain.steps]}")
+        return self.drafts[len(chain.steps)]
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        return self.verdict if draft is self.drafts[0] else Accept()
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        self.log.append("repair")
+        return self.repaired
+
+    def write(self, left: Callable[[Chain], int] = lambda chain: 99, **options: Any) -> Step:
+        return run(self.pair(left).write(PROBLEM, **options))[0]
+
+    def pair(self, left: Callable[[Chain], int] = lambda chain: 99) -> Nested:
+        small, large = ScriptedModel("small", lambda previous: ""), ScriptedModel("large", lambda previous: "")
+        return Nested("small", small, large, lambda *_: self, left=left)
+
+
+def test_an_accepted_rival_replaces_the_draft() -> None:
+    rivals = Rival(ONE, 1.0, "beaten"), Rival(TWO, 9.0)
+    written = Ruled((ONE, LAST), Rollback(reason="grade", rivals=rivals)).write(stop=("!",))
+    assert (written.text, written.pieces, written.stop) == (f"Two{DELIMITER}Three.", (TWO, LAST), "end")
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(0, []), (2, ["On"]), (3, ["One"])])
+def test_the_kept_part_precedes_its_repair_which_has_the_reason(keep: int, kept: list[str]) -> None:
+    policy = Ruled((ONE, LAST, LAST), Rollback(keep, "doubt"))
+    written = policy.write(stop=("!",))
+    assert [(piece.author, piece.text, piece.stop, piece.note) for piece in written.pieces] == [
+        *[("small", text, "length", "") for text in kept],
+        ("large", f"Other{DELIMITER}", "delimiter", "doubt"),
+        ("small", "Three.", "end", ""),
     ]
-    run(pair.write(PROBLEM.extend(first).extend(Step(f"So.{DELIMITER}", "large"))))
-    assert chains == [[], ["small: The", f"large:  rest.{DELIMITER}", f"large: So.{DELIMITER}"]]
-    half = first.cut(6)
-    assert [(path, leaf.text) for path, leaf in half.leaves()] == [("small.small", "The"), ("small.large", " re")]
+    read = [*[f"small: {text}" for text in kept], f"large: Other{DELIMITER}"]
+    assert policy.log == ["draft after []", "repair", f"draft after {read}"]
+
+
+def one_token(chain: Chain) -> int:
+    return 1 - chain.tokens
+
+
+@pytest.mark.parametrize(
+    ("keep", "options", "log"),
+    [
+        (3, {"left": one_token}, ["draft after []"]),
+        (3, {"stop": ("ne",)}, ["draft after []"]),
+        (0, {"left": one_token}, ["draft after []", "repair"]),
+    ],
+)
+def test_there_is_no_repair_if_the_kept_part_ends_the_step_or_the_budget(
+    keep: int, options: dict[str, Any], log: list[str]
+) -> None:
+    policy = Ruled((ONE,), Rollback(keep, "doubt"))
+    policy.write(**options)
+    assert policy.log == log
+
+
+@pytest.mark.parametrize("stop", ["length", "end"])
+def test_a_repair_without_a_token_ends_the_step(stop: Stop) -> None:
+    written = Ruled((ONE,), Rollback(), Step("", "large", stop)).write()
+    assert (written.text, written.stop) == ("", stop)
+
+
+@pytest.mark.parametrize(
+    ("opening", "limit", "written", "stop"),
+    [
+        ("", 9, f"One{DELIMITER}", "delimiter"),
+        ("O", 9, f"One{DELIMITER}", "delimiter"),
+        ("One.", 9, f"One{DELIMITER}Two{DELIMITER}", "delimiter"),
+        (f"One{DELIMITER}Two", 9, f"One{DELIMITER}Two{DELIMITER}", "delimiter"),
+        (f"One{DELIMITER}Two", 2, f"One{DELIMITER}", "length"),
+        (f"One{DELIMITER}Two", 0, "", "length"),
+        (f"One{DELIMITER}Two{DELIMITER}Three and more", 9, f"One{DELIMITER}Two{DELIMITER}Three.", "end"),
+    ],
+)
+def test_an_opening_takes_the_tokens_that_cover_it(opening: str, limit: int, written: str, stop: Stop) -> None:
+    step = Ruled((ONE, TWO, LAST)).write(opening=opening, limit=limit)
+    assert (step.text, step.stop) == (written, stop)
+
+
+def test_an_opening_of_the_answer_is_written_once() -> None:
+    made = trio()
+    openings: list[str] = []
+
+    class Opened(ScriptedModel):
+        async def write(self, chain: Chain, **wanted: Any) -> Step:
+            openings.append(wanted["opening"])
+            return await super().write(chain, **wanted)
+
+    pair = replace(made.pair, large=Opened("large", counting("large", 3)))
+    run(pair.write(PROBLEM.extend(LAST), opening="So"))
+    assert openings == ["So"]
+
+
+def test_the_pieces_of_a_step_are_read_and_cut_by_their_authors() -> None:
+    policy = Ruled((ONE, LAST, LAST, LAST), Rollback(3, "half"))
+    written = policy.write()
+    half = written.cut(6)
+    assert [(path, leaf.text) for path, leaf in half.leaves()] == [("small.small", "One"), ("small.large", "Oth")]
+    run(policy.pair().write(PROBLEM.extend(written).extend(OTHER)))
+    read = ["small: One", f"large: Other{DELIMITER}", f"large: Other{DELIMITER}"]
+    assert policy.log[-1] == f"draft after {read}"
 
 
 @pytest.mark.parametrize(("limit", "left", "most"), [(512, 7, 7), (5, 100, 5), (512, 600, 512)])
@@ -371,3 +428,10 @@ def test_requests_within_a_pair_have_the_step_of_the_chain_and_are_no_bets_while
     assert requests[:2] == [("small.small", "draft", 0), ("small.large", "verify", 0)]
     assert ("small.large", "repair", 1) in requests
     assert ("", "verify", 1) in requests
+
+
+def test_every_model_of_a_pair_begins_with_another_of_its_servers() -> None:
+    nested = {"small": {"url": "http://a:1,http://b:1"}, "large": {"url": "http://d:1,http://e:1"}}
+    pair = NestedPair.model_validate(nested).turned(1)
+    assert [one.url for _, one in pair.models] == ["http://b:1", "http://e:1"]
+    assert pair.turned(1) == NestedPair.model_validate(nested)

@@ -13,7 +13,6 @@ from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.events import Called, Committed, JudgedWithin
 from stepspec.orchestrator.trace import Moment, dump, parse
 
-from ...contracts.model import kept_open
 from ...fakes import run
 from ..arms import BOUNDED, PROBLEM
 from .families import INNER, OUTER, Family, family
@@ -23,14 +22,11 @@ DEPTHS = st.sampled_from([0, 1, 2, 4])
 
 
 @pytest.mark.parametrize("outer", OUTER)
-@given(inner=st.sampled_from(INNER), seed=SEEDS, ahead=DEPTHS, within=DEPTHS, sticky=st.booleans())
+@given(inner=st.sampled_from(INNER), seed=SEEDS, ahead=DEPTHS, sticky=st.booleans())
 @BOUNDED
-def test_the_chain_is_the_same_at_any_lookahead_of_either(
-    outer: str, inner: str, seed: int, ahead: int, within: int, sticky: bool
-) -> None:
+def test_the_chain_is_the_same_at_any_lookahead(outer: str, inner: str, seed: int, ahead: int, sticky: bool) -> None:
     expected, _ = run(family(outer, inner, seed=seed).run())
-    betting = family(outer, inner, seed=seed, ahead=within, sticky=sticky)
-    assert run(betting.run(ahead))[0] == expected
+    assert run(family(outer, inner, seed=seed, sticky=sticky).run(ahead))[0] == expected
 
 
 @given(
@@ -38,28 +34,25 @@ def test_the_chain_is_the_same_at_any_lookahead_of_either(
     inner=st.tuples(st.sampled_from(INNER), st.sampled_from(INNER)),
     seed=SEEDS,
     ahead=DEPTHS,
-    within=DEPTHS,
     sticky=st.booleans(),
 )
 @BOUNDED
 def test_the_promises_hold_with_four_models(
-    outer: str, inner: tuple[str, str], seed: int, ahead: int, within: int, sticky: bool
+    outer: str, inner: tuple[str, str], seed: int, ahead: int, sticky: bool
 ) -> None:
     expected, _ = run(family(outer, *inner, seed=seed).run())
-    betting = family(outer, *inner, seed=seed, ahead=within, sticky=sticky)
+    betting = family(outer, *inner, seed=seed, sticky=sticky)
     assert run(betting.run(ahead))[0] == expected
     _adds_up(betting, expected[0])
 
 
 @pytest.mark.parametrize("inner", INNER)
-@given(outer=st.sampled_from(OUTER), seed=SEEDS, ahead=DEPTHS, within=DEPTHS, tokens=st.integers(4, 90))
+@given(outer=st.sampled_from(OUTER), seed=SEEDS, ahead=DEPTHS, tokens=st.integers(4, 90))
 @BOUNDED
-def test_the_budget_holds_and_the_accounts_add_up(
-    inner: str, outer: str, seed: int, ahead: int, within: int, tokens: int
-) -> None:
+def test_the_budget_holds_and_the_accounts_add_up(inner: str, outer: str, seed: int, ahead: int, tokens: int) -> None:
     budget = Budget(tokens, answer=1)
     expected, _ = run(family(outer, inner, seed=seed, budget=budget).run())
-    betting = family(outer, inner, seed=seed, budget=budget, ahead=within, sticky=seed % 2 > 0)
+    betting = family(outer, inner, seed=seed, budget=budget, sticky=seed % 2 > 0)
     (chain, end), _ = run(betting.run(ahead))
     assert (chain, end) == expected
     assert chain.tokens <= tokens - 1
@@ -99,17 +92,16 @@ def _joins(step: Step) -> None:
     inner=st.sampled_from(INNER),
     seed=SEEDS,
     ahead=DEPTHS,
-    within=DEPTHS,
     deep=st.booleans(),
     pauses=st.lists(st.integers(0, 60), min_size=1, max_size=3),
 )
 @BOUNDED
 def test_cancelling_at_any_moment_and_again_leaves_nothing_open(
-    outer: str, inner: str, seed: int, ahead: int, within: int, deep: bool, pauses: list[int]
+    outer: str, inner: str, seed: int, ahead: int, deep: bool, pauses: list[int]
 ) -> None:
     async def main() -> None:
         nest = (inner, "specreason") if deep else (inner,)
-        made = family(outer, *nest, seed=seed, ahead=within, sticky=seed % 2 > 0)
+        made = family(outer, *nest, seed=seed, sticky=seed % 2 > 0)
         running = asyncio.create_task(made.run(ahead))
         for pause in pauses:
             await asyncio.sleep(pause / 8)
@@ -125,7 +117,7 @@ def test_cancelling_at_any_moment_and_again_leaves_nothing_open(
 @given(outer=st.sampled_from(OUTER), inner=st.sampled_from(INNER), seed=SEEDS)
 @BOUNDED
 def test_the_steps_and_verdicts_of_a_pair_survive_the_trace(outer: str, inner: str, seed: int) -> None:
-    made = family(outer, inner, seed=seed, ahead=2, sticky=True)
+    made = family(outer, inner, seed=seed, sticky=True)
     run(made.run(2))
     recorded = [event for event in made.events if isinstance(event, Committed | Called | JudgedWithin)]
     assert [parse(dump(Moment(0.0, event))).event for event in recorded] == recorded
@@ -134,26 +126,17 @@ def test_the_steps_and_verdicts_of_a_pair_survive_the_trace(outer: str, inner: s
 @given(
     inner=st.sampled_from(INNER),
     seed=SEEDS,
-    within=DEPTHS,
     wanted=st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0, 1, 3])), min_size=1, max_size=8),
 )
 @BOUNDED
-def test_every_write_keeps_its_own_options_with_open_streams(
-    inner: str, seed: int, within: int, wanted: list[tuple[int, int]]
-) -> None:
-    async def write() -> Chain:
-        chain, pair = PROBLEM, family("small", inner, seed=seed, ahead=within).pair
+def test_every_write_keeps_its_own_options(inner: str, seed: int, wanted: list[tuple[int, int]]) -> None:
+    async def main() -> None:
+        chain, pair = PROBLEM, family("small", inner, seed=seed).pair
         for limit, top in wanted:
             if not chain.finished:
                 step = await pair.write(chain, limit=limit, top=top)
                 assert len(step.tokens) <= limit
                 assert all(len(token.top) <= top for token in step.tokens)
                 chain = chain.extend(step)
-        return chain
-
-    async def main() -> None:
-        alone = await write()
-        async with kept_open():
-            assert await write() == alone
 
     run(main())

@@ -188,7 +188,7 @@ def nested(ahead: int = 2) -> bytes:
         tiny.observe = small.observe = observe_within("small", recorder)
         large.observe = recorder
         step_by_step = partial(policies.make, "bild", scale="step", rollback=1.0)
-        pair = Nested("small", tiny, small, step_by_step, 2, recorder)
+        pair = Nested("small", tiny, small, step_by_step, recorder)
         chain = Chain.of(PROBLEM)
         recorder(Started(chain.messages, "specreason", MODELS))
         policy = policies.make("specreason", pair, large)
@@ -215,7 +215,7 @@ def drawn_nested(outer: str, *inner: str, seed: int, ahead: int) -> bytes:
 
     async def play(recorder: Recorder) -> None:
         recorder(Started((), outer))
-        made = family(outer, *inner, seed=seed, ahead=ahead, sticky=seed % 2 == 0, events=Told(recorder))
+        made = family(outer, *inner, seed=seed, sticky=seed % 2 == 0, events=Told(recorder))
         await made.run(ahead)
 
     return record(play)
