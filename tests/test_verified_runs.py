@@ -14,7 +14,7 @@ import pytest
 from stepspec import Candidate, Rating, Solver
 from stepspec.cli.terminal import RunPrinter, summary
 from stepspec.orchestrator import Step, trace
-from stepspec.orchestrator.doctor import diagnose_verifier, render
+from stepspec.orchestrator.doctor import diagnose_critic, render
 from stepspec.orchestrator.doctor.report import Report
 from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
@@ -171,7 +171,7 @@ def test_an_unknown_function_is_refused_before_any_run(nowhere: Path) -> None:
 async def test_the_doctor_asks_a_verifier(
     verifier: Any, settings: dict[str, Any], outcome: str, ratings: tuple[float | None, float | None]
 ) -> None:
-    report = await diagnose_verifier(FunctionVerifier(function=verifier, **settings))
+    report = await diagnose_critic(FunctionVerifier(function=verifier, **settings))
     assert [finding.outcome for finding in report.findings] == [outcome]
     assert (report.right, report.wrong) == ratings
     assert Report.of([], report).ok is (outcome != "cannot work")
@@ -186,8 +186,8 @@ async def test_the_doctor_finds_a_verifier_of_sums_right() -> None:
         return not sums(candidate)
 
     for judges in ("answer", "step"):
-        assert not (await diagnose_verifier(FunctionVerifier(function=sums, judges=judges))).findings  # type: ignore[arg-type]
-        (finding,) = (await diagnose_verifier(FunctionVerifier(function=upside_down, judges=judges))).findings  # type: ignore[arg-type]
+        assert not (await diagnose_critic(FunctionVerifier(function=sums, judges=judges))).findings  # type: ignore[arg-type]
+        (finding,) = (await diagnose_critic(FunctionVerifier(function=upside_down, judges=judges))).findings  # type: ignore[arg-type]
         assert finding.outcome == "costs"
 
 

@@ -11,12 +11,12 @@ from ..chain import Step
 from ..endpoints import CriticEndpoint, Endpoint, RewardModelEndpoint, VllmEndpoint
 from ..endpoints.probe import RETRIES
 from ..endpoints.settings import Address
-from ..endpoints.tokenizer import PROBE
 from ..errors import EndpointError, EndpointUnreachable, StepspecError
+from ..events import Fallback
 from ..verifiers import Candidate, ConnectedVerifier
 from ..verifiers.verifier import AnyVerifier
 from . import timing
-from .advice import conclude, conclude_critic, conclude_verifier
+from .advice import conclude, conclude_critic
 from .report import CriticReport, Diagnosis, EndpointReport, Report
 from .timing import PROBLEM, STEP
 
@@ -41,11 +41,7 @@ async def examine(
         await diagnose(small, large, question=question, opening=opening, name=name)
         for name, (small, large) in pairs.items()
     ]
-    if critic is None:
-        return Report.of(diagnoses)
-    if isinstance(critic, CriticEndpoint):
-        return Report.of(diagnoses, await diagnose_critic(critic))
-    return Report.of(diagnoses, await diagnose_verifier(critic))
+    return Report.of(diagnoses, await diagnose_critic(critic) if critic else None)
 
 
 async def diagnose(
@@ -75,33 +71,28 @@ async def diagnose(
     return replace(conclude(*first, *others), name=name)
 
 
-async def diagnose_critic(settings: CriticEndpoint) -> CriticReport:
-    """Have the reward model rate a right and a wrong step. One that cannot be used is reported, not raised."""
-    endpoint = RewardModelEndpoint(_hasty(settings))
+async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticReport:
+    """Have the critic rate a right and a wrong step or answer. One that cannot be used is reported, not raised."""
+    url: str = getattr(settings, "url", "")
+    fallback: Fallback | None = None
+    name: str | None = None
     try:
-        async with endpoint:
-            critic = endpoint.critic()
-            right, wrong = [(await critic.rate(PROBLEM.extend(step))).score for step in (STEP, WRONG)]
+        if isinstance(settings, CriticEndpoint):
+            async with RewardModelEndpoint(_hasty(settings)) as endpoint:
+                name, critic = endpoint.name, endpoint.critic()
+                right, wrong = [(await critic.rate(PROBLEM.extend(step))).score for step in (STEP, WRONG)]
+        else:
+            fallback, name = settings.fallback, settings.name
+            step, final = Candidate.step, Candidate.final
+            rated = [
+                step(PROBLEM.extend(each)) if settings.judges == "step" else final(PROBLEM, each.text.strip())
+                for each in (STEP, WRONG)
+            ]
+            async with ConnectedVerifier(settings) as verifier:
+                right, wrong = [(await verifier.rate(each)).score for each in rated]
     except StepspecError as exc:
-        return conclude_critic(CriticReport(settings.url, _cause(exc), endpoint.name or None))
-    return conclude_critic(CriticReport(settings.url, "", endpoint.name, right, wrong))
-
-
-async def diagnose_verifier(settings: AnyVerifier) -> CriticReport:
-    """Have the verifier rate a right and a wrong step or answer. One that cannot be used is reported, not raised."""
-    where = getattr(settings, "url", "")
-    steps = (STEP, WRONG)
-    rated = (
-        [Candidate.step(PROBLEM.extend(step)) for step in steps]
-        if settings.judges == "step"
-        else [Candidate.final(PROBLEM, step.text.strip()) for step in steps]
-    )
-    try:
-        async with ConnectedVerifier(settings) as verifier:
-            right, wrong = [(await verifier.rate(each)).score for each in rated]
-    except StepspecError as exc:
-        return conclude_verifier(CriticReport(where, _cause(exc), settings.name), settings.fallback)
-    return conclude_verifier(CriticReport(where, "", settings.name, right, wrong), settings.fallback)
+        return conclude_critic(CriticReport(url, _cause(exc), name), fallback)
+    return conclude_critic(CriticReport(url, "", name, right, wrong), fallback)
 
 
 def _hasty(settings: A) -> A:
@@ -166,13 +157,11 @@ class _Examination:
         pace = await self._attempt("writing", timing.pace(endpoint))
         scores = can.prompt_logprobs and can.suffix_scoring is not False
         verdicts = timing.verdicts(endpoint, can, self._question, self._opening) if report.digits else None
-        tokens = await endpoint.encoder.encode(PROBE)
         return replace(
             report,
             pace=pace,
             scoring=await self._attempt("scoring", timing.scoring(endpoint)) if scores else None,
             reading=await self._attempt("verdicts", verdicts) if verdicts else None,
-            ordering=await timing.ordering(endpoint.connection, endpoint.name, tokens, endpoint.room),
             acceptance=await endpoint.acceptance(),
             failures=self._failures,
         )
@@ -180,6 +169,8 @@ class _Examination:
     async def _attempt(self, check: str, measurement: Awaitable[T]) -> T | None:
         try:
             return await measurement
+        except EndpointUnreachable:
+            raise
         except StepspecError as exc:
             self._failures[check] = _cause(exc)
             return None

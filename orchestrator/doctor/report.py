@@ -1,5 +1,5 @@
 """
-What the doctor reports: findings, the measurements of each server and critic, and the JSON of all of it.
+What the doctor reports: findings, the measurements of each server and critic; as JSON, and as tables for a terminal.
 
 Each `Finding` has one of four outcomes: "works", "costs" (it works, but slower, or less exactly), "cannot work", and
 "unknown". A report is fine if nothing in it cannot work.
@@ -8,15 +8,18 @@ Each `Finding` has one of four outcomes: "works", "costs" (it works, but slower,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from ..chain import Role
 from ..endpoints.chat_template import Source
-from ..endpoints.probe import Capabilities
+from ..endpoints.probe import LONG, Capabilities
 from ..stats import Acceptance
 
 Outcome: TypeAlias = Literal["works", "costs", "cannot work", "unknown"]
@@ -27,11 +30,44 @@ PHRASES: Mapping[Outcome, tuple[str, str]] = {
     "unknown": ("is unknown", "are unknown"),
 }
 """What the summary says of one such finding, and of several."""
-Ordering: TypeAlias = Literal["kept", "not seen", "could not tell", "refused"]
-"""
-Whether a server orders requests by priority. "not seen": it answers in the order of arrival. "could not tell": no queue
-formed that would show it. "refused": it rejects a priority.
-"""
+COLOURS: Mapping[Outcome, str] = {"works": "green", "costs": "yellow", "cannot work": "red", "unknown": "magenta"}
+
+
+class Lack(NamedTuple):
+    """What it means that a capability is missing: the *outcome*, the *cost*, and the *cure*."""
+
+    outcome: Outcome
+    cost: str
+    cure: str
+
+
+LACKS: Mapping[str, Lack] = {
+    "token_ids": Lack("cannot work", "no step can be written", "serve the model with vLLM 0.10.2 or later"),
+    "stop_included": Lack("cannot work", "steps lose their delimiters", "serve the model with vLLM"),
+    "forced": Lack("costs", "judges may answer with other words", "serve the model with vLLM 0.10.2 or later"),
+    "chosen_logprobs": Lack(
+        "costs",
+        "judges read the 20 likeliest tokens only, so rare grades count as impossible",
+        "update vLLM, or start it without --speculative-config: its V1 runner cannot do it while it speculates",
+    ),
+    "prompt_logprobs": Lack(
+        "costs",
+        "policies that score drafts (BiLD, reading, reflective) cannot use it",
+        "choose a policy that scores nothing (`stepspec policies` lists what each needs), or update vLLM",
+    ),
+    "prefix_cache": Lack(
+        "costs", "every verdict reads the whole chain again", "start vLLM with --enable-prefix-caching"
+    ),
+    "cached_tokens": Lack(
+        "costs", "the ledger counts cached prompt tokens as read", "start vLLM with --enable-prompt-tokens-details"
+    ),
+    "metrics": Lack(
+        "costs",
+        "the server's queue and its cache hits stay unknown",
+        "let the proxy forward /metrics, and start vLLM without --disable-log-stats",
+    ),
+}
+"""What each capability means where it is missing, in the order of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +149,6 @@ class EndpointReport:
     thinks_by: Source = "unknown"
     block: str = ""
     reading: Reading | None = None
-    ordering: Ordering | None = None
     failures: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -201,3 +236,106 @@ def report_json(report: Report) -> dict[str, Any]:
     """Return *report* as JSON values."""
     values: dict[str, Any] = _REPORT.dump_python(report, mode="json")
     return values
+
+
+ROWS = (
+    *("server", "model", "vLLM", "context", "thinks", "speculative decoding", "drafted tokens accepted"),
+    *(name.replace("_", " ") for name in LACKS),
+    *("probability of digits", "first token", "each further token"),
+    *("a verdict reads", "a verdict takes", "suffix scoring", f"scoring a step after {LONG} tokens"),
+)
+
+
+def render(report: Report) -> Iterator[RenderableType]:
+    """Yield the parts of *report* for a terminal, tables and lines; the last line is its summary."""
+    for pair in report.pairs:
+        if len(report.pairs) > 1:
+            yield Text(pair.name, "bold")
+        yield _table(pair)
+        yield from _lines(pair.findings)
+    if report.critic:
+        yield _critic_table(report.critic)
+        yield from _lines(report.critic.findings)
+    yield Text(report.summary, "bold green" if report.ok else "bold red")
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[Text]:
+    """Yield a line for each finding, what cannot work first, between empty lines."""
+    yield Text()
+    for finding in sorted(findings, key=lambda finding: ORDER.index(finding.outcome)):
+        yield _line(finding)
+    if findings:
+        yield Text()
+
+
+def _line(finding: Finding) -> Text:
+    return Text.assemble((f"{finding.outcome}  ", COLOURS[finding.outcome]), str(finding))
+
+
+def _table(pair: Diagnosis) -> Table:
+    reports = (pair.small, pair.large, *pair.others)
+    table = _columns(*(report.role for report in reports))
+    rows = [*zip(ROWS, *map(_cells, reports), strict=True)]
+    unusable = all(report.problem for report in reports)
+    for name, *cells in rows[:2] if unusable else rows:
+        table.add_row(name, *cells)
+    if not unusable:
+        table.add_row("one vocabulary", _mark(pair.same_vocabulary, missing="costs"), "")
+    return table
+
+
+def _columns(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("", *names):
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _critic_table(critic: CriticReport) -> Table:
+    table = _columns("critic")
+    if critic.url:
+        table.add_row("server", critic.url)
+    table.add_row("model", Text("cannot be used", "red") if critic.problem else critic.model or _mark(None))
+    table.add_row("rates a right one", _mark(None) if critic.right is None else f"{critic.right:.2f}")
+    table.add_row("rates a wrong one", _mark(None) if critic.wrong is None else f"{critic.wrong:.2f}")
+    return table
+
+
+def _cells(report: EndpointReport) -> list[RenderableType]:
+    can, unknown = report.can, _mark(None)
+    if can is None:
+        return [report.url, Text("cannot be used", COLOURS["cannot work"]), *[unknown] * (len(ROWS) - 2)]
+    return [
+        report.url,
+        report.model or unknown,
+        can.version or unknown,
+        unknown if report.context is None else f"{report.context} tokens",
+        _mark(report.thinks, missing="works").append(f" ({report.thinks_by})"),
+        _mark(can.speculation, missing="works"),
+        str(report.acceptance or ("none" if can.speculation is False else unknown)),
+        *(_mark(getattr(can, name), missing=lack.outcome) for name, lack in LACKS.items()),
+        unknown if report.digits is None else f"{report.digits:.1%}",
+        milliseconds(report.pace.first if report.pace else None),
+        milliseconds(report.pace.between if report.pace else None, digits=1),
+        tokens_read(report.reading),
+        milliseconds(report.reading.seconds if report.reading else None),
+        {True: Text("on", "green"), False: Text("refused", "red"), None: Text("off", "yellow")}[can.suffix_scoring],
+        milliseconds(report.scoring),
+    ]
+
+
+def _mark(value: bool | None, *, missing: Outcome = "unknown") -> Text:
+    """Return yes, no or unknown, in the colour of its outcome; *missing* is the outcome of a no."""
+    if value is None:
+        return Text("unknown", COLOURS["unknown"])
+    return Text("yes", COLOURS["works"]) if value else Text("no", COLOURS[missing])
+
+
+def milliseconds(seconds: float | None, digits: int = 0) -> str:
+    return "unknown" if seconds is None else f"{seconds * 1000:.{digits}f} ms"
+
+
+def tokens_read(reading: Reading | None) -> str:
+    if reading is None or reading.read is None:
+        return "unknown"
+    return f"{reading.read} of {reading.chain} tokens"

@@ -114,8 +114,7 @@ def total(parts: Iterable[Acceptance | None]) -> Acceptance | None:
 CACHE_CONFIG = b"vllm:cache_config_info{"
 UNIT = 16  # tokens: divides the blocks of hybrids, which are multiples of 16 on GPUs and of 128 on CPUs
 FINE = 128  # tokens; no block of a model without recurrent layers is larger
-MATCH_UNIT, MODE, RETENTION = "prefix_match_unit", "mamba_cache_mode", "prefix_cache_retention_interval"
-CHECKPOINTS = ("enable_mamba_shared_prefix_checkpoint", "enable_mamba_fine_grained_prefix_cache")  # newest name first
+MATCH_UNIT, MODE = "prefix_match_unit", "mamba_cache_mode"
 
 _CACHE_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 

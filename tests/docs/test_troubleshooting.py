@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stepspec.orchestrator.doctor import advice, probes, report, timing
-from stepspec.orchestrator.doctor.table import ROWS
+from stepspec.orchestrator.doctor.report import ROWS
 
 from .reference import DOCS
 

@@ -147,9 +147,6 @@ def runnable(text: str) -> list[Block]:
     ]
 
 
-VARIES = {"kept", "not", "seen", "refused"}  # how a busy server orders requests is not always seen
-
-
 def shape(output: str) -> set[str]:
     """
     The words of an *output* that are the same at every run: no figures, nothing that the models wrote, and no notes.

@@ -16,7 +16,7 @@ import pytest
 from stepspec import Sampling, Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain
-from stepspec.orchestrator.doctor import diagnose, timing
+from stepspec.orchestrator.doctor import diagnose
 from stepspec.orchestrator.endpoints import learn
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError
 from stepspec.orchestrator.events import Answering, Event
@@ -167,8 +167,7 @@ def unexpected(
     return outcome, "".join(event.text for event in events if isinstance(event, Answering))
 
 
-async def test_the_doctor_reports_its_findings_and_their_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "CROWDS", (8,))  # whether the servers order by priority does not matter here
+async def test_the_doctor_reports_its_findings_and_their_evidence() -> None:
     servers = [FamilyServer(SCRIPT, family=BY_NAME[name], digits={"9": -0.1}) for name in ("llama-3", "smollm3")]
     async with servers[0].serve("small") as small, servers[1].serve("large") as large:
         diagnosis = await diagnose(small, large)

@@ -12,7 +12,6 @@ import aiohttp
 import pytest
 
 from stepspec.evals.testbed.servers import endpoint
-from stepspec.orchestrator.doctor import diagnose
 from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.interfaces import RequestContext, requesting
 
@@ -68,11 +67,6 @@ async def test_waiting_requests_are_served_in_the_order_of_their_purpose(paced_p
             task.cancel()
         await asyncio.gather(*waiting)
     assert [name for name, _ in groupby(done)] == ["verify", "repair", "answer", "draft", "bet"]
-
-
-async def test_the_doctor_sees_it(pair: Pair) -> None:
-    diagnosis = await diagnose(endpoint(pair.small, "small"), endpoint(pair.large, "large"))
-    assert (diagnosis.small.ordering, diagnosis.large.ordering) == ("kept", "kept")
 
 
 async def test_a_server_accepts_the_session_header(pair: Pair) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ..docs.tutorial import PAGE, VARIES, Session, free_port, outputs, runnable, shape
+from ..docs.tutorial import PAGE, Session, free_port, outputs, runnable, shape
 from .conftest import Pair
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
@@ -24,5 +24,4 @@ def test_the_tutorial_runs_as_it_is_printed(paced_pair: Pair, tmp_path: Path) ->
     shown = outputs(text)
     assert len(shown) == len(ran)
     for each, output in zip(ran, shown, strict=True):
-        difference = shape(each.output) ^ shape(output)
-        assert difference <= VARIES, f"{each.command}: run `python -m tests.docs.tutorial`"
+        assert shape(each.output) == shape(output), f"{each.command}: run `python -m tests.docs.tutorial`"

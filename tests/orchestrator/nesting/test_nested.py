@@ -317,7 +317,11 @@ class Ruled:
 
     def pair(self, left: Callable[[Chain], int] = lambda chain: 99) -> Nested:
         small, large = ScriptedModel("small", lambda previous: ""), ScriptedModel("large", lambda previous: "")
-        return Nested("small", small, large, lambda *_: self, left=left)
+
+        def policy(small: Model, large: Model) -> Ruled:
+            return self
+
+        return Nested("small", small, large, policy, left=left)
 
 
 def test_an_accepted_rival_replaces_the_draft() -> None:

@@ -1,3 +1,0 @@
-from ..endpoints.conftest import meet
-
-__all__ = ["meet"]
