@@ -20,7 +20,7 @@ from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import AnswerJudged, Event, FellBack, Started
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse
-from stepspec.orchestrator.verifiers import FunctionVerifier, HttpVerifier, SystemOneVerifier
+from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier, HttpVerifier
 from stepspec.settings import load
 
 from .stand_in import StandIn
@@ -125,7 +125,7 @@ def test_the_kind_of_a_critic_decides_about_its_settings(monkeypatch: pytest.Mon
     assert isinstance(http, HttpVerifier)
     assert (http.url, http.address.url, http.path) == ("http://c:1/v1/judge", "http://c:1", "/v1/judge")
     assert (http.address.deadlines.total, http.address.deadlines.connect) == (3, 3)
-    assert isinstance(load(critic={"kind": "systemone", "url": "http://c:1/v1"}).critic, SystemOneVerifier)
+    assert isinstance(load(critic={"kind": "decisions", "url": "http://c:1/v1"}).critic, DecisionsVerifier)
     assert isinstance(load(critic=says_42).critic, FunctionVerifier)
     monkeypatch.setenv("STEPSPEC_CRITIC__KIND", "http")
     monkeypatch.setenv("STEPSPEC_CRITIC__URL", "http://d:1/judge")
@@ -139,7 +139,7 @@ def test_the_kind_of_a_critic_decides_about_its_settings(monkeypatch: pytest.Mon
     ("table", "words"),
     [
         ({"kind": "http"}, "critic.url: Field required"),
-        ({"kind": "htp", "url": "http://c:1"}, "'reward-model', 'http', 'decisions', 'systemone', 'function'"),
+        ({"kind": "htp", "url": "http://c:1"}, "'reward-model', 'http', 'decisions', 'function'"),
         ({"kind": "http", "url": "http://c:1", "layout": "chat"}, "unknown setting 'critic.layout'"),
         ({"kind": "http", "url": "http://c:1", "fallback": "guess"}, "critic.fallback"),
         ({"kind": "http", "url": "http://c:1", "seconds": 0}, "critic.seconds"),

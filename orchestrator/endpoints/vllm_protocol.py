@@ -48,7 +48,7 @@ Format: TypeAlias = Literal["json"] | Mapping[str, Any] | ServerFormat
 MODELS, COMPLETIONS, POOLING = "/v1/models", "/v1/completions", "/pooling"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 METRICS, VERSION, HEALTH = "/metrics", "/version", "/health"
-DECISIONS, SYSTEMONE = "/v1/decisions", "/v1/systemone"  # the standard, and vLLM's own structured decisions
+DECISIONS = "/v1/decisions"
 GENERATE = "/inference/v1/generate"  # vLLM's own route, which takes token ids and all sampling parameters
 PRIORITISED = frozenset({COMPLETIONS, POOLING, GENERATE})  # the paths whose requests take a ``priority``
 

@@ -95,13 +95,19 @@ class HttpVerifier(ServedVerifier, frozen=True):
         return self._address(urlunsplit((parts.scheme, parts.netloc, "", "", "")))
 
 
-class ClassifyingVerifier(ServedVerifier, frozen=True):
-    """What the classifiers and judges have in common that answer a question about a text."""
+class DecisionsVerifier(ServedVerifier, frozen=True):
+    """A classifier or judge behind the Decisions API (``/v1/decisions``): vLLM 0.33, SGLang and OpenAI have it."""
 
+    kind: Literal["decisions"] = "decisions"
+    """Always ``decisions``."""
     url: Annotated[str, AfterValidator(base_url)]
     """Base URL of the server; it may end in ``/v1``."""
     model: str | None = Field(default=None, min_length=1)
     """The served name; none: the first that the server lists."""
+    question: str = Field(
+        default="The candidate is correct, given the problem and the reasoning before it.", min_length=1
+    )
+    """The statement whose probability is the score."""
 
     @property
     def name(self) -> str:
@@ -110,28 +116,6 @@ class ClassifyingVerifier(ServedVerifier, frozen=True):
     @property
     def address(self) -> Address:
         return self._address(self.url, self.model)
-
-
-class DecisionsVerifier(ClassifyingVerifier, frozen=True):
-    """A classifier or judge behind the Decisions API (``/v1/decisions``): vLLM 0.33, SGLang and OpenAI have it."""
-
-    kind: Literal["decisions"] = "decisions"
-    """Always ``decisions``."""
-    question: str = Field(
-        default="The candidate is correct, given the problem and the reasoning before it.", min_length=1
-    )
-    """The statement whose probability is the score."""
-
-
-class SystemOneVerifier(ClassifyingVerifier, frozen=True):
-    """A classifier that vLLM serves with structured decisions (``/v1/systemone``)."""
-
-    kind: Literal["systemone"] = "systemone"
-    """Always ``systemone``."""
-    question: str = Field(
-        default="Is the candidate correct, given the problem and the reasoning before it?", min_length=1
-    )
-    """The question that it answers with yes or no; the score is the probability of yes."""
 
 
 class FunctionVerifier(VerifierSettings, frozen=True):

@@ -19,12 +19,12 @@ from ..errors import EndpointError, VerifierFailed
 from ..events import AnswerJudged, FellBack, Observer, Stage
 from ..interfaces import REQUEST, Model, RequestContext, requesting
 from .functions import VERIFIERS, Candidate, FunctionRater
-from .servers import ClassifyingRater, HttpRater
-from .settings import DecisionsVerifier, FunctionVerifier, HttpVerifier, SystemOneVerifier
+from .servers import DecisionsRater, HttpRater
+from .settings import DecisionsVerifier, FunctionVerifier, HttpVerifier
 
 YES, NO = "Yes", "No"
 
-AnyVerifier: TypeAlias = HttpVerifier | DecisionsVerifier | SystemOneVerifier | FunctionVerifier
+AnyVerifier: TypeAlias = HttpVerifier | DecisionsVerifier | FunctionVerifier
 
 
 class Rater(Protocol):
@@ -37,22 +37,15 @@ class Rater(Protocol):
     async def close(self) -> None: ...
 
 
-class Judge(Protocol):
-    """Judges in place of a verifier that fails."""
-
-    async def __call__(self, chain: Chain, stage: Stage) -> Rating:
-        """Rate the last step of *chain*, which may be the answer."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class LargeJudge:
-    """Lets the *large* model answer with Yes or No; *ask* returns the question of a stage, and its reply's opening."""
+    """Judges by a Yes or No of the *large* model; *ask* returns the question of a stage, and its reply's opening."""
 
     large: Model
     ask: Callable[[Stage], tuple[str, str]]
 
     async def __call__(self, chain: Chain, stage: Stage) -> Rating:
+        """Rate the last step of *chain*, which may be the answer."""
         question, opening = self.ask(stage)
         answer = await self.large.ask(chain, question, (YES, NO), opening=opening)
         return Rating(min(1.0, answer[YES]))
@@ -83,27 +76,13 @@ class ConnectedVerifier:
                 raise
             raise VerifierFailed(f"no rating within {seconds:g} s (seconds in [critic])", verifier=self.name) from None
 
-    def verifier(
-        self,
-        *,
-        instead: Judge | None = None,
-        observe: Observer = lambda event: None,
-        clock: Callable[[], float] | None = None,
-    ) -> Verifier:
-        """
-        Make the verifier of one run, in whose place *instead* judges where the settings want the large model to.
-
-        *clock* returns the seconds since the run began; by default it begins now.
-        """
-        return Verifier(self, instead, observe, or_now(clock))
-
 
 def _rater(settings: AnyVerifier) -> Rater:
     match settings:
         case HttpVerifier():
             return HttpRater(settings)
-        case DecisionsVerifier() | SystemOneVerifier():
-            return ClassifyingRater(settings)
+        case DecisionsVerifier():
+            return DecisionsRater(settings)
         case FunctionVerifier(function=name):
             return FunctionRater(VERIFIERS.find(name), settings.name, settings.max_concurrency)
 
@@ -122,12 +101,21 @@ class Judgement:
 
 
 class Verifier:
-    """The verifier of one run: a `Critic` for its steps, and what judges its answer."""
+    """
+    The verifier of one run: a `Critic` for its steps, and what judges its answer.
+
+    *instead* judges in its place where the settings want the large model to. *clock* returns the seconds since the run
+    began; by default it begins now.
+    """
 
     def __init__(
-        self, connected: ConnectedVerifier, instead: Judge | None, observe: Observer, clock: Callable[[], float]
+        self,
+        connected: ConnectedVerifier,
+        instead: LargeJudge | None = None,
+        observe: Observer = lambda event: None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self._connected, self._instead, self._observe, self._clock = connected, instead, observe, clock
+        self._connected, self._instead, self._observe, self._clock = connected, instead, observe, or_now(clock)
 
     async def rate(self, chain: Chain) -> Rating:
         """Rate the last step of *chain*; one that only ends the thinking has nothing to judge, and is accepted."""

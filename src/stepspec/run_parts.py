@@ -43,7 +43,14 @@ from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair
 from stepspec.orchestrator.nesting.endpoint import Nesting
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run_options import RunOptions
-from stepspec.orchestrator.verifiers import VERIFIERS, AnswerCheck, ConnectedVerifier, FunctionVerifier, LargeJudge
+from stepspec.orchestrator.verifiers import (
+    VERIFIERS,
+    AnswerCheck,
+    ConnectedVerifier,
+    FunctionVerifier,
+    LargeJudge,
+    Verifier,
+)
 
 from . import policies, prompts
 from .settings import Settings
@@ -222,7 +229,7 @@ class Connections:
             case RewardModelEndpoint():
                 critic = self.critic.critic(observe=observe, clock=clock)
             case ConnectedVerifier(settings=settings):
-                verifier = self.critic.verifier(instead=_instead(large), observe=observe, clock=clock)
+                verifier = Verifier(self.critic, _instead(large), observe, clock)
                 critic = verifier if settings.rates("step") else None
                 if settings.rates("answer"):
                     rewriting = large if answering.parser or formatting is None else formatting

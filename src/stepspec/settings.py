@@ -38,7 +38,6 @@ from stepspec.orchestrator.verifiers import (
     DecisionsVerifier,
     FunctionVerifier,
     HttpVerifier,
-    SystemOneVerifier,
     VerifierFunction,
 )
 
@@ -58,12 +57,10 @@ __all__ = [
 ]
 
 REWARD_MODEL = "reward-model"
-CRITICS = frozenset(
-    {REWARD_MODEL, "http", "decisions", "systemone", "function"}
-)  # pydantic puts them into the locations of errors
+CRITICS = frozenset({REWARD_MODEL, "http", "decisions", "function"})  # pydantic puts them into the locations of errors
 HASH = 16  # characters of a prompt's hash in a policy file
 
-Critic: TypeAlias = CriticEndpoint | HttpVerifier | DecisionsVerifier | SystemOneVerifier | FunctionVerifier
+Critic: TypeAlias = CriticEndpoint | HttpVerifier | DecisionsVerifier | FunctionVerifier
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
 

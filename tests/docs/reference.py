@@ -28,7 +28,7 @@ from stepspec.orchestrator.nesting.endpoint import NestedPair
 from stepspec.orchestrator.run_options import Limits, run_options
 from stepspec.orchestrator.service.http.app import Service
 from stepspec.orchestrator.service.settings import Scaling, ServiceSettings
-from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier, HttpVerifier, SystemOneVerifier
+from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier, HttpVerifier
 from stepspec.service_factory import offer
 from stepspec.setting_sources import PREFIX
 from stepspec.settings import Settings
@@ -62,7 +62,6 @@ TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
     ),
     "critic over HTTP": (HttpVerifier, "A verifier that is asked over HTTP."),
     "critic by decisions": (DecisionsVerifier, "A classifier or judge that is served with the Decisions API."),
-    "critic on vLLM": (SystemOneVerifier, "A verifier that vLLM serves as a classifier."),
     "service": (ServiceSettings, "For `stepspec serve` alone ([the service](service.md))."),
     "service.ray": (Scaling, "For the service [on Ray](deploy.md#on-ray) alone."),
     "calibration": (

@@ -22,6 +22,7 @@ from stepspec.orchestrator.verifiers import (
     ConnectedVerifier,
     FunctionVerifier,
     LargeJudge,
+    Verifier,
 )
 from stepspec.policies import make
 
@@ -94,7 +95,7 @@ class Checked:
         settings = FunctionVerifier(function=rated, **self.settings)  # type: ignore[arg-type]  # a validator names it
         async with ConnectedVerifier(settings) as connected:
             judge = LargeJudge(self.large, lambda stage: (f"Is this {stage} right?", ""))
-            verifier = connected.verifier(instead=judge, observe=recorder, clock=loop.time)
+            verifier = Verifier(connected, judge, recorder, loop.time)
             return await solve(
                 RunParts(
                     make(self.policy, self.small, self.large),
@@ -284,7 +285,7 @@ def test_cancelling_a_run_cancels_its_verifier() -> None:
         case = Checked(boxed("42"), settings={"seconds": 5000})
         settings = FunctionVerifier(function=waiting, seconds=5000)  # type: ignore[arg-type]  # a validator names it
         async with ConnectedVerifier(settings) as connected:
-            check = AnswerCheck(connected.verifier(), case.large, note, 1)
+            check = AnswerCheck(Verifier(connected), case.large, note, 1)
             policy = make("specreason", case.small, case.large)
             solving = asyncio.create_task(
                 solve(RunParts(policy, budget=Budget(), ahead=1, check=check), PROBLEM, lambda event: None)

@@ -21,7 +21,6 @@ from stepspec.orchestrator.verifiers import (
     ConnectedVerifier,
     DecisionsVerifier,
     HttpVerifier,
-    SystemOneVerifier,
 )
 
 TURNS = (Message("system", "Be brief."), Message("user", "What is 6 x 7?"))
@@ -141,35 +140,6 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         HttpVerifier(url=url)
 
 
-def decision(yes: float, mass: float) -> dict[str, Any]:
-    answer = {"type": "noul", "noul": yes, "probabilities": {"yes": yes, "no": 1 - yes}, "confidence": mass}
-    return {
-        "answers": {"candidate": answer},
-        "diagnostics": {"candidate": {"label_mass": mass, "argmax_is_label": True}},
-        "usage": {"input_tokens": 9, "output_tokens": 1},
-    }
-
-
-async def test_a_classifier_is_asked_one_question_and_its_yes_counts_over_the_whole_vocabulary() -> None:
-    judge = Judge(lambda body: decision(0.75, 0.5))
-    async with judge.serve(SystemOneVerifier, "/v1", model="d1", question="Is it right?") as verifier:
-        assert await verifier.rate(FINAL) == Rating(0.375)
-    assert judge.paths == ["/v1/systemone"]
-    state = (
-        "Problem:\nBe brief.\n\nWhat is 6 x 7?\n\nReasoning:\nSix sevens.\n\nThat is 42.\n\n"
-        "Candidate:\nIt is \\boxed{42}."
-    )
-    questions = {"candidate": {"type": "noul", "instructions": "Is it right?"}}
-    assert judge.bodies == [{"model": "d1", "state": state, "questions": questions}]
-
-
-@pytest.mark.parametrize("reply", [{}, {"answers": {}}, {"answers": {"candidate": {"noul": 0.5}}}, decision(1.5, 1.0)])
-async def test_a_reply_without_a_decision_is_malformed(reply: dict[str, Any]) -> None:
-    async with Judge(lambda body: reply).serve(SystemOneVerifier, "") as verifier:
-        with pytest.raises(MalformedReply):
-            await verifier.rate(FINAL)
-
-
 def predicate(probability: Any, **fields: Any) -> dict[str, Any]:
     answer = {"type": "predicate", "name": "candidate", "probability": probability, **fields}
     return {"answers": [answer], "model": "d1", "usage": {"input_tokens": 9, "output_tokens": 1, "total_tokens": 10}}
@@ -183,7 +153,10 @@ async def test_the_decisions_api_is_asked_for_the_probability_of_a_statement(pro
     assert judge.paths == ["/v1/decisions"]
     [body] = judge.bodies
     assert body["model"] == "d1"
-    assert body["input"].endswith("Reasoning:\nSix sevens.\n\nThat is 42.\n\nCandidate:\nIt is \\boxed{42}.")
+    assert body["input"] == (
+        "Problem:\nBe brief.\n\nWhat is 6 x 7?\n\nReasoning:\nSix sevens.\n\nThat is 42.\n\n"
+        "Candidate:\nIt is \\boxed{42}."
+    )
     assert body["questions"] == [{"type": "predicate", "name": "candidate", "instructions": "It is right."}]
 
 
@@ -205,10 +178,7 @@ async def test_a_reply_without_a_probability_is_malformed(reply: dict[str, Any],
 
 
 @pytest.mark.parametrize("status", [404, 501])
-@pytest.mark.parametrize("kind", [DecisionsVerifier, SystemOneVerifier])
-async def test_a_server_without_decisions_is_named(
-    kind: type[DecisionsVerifier | SystemOneVerifier], status: int
-) -> None:
-    async with Judge(refusals=deque([status] * 5)).serve(kind, "", retries=0, model="d1") as verifier:
-        with pytest.raises(EndpointError, match="structured decisions"):
+async def test_a_server_without_decisions_is_named(status: int) -> None:
+    async with Judge(refusals=deque([status] * 5)).serve(DecisionsVerifier, "", retries=0, model="d1") as verifier:
+        with pytest.raises(EndpointError, match="does this server have the Decisions API"):
             await verifier.rate(FINAL)
