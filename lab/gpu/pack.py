@@ -44,7 +44,7 @@ UNUSED = (
 PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in (24, 26, 27, 28, 31, 34, 35, 17)), "manylinux2014_x86_64"]
 WEIGHTS = {f"{each.name}.gguf": each for each in (SMALL, LARGE)}
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-CHAINS = 8  # the first problems of GSM8K, for timings
+CHAINS = 160  # problems of GSM8K for timings and for the estimate, the last ones in the order of the answers
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
@@ -166,8 +166,8 @@ def add_problems(tree: Path, data: Path) -> None:
         for index, line in enumerate((data / f"{bench}.jsonl").read_text(encoding="utf-8").splitlines()):
             text = prompt.fill(problem=json.loads(line)[column])
             rows.append({"bench": bench, "index": index, "prompt": text})
-    write(tree / "chains.jsonl", rows[:CHAINS])
     random.Random(0).shuffle(rows)
+    write(tree / "chains.jsonl", [row for row in rows if row["bench"] == "gsm8k"][-CHAINS:])
     write(tree / "problems.jsonl", rows)
 
 

@@ -18,6 +18,7 @@ import typer
 
 from stepspec.evals.benchmarks import find
 from stepspec.evals.grading.graders import Gold, Graders
+from stepspec.evals.results import Interval, bootstrap_ratio
 from stepspec.orchestrator.stats import wilson
 
 BENCHES = ("gsm8k", "math500")
@@ -78,6 +79,9 @@ def accuracy_line(name: str, answers: Sequence[Answer], plain: Mapping[int, Answ
 
 
 COLUMNS = ("", "n", "right", "against plain", "accepted", "small", "large", "wasted", "judging", "aside")
+POSITIONS = ("", "seconds", "first", "second", "third", "third and later", "all", "accepted")
+ESTIMATED = ("", "ahead", "drafts accepted", "expected", "measured", "n", "off")
+NAMES = ("reading", "bild-step", "specreason")
 TIMED = ("", "chains", "accepted", "seconds", "over plain", "over the floor")
 
 
@@ -119,11 +123,59 @@ def timing_lines(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, float] |
 
 
 def timing_tables(folder: Path) -> None:
-    for name, paces in (("timings", FLOOR_PACES), ("timings-real", None)):
-        path = folder / name / "timings.jsonl"
-        if path.exists():
+    for path in sorted(folder.glob("timings*/timings.jsonl")):
+        name, rows = path.parent.name, rows_of(path)
+        if alone := [row for row in rows if "of" not in row]:
             print(f"\n{name}\n\n{head(TIMED)}")
-            print("\n".join(timing_lines(rows_of(path), paces)))
+            print("\n".join(timing_lines(alone, FLOOR_PACES if name == "timings" else None)))
+        for case in dict.fromkeys(row["of"] for row in rows if "of" in row):
+            print(f"\n{case}: seconds over plain, by position after the start of a solver\n\n{head(POSITIONS)}")
+            print("\n".join(position_lines([row for row in rows if row.get("of") == case])))
+
+
+def over_plain(rows: Sequence[Mapping[str, Any]], method: str, positions: range) -> tuple[Interval, int] | None:
+    """Seconds of *method* over those of `plain` for the same problems at these *positions*, and their number."""
+    seconds = {(row["case"], row["round"], row["position"]): row["seconds"] for row in rows}
+    places = [key[1:] for key in seconds if key[0] == method and key[2] in positions and (PLAIN, *key[1:]) in seconds]
+    ours, theirs = ([seconds[name, *place] for place in places] for name in (method, PLAIN))
+    return (bootstrap_ratio(ours, theirs), len(places)) if places else None
+
+
+def position_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for name in dict.fromkeys(row["case"] for row in rows):
+        mine = [row for row in rows if row["case"] == name]
+        ranges = (range(1), range(1, 2), range(2, 3), range(2, 99), range(99))
+        ratios = [over_plain(rows, name, positions) for positions in ranges]
+        cells = [f"{interval(ratio[0])}, n {ratio[1]}" if ratio else "" for ratio in ratios]
+        drafts, accepted = (sum(row.get(key, 0) for row in mine) for key in ("drafts", "accepted"))
+        seconds = f"{fmean(row['seconds'] for row in mine):.2f}"
+        yield f"| {' | '.join((name, seconds, *cells, f'{accepted / drafts:.0%}' if drafts else ''))} |"
+
+
+def interval(found: Interval) -> str:
+    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def estimate_tables(folder: Path) -> None:
+    """Print what `stepspec estimate` expected beside what was measured, at each temperature."""
+    for path in sorted(folder.glob("estimate-*.txt")):
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
+        measured = folder / "timings-ratio" / "timings.jsonl"
+        if not lines or not measured.exists():
+            print(f"\n{path.name}: no estimate, or nothing measured")
+            continue
+        rows = [row for row in rows_of(measured) if row["of"] == path.stem.replace("estimate", "ratio")]
+        print(f"\n{path.stem}: plain's seconds over those of a method\n\n{head(ESTIMATED)}")
+        for method in json.loads(lines[0])["methods"]:
+            gain, name = method["gains"][0], next(n for n in NAMES if n.startswith(method["policy"]))
+            expected = Interval(**gain["gain"])
+            if ratio := over_plain(rows, name, range(99)):
+                found, n = ratio
+                real = Interval(1 / found.value, 1 / found.high, 1 / found.low)
+                drafts = f"{method['accepted']['value']:.0%} of {method['drafts']}"
+                off = f"{expected.value / real.value - 1:+.0%}"
+                cells = (name, str(gain["ahead"]), drafts, interval(expected), interval(real), str(n), off)
+                print(f"| {' | '.join(cells)} |")
 
 
 def main(
@@ -132,6 +184,7 @@ def main(
 ) -> None:
     """Grade the answers and print every table as Markdown."""
     timing_tables(folder)
+    estimate_tables(folder)
     asyncio.run(accuracy_tables(sorted(folder.glob("answers*")), data))
 
 

@@ -4,7 +4,8 @@ Solve problems by one method, many at once, until a time: answers.py METHOD.json
 METHOD.json holds a table with the keys
 
 - name, and policy with its options, or plain = true for one ordinary chat request to the large model;
-- overrides: other options of a run, such as ahead; temperature; max_tokens; concurrency; limit (problems at most);
+- overrides: other options of a run, such as ahead; prior, from which `auto` begins; temperature; max_tokens;
+  concurrency; limit (problems at most);
 - like: for the control `random`, the OUT.jsonl of the method whose accept rate it gets;
 - until: a file that holds the time (seconds since 1970) at which to stop; it is read again for every problem.
 
@@ -27,7 +28,7 @@ import aiohttp
 from stepspec import Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import Sampling
-from stepspec.orchestrator.run_options import RunOptions
+from stepspec.settings import load
 
 ENOUGH = 150  # outcomes from which the accept rate of another method is read
 LONGEST_WAIT = 60.0  # seconds for these
@@ -97,9 +98,8 @@ class Method:
 
     def __init__(self, method: Mapping[str, Any]) -> None:
         self.method = method
-        known = RunOptions.model_fields
-        self.overrides: Any = {name: value for name, value in method.get("overrides", {}).items() if name in known}
-        self.solver = Solver()
+        self.overrides: Any = method.get("overrides", {})
+        self.solver = Solver(load(prior=method.get("prior")))
 
     async def __aenter__(self) -> Method:
         await self.solver.__aenter__()

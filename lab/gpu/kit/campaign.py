@@ -2,8 +2,10 @@
 The whole campaign, on the machine: everything starts as soon as its parcels are there; results lie under ROOT/results.
 
 1. Two servers of real shapes, whose models write a fixed chain; timings of methods at set accept rates; the doctor.
-2. Meanwhile the weights of the real pair are converted. Then its two servers; every method answers the problems, each
-   in a process of its own, all at the same time, until shortly before ROOT/deadline; then timings, one by one.
+   The target `real` has no such part: its servers start without weights, and stop when everything is compiled.
+2. Meanwhile the weights of the real pair are converted. Then its two servers: the judge, timings, and every method
+   answers the problems, each in a process of its own, all at the same time, until some time before ROOT/deadline; then
+   the estimate and what it is about, and more timings, one by one.
 
 Every step has a time limit, a failed step is logged and the next begins, and nothing is lost: results are written line
 by line. `collect.sh` brings them back at any time.
@@ -19,18 +21,20 @@ import subprocess
 import tarfile
 import threading
 import time
+import tomllib
 import traceback
 import urllib.request
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from .targets import KIT, ROOT, TARGETS, Server
+from .targets import ALONE, KIT, ROOT, TARGETS, Server, turns
 
 TARGET = TARGETS[os.environ.get("KIT_TARGET", "gpu")]
 IN, SITE, LOGS, RESULTS = (ROOT / name for name in ("in", "site", "logs", "results"))
 DEADLINE, ANSWERS_UNTIL, RATES = (ROOT / name for name in ("deadline", "answers-until", "accept"))
+USUALLY_JUDGED: Mapping[str, Any] = {"options": {"threshold": 0.5, "words": 1.87}, "prior": {"accept_rate": 0.28}}
+NEWLINE = b"\n"
 LONGEST = 760.0  # seconds of a campaign if nobody said how long the machine is there
 BEGAN = time.time()
 ENV = {
@@ -93,6 +97,8 @@ def install() -> None:
         with tarfile.open(IN / "vllm.tar.xz") as vllm:
             vllm.extractall(SITE, filter="tar")
         say("vLLM installed")
+    if not TARGET.shapes:
+        return
     script = [TARGET.python, "-m", "kit.make_models", str(ROOT / "models"), str(ROOT / "tokenizer"), *TARGET.shapes]
     subprocess.run(script, env=ENV, check=True)
 
@@ -192,14 +198,16 @@ def timings(
     run(name, arguments, env, seconds)
 
 
-def answers(env: Mapping[str, str], methods: Sequence[Mapping[str, Any]], tag: str = "") -> None:
+def answers(env: Mapping[str, str], methods: Sequence[Mapping[str, Any]]) -> None:
     """Let every method answer the problems, all at the same time, each in a process of its own."""
-    folder = RESULTS / f"answers{tag}"
-    folder.mkdir(exist_ok=True)
-    ANSWERS_UNTIL.write_text(str(time.time() + left() - TARGET.answers_end))
+    seconds = max(left() - TARGET.answers_end, min(TARGET.answers_least, left() - 8))
+    until = time.time() + seconds
+    ANSWERS_UNTIL.write_text(str(until))
     running: list[subprocess.Popen[bytes]] = []
     for method in methods:
-        name = method["name"]
+        name, tag = method["name"], f"-{method['temperature']}" if method["temperature"] else ""
+        folder = RESULTS / f"answers{tag}"
+        folder.mkdir(exist_ok=True)
         like = {"like": str(folder / f"{method['like']}.jsonl")} if "like" in method else {}
         whole = {"concurrency": TARGET.concurrency, **method, "until": str(ANSWERS_UNTIL), **like}
         (folder / f"{name}.json").write_text(json.dumps(whole))
@@ -207,21 +215,59 @@ def answers(env: Mapping[str, str], methods: Sequence[Mapping[str, Any]], tag: s
         log = (LOGS / f"answers{tag}-{name}.log").open("wb")
         command = [TARGET.python, "-m", "kit.answers", *arguments]
         running.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
-    say(f"{len(running)} methods answer, {left() - TARGET.answers_end:.0f} s at most")
+    say(f"{len(running)} methods answer, {seconds:.0f} s at most")
     shown = 0.0
-    while any(process.poll() is None for process in running) and left() > TARGET.answers_end - 4:
+    while any(process.poll() is None for process in running) and time.time() < until + 4:
         time.sleep(0.5)
         if time.time() - shown > 15:
             shown = time.time()
-            say(", ".join(f"{path.stem} {count_lines(path)}" for path in sorted(folder.glob("*.jsonl"))))
+            say(answered())
     for process in running:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    say("answered: " + ", ".join(f"{path.stem} {count_lines(path)}" for path in sorted(folder.glob("*.jsonl"))))
+    say(f"answered: {answered()}")
 
 
-def count_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n")
+def answered() -> str:
+    paths = sorted(RESULTS.glob("answers*/*.jsonl"))
+    return ", ".join(f"{path.parent.name[8:]} {path.stem} {path.read_bytes().count(NEWLINE)}" for path in paths)
+
+
+def judge(env: Mapping[str, str]) -> Mapping[str, Any]:
+    """Judge the pair; return the options of `reading` that its settings hold, and the prior of `auto`."""
+    path = RESULTS / "judge.toml"
+    words = ["-m", "stepspec", "judge", "--minutes", str(TARGET.judge_minutes), "--json", "--write", str(path)]
+    run("judge-real", words, env, 75 * TARGET.judge_minutes + 15)
+    written = tomllib.loads(path.read_text()) if path.exists() else {}
+    if written.get("policy") != "reading":
+        say("the judge chose no settings of reading: those of the first campaign stand in for them")
+        return USUALLY_JUDGED
+    return {"options": written["options"], "prior": written.get("prior")}
+
+
+def measured_estimate(env: Mapping[str, str], temperature: float) -> None:
+    """Estimate the gain of methods, then measure it on other problems."""
+    minutes = min(TARGET.estimate_minutes, (left() - 70) / 60)
+    if not TARGET.estimate or minutes < TARGET.estimate_minutes / 3:
+        return
+    lines = (ROOT / "chains.jsonl").read_text().splitlines()[-40:]
+    rows = [{"problem": json.loads(line)["prompt"], "id": number} for number, line in enumerate(lines)]
+    (ROOT / "estimate.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    methods = [m["policy"] + ":" + ",".join(f"{k}={v}" for k, v in m["options"].items()) for m in TARGET.estimate]
+    words = ["-m", "stepspec", "estimate", "--json", "--users", "", "--minutes", f"{minutes:.2f}", "-n", "40"]
+    words += ["--problems", str(ROOT / "estimate.jsonl"), "--temperature", str(temperature)]
+    words += [word for each in methods for word in ("-p", each.rstrip(":"))]
+    name = f"estimate-{temperature}"
+    run(name, words, env, minutes * 60 + 25)
+    printed = (RESULTS / f"{name}.txt").read_text().splitlines()
+    found = json.loads(next(line for line in printed if line.startswith("{")))
+    depths = {each["policy"]: each["gains"][0]["ahead"] for each in found["methods"]}
+    chosen = [
+        {**method, "overrides": {**method["overrides"], "ahead": depths[method["policy"]]}}
+        for method in TARGET.estimate
+    ]
+    case = turns(f"ratio-{temperature}", (ALONE, *chosen), 1, TARGET.ratio_problems, 60, temperature=temperature)
+    timings("timings-ratio", [case], env, left() - 6, "chains.jsonl")
 
 
 def convert() -> None:
@@ -245,6 +291,43 @@ def converted() -> bool:
     return not TARGET.arrives or all((ROOT / "pair" / name / "converted").exists() for name in ("large", "small"))
 
 
+def doctor(kind: str, env: Mapping[str, str]) -> None:
+    if TARGET.doctor:
+        run(f"doctor-{kind}", ["-m", "stepspec", "doctor"], env, 30)
+
+
+def measure_real(env: Mapping[str, str]) -> None:
+    """Measure everything with the servers of the real pair."""
+    if not TARGET.cases:
+        doctor("real", env)
+    judged = judge(env)
+    methods = with_judged(TARGET.methods, judged)
+    if TARGET.first:
+        first = with_judged(TARGET.first, judged)
+        timings("timings-first", first, env, min(TARGET.first_timings, left() - 6), "chains.jsonl")
+    answers(env, methods)
+    if left() > TARGET.answers_end + 45 and not any(method["temperature"] for method in methods):
+        answers(env, [{**method, "temperature": 0.6} for method in methods])
+    try:
+        for temperature in (0, 0.6):
+            measured_estimate(env, temperature)
+    except Exception:
+        say(traceback.format_exc())
+    timings("timings-real", with_judged(TARGET.last, judged), env, left() - 6, "chains.jsonl")
+
+
+def with_judged(tables: Sequence[Mapping[str, Any]], judged: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Give the methods of *tables* that the judge is to set, also those that take turns, what it wrote."""
+    return [
+        {
+            **table,
+            **(judged if table.get("judged") else {}),
+            **({"turns": with_judged(table["turns"], judged)} if "turns" in table else {}),
+        }
+        for table in tables
+    ]
+
+
 def main() -> None:
     for folder in (IN, LOGS, RESULTS):
         folder.mkdir(parents=True, exist_ok=True)
@@ -255,25 +338,22 @@ def main() -> None:
     scripted = Servers("scripted", TARGET.scripted)
     env = settings("scripted", TARGET.scripted)
     try:
-        if scripted.wait():
+        if scripted.wait() and TARGET.cases:
             timings("timings", TARGET.cases, env, min(TARGET.timings, left() - 60), "chains.jsonl")
     except Exception:
         say(traceback.format_exc())
+    if not TARGET.cases:
+        scripted.stop()
     if not wait_for(converted, 600):
         say("the pair's weights did not arrive")
         return
     real = Servers("real", TARGET.real)
-    if TARGET.doctor:
-        run("doctor-scripted", ["-m", "stepspec", "doctor"], env, 30)
-    scripted.stop()
+    if TARGET.cases:
+        doctor("scripted", env)
+        scripted.stop()
     env = settings("real", TARGET.real)
     if real.wait():
-        if TARGET.doctor:
-            run("judge-real", ["-m", "stepspec", "judge", "--minutes", "0.5", "--json"], env, 45)
-        answers(env, TARGET.methods)
-        if left() > TARGET.answers_end + 45:
-            answers(env, [{**method, "temperature": 0.6} for method in TARGET.methods], "-0.6")
-        timings("timings-real", TARGET.last, env, left() - 6, "chains.jsonl")
+        measure_real(env)
     real.stop()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +43,32 @@ class Target:
     """Whether vLLM, wheels and weights arrive in parcels; in a dry run they are there already."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     timings: float = 145
+    first_timings: float = 150
     answers_end: float = 80
-    """Seconds before the end of the campaign at which the answers stop and the last timings begin."""
+    """Seconds before the end of the campaign at which the answers stop and the last measurements begin."""
+    answers_least: float = 0
+    """Seconds of the answers before anything is left to the last measurements."""
     concurrency: int = 64
     start: float = 300
     doctor: bool = True
+    judge_minutes: float = 0.5
     cases: Sequence[Mapping[str, Any]] = ()
+    """What is timed with the scripted servers; if nothing is, these are stopped as soon as they are up."""
+    first: Sequence[Mapping[str, Any]] = ()
+    """What is timed with the real pair before the answers."""
     methods: Sequence[Mapping[str, Any]] = ()
     last: Sequence[Mapping[str, Any]] = ()
+    estimate: Sequence[Mapping[str, Any]] = ()
+    """The methods that the estimate is about; they are measured afterwards, beside `plain`."""
+    estimate_minutes: float = 2
+    ratio_problems: int = 16
 
 
-SPECREASON: Mapping[str, Any] = {"policy": "specreason", "overrides": {"auto": False}}
 SCRIPT: Mapping[str, Any] = {"temperature": 0, "max_tokens": 2000}
 
 
 def case(name: str, accept: float = 0.8, at: int = 1, rounds: int = 1, **overrides: Any) -> Mapping[str, Any]:
-    chosen = {**SPECREASON, "overrides": {"auto": False, "load": "ignore", **overrides}}
+    chosen = {"policy": "specreason", "overrides": {"auto": False, **overrides}}
     return {**SCRIPT, **chosen, "name": name, "accept": accept, "at": at, "rounds": rounds}
 
 
@@ -84,18 +94,21 @@ ANSWER: Mapping[str, Any] = {"temperature": 0, "max_tokens": 1024}
 
 
 def method(name: str, policy: str, options: Mapping[str, Any] | None = None, **more: Any) -> Mapping[str, Any]:
-    overrides = {"auto": False, "load": "ignore", **more.pop("overrides", {})}
+    overrides = {"auto": False, **more.pop("overrides", {})}
     return {**ANSWER, "name": name, "policy": policy, "options": dict(options or {}), "overrides": overrides, **more}
 
 
-READING_BILD = {"scale": "step", "fallback": 0, "rollback": 5}
+ALONE: Mapping[str, Any] = {**ANSWER, "name": "plain", "plain": True}
+SPECREASON, READING = method("specreason", "specreason"), method("reading", "reading")
+BILD_STEP = method("bild-step", "bild", {"scale": "step", "fallback": 0, "rollback": 5})
+AUTO = method("auto", "reading", overrides={"auto": True})
 METHODS = (
-    {**ANSWER, "name": "plain", "plain": True},
+    ALONE,
     method("small", "small"),
-    method("specreason", "specreason"),
-    method("reading", "reading"),
-    method("bild-step", "bild", READING_BILD),
-    method("auto", "reading", overrides={"auto": True}),
+    SPECREASON,
+    READING,
+    BILD_STEP,
+    AUTO,
     method("random-like-reading", "random", like="reading"),
     method("bild", "bild", concurrency=16),
     method("reflective", "reflective", concurrency=16),
@@ -135,6 +148,43 @@ GPU = Target(
     last=[{**each, "at": 1, "rounds": 5, "seconds": 10} for each in METHODS if "like" not in each],
 )
 
+# The second campaign has no scripted part. The real pair's servers are started once without weights while these arrive,
+# so that everything is compiled and cached when they start with them.
+JUDGED = {**READING, "name": "judged", "judged": True}
+"""`reading` with what `stepspec judge` wrote: options, and the prior from which `auto` begins."""
+FRESH = (
+    ALONE,
+    AUTO,
+    method("specreason-auto", "specreason", overrides={"auto": True}),
+    {**JUDGED, "name": "judged-auto", "overrides": {"auto": True}},
+)
+
+
+def turns(name: str, methods: Sequence[Mapping[str, Any]], rounds: int, at: int, start: int = 0, **more: Any) -> Any:
+    """A case in which *methods* take turns, with a new solver in each round; *more* holds for each of them."""
+    chosen = [{**each, **more, "name": each["name"]} for each in methods]
+    return {"name": name, "turns": chosen, "rounds": rounds, "at": at, "start": start, "seconds": 300}
+
+
+REAL = replace(
+    GPU,
+    shapes=(),
+    scripted=[replace(server, flags=(*server.flags, "--load-format", "dummy")) for server in GPU.real],
+    start=180,
+    answers_end=200,
+    answers_least=160,
+    concurrency=32,
+    cases=(),
+    first=(turns("warm", FRESH, 1, 1, 79), turns("first", FRESH, 12, 5)),
+    methods=(
+        *({**each, "temperature": 0.6, "limit": 220} for each in METHODS[:7]),
+        {**ALONE, "limit": 220},
+        {**JUDGED, "limit": 220},
+    ),
+    last=(turns("first, 0.6", FRESH, 6, 5, 80, temperature=0.6),),
+    estimate=(READING, BILD_STEP, SPECREASON),
+)
+
 EAGER = (
     "--enforce-eager --dtype float32 --max-model-len 2048 --max-num-seqs 16 --block-size 32 "
     "--distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -168,11 +218,19 @@ CPU = Target(
         "SCRIPT_TOKENS": "120",
     },
     timings=60,
-    answers_end=20,
+    answers_end=60,
     concurrency=4,
     doctor=False,
-    cases=shorter(GPU_CASES[1:5], rounds=1, max_tokens=400),
-    methods=shorter(METHODS, limit=2, max_tokens=300),
-    last=shorter(METHODS[:3], rounds=1, at=1, max_tokens=300),
+    judge_minutes=0.1,
+    cases=shorter(GPU_CASES[2:4], rounds=1, max_tokens=400),
+    first=(turns("first", FRESH, 1, 2, max_tokens=300),),
+    methods=(
+        *shorter([ALONE, READING, AUTO, METHODS[6]], limit=2, max_tokens=300, temperature=0.6),
+        *shorter([ALONE, JUDGED], limit=2, max_tokens=300),
+    ),
+    last=shorter(METHODS[:2], rounds=1, at=1, max_tokens=300),
+    estimate=shorter([READING], max_tokens=300),
+    estimate_minutes=0.1,
+    ratio_problems=2,
 )
-TARGETS: Mapping[str, Target] = {"gpu": GPU, "cpu": CPU}
+TARGETS: Mapping[str, Target] = {"gpu": GPU, "real": REAL, "cpu": CPU}

@@ -4,6 +4,9 @@ The same chain by the large model alone and by methods, at set accept rates: tim
 Each case is a table: name; accept (the rate that the scripted judge has); at (chains at once); rounds; the keys of
 `answers`. Cases run one after the other, so that each has the card for itself. OUT gets a line for every chain in
 timings.jsonl, as it is done, and the trace of the first chain of each case in NAME.trace.jsonl.
+
+A case with `turns`, a list of methods, lets these take turns at the same problems, one chain at a time. In each of its
+rounds every method has a new solver, which knows nothing yet, for the next `at` problems, from the one at `start` on.
 """
 
 from __future__ import annotations
@@ -13,12 +16,17 @@ import json
 import os
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from stepspec.orchestrator.endpoints.client import separate_cache
 
 from .answers import Method, Plain
+
+
+def solver_of(method: dict[str, Any]) -> Plain | Method:
+    return Plain(method) if method.get("plain") else Method(method)
 
 
 def set_accept_rate(case: dict[str, Any]) -> None:
@@ -37,7 +45,7 @@ async def run_chain(solver: Plain | Method, prompt: str, seed: int, salt: str, t
 
 async def run_case(case: dict[str, Any], prompts: list[str], out: Path) -> None:
     at: int = case.get("at", 1)
-    async with Plain(case) if case.get("plain") else Method(case) as solver:
+    async with solver_of(case) as solver:
         for number in range(case.get("rounds", 1)):
             chosen = [prompts[(number * at + place) % len(prompts)] for place in range(at)]
             trace_to = None if number else out / f"{case['name']}.trace.jsonl"
@@ -47,11 +55,31 @@ async def run_case(case: dict[str, Any], prompts: list[str], out: Path) -> None:
             write_round(case["name"], number, rows, out)
 
 
+async def take_turns(case: dict[str, Any], prompts: list[str], out: Path) -> None:
+    at: int = case["at"]
+    for number in range(case["rounds"]):
+        async with AsyncExitStack() as stack:
+            solvers = {method["name"]: solver_of(method) for method in case["turns"]}
+            for solver in solvers.values():
+                await stack.enter_async_context(solver)
+            for position in range(at):
+                problem: int = (case["start"] + number * at + position) % len(prompts)
+                names = list(solvers)
+                for name in (*names[problem % len(names) :], *names[: problem % len(names)]):
+                    salt = f"{case['name']} {name} {problem}"
+                    row = await run_chain(solvers[name], prompts[problem], problem, salt, None)
+                    write(out, {"case": name, "of": case["name"], "round": number, "position": position, **row})
+
+
+def write(out: Path, row: dict[str, Any]) -> None:
+    with (out / "timings.jsonl").open("a") as file:
+        file.write(f"{json.dumps(row)}\n")
+
+
 def write_round(name: str, number: int, rows: list[dict[str, Any]], out: Path) -> None:
     """Write the chains of one round as lines, and print their mean duration."""
-    with (out / "timings.jsonl").open("a") as file:
-        for row in rows:
-            file.write(json.dumps({"case": name, "round": number, **row}) + "\n")
+    for row in rows:
+        write(out, {"case": name, "round": number, **row})
     mean = sum(row["seconds"] for row in rows) / len(rows)
     drafts, accepted = (sum(row.get(key, 0) for row in rows) for key in ("drafts", "accepted"))
     print(f"{name:32s} round {number}: mean {mean:7.2f} s, accepted {accepted} of {drafts}", flush=True)
@@ -62,7 +90,7 @@ async def main(cases: list[dict[str, Any]], prompts: list[str], out: Path) -> No
         set_accept_rate(case)
         try:
             async with asyncio.timeout(case.get("seconds", 60)):
-                await run_case(case, prompts, out)
+                await (take_turns if "turns" in case else run_case)(case, prompts, out)
         except Exception as exc:
             print(f"{case['name']}: {type(exc).__name__}: {exc}"[:400], flush=True)
 
