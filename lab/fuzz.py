@@ -69,14 +69,14 @@ def stream() -> Target:
 
 def steps() -> Target:
     """A step has the text of its tokens, and ends at the same place however its text is divided into tokens."""
-    from stepspec.orchestrator.chain import THINK_END, Token
+    from stepspec.orchestrator.chain import THINK_END, Chain, Token
     from stepspec.orchestrator.endpoints.token_stream import OUTSIDE, Closing, StepBuilder
     from stepspec.orchestrator.step_ends import StepEnds
 
     kinds = [StepEnds.of("\n\n"), StepEnds.of(["\n\n", "Wait"]), StepEnds.of(["Step", "; "])]
 
     def build(ends: StepEnds, text: str, size: int, closing: Closing) -> tuple[str, str | None]:
-        builder = StepBuilder("small", "words", ends=ends, limit=10_000, closing=closing)
+        builder = StepBuilder("small", "words", Chain.of("?"), ends=ends, limit=10_000, closing=closing)
         for at in range(0, len(text), size):
             if stop := builder.add(Token(text[at : at + size], 0.0, id=7)):
                 step = builder.end(stop)

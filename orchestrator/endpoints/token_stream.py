@@ -20,7 +20,7 @@ from ..errors import EndpointUnavailable, FormatIgnored, MalformedReply
 from ..events import Called, Fate, Verb
 from ..interfaces import REQUEST, RequestContext
 from ..markers import opens_block
-from ..step_ends import NO_BLOCKS, Blocks, StepEnds
+from ..step_ends import StepEnds
 from .client import Connection
 from .sse import Events
 from .vllm_protocol import Body, Call, Chunk, parse_chunk
@@ -61,9 +61,7 @@ OUTSIDE = Closing("", open=False)
 
 class StepBuilder:
     """
-    Takes tokens until the step ends, at one of *ends* in the text after *before*, or at *limit* tokens.
-
-    *blocks* are those of *before*, as far as they are known.
+    Takes the tokens of the next step of *chain* until it ends, at one of *ends* or at *limit* tokens.
 
     A token that reaches beyond the end is cut there: its id becomes -1, and the rest of its text is left out, with the
     tokens that were only needed to recognise the end. The part of a delimiter that *opening* ends in does not count:
@@ -75,11 +73,10 @@ class StepBuilder:
         self,
         author: Role,
         vocabulary: str,
+        chain: Chain,
         *,
         ends: StepEnds,
         limit: int,
-        before: str = "",
-        blocks: Blocks = NO_BLOCKS,
         opening: Sequence[Token] = (),
         top: int = 0,
         closing: Closing = OUTSIDE,
@@ -88,7 +85,7 @@ class StepBuilder:
         self._vocabulary = vocabulary
         self._closing, self._marked = closing, False
         self._held, self._waiting = "", list[Token]()
-        self._ends, self._before, self._blocks = ends, before, blocks
+        self._ends, self._before, self._blocks = ends, chain.text, chain.totals.blocks
         self._top = top
         self._tokens = list(opening[:limit])
         self._text = "".join(token.text for token in self._tokens)

@@ -168,9 +168,8 @@ class VllmModel:
         return StepBuilder(
             self.role,
             self._endpoint.encoder.vocabulary,
+            chain,
             ends=ends,
-            before=chain.text,
-            blocks=chain.totals.blocks,
             limit=limit,
             opening=opening,
             top=top,

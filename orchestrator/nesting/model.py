@@ -190,10 +190,8 @@ class Nested:
         inner = partial(InnerModel, left=self.left, limit=limit, top=top, opening=opening, begins=len(chain.text))
 
         def build(begun: Sequence[Token]) -> StepBuilder:
-            ends, blocks = step_ends(chain, options.get("stop")), chain.totals.blocks
-            return StepBuilder(
-                self.role, "", ends=ends, before=chain.text, blocks=blocks, limit=limit, opening=begun, top=top
-            )
+            ends = step_ends(chain, options.get("stop"))
+            return StepBuilder(self.role, "", chain, ends=ends, limit=limit, opening=begun, top=top)
 
         def observe(event: Event) -> None:
             if isinstance(event, Judged):

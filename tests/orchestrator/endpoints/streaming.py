@@ -49,7 +49,7 @@ class StreamingModel(ScriptedModel):
         if stack is None or opening:
             return await super().write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
         ends = step_ends(chain, stop)
-        growing = StepBuilder(self.role, "words", ends=ends, limit=limit, before=chain.text, top=top, closing=CLOSING)
+        growing = StepBuilder(self.role, "words", chain, ends=ends, limit=limit, top=top, closing=CLOSING)
         stream = self._streams.get(stack)
         if stream is None or not stream.continues(chain, ends, limit, top):
             if stream is not None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.orchestrator.chain import THINK_END, Step, Stop, Token
+from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
 from stepspec.orchestrator.endpoints.token_stream import OUTSIDE, Closing, StepBuilder
 from stepspec.orchestrator.step_ends import StepEnds
 
@@ -15,6 +15,7 @@ PIECES = st.lists(
 )
 
 
+PROBLEM = Chain.of("How many?")
 MARK = 99  # the id of the token that closes the thinking
 TEXT, TOKEN = Closing(THINK_END), Closing(THINK_END, MARK)
 
@@ -24,7 +25,7 @@ def number(piece: str, place: int) -> int:
 
 
 def grown(pieces: list[str], limit: int = 1000, closing: Closing = TEXT) -> tuple[Step, Stop | None, StepBuilder]:
-    growing = StepBuilder("small", "v", ends=StepEnds(blocks=False), limit=limit, closing=closing)
+    growing = StepBuilder("small", "v", PROBLEM, ends=StepEnds(blocks=False), limit=limit, closing=closing)
     for place, piece in enumerate(pieces):
         if stop := growing.add(Token(piece, id=number(piece, place))):
             return growing.end(stop), stop, growing
@@ -68,10 +69,10 @@ def test_it_ends_at_the_limit_at_the_latest(pieces: list[str], limit: int) -> No
 def test_an_opening_is_cut_to_the_limit_and_tokens_keep_the_requested_alternatives() -> None:
     rivals = (Token("b"), Token("c"))
     growing = StepBuilder(
-        "small", "v", ends=StepEnds((), blocks=False), limit=2, opening=[Token("x"), Token("y"), Token("z")]
+        "small", "v", PROBLEM, ends=StepEnds((), blocks=False), limit=2, opening=[Token("x"), Token("y"), Token("z")]
     )
     assert growing.end("length").text == "xy"
-    growing = StepBuilder("small", "v", ends=StepEnds((), blocks=False), limit=2, top=1)
+    growing = StepBuilder("small", "v", PROBLEM, ends=StepEnds((), blocks=False), limit=2, top=1)
     for token in (Token("a", top=rivals), Token("d")):
         growing.add(token)
     assert growing.end("length").tokens == (Token("a", top=rivals[:1]), Token("d"))
@@ -79,14 +80,14 @@ def test_an_opening_is_cut_to_the_limit_and_tokens_keep_the_requested_alternativ
 
 @pytest.mark.parametrize("stops", [("\n\n", ";"), (";", "\n\n")])
 def test_the_first_of_two_stop_strings_counts(stops: tuple[str, ...]) -> None:
-    growing = StepBuilder("small", "v", ends=StepEnds(stops, blocks=False), limit=9)
+    growing = StepBuilder("small", "v", PROBLEM, ends=StepEnds(stops, blocks=False), limit=9)
     assert growing.add(Token("a; b\n\n")) == "delimiter"
     assert growing.so_far().text == "a;"
 
 
 @pytest.mark.parametrize("size", [1, 2, 9])
 def test_the_text_of_several_tokens_may_come_with_the_last_one(size: int) -> None:
-    growing = StepBuilder("small", "v", ends=StepEnds(), limit=99, closing=TOKEN)
+    growing = StepBuilder("small", "v", PROBLEM, ends=StepEnds(), limit=99, closing=TOKEN)
     for token in [*[Token("", id=7)] * size, Token("", id=MARK), Token("", id=8)]:
         assert growing.add(token) is None
     assert growing.add(Token(f"So.{THINK_END}It is", id=9)) == "end"
@@ -113,7 +114,7 @@ HELD = "\ufffd"
     ],
 )
 def test_held_text_is_left_out_where_the_model_writes_it_again(held: str, pieces: list[str], text: str) -> None:
-    growing = StepBuilder("small", "v", ends=StepEnds(), limit=99, before=f"a{held}")
+    growing = StepBuilder("small", "v", PROBLEM.extend(Step(f"a{held}", "small")), ends=StepEnds(), limit=99)
     growing.hold(held)
     for place, piece in enumerate(pieces):
         assert growing.add(Token(piece, id=place)) is None

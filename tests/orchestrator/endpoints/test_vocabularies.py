@@ -67,7 +67,7 @@ def grown(server: RealVllm, ids: Sequence[int], limit: int) -> Step:
     """The step that comes of *ids*, as vLLM sends them after a prompt, and of the end of the turn."""
     server.written = ids
     body = {"prompt": server.encode("So: "), "max_tokens": limit, "stop": [], "logprobs": 0, "return_token_ids": True}
-    growing = StepBuilder("small", "v", ends=StepEnds((), blocks=False), limit=limit)
+    growing = StepBuilder("small", "v", Chain.of("?"), ends=StepEnds((), blocks=False), limit=limit)
     for choice in server.choices(body):
         piece = vllm_protocol.parse_chunk(CALL, orjson.dumps({"choices": [choice]}), 0)
         for token in piece.tokens:
