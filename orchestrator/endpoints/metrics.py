@@ -1,18 +1,24 @@
 """
-What vLLM's ``/metrics`` tells: the queue, the counters of token-level speculation, and the prefix cache. Pure.
+What vLLM's ``/metrics`` tells: the queue, which `poll_queue` watches, token-level speculation, and the prefix cache.
 
-Any server but vLLM shows none of these. `polling` reads them again and again.
+Any other server shows none of these.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from math import gcd
+from typing import Protocol
 
+from ..concurrency import background
 from ..stats import Acceptance
+
+POLL_SECONDS = 1.0  # between two readings of one server
+POLL_TIMEOUT = 5 * POLL_SECONDS  # seconds for one reading
 
 # The queue
 
@@ -50,48 +56,44 @@ def read_queue(metrics: bytes) -> QueueGauges | None:
     return QueueGauges(gauges[RUNNING], gauges[WAITING], read_cache_tokens(metrics))
 
 
-# Token-level speculation: the counters
+class QueueSource(Protocol):
+    """A server or an endpoint that reports its queue; None if it does not."""
+
+    async def queue(self) -> QueueGauges | None: ...
+
+
+@asynccontextmanager
+async def poll_queue(server: QueueSource, report: Callable[[int, int, int | None], None]) -> AsyncGenerator[None]:
+    """
+    Call *report* every second with the running and waiting requests and the tokens of the cache.
+
+    A poll that fails or takes longer than `POLL_TIMEOUT` seconds reports nothing.
+    """
+
+    async def poll() -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_TIMEOUT):
+                    gauges = await server.queue()
+                if gauges is not None:
+                    report(gauges.running, gauges.waiting, gauges.cache)
+            await asyncio.sleep(POLL_SECONDS)
+
+    async with background(poll()):
+        yield
+
+
+# Token-level speculation
 
 PREFIX = "vllm:spec_decode_num_"
 COUNTERS = {f"{PREFIX}drafts": "drafts", f"{PREFIX}draft_tokens": "drafted", f"{PREFIX}accepted_tokens": "accepted"}
-WRITTEN = "vllm:generation_tokens"
-_NAMES = "|".join([*COUNTERS, WRITTEN, RUNNING, WAITING])
+_NAMES = "|".join([*COUNTERS, RUNNING, WAITING])
 _LINE = re.compile(rf"^({_NAMES})(?:_total)?(?:{{.*}})? (.*)$".encode(), re.MULTILINE)  # a comment has no number there
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptanceReading:
-    """
-    The counters of a speculating server, since its start, as read at second *at* of the event loop's clock.
-
-    *written* counts the tokens written for all clients, 0 if the server does not show it.
-    """
-
-    at: float
-    counted: Acceptance
-    written: int = 0
-
-    def since(self, earlier: AcceptanceReading) -> Acceptance | None:
-        """Return how far the counters grew since an *earlier* reading; None if the server restarted in between."""
-        growth = self.counted - earlier.counted
-        restarted = min(growth.drafts, growth.drafted, growth.accepted, self.written - earlier.written) < 0
-        return None if restarted else growth
-
-
-def read_counters(metrics: bytes, at: float) -> AcceptanceReading | None:
-    """Read the counters at second *at*; None if there are none."""
-    sums = _sums(metrics)
-    counted = _acceptance(sums)
-    return AcceptanceReading(at, counted, sums.get(WRITTEN, 0)) if counted is not None else None
 
 
 def read_acceptance(metrics: bytes) -> Acceptance | None:
     """Add up the counters of every engine behind a server; None if there are none: the server does not speculate."""
-    return _acceptance(_sums(metrics))
-
-
-def _acceptance(sums: Mapping[str, int]) -> Acceptance | None:
-    counts = {COUNTERS[name]: value for name, value in sums.items() if name in COUNTERS}
+    counts = {COUNTERS[name]: value for name, value in _sums(metrics).items() if name in COUNTERS}
     return Acceptance(**counts) if len(counts) == len(COUNTERS) else None
 
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import product
-from math import inf
 
 from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
 from ..concurrency import at_once
@@ -23,15 +22,7 @@ from . import tool_protocol, vllm_protocol
 from .chat_template import Template
 from .client import ConnectedEndpoint
 from .interfaces import ModelEndpoint
-from .metrics import (
-    AcceptanceReading,
-    CacheConfig,
-    QueueGauges,
-    read_acceptance,
-    read_cache_config,
-    read_counters,
-    read_queue,
-)
+from .metrics import CacheConfig, QueueGauges, read_acceptance, read_cache_config, read_queue
 from .probe import Capabilities, probe
 from .settings import Endpoint, Sampling
 from .text_encoder import AsyncCache
@@ -58,8 +49,6 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
     def __init__(self, settings: Endpoint, table: str = "") -> None:
         super().__init__(settings, table)
         self.by_id: bool | None = None  # whether it returns log-probabilities of given ids; None: not tried
-        self.polled_at = -inf  # the second of the loop's clock at which its metrics were requested last
-        self.reading: AcceptanceReading | None = None  # of a server that speculates on tokens
         self.cache: CacheConfig | None = None  # its prefix cache; None if it does not describe it
         self._can: Capabilities | None = None
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
@@ -260,14 +249,11 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
                     await at_once(_without_failure(request) for _ in range(count))
 
     async def _metrics(self, verb: str) -> bytes | None:
-        self.polled_at = polled_at = asyncio.get_running_loop().time()
         try:
             metrics = await self.connection.get_unqueued(self.connection.call(verb), METRICS)
         except EndpointError:
             return None
         self.cache = read_cache_config(metrics) or self.cache
-        if self.reading is None or self.reading.at <= polled_at:
-            self.reading = read_counters(metrics, polled_at) or self.reading
         return metrics
 
 

@@ -12,7 +12,6 @@ from ..endpoints.vllm_protocol import Format
 from ..events import Observer
 from ..run_options import RunOptions
 from ..solution import Solution
-from ..stats import Acceptance
 from ..trace import Stopwatch
 
 
@@ -61,17 +60,15 @@ class Offer:
     """
     What a service offers: the *engine*, its *methods* by name, and *defaults*, the options of a run that sets none.
 
-    The policy of the *defaults* is the default method. *speculation* returns the counts of token-level
-    speculation of the servers, by role or path. *session_header* is the header that keeps the requests of one session
-    on one server; "" if there is none. *check* raises `ConfigurationError`, which names the option, if the options are
-    wrong for the method.
+    The policy of the *defaults* is the default method. *session_header* is the header that keeps the requests of one
+    session on one server; "" if there is none. *check* raises `ConfigurationError`, which names the option, if the
+    options are wrong for the method.
     """
 
     engine: Engine
     methods: Mapping[str, ServedMethod]
     defaults: RunOptions = field(default_factory=RunOptions)
     version: str = "0"
-    speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance]
     session_header: str = ""
     check: Callable[[str, Mapping[str, Any]], object] = lambda method, options: options
 

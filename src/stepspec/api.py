@@ -20,7 +20,7 @@ from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling
 from stepspec.orchestrator.endpoints.client import carrying
-from stepspec.orchestrator.endpoints.polling import AcceptanceMonitor, poll_queue
+from stepspec.orchestrator.endpoints.metrics import poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Decided, Event, Observer, Started
@@ -142,7 +142,6 @@ class Solver:
         self.critic = connected_critic(settings)
         self.auto = Auto(settings.prior)
         self.sure_bets = SureBets()
-        self.acceptance = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
 
     @classmethod
     def load(
@@ -170,7 +169,6 @@ class Solver:
             if self.settings.calibration:
                 self.settings.calibration.warn_of_differences(self.conditions(self.settings.run))
             await stack.enter_async_context(poll_queue(self.large, self.auto.queue))
-            await stack.enter_async_context(self.acceptance.polling())
             self._exit = stack.pop_all()
         return self
 

@@ -110,7 +110,6 @@ def offer(solver: Solver) -> Offer:
         methods=methods,
         defaults=chosen.run,
         version=VERSION,
-        speculation=lambda: solver.acceptance.totals,
         session_header=chosen.session_header,
         check=partial(policies.check, has_critic=chosen.rates_steps),
     )

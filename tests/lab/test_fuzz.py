@@ -148,7 +148,7 @@ def test_bytes_of_servers(body: bytes) -> None:
         lambda: vllm_protocol.http_error(CALL, 400, body, "/tokenize"),
         lambda: vllm_protocol.version(body),
         lambda: metrics.read_queue(body),
-        lambda: metrics.read_counters(body, 0.0),
+        lambda: metrics.read_acceptance(body),
         lambda: metrics.read_cache_config(body),
     ):
         with suppress(EndpointError):
@@ -177,7 +177,7 @@ def test_metrics_of_servers(changes: list[tuple[int, str]]) -> None:
         text[place] = character
     body = "".join(text).encode()
     metrics.read_queue(body)
-    metrics.read_counters(body, 0.0)
+    metrics.read_acceptance(body)
     metrics.read_cache_config(body)
 
 

@@ -134,12 +134,7 @@ class Service:
         all_observers: list[ServiceObserver] = [*observers]
         observe = notify(all_observers)
         self.context = context = ServiceContext.of(offer, settings, observe)
-        self.metrics = metrics = Metrics(
-            context.admission,
-            offer.version,
-            offer.unjudged,
-            offer.speculation,
-        )
+        self.metrics = metrics = Metrics(context.admission, offer.version, offer.unjudged)
         all_observers.append(metrics)
 
         @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
@@ -11,7 +11,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ...events import AnswerJudged, Called, Decided, Event, FellBack
 from ...solution import Solution
-from ...stats import Acceptance
 from ..http.admission import Admission
 from .records import (
     MODEL_PATHS,
@@ -37,10 +36,8 @@ class Metrics:
         admission: Admission,
         version: str,
         unjudged: Collection[str] = (),
-        speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance],
     ) -> None:
         self._unjudged = unjudged
-        self._speculation, self._speculation_before = speculation, dict[str, Acceptance]()
         self.registry = registry = CollectorRegistry()
         labels = ("endpoint", "model")
 
@@ -82,9 +79,6 @@ class Metrics:
             "client_large_tokens", "Tokens that the large model wrote, or read to judge, for a client.", "client"
         )
         self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
-        self._passes = counter("speculation_passes", "Forward passes that verified tokens drafted by a server.", "role")
-        self._drafted = counter("speculation_drafted_tokens", "Tokens drafted by the servers of a role.", "role")
-        self._accepted_tokens = counter("speculation_accepted_tokens", "Accepted ones of these tokens.", "role")
         self._running = gauge("requests_running", "Requests that are running.")
         self._waiting = gauge("requests_waiting", "Requests that wait for admission.")
         self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.")
@@ -94,26 +88,13 @@ class Metrics:
 
     def scrape(self) -> tuple[bytes, str]:
         """Return the metrics as text, and its content type."""
-        self._count_evidence()
+        with suppress(RuntimeError):  # outside of an event loop
+            self._tasks.set(len(asyncio.all_tasks()))
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def _count_admitted(self) -> None:
         self._running.set(self._admission.running)
         self._waiting.set(self._admission.waiting)
-
-    def _count_evidence(self) -> None:
-        """Count what no event reports: the tasks, and the token-level speculation of the servers."""
-        with suppress(RuntimeError):  # outside of an event loop
-            self._tasks.set(len(asyncio.all_tasks()))
-        for role, counts in self._speculation().items():
-            self._count_speculation(role, counts)
-
-    def _count_speculation(self, role: str, counts: Acceptance) -> None:
-        new = counts - self._speculation_before.get(role, Acceptance())
-        self._speculation_before[role] = counts
-        self._passes.labels(role).inc(new.drafts)
-        self._drafted.labels(role).inc(new.drafted)
-        self._accepted_tokens.labels(role).inc(new.accepted)
 
     def __call__(self, event: ServiceEvent) -> None:
         match event:

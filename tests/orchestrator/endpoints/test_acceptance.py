@@ -11,7 +11,7 @@ from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.doctor.advice import conclude
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.client import Connection
-from stepspec.orchestrator.endpoints.metrics import AcceptanceReading, read_acceptance, read_counters, total
+from stepspec.orchestrator.endpoints.metrics import read_acceptance, total
 from stepspec.orchestrator.stats import Acceptance
 
 from ..doctor.test_doctor import FAST, GOOD, shown
@@ -56,51 +56,6 @@ def test_the_difference_of_two_readings_is_the_work_in_between() -> None:
     earlier, later = Acceptance(10, 40, 20), Acceptance(12, 48, 21)
     assert later - earlier == Acceptance(2, 8, 1)
     assert earlier + (later - earlier) == later
-
-
-WRITTEN = b"""vllm:generation_tokens_total{engine="0",model_name="m"} 100.0
-vllm:generation_tokens_total{engine="1",model_name="m"} 50.0
-vllm:generation_tokens_created{engine="0",model_name="m"} 1.7e+09
-"""
-
-
-def test_a_look_has_all_that_was_written_too() -> None:
-    assert read_counters(SHOWN + WRITTEN, 7.0) == AcceptanceReading(7.0, Acceptance(15, 60, 30), 150)
-    assert read_counters(SHOWN, 7.0) == AcceptanceReading(7.0, Acceptance(15, 60, 30))
-    assert read_counters(WRITTEN, 7.0) is None
-
-
-@pytest.mark.parametrize(
-    ("later", "grown"),
-    [
-        (AcceptanceReading(2.0, Acceptance(12, 48, 21), 60), Acceptance(2, 8, 1)),
-        (AcceptanceReading(2.0, Acceptance(10, 40, 20), 50), Acceptance()),
-        (AcceptanceReading(2.0, Acceptance(9, 48, 21), 60), None),
-        (AcceptanceReading(2.0, Acceptance(12, 39, 21), 60), None),
-        (AcceptanceReading(2.0, Acceptance(12, 48, 19), 60), None),
-        (AcceptanceReading(2.0, Acceptance(12, 48, 21), 49), None),
-    ],
-)
-def test_a_counter_that_fell_is_a_servers_that_was_started_anew(
-    later: AcceptanceReading, grown: Acceptance | None
-) -> None:
-    assert later.since(AcceptanceReading(1.0, Acceptance(10, 40, 20), 50)) == grown
-
-
-async def test_the_last_look_at_a_server_that_speculates_is_kept() -> None:
-    fake = FakeVllm(metrics=SHOWN)
-    async with fake.serve() as settings, VllmEndpoint(settings) as endpoint:
-        first = endpoint.reading
-        assert first is not None
-        assert (first.at, first.counted) == (endpoint.polled_at, Acceptance(15, 60, 30))
-        fake.metrics = SHOWN.replace(b" 9.0", b" 19.0")
-        await endpoint.queue()
-        assert endpoint.reading is not None
-        assert endpoint.reading.since(first) == Acceptance(0, 0, 10)
-        fake.metrics = b""
-        last = endpoint.reading
-        assert await endpoint.acceptance() is None
-        assert endpoint.reading == last
 
 
 async def test_a_look_waits_for_no_place_and_takes_none() -> None:

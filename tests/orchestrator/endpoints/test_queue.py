@@ -8,8 +8,7 @@ import pytest
 
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.client import Connection
-from stepspec.orchestrator.endpoints.metrics import QueueGauges, read_queue
-from stepspec.orchestrator.endpoints.polling import poll_queue
+from stepspec.orchestrator.endpoints.metrics import QueueGauges, poll_queue, read_queue
 
 from ...fakes import run
 from .server import FakeVllm
@@ -65,7 +64,7 @@ def test_polling_continues_over_errors_and_stalls_and_ends_with_the_block() -> N
         reports.append((asyncio.get_running_loop().time(), running, waiting, cache))
 
     async def main() -> None:
-        async with poll_queue(Server(), tell, every=1.0, within=5.0):
+        async with poll_queue(Server(), tell):
             await asyncio.sleep(20)
 
     run(main())
