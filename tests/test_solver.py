@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import socket
 from collections import deque
@@ -305,21 +304,6 @@ async def test_a_server_that_ignores_the_format_is_found_out() -> None:
     async with serving() as servers, servers.solver() as solver:
         with pytest.raises(MalformedReply, match=r"asked for JSON and wrote '\\\\boxed\{2\}'.*structured outputs"):
             await solver.solve(PROBLEM, format="json")
-
-
-@pytest.mark.parametrize(("blanks", "ends"), [(10, True), (1000, False)])
-async def test_white_space_without_end_is_no_json(blanks: int, ends: bool) -> None:
-    async with serving() as servers, servers.solver(ahead=0) as solver:
-        for server in (servers.small, *servers.large):
-            server.script = (*SCRIPT[:-1], "\n\n", "{", *["\n   "] * blanks, '"answer": 2}')
-        if ends:
-            assert json.loads((await solver.solve(PROBLEM, format="json")).text) == {"answer": 2}
-            return
-        with pytest.raises(MalformedReply, match=r"white space in a row: say in the prompt .*disable_any_whitespace"):
-            await solver.solve(PROBLEM, format="json")
-        assert sum(len(written(server)) for server in servers.large) == 1  # It is not asked again.
-        solution = await solver.solve(PROBLEM)
-    assert solution.text.count("\n") == blanks
 
 
 def written(server: FakeVllm) -> list[dict[str, Any]]:

@@ -43,8 +43,6 @@ class Lack(NamedTuple):
 
 LACKS: Mapping[str, Lack] = {
     "token_ids": Lack("cannot work", "no step can be written", "serve the model with vLLM 0.10.2 or later"),
-    "stop_included": Lack("cannot work", "steps lose their delimiters", "serve the model with vLLM"),
-    "forced": Lack("costs", "judges may answer with other words", "serve the model with vLLM 0.10.2 or later"),
     "chosen_logprobs": Lack(
         "costs",
         "judges read the 20 likeliest tokens only, so rare grades count as impossible",

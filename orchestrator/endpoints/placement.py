@@ -20,7 +20,6 @@ from ..errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
-    FormatIgnored,
 )
 from ..events import Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
@@ -118,8 +117,6 @@ class Placement:
                     if not failed:
                         await endpoint.check_unchanged()
                     raise
-            except FormatIgnored:
-                raise
             except EndpointError as exc:
                 if isinstance(exc, EndpointRejected):
                     if exc.status not in UNUSABLE:

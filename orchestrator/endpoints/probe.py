@@ -32,12 +32,12 @@ class Capabilities:
     """
     What one endpoint can do; None where that is unknown.
 
-    *token_ids*: returns the ids that it writes. *stop_included*: leaves the stop string in the text. *forced*: obeys
-    ``allowed_token_ids``. *chosen_logprobs*: returns the log-probabilities of requested tokens; not tried on a server
-    that speculates, because in a batch with drafted tokens such a request ends vLLM's V1 engine. *prompt_logprobs*:
-    scores the tokens of a prompt. *prefix_cache*: reads a repeated prompt from its cache. *cached_tokens*: reports how
-    many tokens it read there. *metrics*: shows ``/metrics``. *speculation*: uses speculative decoding.
-    *suffix_scoring*: scores the end of a cached text as it does within the whole text; None if the settings forbid it.
+    *token_ids*: returns the ids that it writes. *chosen_logprobs*: returns the log-probabilities of requested tokens;
+    not tried on a server that speculates, because in a batch with drafted tokens such a request ends vLLM's V1 engine.
+    *prompt_logprobs*: scores the tokens of a prompt. *prefix_cache*: reads a repeated prompt from its cache.
+    *cached_tokens*: reports how many tokens it read there. *metrics*: shows ``/metrics``. *speculation*: uses
+    speculative decoding. *suffix_scoring*: scores the end of a cached text as it does within the whole text; None if
+    the settings forbid it.
     *shared_batch*: questions by token ids leave the likeliest tokens of other requests in the same batch whole, and are
     answered there; see `VllmEndpoint.apart`. *cached_counts*: the usage counts the cached tokens that ``/metrics``
     counts; some versions report 0 with ``--scheduling-policy priority``.
@@ -47,8 +47,6 @@ class Capabilities:
 
     version: str | None
     token_ids: bool | None
-    stop_included: bool | None
-    forced: bool | None
     chosen_logprobs: bool | None
     prompt_logprobs: bool | None
     prefix_cache: bool | None
@@ -66,7 +64,7 @@ async def probe(
     connection: Connection, model: str, encoder: ModelTokenizer, *, suffix_scoring: bool = False
 ) -> Capabilities:
     """
-    Try one capability after the other: about 20 short requests, and up to 14 with 400 to 4000 tokens.
+    Try one capability after the other: about 15 short requests, and up to 14 with 400 to 4000 tokens.
 
     A rejected request means that the capability is missing, one that fails for another reason, or shows neither, that
     it is unknown. Raise `EndpointUnreachable` if the server is gone.
@@ -103,8 +101,6 @@ class _Probe:
         return Capabilities(
             version=await self._version(),
             token_ids=None if written is None else bool(written.get("token_ids")),
-            stop_included=await self._stop_included(),
-            forced=await self._forced(),
             chosen_logprobs=False if speculation else await self._chosen_logprobs(),
             prompt_logprobs=None if scored is None else bool(scored.get("prompt_logprobs")),
             prefix_cache=prefix_cache,
@@ -116,39 +112,6 @@ class _Probe:
             shared_batch=None if speculation else await self._shared_batch(),
             cached_counts=self._counts,
         )
-
-    async def _stop_included(self) -> bool | None:
-        """
-        Write digits, and again with a part of their text as the stop string; None if the model stops for neither.
-
-        A model may write nothing, white space, or something else the second time, if other requests share its batch.
-        """
-        for fields in ({"allowed_token_ids": self._digits}, {}):
-            written = await self._choice(4, min_tokens=4, **fields)
-            if written is None:
-                return None
-            if not (text := str(written.get("text") or "").strip()):
-                continue
-            for stop in dict.fromkeys((text[-1:], text[:1])):
-                again = await self._choice(4, min_tokens=1, stop=[stop], include_stop_str_in_output=True, **fields)
-                if again is None:
-                    return None
-                if str(again.get("text") or "").endswith(stop):
-                    return True
-                if again.get("finish_reason") == "stop":
-                    return False
-        return None
-
-    async def _forced(self) -> bool | None:
-        """Allow one token only, and then only another one: a model that obeys writes different texts."""
-        first, *others = self._digits
-        if not others:
-            return None
-        replies = [await self._choice(1, allowed_token_ids=[number]) for number in (first, others[-1])]
-        texts = [str(reply.get("text") or "") if reply is not None else None for reply in replies]
-        if None in texts:
-            return None
-        return texts[0] != texts[1] and all(text and text.strip() in DIGITS for text in texts)
 
     async def _chosen_logprobs(self) -> bool | None:
         reply = await self._post(vllm_protocol.choice_body(self._model, self._prompt, self._digits, by_id=True))

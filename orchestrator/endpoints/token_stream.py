@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
 from ..chain import THINK_END, Chain, Party, Role, Step, Stop, Token
-from ..errors import EndpointUnavailable, FormatIgnored, MalformedReply
+from ..errors import EndpointUnavailable, MalformedReply
 from ..events import Called, Fate, Verb
 from ..interfaces import REQUEST, RequestContext
 from ..markers import opens_block
@@ -220,9 +220,6 @@ class StepBuilder:
         return Step(self._text, self._author, stop, tuple(tokens), self._vocabulary)
 
 
-MAX_BLANK = 128  # characters of white space in a row in the text of a format
-
-
 @dataclass(slots=True)
 class RequestMeter:
     """
@@ -282,13 +279,10 @@ class TokenStream:
         events: Events,
         tally: RequestMeter,
         logprobs: int | None,
-        *,
-        formatted: bool = False,
         closing: Sequence[int] = (),
     ) -> None:
         self._call, self._events, self._tally, self._logprobs = call, events, tally, logprobs
         self._closing = closing
-        self._blank = 0 if formatted else None
         self._tokens: deque[Token] = deque()
         self._ended: Stop | None = None
 
@@ -315,30 +309,7 @@ class TokenStream:
         self._tally.add(piece.received, piece.prompt, piece.cached)
         self._tokens.extend(piece.tokens)
         self._ended = piece.ended or self._ended
-        if self._blank is not None:
-            self._blank = _blank(self._call, self._blank, piece.tokens)
         return True
-
-
-def _blank(call: Call, before: int, tokens: Iterable[Token]) -> int:
-    """
-    Count the characters of white space at the end of a text in a format: *before* characters, then these *tokens*.
-
-    Raise `FormatIgnored` for more than any format needs. The grammar allows any amount of white space, and a model
-    that is not prompted for JSON may write nothing else.
-    """
-    blank = before
-    for token in tokens:
-        text = token.text.rstrip()
-        blank = len(token.text) - len(text) + (0 if text else blank)
-    if blank > MAX_BLANK:
-        raise call.error(
-            FormatIgnored,
-            f"it was asked for JSON and wrote {blank} characters of white space in a row: say in the prompt what JSON "
-            "is wanted, or start vLLM with --structured-outputs-config "
-            '\'{"backend": "xgrammar", "disable_any_whitespace": true}\'',
-        )
-    return blank
 
 
 @asynccontextmanager
@@ -346,8 +317,7 @@ async def generate(connection: Connection, call: Call, body: Body, tally: Reques
     """Send *body* and yield the stream of tokens. Leaving the block before its end aborts the request."""
     with tally:
         async with connection.stream(call, body) as events:
-            formatted, closing = "structured_outputs" in body, body.get("stop_token_ids", ())
-            arrivals = TokenStream(call, events, tally, body.get("logprobs"), formatted=formatted, closing=closing)
+            arrivals = TokenStream(call, events, tally, body.get("logprobs"), body.get("stop_token_ids", ()))
             yield arrivals
             await arrivals.finish()
 

@@ -36,7 +36,7 @@ from ..endpoints.server import GENERATE, Break, FakeVllm, Refuse
 from ..endpoints.test_caching import info
 from ..endpoints.test_reward_model import FakePooling
 
-ALL = Capabilities("0.32.0", True, True, True, True, True, True, True, True, False, suffix_scoring=True)
+ALL = Capabilities("0.32.0", True, True, True, True, True, True, False, suffix_scoring=True)
 GOOD = EndpointReport("large", "http://l", "", "big", 4096, "v", True, True, 0.97, Pace(0.1, 0.03), ALL)
 FAST = replace(GOOD, role="small", url="http://s", model="tiny", pace=Pace(0.1, 0.006))
 
@@ -290,8 +290,8 @@ async def test_requests_that_fail_leave_what_they_would_have_shown_unknown() -> 
         diagnosis = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
     can = diagnosis.large.can
     assert can is not None
-    assert (can.token_ids, can.stop_included, can.forced, can.chosen_logprobs) == (None,) * 4
-    assert (can.prompt_logprobs, can.prefix_cache, can.cached_tokens) == (None,) * 3
+    assert (can.token_ids, can.chosen_logprobs, can.prompt_logprobs) == (None,) * 3
+    assert (can.prefix_cache, can.cached_tokens) == (None,) * 2
     assert (diagnosis.large.digits, diagnosis.large.pace) == (None, None)
     found = [finding for finding in diagnosis.findings if finding.subject == "large"]
     assert {finding.check for finding in found if finding.outcome == "cannot work"} == {"judging", "writing"}
@@ -430,43 +430,6 @@ async def test_a_usage_that_counts_no_cached_tokens_where_the_metrics_do_is_foun
 def test_paces_are_compared_as_far_as_their_noise_allows(small: Pace, large: Pace, outcome: Outcome | None) -> None:
     found = outcomes(conclude(replace(FAST, pace=small), replace(GOOD, pace=large)))
     assert found == ({"speed": outcome} if outcome else {})
-
-
-@pytest.mark.parametrize("texts", [("", "", "7", "7"), ("  ", " ", "ab", "b"), ("12", "1", "", "")])
-async def test_a_stop_is_found_included_whatever_the_model_writes(texts: Sequence[str]) -> None:
-    """The texts are those of the forced digits, once alone and once with a stop, and then of the model's own words."""
-
-    class Odd(FakeVllm):
-        def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-            reply = super().answer(body)
-            if body.get("min_tokens") and not body.get("logprobs"):
-                forced, stopped = "allowed_token_ids" in body, bool(body.get("stop"))
-                text = texts[2 * (not forced) + stopped]
-                reply["choices"] = [reply["choices"][0] | {"text": text, "finish_reason": "length"}]
-            return reply
-
-    async with Odd(("So", "</think>"), digits={"9": -0.1}).serve("small") as small, VllmEndpoint(small) as endpoint:
-        can = await endpoint.capabilities()
-    assert can.stop_included
-
-
-@pytest.mark.parametrize(("again", "finish", "found"), [("1", "stop", False), ("13", "length", None)])
-async def test_a_stop_that_is_left_out_is_told_from_one_that_was_not_met(
-    again: str, finish: str, found: bool | None
-) -> None:
-    class Odd(FakeVllm):
-        def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-            reply = super().answer(body)
-            if body.get("min_tokens") and not body.get("logprobs"):
-                text = (again, finish) if body.get("stop") else ("12", "length")
-                reply["choices"] = [reply["choices"][0] | dict(zip(("text", "finish_reason"), text, strict=True))]
-                if body.get("stop") == ["1"]:
-                    reply["choices"][0] |= {"text": "99"}
-            return reply
-
-    async with Odd(("So", "</think>"), digits={"9": -0.1}).serve("small") as small, VllmEndpoint(small) as endpoint:
-        can = await endpoint.capabilities()
-    assert can.stop_included is found
 
 
 def rating(right: float, wrong: float) -> FakePooling:

@@ -24,7 +24,7 @@ from ...fakes import ScriptedModel
 
 T = TypeVar("T")
 NEVER = float("inf")
-CAPABLE = Capabilities("0.32.0", True, True, True, True, True, True, True, True, False)
+CAPABLE = Capabilities("0.32.0", True, True, True, True, True, True, False)
 
 
 @dataclass(eq=False)

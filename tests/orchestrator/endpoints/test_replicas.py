@@ -31,7 +31,6 @@ from stepspec.orchestrator.errors import (
     EndpointRejected,
     EndpointUnavailable,
     EndpointUnreachable,
-    FormatIgnored,
     MalformedReply,
 )
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
@@ -314,14 +313,13 @@ def test_a_replica_that_returns_with_another_model_is_never_used_again() -> None
     assert changed.entered == 0
 
 
-@pytest.mark.parametrize("kind", [ContextTooLong, FormatIgnored])
-def test_an_error_that_any_replica_would_return_moves_no_run(kind: type[EndpointError]) -> None:
+def test_an_error_that_any_replica_would_return_moves_no_run() -> None:
     servers = server(A), server(B)
-    same = kind("full", role="large", url=A)
+    same = ContextTooLong("full", role="large", url=A)
     servers[0].scripted.fails = lambda verb, chain: same
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
-        with pytest.raises(kind):
+        with pytest.raises(ContextTooLong):
             await endpoint.model().write(PROBLEM)
         assert not endpoint.down
 
@@ -353,11 +351,14 @@ def test_counting_outlives_a_server_and_takes_no_place() -> None:
 
 
 def test_replicas_have_the_features_that_all_have() -> None:
-    servers = server(A, room=100), server(B, room=90, can=replace(CAPABLE, forced=False, metrics=False, version="0.31"))
+    servers = (
+        server(A, room=100),
+        server(B, room=90, can=replace(CAPABLE, token_ids=False, metrics=False, version="0.31")),
+    )
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
         assert endpoint.room == 90
-        assert await endpoint.capabilities() == replace(CAPABLE, forced=False, metrics=False, version=None)
+        assert await endpoint.capabilities() == replace(CAPABLE, token_ids=False, metrics=False, version=None)
 
     entered(replicated(*servers), body)
 
@@ -375,7 +376,7 @@ def test_features_that_differ_are_unknown_unless_one_replica_lacks_them() -> Non
 def test_replicas_that_cannot_be_reached_have_no_say_in_the_features() -> None:
     unreachable = EndpointUnreachable("nothing listens", role="large", url=A)
     refused = EndpointRejected("a wrong key", role="large", url=A)
-    first, second = server(A), server(B, can=replace(CAPABLE, forced=False))
+    first, second = server(A), server(B, can=replace(CAPABLE, token_ids=False))
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
         first.broken = unreachable
