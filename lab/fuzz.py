@@ -183,13 +183,13 @@ def settings() -> Target:
 def answers() -> Target:
     """An answer is found in any text, and divided markup gives the text back."""
     from stepspec.orchestrator.answer import extract
-    from stepspec.orchestrator.endpoints import markup
+    from stepspec.orchestrator.endpoints import text_encoder
 
     def run(content: bytes) -> None:
         text = content.decode(errors="replace")
         extract(text)
-        divided = markup.divided(text, ["<|im_end|>", "</think>", "[INST]", "||"])
-        assert divided.replace(markup.SENTINEL, "") == text
+        divided = text_encoder.divided(text, ["<|im_end|>", "</think>", "[INST]", "||"])
+        assert divided.replace(text_encoder.SENTINEL, "") == text
         assert "<|im_end|>" not in divided
 
     return run

@@ -2,8 +2,7 @@
 
 from .chat_template import Template, learn
 from .interfaces import ModelEndpoint, ModelServer
-from .placement import ReplicatedModel
-from .replicas import ReplicatedEndpoint, connect
+from .replicas import ReplicatedEndpoint, ReplicatedModel, connect
 from .reward_model import RewardModelEndpoint
 from .settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from .vllm import VllmEndpoint

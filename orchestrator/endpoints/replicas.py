@@ -1,22 +1,39 @@
-"""The servers of one model as one endpoint: `placement` chooses among them, and `breaker` watches over their health."""
+"""
+The servers of one model as one endpoint: a run stays on one replica, and moves to another when that one fails.
+
+`choose` picks a replica, `Placement` holds that of one run or request, and `ReplicatedModel` is the run's `Model`. The
+runs of one session begin on the same replica, whose prefix cache has the earlier turns: see `in_order`. `breaker`
+watches over the health of the servers.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from hashlib import blake2b
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
-from ..chain import Message, Role, Token, Tool, Toolset
-from ..errors import EndpointUnreachable, StepspecError
-from ..events import Calling, Observer
+from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
+from ..concurrency import background
+from ..errors import (
+    ContextTooLong,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    EndpointUnreachable,
+    StepspecError,
+)
+from ..events import Calling, Moved, Observer
+from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from ..stats import Acceptance
-from .breaker import Health
+from .breaker import UNUSABLE, Health, Replica
 from .chat_template import Template
+from .client import SESSION
 from .interfaces import ModelServer
 from .metrics import QueueGauges, total
-from .placement import Placement, ReplicatedModel
 from .probe import Capabilities
 from .settings import Endpoint, Sampling
 from .token_stream import or_now
@@ -25,6 +42,166 @@ from .vllm import VllmEndpoint
 from .vllm_protocol import GREEDY, Format
 
 T = TypeVar("T")
+
+TRIES, PATIENT_TRIES = 2, 5  # of one call on one server, without and with patience for a server that is down
+
+
+def in_order(urls: Iterable[str], session: str) -> list[str]:
+    """
+    Return *urls* in the order in which *session* prefers them.
+
+    This is rendezvous hashing (Thaler and Ravishankar, 1998): no table of sessions has to be kept, bounded or shared
+    among processes. A server that is lost moves its own sessions only, and they return when it does; one that is added
+    takes an equal share from each of the others.
+    """
+    return sorted(urls, key=lambda url: blake2b(f"{session}\n{url}".encode(), digest_size=8).digest(), reverse=True)
+
+
+async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.0) -> tuple[Replica, ModelServer]:
+    """
+    Choose a replica that works, preferably one at which the call has not *failed*; wait for probes if none does.
+
+    *failed* counts the failures of the call at each URL. A run of a session begins on the first replica that the
+    session prefers, any other run on the one with the fewest runs. Raise `EndpointUnavailable` if all circuits stay
+    open for *patience* seconds, and where the call has failed too often.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + patience
+    while True:
+        left = [each for each in health.replicas if failed.get(each.url, 0) < (PATIENT_TRIES if patience else TRIES)]
+        closed = [each for each in left if each.breaker.state == "closed"]
+        candidates = [each for each in closed if each.url not in failed] or closed
+        if candidates:
+            chosen = _preferred(candidates)
+            assert chosen.endpoint is not None
+            return chosen, chosen.endpoint
+        waits = [each.breaker.settled.wait() for each in left if each.breaker.state == "half-open"]
+        remaining = None if waits else until - loop.time()
+        if remaining is not None:
+            if not left or remaining <= 0:
+                raise health.none_left()
+            waits = [each.breaker.working.wait() for each in left]
+        async with background(*waits) as tasks:
+            await asyncio.wait(tasks, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _preferred(candidates: Sequence[Replica]) -> Replica:
+    """Return the replica that the session prefers, or the one with the fewest runs."""
+    if session := SESSION.get():
+        first, *_ = in_order((replica.url for replica in candidates), session)
+        return next(replica for replica in candidates if replica.url == first)
+    return min(candidates, key=lambda replica: len(replica.runs))
+
+
+class Placement:
+    """
+    The replica of one run. Calls may overlap; when the replica fails, the run moves once for all of them.
+
+    A call waits for *patience* seconds for a server while none works.
+    """
+
+    def __init__(self, health: Health, observe: Observer, patience: float = 0.0) -> None:
+        self._health, self._observe, self._patience = health, observe, patience
+        self._replica: Replica | None = None
+        self._endpoint: ModelServer | None = None
+        self._moving = asyncio.Lock()
+
+    @property
+    def role(self) -> Role:
+        return self._health.role
+
+    async def call(self, verb: Callable[[ModelServer], Awaitable[T]]) -> T:
+        """
+        Call *verb* on the run's replica, or on the next. Raise `EndpointUnavailable` if it fails on all of them.
+
+        A replica that failed is called once more if a probe has found since that it works and no other is left. A
+        rejection that every request to the replica would get is a failure of the replica, and is raised if all fail. A
+        replica that takes less context than was known is learnt anew, and called once more.
+        """
+        failed, rejection = Counter[str](), None
+        while True:
+            try:
+                replica, endpoint = await self._place(failed)
+            except EndpointUnavailable as exc:
+                raise rejection or exc from None
+            try:
+                try:
+                    return await verb(endpoint)
+                except ContextTooLong:
+                    if not failed:
+                        await endpoint.check_unchanged()
+                    raise
+            except EndpointError as exc:
+                if isinstance(exc, EndpointRejected):
+                    if exc.status not in UNUSABLE:
+                        raise
+                    rejection = exc
+                failed[replica.url] += 1
+                replica.breaker.fail(exc)
+
+    def leave(self) -> None:
+        if self._replica is not None:
+            self._replica.runs.discard(self)
+        self._replica = None
+
+    async def _place(self, failed: Mapping[str, int]) -> tuple[Replica, ModelServer]:
+        """Return the run's replica, or choose another if it has *failed* or its circuit is open."""
+        async with self._moving:
+            replica, endpoint = self._replica, self._endpoint
+            if replica is None or endpoint is None or failed.get(replica.url) or replica.breaker.state != "closed":
+                replica, endpoint = await choose(self._health, failed, self._patience)
+                self._move(replica, endpoint)
+            return replica, endpoint
+
+    def _move(self, to: Replica, endpoint: ModelServer) -> None:
+        left = self._replica
+        self.leave()
+        self._replica, self._endpoint = to, endpoint
+        to.runs.add(self)
+        if left is not None and left is not to:
+            self._observe(Moved(self.role, left.url, to.url, left.breaker.cause))
+
+
+class ReplicatedModel:
+    """The `Model` of one run, on the replica of its *placement*."""
+
+    def __init__(self, placement: Placement, make: Callable[[ModelServer], Model]) -> None:
+        self._placement, self._make = placement, make
+        self._models: dict[str, Model] = {}
+
+    @property
+    def role(self) -> Role:
+        return self._placement.role
+
+    def leave(self) -> None:
+        """Release the replica, as the run is over."""
+        self._placement.leave()
+
+    async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
+        return await self._placement.call(lambda endpoint: self._model(endpoint).write(chain, **options))
+
+    async def branch(
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
+    ) -> tuple[Step, ...]:
+        return await self._placement.call(
+            lambda endpoint: self._model(endpoint).branch(chain, begun, stop=stop, limit=limit)
+        )
+
+    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
+        return await self._placement.call(lambda endpoint: self._model(endpoint).score(chain, *spans, top=top))
+
+    async def ask(
+        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+    ) -> Mapping[str, float]:
+        return await self._placement.call(
+            lambda endpoint: self._model(endpoint).ask(chain, question, choices, opening=opening)
+        )
+
+    def _model(self, endpoint: ModelServer) -> Model:
+        url = endpoint.settings.url
+        if url not in self._models:
+            self._models[url] = self._make(endpoint)
+        return self._models[url]
 
 
 def connect(settings: Endpoint, table: str = "", *, optional: bool = False) -> ReplicatedEndpoint:
@@ -42,7 +219,7 @@ class ReplicatedEndpoint:
 
     Entering succeeds if one server is up, or if the model is *optional*; `down` lists the others. Raise
     `EndpointUnavailable`, with every URL and its cause, if none is up, and `EndpointRejected` for a server with another
-    model, vocabulary or chat template than the others, or that `refuses` gives a reason against.
+    model, vocabulary or chat template than the others, or that `Health.refuses` gives a reason against.
 
     Each server has a circuit breaker. A failed call has the server probed at once, and until it passes a probe no other
     call is sent there. While no server works, a call waits for one for `patience` seconds.
@@ -56,25 +233,16 @@ class ReplicatedEndpoint:
         optional: bool = False,
     ) -> None:
         self.settings, self.patience = settings, 0.0
-        self._health, self._optional = Health(settings, make), optional
+        self.health, self._optional = Health(settings, make), optional
 
     async def __aenter__(self) -> Self:
-        await self._health.start(optional=self._optional)
+        await self.health.start(optional=self._optional)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._health.stop()
-
-    @property
-    def refuses(self) -> Callable[[ModelServer], str]:
-        """What gives a reason against a server, or "" for none."""
-        return self._health.refuses
-
-    @refuses.setter
-    def refuses(self, refuses: Callable[[ModelServer], str]) -> None:
-        self._health.refuses = refuses
+        await self.health.stop()
 
     @property
     def role(self) -> Role:
@@ -88,12 +256,12 @@ class ReplicatedEndpoint:
     @property
     def known(self) -> bool:
         """Whether a server was up at least once, so that template, vocabulary and room are known."""
-        return any(self._health.entered)
+        return any(self.health.entered)
 
     @property
     def usable(self) -> bool:
         """Whether a server works, or is being probed."""
-        return any(replica.breaker.state != "open" for replica in self._health.replicas)
+        return any(replica.breaker.state != "open" for replica in self.health.replicas)
 
     @property
     def template(self) -> Template:
@@ -105,26 +273,26 @@ class ReplicatedEndpoint:
 
     @property
     def room(self) -> int:
-        return min(endpoint.room for endpoint in self._health.up or self._health.entered)
+        return min(endpoint.room for endpoint in self.health.up or self.health.entered)
 
     @property
     def up(self) -> tuple[ModelServer, ...]:
         """The servers whose circuits are closed."""
-        return tuple(self._health.up)
+        return tuple(self.health.up)
 
     @property
     def down(self) -> Mapping[str, str]:
         """The URL and the cause of every replica that failed and has passed no probe since."""
-        return self._health.down
+        return self.health.down
 
     @property
     def runs(self) -> Mapping[str, int]:
         """The number of runs and forwarded requests on the replica at each URL."""
-        return {replica.url: len(replica.runs) for replica in self._health.replicas}
+        return {replica.url: len(replica.runs) for replica in self.health.replicas}
 
     @property
     def _first(self) -> ModelServer:
-        return next(iter(self._health.up or self._health.entered))
+        return next(iter(self.health.up or self.health.entered))
 
     async def call(self, verb: Callable[[ModelServer], Awaitable[T]]) -> T:
         """
@@ -132,7 +300,7 @@ class ReplicatedEndpoint:
 
         The failures are those of the server, which is then probed. The call counts as a run of its server meanwhile.
         """
-        placement = Placement(self._health, lambda event: None, self.patience)
+        placement = Placement(self.health, lambda event: None, self.patience)
         try:
             return await placement.call(verb)
         finally:
@@ -140,18 +308,15 @@ class ReplicatedEndpoint:
 
     def report(self, url: str, exc: StepspecError) -> None:
         """Have the server at *url* probed, as something failed there that was no `call`: a health check, a stream."""
-        self._health.report(url, exc)
+        self.health.report(url, exc)
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
-        """Count the tokens that a chain about *messages* begins with."""
         return await self.call(lambda endpoint: endpoint.count(messages, tools))
 
     async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
-        """Ask a server as `VllmEndpoint.thinks` says."""
         return await self.call(lambda endpoint: endpoint.thinks(messages, tools))
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
-        """Ask a server as `VllmEndpoint.tool_format` does."""
         return await self.call(lambda endpoint: endpoint.tool_format(toolset))
 
     async def parse_answer(
@@ -162,11 +327,11 @@ class ReplicatedEndpoint:
 
     async def queue(self) -> QueueGauges | None:
         """Add up the queues of the servers; None if no server reports one."""
-        return QueueGauges.sum(await asyncio.gather(*(endpoint.queue() for endpoint in self._health.up)))
+        return QueueGauges.sum(await asyncio.gather(*(endpoint.queue() for endpoint in self.health.up)))
 
     async def acceptance(self) -> Acceptance | None:
         """Add up the servers' counters of token-level speculation; None if no server speculates."""
-        return total(await asyncio.gather(*(endpoint.acceptance() for endpoint in self._health.up)))
+        return total(await asyncio.gather(*(endpoint.acceptance() for endpoint in self.health.up)))
 
     async def capabilities(self) -> Capabilities:
         """
@@ -174,7 +339,7 @@ class ReplicatedEndpoint:
 
         Those that cannot be reached now are left out; raise `EndpointUnreachable` if none can.
         """
-        asked = [endpoint.capabilities() for endpoint in self._health.entered]
+        asked = [endpoint.capabilities() for endpoint in self.health.entered]
         found = await asyncio.gather(*asked, return_exceptions=True)
         every = [each for each in found if isinstance(each, Capabilities)]
         for failure in found:
@@ -182,8 +347,8 @@ class ReplicatedEndpoint:
                 raise failure
         shared: dict[str, Any] = {}
         for name in [capability.name for capability in fields(Capabilities)]:
-            first, *others = values = [getattr(capabilities, name) for capabilities in every]
-            shared[name] = first if all(other == first for other in others) else False if False in values else None
+            values = {getattr(capabilities, name) for capabilities in every}
+            shared[name] = values.pop() if len(values) == 1 else False if False in values else None
         return Capabilities(**shared)
 
     def model(
@@ -196,7 +361,7 @@ class ReplicatedEndpoint:
     ) -> ReplicatedModel:
         """Make the model of one run, as `VllmEndpoint.model` does; a run that is over calls `ReplicatedModel.leave`."""
         clock = or_now(clock)
-        placement = Placement(self._health, observe, self.patience)
+        placement = Placement(self.health, observe, self.patience)
         return ReplicatedModel(
             placement, lambda endpoint: endpoint.model(sampling, observe=observe, clock=clock, format=format)
         )

@@ -1,17 +1,31 @@
-"""Text to token ids and back, by one server's tokenizer; text of users and models never becomes a special token."""
+"""
+Text to token ids and back, by one server's tokenizer; text of users and models never becomes a special token.
+
+A tokenizer finds the spelling of a special token in any text, and servers offer no way to switch that off. A user who
+writes ``<|im_end|>`` would end a turn. So a spelling is divided after its first character, and both halves are encoded
+by themselves: no tokenizer sees the whole spelling.
+
+Which tokens are special is not known to a client. `is_mark` goes by the shape, and takes too many rather than too few:
+an ordinary token of that shape becomes two ordinary tokens of the same text.
+"""
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Generic, TypeVar
-from unicodedata import normalize
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Generic, TypeVar, cast
+from unicodedata import category, normalize
+
+import orjson
 
 from ..errors import MissingCapability
-from . import markup
 from .client import Connection
 from .vllm_protocol import (
     DETOKENIZE,
+    REPLACEMENT,
     TOKENIZE,
     Body,
     detokenize_body,
@@ -28,6 +42,13 @@ TEXTS = 8192  # entries of a cache
 MARK = "\0"  # a token of its own wherever any byte is one
 ROUNDS = 4  # a divided spelling may leave the spelling of another token
 MOST_PARTS = 256  # of a text whose parts need a request each
+
+SENTINEL = f"stepspec-{secrets.token_hex(12)}"
+"""A word that no text can hold, as each process draws its own; templates and JSON leave it unchanged."""
+
+_SIGNS = re.compile("[<>\\[\\]|\u25c1\u25b7\uff5c]")  # also Kimi's triangles and DeepSeek's wide bar
+_FIXED = frozenset({"role", "type"})
+"""The fields of messages and tools whose values are names of the protocol."""
 
 
 class AsyncCache(Generic[K, V]):
@@ -50,8 +71,8 @@ class TextEncoder:
     """
     The tokenizer of one served model.
 
-    `literally` encodes our own text, in which a special token's spelling is meant. `between` encodes text of others:
-    see `markup`.
+    `literally` encodes our own text, in which a special token's spelling is meant. `between` encodes text of others,
+    in which it is not.
     """
 
     def __init__(self, connection: Connection, model: str) -> None:
@@ -67,7 +88,7 @@ class TextEncoder:
 
         Raise `MissingCapability` if the tokenizer makes a special token of what others wrote, however it is divided.
         """
-        if not any(map(markup.may_spell, texts[1::2])):
+        if not any(map(may_spell, texts[1::2])):
             return await self.literally("".join(texts))
         return await self._between(texts)
 
@@ -86,12 +107,12 @@ class TextEncoder:
         `MissingCapability` as `between` does.
         """
         ids = await self.render(messages, template=template, tools=tools)
-        texts = markup.texts_of([*messages, *tools])
-        if not markup.may_spell(texts):
+        texts = texts_of([*messages, *tools])
+        if not may_spell(texts):
             return tuple(ids)
         marks = await self._spelt_marks(ids, texts)
         for _ in range(ROUNDS if marks else 0):
-            fields, shown_tools = markup.divided_fields([messages, tools], marks, kept)
+            fields, shown_tools = divided_fields([messages, tools], marks, kept)
             shown = await self.render(fields, template=template, tools=shown_tools)
             own = await self._mark_ids(shown)
             if own == await self._mark_ids(ids):
@@ -148,7 +169,7 @@ class TextEncoder:
             marks |= await self._spelt_marks(ids, others)
             if not any(mark in others for mark in marks):  # The tokenizer finds it in the normal form only.
                 texts = tuple([normalize("NFKC", text) if place % 2 else text for place, text in enumerate(texts)])
-            parts = [markup.divided(text, marks) if place % 2 else text for place, text in enumerate(texts)]
+            parts = [divided(text, marks) if place % 2 else text for place, text in enumerate(texts)]
             ids = await self._joined("".join(parts), marks)
         if await self._mark_ids(ids) == own:
             return ids
@@ -158,11 +179,11 @@ class TextEncoder:
         """Encode the parts of *text* between the sentinels, each by itself; one of *marks* is put between them."""
         names = {piece: number for number, piece in self._pieces.items() if piece in marks}
         for separator, number in sorted(names.items()):
-            whole, inserted = markup.joined(text, separator)
-            ids = markup.without_inserted((await self.tokenize(tokenize_body(self._model, whole)))[0], number, inserted)
+            whole, inserted = joined(text, separator)
+            ids = without_inserted((await self.tokenize(tokenize_body(self._model, whole)))[0], number, inserted)
             if ids is not None:
                 return ids
-        parts = text.split(markup.SENTINEL)
+        parts = text.split(SENTINEL)
         if len(parts) > MOST_PARTS:
             raise self._forged(marks)
         return tuple([number for part in parts for number in await self.literally(part)])
@@ -170,7 +191,7 @@ class TextEncoder:
     async def _mark_ids(self, ids: Sequence[int]) -> list[int]:
         """List those of *ids* that have the shape of special tokens."""
         pieces = await self.pieces(ids)
-        return [number for number in ids if markup.is_mark(pieces[number])]
+        return [number for number in ids if is_mark(pieces[number])]
 
     async def _spelt_marks(self, ids: Sequence[int], text: str) -> set[str]:
         """Return the special tokens among *ids* that *text*, of users and models, spells."""
@@ -193,3 +214,97 @@ class TextEncoder:
             f"{', '.join(map(repr, sorted(marks)))}, and its tokenizer does not let them be encoded as text: leave "
             "them out of the text, or start vLLM with another --chat-template"
         )
+
+
+# Spellings of special tokens
+
+
+def may_spell(text: str) -> bool:
+    """Whether *text* has a sign that special tokens are made of, also once a tokenizer has normalised it."""
+    return _SIGNS.search(text) is not None or (
+        not text.isascii() and _SIGNS.search(normalize("NFKC", text)) is not None
+    )
+
+
+def is_mark(piece: str) -> bool:
+    """Whether a token with the text *piece* has the shape of a special token: a word or a sign between two signs."""
+    if len(piece) < 3 or not (_sign(piece[0]) and _sign(piece[-1])):
+        return False
+    return (piece[0] == "<" and piece[-1] == ">") or any(character.isalnum() for character in piece)
+
+
+def _sign(character: str) -> bool:
+    return category(character)[0] in "PS" and character != REPLACEMENT
+
+
+def divided(text: str, marks: Iterable[str], by: str = SENTINEL) -> str:
+    """Put *by* after the first character of each of *marks* in *text*, also where they overlap."""
+    cuts = {found.start() + 1 for mark in marks for found in re.finditer(f"(?={re.escape(mark)})", text)}
+    places = [0, *sorted(cuts), len(text)]
+    return by.join(text[start:end] for start, end in pairwise(places))
+
+
+def texts_of(fields: object) -> str:
+    """Join all text in the *fields* of messages and tools; arguments of calls as the JSON that they are."""
+    if isinstance(fields, str):
+        return fields
+    if isinstance(fields, Mapping):
+        members = cast("Mapping[str, object]", fields)
+        return "\n".join(
+            f"{key}\n{texts_of(_plain(key, value))}" for key, value in members.items() if key not in _FIXED
+        )
+    if isinstance(fields, Sequence):
+        return "\n".join(map(texts_of, cast("Sequence[object]", fields)))
+    return ""
+
+
+def divided_fields(fields: Any, marks: Collection[str], kept: Collection[str] = ()) -> Any:
+    """
+    Divide *marks* in all text of *fields*, of messages and tools, except *kept* ones in what the assistant said.
+
+    Templates look for those: they leave out the thinking of earlier turns.
+    """
+    if isinstance(fields, str):
+        return divided(fields, marks)
+    if isinstance(fields, Mapping):
+        members = cast("Mapping[str, Any]", fields)
+        said = "content" if members.get("role") == "assistant" else ""
+        made: dict[str, Any] = {}
+        for key, value in members.items():
+            here = [mark for mark in marks if mark not in kept] if key == said else marks
+            made[divided(key, marks)] = value if key in _FIXED else divided_fields(_plain(key, value), here)
+        return made
+    if isinstance(fields, Sequence):
+        items = cast("Iterable[Any]", fields)
+        return [divided_fields(item, marks, kept) for item in items]
+    return fields
+
+
+def _plain(key: str, value: object) -> object:
+    """Spell out the escaped characters of a call's arguments, as the server does before it renders them."""
+    if key != "arguments" or not isinstance(value, str):
+        return value
+    try:
+        return orjson.dumps(orjson.loads(value)).decode()
+    except orjson.JSONDecodeError:
+        return value
+
+
+def joined(text: str, separator: str) -> tuple[str, list[bool]]:
+    """
+    Put *separator*, a special token, in the place of each sentinel in *text*, so that one request encodes all parts.
+
+    The list tells for each *separator* of the new text whether it was put there.
+    """
+    inserted: list[bool] = []
+    for place, part in enumerate(text.split(SENTINEL)):
+        inserted += [True] * (place > 0) + [False] * part.count(separator)
+    return text.replace(SENTINEL, separator), inserted
+
+
+def without_inserted(ids: Sequence[int], separator: int, inserted: Sequence[bool]) -> tuple[int, ...] | None:
+    """Leave out the *inserted* separators; None if the tokenizer has not found each of them."""
+    if ids.count(separator) != len(inserted):
+        return None
+    order = iter(inserted)
+    return tuple([number for number in ids if number != separator or not next(order)])

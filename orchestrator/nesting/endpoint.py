@@ -262,7 +262,7 @@ def require_agreement(small: ModelEndpoint, large: ModelEndpoint, pair: str) -> 
         raise ConfigurationError(f"{described(small)} and {large.name} cannot be {pair}: {reason}")
     leaf = leaves(small)[-1]
     if isinstance(leaf, ReplicatedEndpoint):
-        leaf.refuses = partial(why, other=large)
+        leaf.health.refuses = partial(why, other=large)
 
 
 def described(endpoint: ModelEndpoint) -> str:

@@ -10,7 +10,7 @@ from stepspec import Budget, Endpoint, Solution, Solver
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.client import separate_cache
-from stepspec.orchestrator.endpoints.placement import in_order
+from stepspec.orchestrator.endpoints.replicas import in_order
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
 from stepspec.orchestrator.launcher import Served
 

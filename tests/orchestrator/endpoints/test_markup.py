@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Message, Step, Token, Tool, ToolCall
-from stepspec.orchestrator.endpoints import VllmEndpoint, markup
+from stepspec.orchestrator.endpoints import VllmEndpoint
+from stepspec.orchestrator.endpoints.text_encoder import SENTINEL, divided, is_mark, may_spell
 from stepspec.orchestrator.endpoints.tool_protocol import message_fields, tool_fields
 from stepspec.orchestrator.errors import MissingCapability
 from tests.vocabularies import FAMILIES as VOCABULARIES
@@ -188,8 +189,8 @@ def marks(server: FamilyServer, ids: Sequence[int]) -> list[str]:
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_every_special_token_of_a_real_vocabulary_has_the_shape_of_one(vocabulary: str) -> None:
     for text in special(real_tokenizer(vocabulary)).values():
-        assert markup.is_mark(text), text
-        assert markup.may_spell(text)
+        assert is_mark(text), text
+        assert may_spell(text)
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
@@ -198,7 +199,7 @@ def test_few_ordinary_tokens_have_the_shape_of_a_special_one(vocabulary: str) ->
     added = tokenizer.get_added_tokens_decoder()
     ids = [number for number in range(tokenizer.get_vocab_size()) if number not in added]
     texts = tokenizer.decode_batch([[number] for number in ids], skip_special_tokens=False)
-    taken = [text for text in texts if markup.is_mark(text)]
+    taken = [text for text in texts if is_mark(text)]
     assert len(taken) < len(ids) / 1000, taken[:50]
 
 
@@ -242,6 +243,6 @@ async def test_a_template_whose_text_cannot_be_encoded_again_refuses_such_a_text
 
 @given(st.text(alphabet="<|>ab", max_size=12), st.sets(st.sampled_from(["<|a|>", "<a>", "|b|"])))
 def test_a_divided_text_is_the_same_text_without_the_marks(text: str, marks: set[str]) -> None:
-    parts = markup.divided(text, marks).split(markup.SENTINEL)
+    parts = divided(text, marks).split(SENTINEL)
     assert "".join(parts) == text
     assert not any(mark in part for mark in marks for part in parts)

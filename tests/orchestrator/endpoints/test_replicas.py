@@ -24,7 +24,7 @@ from stepspec.orchestrator.endpoints import (
 )
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import QueueGauges
-from stepspec.orchestrator.endpoints.placement import in_order
+from stepspec.orchestrator.endpoints.replicas import in_order
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointError,
@@ -353,12 +353,12 @@ def test_counting_outlives_a_server_and_takes_no_place() -> None:
 def test_replicas_have_the_features_that_all_have() -> None:
     servers = (
         server(A, room=100),
-        server(B, room=90, can=replace(CAPABLE, token_ids=False, metrics=False, version="0.31")),
+        server(B, room=90, can=replace(CAPABLE, metrics=False, version="0.31")),
     )
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
         assert endpoint.room == 90
-        assert await endpoint.capabilities() == replace(CAPABLE, token_ids=False, metrics=False, version=None)
+        assert await endpoint.capabilities() == replace(CAPABLE, metrics=False, version=None)
 
     entered(replicated(*servers), body)
 
@@ -616,7 +616,7 @@ def test_an_optional_model_may_come_up_later_unless_it_is_refused(complaint: str
     def refuses(fresh: ModelEndpoint) -> str:
         return complaint
 
-    endpoint.refuses = refuses
+    endpoint.health.refuses = refuses
     entered(endpoint, body)
     assert late.entered == 0
 

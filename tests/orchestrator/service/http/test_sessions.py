@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint
-from stepspec.orchestrator.endpoints.placement import in_order
+from stepspec.orchestrator.endpoints.replicas import in_order
 
 from ...endpoints.server import Refuse
 from ..served import SCRIPT, Behind, Noting, Served, put_behind, serving, until
