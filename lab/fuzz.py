@@ -38,19 +38,15 @@ def stream() -> Target:
 
     call = vllm_protocol.Call("small", "http://host", "write")
 
-    class Body:
-        def __init__(self, content: bytes, size: int) -> None:
-            self._content, self._size = content, size
+    async def pieces(content: bytes, size: int) -> AsyncIterator[bytes]:
+        for at in range(0, len(content), size):
+            yield content[at : at + size]
 
-        async def aiter_bytes(self) -> AsyncIterator[bytes]:
-            for at in range(0, len(self._content), self._size):
-                yield self._content[at : at + self._size]
-
-        async def aclose(self) -> None:
-            pass
+    async def release() -> None:
+        pass
 
     async def read(content: bytes, size: int) -> list[bytes]:
-        events, found = Events(call, Body(content, size), Deadlines(), 1e12), list[bytes]()
+        events, found = Events(call, pieces(content, size), release, Deadlines(), 1e12), list[bytes]()
         with suppress(EndpointError):
             while (event := await events.next()) is not None:
                 found.append(event)

@@ -15,9 +15,10 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from math import inf
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, NoReturn, Self, TypeVar
@@ -166,13 +167,9 @@ class Connection:
             raise error
         return reply
 
-    async def get(self, call: Call, path: str, *, retries: int | None = None) -> bytes:
-        """Fetch *path*."""
-        return await self._fetch(call, path, None, retries)
-
-    async def get_unqueued(self, call: Call, path: str) -> bytes:
-        """Fetch *path* without retries and without waiting for one of the ``max_concurrency`` slots."""
-        return await self._fetch_now(call, path, None, 0)
+    async def get(self, call: Call, path: str, *, retries: int | None = None, queued: bool = True) -> bytes:
+        """Fetch *path*. If it is not *queued*, it waits for none of the ``max_concurrency`` slots."""
+        return await self._fetch(call, path, None, retries, queued=queued)
 
     async def model_names(self) -> list[str]:
         """List the names of the served models, adapters last."""
@@ -215,7 +212,8 @@ class Connection:
     async def _begin(self, call: Call, path: str, body: Body, ends: float, accepted: Callable[[], None]) -> Events:
         response = await self._send(call, path, body)
         accepted()
-        events = Events(call, response, self.endpoint.deadlines, ends)
+        pieces, release = response.content.iter_any(), partial(_release, response)
+        events = Events(call, pieces, release, self.endpoint.deadlines, ends)
         try:
             await events.prime()
         except BaseException as exc:
@@ -225,30 +223,30 @@ class Connection:
             raise
         return events
 
-    async def _fetch(self, call: Call, path: str, body: Body | None, retries: int | None) -> bytes:
-        async with self._slots:
-            return await self._fetch_now(call, path, body, retries)
-
-    async def _fetch_now(self, call: Call, path: str, body: Body | None, retries: int | None) -> bytes:
+    async def _fetch(
+        self, call: Call, path: str, body: Body | None, retries: int | None, *, queued: bool = True
+    ) -> bytes:
         async def fetch() -> bytes:
             response = await self._send(call, path, body)
             try:
-                return await response.aread()
+                return await response.read()
             except BROKEN as exc:
                 broke = "the connection broke before the end of the answer: did the server die?"
                 raise _Retryable(call.error(EndpointUnavailable, broke)) from exc
             finally:
-                await response.aclose()
+                await _release(response)
 
         longest = self.endpoint.deadlines.unstreamed
-        return await _within(call, longest, "no answer after {:g} s", self._retry(fetch, longest, retries))
+        async with self._slots if queued else nullcontext():
+            return await _within(call, longest, "no answer after {:g} s", self._retry(fetch, longest, retries))
 
-    async def _send(self, call: Call, path: str, body: Body | None) -> Response:
+    async def _send(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
         """Send one request, with its priority and the salt of its cache; return the response with its body unread."""
-        if body is not None and path in PRIORITISED:
-            body = {**body, **CACHE.get()}
-        value = priority(REQUEST.get(), RUN.get()) if self.priorities and path in PRIORITISED else None
-        if body is None or value is None:
+        if body is None or path not in PRIORITISED:
+            return await self._send_once(call, path, body)
+        body = {**body, **CACHE.get()}
+        value = priority(REQUEST.get(), RUN.get()) if self.priorities else None
+        if value is None:
             return await self._send_once(call, path, body)
         try:
             return await self._send_once(call, path, {**body, "priority": value})
@@ -258,27 +256,23 @@ class Connection:
             self.priorities = False
             return await self._send_once(call, path, body)
 
-    async def _send_once(self, call: Call, path: str, body: Body | None) -> Response:
+    async def _send_once(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
         if self._session is None:
             self._session = self._open_session()
-        url, headers = f"{self.endpoint.url}{path}", CARRIED.get()
+        method, content, headers = "GET", None, CARRIED.get()
+        if body is not None:
+            method, content, headers = "POST", orjson.dumps(body), {"Content-Type": "application/json", **headers}
+        url = f"{self.endpoint.url}{path}"
         async with self._starts:
             try:
-                if body is None:
-                    response = await self._session.get(url, headers=headers, proxy=self._proxy)
-                else:
-                    headers = {"Content-Type": "application/json", **headers}
-                    content = orjson.dumps(body)
-                    response = await self._session.post(url, data=content, headers=headers, proxy=self._proxy)
-                log.debug("%s %s: %d", "GET" if body is None else "POST", url, response.status)
+                response = await self._session.request(method, url, data=content, headers=headers, proxy=self._proxy)
+                log.debug("%s %s: %d", method, url, response.status)
                 if response.status >= 400:
-                    now = http_date(response.headers.get("date")) or time.time()
-                    after = retry_after(response.headers.get("retry-after"), now)
-                    raise _refusal(http_error(call, response.status, await response.read(), path), after)
+                    raise _refusal(http_error(call, response.status, await response.read(), path), response)
             except BROKEN as exc:
                 message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self._proxy)
                 raise _Retryable(call.error(EndpointUnreachable, message)) from exc
-        return Response(response)
+        return response
 
     async def _retry(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
         try:
@@ -308,18 +302,11 @@ class Connection:
 
     async def _report_waiting(self) -> None:
         """Report, after a second and then every few seconds, that the server does not answer its first request."""
-        self._try, now = 1, asyncio.get_running_loop().time
-        tries, deadlines = 1 + self.endpoint.retries, self.endpoint.deadlines
-        ends = now() + deadlines.unstreamed
+        self._try = 1
         await asyncio.sleep(QUIET)
         while True:
-            left = ends - now()
-            if self._try > 1:  # there is no connection: each try ends soon
-                left = min(left, (1 + tries - self._try) * (deadlines.connect + LONGEST_PAUSE))
-            role, url = self.endpoint.role, self.endpoint.url
-            waiting.info(
-                "waiting for the %s model at %s: try %d of %d, up to %.0f s left", role, url, self._try, tries, left
-            )
+            about = self.endpoint.role, self.endpoint.url, self._try, 1 + self.endpoint.retries
+            waiting.info("waiting for the %s model at %s: try %d of %d", *about)
             await asyncio.sleep(REPORT_EVERY)
 
 
@@ -368,25 +355,6 @@ class ConnectedEndpoint(Generic[A]):
         raise NotImplementedError
 
 
-class Response:
-    """A response of aiohttp whose body is not read yet."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-
-    def aiter_bytes(self) -> AsyncIterator[bytes]:
-        return aiter(self._response.content.iter_any())
-
-    async def aread(self) -> bytes:
-        """Read the body."""
-        return await self._response.read()
-
-    async def aclose(self) -> None:
-        """Give the connection back if the body is read, else close it."""
-        self._response.release()
-        await self._response.wait_for_close()
-
-
 class _Retryable(Exception):
     """The request may be sent again; *error* is raised if it is not."""
 
@@ -395,11 +363,19 @@ class _Retryable(Exception):
         self.error = error
 
 
-def _refusal(error: EndpointError, after: float) -> Exception:
+def _refusal(error: EndpointError, response: aiohttp.ClientResponse) -> Exception:
+    """Make *error* retryable if the *response* was no final refusal."""
     if not isinstance(error, EndpointUnavailable) or isinstance(error, ModelGone):
         return error
-    error.retry_after = after
+    now = http_date(response.headers.get("date")) or time.time()
+    error.retry_after = retry_after(response.headers.get("retry-after"), now)
     return _Retryable(error)
+
+
+async def _release(response: aiohttp.ClientResponse) -> None:
+    """Give the connection of *response* back if its body is read, else close it."""
+    response.release()
+    await response.wait_for_close()
 
 
 def _proxy(url: str) -> str | None:
@@ -476,10 +452,5 @@ def priority(request: RequestContext, run: int = 0) -> int | None:
     """
     if not request.purpose:
         return None
-    return run + _delay(request)
-
-
-def _delay(request: RequestContext) -> int:
-    if request.bet or request.purpose == "hedge":
-        return BETS.get(request.purpose, OTHER_BETS)
-    return AWAITED[request.purpose]
+    late = request.bet or request.purpose == "hedge"
+    return run + (BETS.get(request.purpose, OTHER_BETS) if late else AWAITED[request.purpose])

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import aiohttp
 
@@ -116,27 +116,26 @@ class EventReader:
             self._name = value.removeprefix(b" ")
 
 
-class ByteStream(Protocol):
-    """The body of a response that is read as it arrives."""
-
-    def aiter_bytes(self) -> AsyncIterator[bytes]: ...
-
-    async def aclose(self) -> None: ...
-
-
 class Events:
     """
     The data of the events of one open stream, as bytes, up to the event ``[DONE]``.
+
+    *pieces* are the bytes of the response as they arrive, and *release* gives its connection back or closes it.
 
     The stream closes itself when no event arrives within the deadline between two tokens, or at second *ends* of the
     event loop's clock. One timer per stream, restarted only when it fires, serves both deadlines: a timer per event
     would cost as much as reading the event.
     """
 
-    def __init__(self, call: Call, response: ByteStream, deadlines: Deadlines, ends: float) -> None:
-        self._call = call
-        self._response = response
-        self._pieces = response.aiter_bytes()
+    def __init__(
+        self,
+        call: Call,
+        pieces: AsyncIterator[bytes],
+        release: Callable[[], Awaitable[None]],
+        deadlines: Deadlines,
+        ends: float,
+    ) -> None:
+        self._call, self._pieces, self._release = call, pieces, release
         self._reader = EventReader()
         self._ready: deque[bytes] = deque()
         self._begun = self._done = False  # the server has sent an event with data, and [DONE]
@@ -172,18 +171,9 @@ class Events:
                     async for _ in self._pieces:
                         pass
                 await asyncio.shield(self._close())
-                await self._end_generators()
-
-    async def _end_generators(self) -> None:
-        """Read on after closing, which raises inside the generators, so that they end."""
-        try:
-            async for _ in self._pieces:
-                pass
-        except BROKEN as exc:
-            _forget_frames(exc)
 
     def _close(self) -> asyncio.Future[None]:
-        self._closing = self._closing or asyncio.ensure_future(self._response.aclose())
+        self._closing = self._closing or asyncio.ensure_future(self._release())
         return self._closing
 
     async def _read(self) -> None:

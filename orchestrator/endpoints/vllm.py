@@ -250,7 +250,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
     async def _metrics(self, verb: str) -> bytes | None:
         try:
-            metrics = await self.connection.get_unqueued(self.connection.call(verb), METRICS)
+            metrics = await self.connection.get(self.connection.call(verb), METRICS, retries=0, queued=False)
         except EndpointError:
             return None
         self.cache = read_cache_config(metrics) or self.cache

@@ -15,7 +15,7 @@ from typing import Unpack
 
 from ..budget import Budgeted
 from ..chain import Chain, Role, Step, Stop, Token, beginning
-from ..endpoints.placement import ReplicatedModel
+from ..endpoints import ReplicatedModel
 from ..endpoints.token_stream import StepBuilder, step_ends
 from ..errors import EndpointError
 from ..events import Called, Committed, Degraded, Event, Judged, JudgedWithin, Moved, Observer

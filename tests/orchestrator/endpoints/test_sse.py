@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-import httpx2
 import pytest
 
 from stepspec.orchestrator.endpoints import Deadlines
@@ -18,8 +17,10 @@ def events(pieces: Sequence[bytes]) -> Events:
         for piece in pieces:
             yield piece
 
-    response = httpx2.Response(200, content=content())
-    return Events(Call("small", "http://host", "write"), response, Deadlines(), ends=float("inf"))
+    async def release() -> None:
+        pass
+
+    return Events(Call("small", "http://host", "write"), content(), release, Deadlines(), ends=float("inf"))
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
