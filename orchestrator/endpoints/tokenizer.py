@@ -10,7 +10,7 @@ from itertools import groupby, takewhile
 from typing import Any
 
 from ..chain import THINK_END, Chain, Message, Step, Token, Tool
-from ..errors import ConfigurationError, MalformedReply, MissingCapability
+from ..errors import ConfigurationError, MissingCapability
 from ..markers import mark_after, opens_block
 from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Marks, Template, cut
 from .client import Connection
@@ -22,6 +22,7 @@ from .vllm_protocol import (
     GREEDY,
     EncodedPrompt,
     completion_body,
+    reading,
     spell,
     tokenize_body,
     tokenize_messages_body,
@@ -263,10 +264,8 @@ class ModelTokenizer(TextEncoder):
         prompt = await self.render(PLAIN_QUESTION, template=self._variables)
         body = completion_body(self._model, prompt, GREEDY, FIRST_WORDS)
         reply = await self._connection.post(self._call, COMPLETIONS, body)
-        try:
+        with reading(self._call, "text", reply):
             return str(reply["choices"][0]["text"])
-        except (LookupError, TypeError) as exc:
-            raise self._call.error(MalformedReply, f"{COMPLETIONS} answered {str(reply)[:200]}") from exc
 
     @property
     def _thinks(self) -> bool | None:

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias, cast
 import orjson
 
 from ..chain import Message, Tool, Toolset
-from ..errors import EndpointRejected, MalformedReply, MissingCapability
+from ..errors import EndpointRejected, MissingCapability
 from ..events import Calling
-from .vllm_protocol import Body, Call, Reply, ServerFormat
+from .vllm_protocol import Body, Call, Reply, ServerFormat, reading
 
 RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
 MOST_PROMPT = 64  # tokens of a prompt that the parser needs: the end of the thinking is among them
@@ -71,13 +71,11 @@ def chat_request(model: str, toolset: Toolset) -> Body:
 
 def answer_format(call: Call, reply: Reply) -> ServerFormat | None:
     """Read from a reply of `RENDER` how an answer has to be written; None: in any form."""
-    try:
+    with reading(call, "form of calls", reply):
         outputs = reply["sampling_params"].get("structured_outputs")
         if not outputs:
             return None
         return ServerFormat({name: value for name, value in outputs.items() if value and not name.startswith("_")})
-    except (LookupError, TypeError, AttributeError) as exc:
-        raise call.error(MalformedReply, f"{RENDER} answered {str(reply)[:200]}, which is not vLLM's answer") from exc
 
 
 def no_parser(exc: EndpointRejected) -> MissingCapability | None:
@@ -109,13 +107,11 @@ def parser_body(
 
 def parsed(call: Call, reply: Reply) -> tuple[str, tuple[Calling, ...], ParserState]:
     """Read a reply of `DERENDER`: further content, further pieces of calls, and the state. Raise `MalformedReply`."""
-    try:
+    with reading(call, "content and calls", reply):
         state = cast("ParserState", reply["stream_state"])
         delta: Mapping[str, Any] = reply["chunk"]["choices"][0]["delta"]
         pieces = [_piece(piece) for piece in delta.get("tool_calls") or ()]
         return delta.get("content") or "", tuple(pieces), _short(state)
-    except (LookupError, TypeError, ValueError, AttributeError) as exc:
-        raise call.error(MalformedReply, f"{DERENDER} answered {str(reply)[:200]}, which is not vLLM's answer") from exc
 
 
 def _piece(piece: Mapping[str, Any]) -> Calling:

@@ -7,7 +7,8 @@ Pure: no I/O and no clock. A second back end would need another module like this
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -71,6 +72,7 @@ TEMPLATE_CURE = (
 )
 JUDGE = "judge"  # the verb of requests to a verifier, whose server may be any
 NOT_READY = (502, 503, 504)  # of a gateway or a server that has not loaded its model
+PROMPT_ROWS = "log-probabilities of the prompt"
 ROUNDING = 1e-3  # by which a log-probability may exceed 0: servers add up float32 and bfloat16
 TITLE, TAG = re.compile(r"<title>([^<]*)</title>", re.IGNORECASE), re.compile(r"<[^<>]*>")
 
@@ -249,6 +251,16 @@ def parse_object(call: Call, body: bytes) -> Reply:
     return cast("Reply", reply)
 
 
+@contextmanager
+def reading(call: Call, wanted: str, reply: object) -> Generator[None]:
+    """Raise `MalformedReply` if the block finds no *wanted* in *reply*, as vLLM sends it."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
+        message = f"no {wanted} in the answer {str(reply)[:200]}; is this the URL of a vLLM server?"
+        raise call.error(MalformedReply, message) from exc
+
+
 # Prompts
 
 
@@ -292,12 +304,9 @@ class EncodedPrompt:
 
 def model_names(call: Call, reply: Reply) -> list[str]:
     """List the names of the served models, adapters last. Raise `MalformedReply` for anything but a list of models."""
-    try:
+    with reading(call, "list of models", reply):
         models: list[Reply] = reply["data"] or []
         return [str(model["id"]) for model in sorted(models, key=lambda model: bool(model.get("parent")))]
-    except (LookupError, TypeError, AttributeError) as exc:
-        message = f"{MODELS} answered {str(reply)[:200]}, which is no list of models; is this the URL of a vLLM server?"
-        raise call.error(MalformedReply, message) from exc
 
 
 def version(body: bytes) -> str | None:
@@ -334,11 +343,8 @@ def tokenize_messages_body(
 
 def tokenized(call: Call, reply: Reply) -> tuple[list[int], int]:
     """Read a reply of ``/tokenize``: the token ids, and the model's context length. Raise `MalformedReply`."""
-    try:
+    with reading(call, "token ids", reply):
         return _ids(reply["tokens"]), int(reply["max_model_len"])
-    except (LookupError, TypeError, ValueError, OverflowError) as exc:
-        message = f"{TOKENIZE} answered {str(reply)[:200]}, which is not vLLM's answer"
-        raise call.error(MalformedReply, message) from exc
 
 
 def _ids(value: Any) -> list[int]:
@@ -353,11 +359,8 @@ def _ids(value: Any) -> list[int]:
 
 def detokenized(call: Call, reply: Reply) -> str:
     """Read a reply of ``/detokenize``. Raise `MalformedReply`."""
-    try:
+    with reading(call, "text of tokens", reply):
         return str(reply["prompt"])
-    except LookupError as exc:
-        message = f"{DETOKENIZE} answered {str(reply)[:200]}, which is not vLLM's answer"
-        raise call.error(MalformedReply, message) from exc
 
 
 def detokenize_body(model: str, ids: Sequence[int]) -> Body:
@@ -619,13 +622,11 @@ def choice_body(model: str, prompt: Prompts, choices: Sequence[int], *, by_id: b
 
 def choice_probabilities(call: Call, reply: Reply, choices: Mapping[str, int]) -> dict[str, float]:
     """Read the probability of every one of the *choices* that the reply contains, for the first prompt."""
-    try:
+    with reading(call, "log-probabilities", reply):
         _ending(call, reply["choices"][0])
         top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
         keys = {choice: f"token_id:{number}" for choice, number in choices.items()}
         return {choice: _probability(top[key]) for choice, key in keys.items() if key in top}
-    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as exc:
-        raise call.error(MalformedReply, "the answer's log-probabilities are missing or are not vLLM's") from exc
 
 
 def _probability(logprob: float) -> float:
@@ -663,12 +664,10 @@ def suffix_scoring_body(model: str, prompt: Prompt, top: int) -> Body:
 
 def prompt_rows(call: Call, reply: Reply, start: int) -> Sequence[Row]:
     """Take the rows from token *start* on out of a reply to `scoring_body`. Raise `MalformedReply`."""
-    try:
+    with reading(call, PROMPT_ROWS, reply):
         _ending(call, reply["choices"][0])
         rows: Sequence[Row] = reply["choices"][0]["prompt_logprobs"][start:]
         return rows
-    except (LookupError, TypeError, AttributeError) as exc:
-        raise _malformed_rows(call) from exc
 
 
 def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row] | None:
@@ -705,25 +704,20 @@ def scored_spans(
     *pieces* are the texts of the spans' own tokens; None for a reply that contains them. Other tokens have no text
     then: looking it up would take one more request for every step.
     """
-    try:
-        scored: list[tuple[Token, ...]] = []
-        start = 0
+    scored: list[tuple[Token, ...]] = []
+    start = 0
+    with reading(call, PROMPT_ROWS, rows):
         for text, ids in spans:
             span = rows[start : start + len(ids)]
             own = [row[str(number)] for row, number in zip(span, ids, strict=True)]
             spellings = [entry["decoded_token"] for entry in own] if pieces is None else [pieces[id] for id in ids]
-            scored.append(
-                tuple(
-                    [
-                        Token(part, finite(entry["logprob"]), entry["rank"], number, _likeliest(row, top))
-                        for (part, number), entry, row in zip(spell(text, ids, spellings), own, span, strict=True)
-                    ]
-                )
-            )
+            tokens = [
+                Token(part, finite(entry["logprob"]), entry["rank"], number, _likeliest(row, top))
+                for (part, number), entry, row in zip(spell(text, ids, spellings), own, span, strict=True)
+            ]
+            scored.append(tuple(tokens))
             start += len(ids)
-        return scored
-    except (LookupError, TypeError, ValueError) as exc:
-        raise _malformed_rows(call) from exc
+    return scored
 
 
 def _likeliest(row: Row, top: int) -> tuple[Token, ...]:
@@ -731,10 +725,6 @@ def _likeliest(row: Row, top: int) -> tuple[Token, ...]:
     return tuple(
         [Token(entry.get("decoded_token") or "", finite(entry["logprob"]), rank, id) for rank, id, entry in best]
     )
-
-
-def _malformed_rows(call: Call) -> MalformedReply:
-    return call.error(MalformedReply, "the prompt's log-probabilities are missing or are not vLLM's")
 
 
 # Rating
@@ -747,12 +737,10 @@ def pooling_body(model: str, prompt: Prompt, *, logits: bool) -> Body:
 
 def pooled_values(call: Call, reply: Reply) -> list[float]:
     """Read the one or two values at the end of the text. Raise `MalformedReply` if they are no reward."""
-    try:
+    with reading(call, "reward of one or two values", reply):
         rows: list[Any] = reply["data"][0]["data"]
         last = cast("Sequence[Any]", rows[-1]) if isinstance(rows[-1], list) else rows
         values = [float(value) for value in last]
-    except (LookupError, TypeError, ValueError) as exc:
-        raise call.error(MalformedReply, f"not a reward: {str(reply)[:200]}") from exc
-    if len(values) not in (1, 2):
-        raise call.error(MalformedReply, f"{len(values)} values for a text, where a reward model gives one or two")
-    return values
+        if len(values) not in (1, 2):
+            raise ValueError(values)
+        return values

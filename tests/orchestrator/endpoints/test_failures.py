@@ -210,7 +210,7 @@ async def test_json_of_another_kind(reply: str) -> None:
     async with site(answering(reply)) as address:
         error = await failure(f"http://{address}")
     assert isinstance(error, MalformedReply)
-    assert "which is no list of models" in error.cause
+    assert "no list of models in the answer" in error.cause
 
 
 async def test_a_path_too_much() -> None:

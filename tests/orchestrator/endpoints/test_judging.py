@@ -158,5 +158,5 @@ async def test_a_scored_token_has_the_log_probability_it_was_written_with(meet: 
 
 async def test_a_server_without_scoring_is_distinguished_from_vllm(meet: Meet) -> None:
     async with meet(FakeVllm(lacks=frozenset({"prompt_logprobs"}))) as met:
-        with pytest.raises(MalformedReply, match="the prompt's log-probabilities are missing"):
+        with pytest.raises(MalformedReply, match="no log-probabilities of the prompt"):
             await met.model.score(PROBLEM, "So")
