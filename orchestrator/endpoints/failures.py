@@ -60,16 +60,11 @@ def _reason(exc: Exception, url: str, seconds: float) -> str:
                 f"nothing listens at {host}:{port} (connection refused); start the server, wait until it has loaded "
                 "its model, or correct the port"
             )
-        case OSError(errno=errno.EHOSTUNREACH | errno.ENETUNREACH):
-            return f"there is no route to {host}; is the host up, and in a network that this machine reaches?"
-        case aiohttp.ServerDisconnectedError() | ConnectionError() if parts.scheme == "https":
-            return f"{host}:{port} closed it before the answer; did the server die, or does it speak no TLS (http://)?"
         case aiohttp.ServerDisconnectedError() | ConnectionError():
-            return f"{host}:{port} closed it before the answer; did the server die, or does it expect https://?"
-        case aiohttp.TooManyRedirects():
-            return f"{host}:{port} redirects from one address to the next; is this the URL of a vLLM server?"
-        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
-            return f"{host}:{port} redirects to an address that is no URL; is this the URL of a vLLM server?"
+            expects = "does it speak no TLS (http://)" if parts.scheme == "https" else "does it expect https://"
+            return f"{host}:{port} closed it before the answer; did the server die, or {expects}?"
+        case aiohttp.TooManyRedirects() | aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
+            return f"{host}:{port} redirects to no page; is this the URL of a vLLM server?"
         case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
             return f"what listens at {host}:{port} does not speak HTTP; is the port right?"
         case OSError(errno=int(number)) if number > 0:

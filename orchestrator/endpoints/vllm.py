@@ -8,14 +8,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import product
 
 from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
-from ..concurrency import at_once
-from ..errors import (
-    EndpointError,
-    EndpointRejected,
-    EndpointUnavailable,
-    MissingCapability,
-    StepspecError,
-)
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, MissingCapability, StepspecError
 from ..events import Calling, Observer
 from ..stats import Acceptance
 from . import tool_protocol, vllm_protocol
@@ -80,7 +73,6 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
     @property
     def room(self) -> int:
-        """The longest sequence that the model takes, in tokens."""
         return self.encoder.room
 
     @property
@@ -124,13 +116,11 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
     async def queue(self) -> QueueGauges | None:
         """Read the server's queue; None if it shows none, or cannot be reached."""
-        metrics = await self._metrics("look at the queue")
-        return read_queue(metrics) if metrics is not None else None
+        return read_queue(await self._metrics())
 
     async def acceptance(self) -> Acceptance | None:
         """Read the server's counters of token-level speculation; None without speculation or without metrics."""
-        metrics = await self._metrics("look at the acceptance")
-        return read_acceptance(metrics) if metrics is not None else None
+        return read_acceptance(await self._metrics())
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         """
@@ -246,20 +236,15 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         with suppress(TimeoutError):
             async with asyncio.timeout(WARM_UP_SECONDS):
                 for request, count in product(requests, WARM_UP_BATCHES):
-                    await at_once(_without_failure(request) for _ in range(count))
+                    await asyncio.gather(*(request() for _ in range(count)), return_exceptions=True)
 
-    async def _metrics(self, verb: str) -> bytes | None:
+    async def _metrics(self) -> bytes:
         try:
-            metrics = await self.connection.get(self.connection.call(verb), METRICS, retries=0, queued=False)
+            metrics = await self.connection.get(self.connection.call("probe"), METRICS, retries=0, queued=False)
         except EndpointError:
-            return None
+            return b""
         self.cache = read_cache_config(metrics) or self.cache
         return metrics
-
-
-async def _without_failure(request: Callable[[], Awaitable[object]]) -> None:
-    with suppress(StepspecError):
-        await request()
 
 
 async def warm_up(settings: Endpoint) -> None:

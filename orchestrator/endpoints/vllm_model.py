@@ -189,10 +189,10 @@ class VllmModel:
         No delimiters in a block, as most of them end no step there, nor where an answer begins, often with a blank
         line.
         """
-        begins = ends.blocks and chain.closed and not (chain.parts()[1].text + opening).strip()
-        in_block = ends.blocks and ends.in_block(chain.text + opening, chain.totals.blocks)
-        delimiters = () if in_block or begins else ends.texts
-        return tuple(delimiters)
+        begins = chain.closed and not (chain.parts()[1].text + opening).strip()
+        if ends.blocks and (begins or ends.in_block(chain.text + opening, chain.totals.blocks)):
+            return ()
+        return ends.texts
 
     async def _finish(
         self,
@@ -204,9 +204,7 @@ class VllmModel:
     ) -> Step:
         """Write the rest of a step where the server stopped in a block, at a delimiter that is no end of the step."""
         growing.resume()
-        begun = chain.extend(growing.so_far())
-        shown = without_partial_character(begun)
-        prompt, held = EncodedPrompt.of(await self._endpoint.encoder.chain(shown)), begun.text[len(shown.text) :]
+        prompt, held = await self._prompt(chain.extend(growing.so_far()), ())
         growing.hold(held)
         opening, most = growing.so_far().text, growing.room + len(held) * CHARACTER
         async with self._generate(chain, prompt, sampling, most, opening, closing=closing) as arrivals:
