@@ -58,7 +58,7 @@ async def test_a_template_that_cannot_be_learnt_is_named() -> None:
 
 async def test_a_server_of_another_kind_is_named() -> None:
     async with Foreign().serve() as settings:
-        with pytest.raises(MalformedReply, match=r"/tokenize answered .*pieces"):
+        with pytest.raises(MalformedReply, match=r"no token ids in the answer .*pieces"):
             async with VllmEndpoint(settings):
                 raise AssertionError("learnt from nothing")
 
