@@ -17,6 +17,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -159,16 +160,18 @@ def add_models(tree: Path, pair: Path) -> None:
 
 
 def add_problems(tree: Path, data: Path) -> None:
-    """Add the problems of both benchmarks in one random order, so that those of any part of it are a fair sample."""
+    """Add the problems of both benchmarks in turn, each in a random order: any beginning is a fair sample of both."""
     prompt = prompts.load("eval.boxed")
-    rows: list[dict[str, object]] = []
+    benches: list[list[dict[str, object]]] = []
     for bench, column in (("gsm8k", "question"), ("math500", "problem")):
+        rows: list[dict[str, object]] = []
         for index, line in enumerate((data / f"{bench}.jsonl").read_text(encoding="utf-8").splitlines()):
             text = prompt.fill(problem=json.loads(line)[column])
             rows.append({"bench": bench, "index": index, "prompt": text})
-    random.Random(0).shuffle(rows)
-    write(tree / "chains.jsonl", [row for row in rows if row["bench"] == "gsm8k"][-CHAINS:])
-    write(tree / "problems.jsonl", rows)
+        random.Random(0).shuffle(rows)
+        benches.append(rows)
+    write(tree / "chains.jsonl", benches[0][-CHAINS:])
+    write(tree / "problems.jsonl", [row for both in zip_longest(*benches) for row in both if row])
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> None:

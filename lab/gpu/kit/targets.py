@@ -98,8 +98,8 @@ def method(name: str, policy: str, options: Mapping[str, Any] | None = None, **m
     return {**ANSWER, "name": name, "policy": policy, "options": dict(options or {}), "overrides": overrides, **more}
 
 
-ALONE: Mapping[str, Any] = {**ANSWER, "name": "plain", "plain": True}
-SPECREASON, READING = method("specreason", "specreason"), method("reading", "reading")
+ALONE: Mapping[str, Any] = {**ANSWER, "name": "plain", "plain": True, "concurrency": 64}
+SPECREASON, READING = method("specreason", "specreason", concurrency=64), method("reading", "reading")
 BILD_STEP = method("bild-step", "bild", {"scale": "step", "fallback": 0, "rollback": 5})
 AUTO = method("auto", "reading", overrides={"auto": True})
 METHODS = (
@@ -160,10 +160,13 @@ FRESH = (
 )
 
 
+def shorter(cases: Sequence[Mapping[str, Any]], **more: Any) -> tuple[Mapping[str, Any], ...]:
+    return tuple({**each, **more, "name": each["name"]} for each in cases)
+
+
 def turns(name: str, methods: Sequence[Mapping[str, Any]], rounds: int, at: int, start: int = 0, **more: Any) -> Any:
     """A case in which *methods* take turns, with a new solver in each round; *more* holds for each of them."""
-    chosen = [{**each, **more, "name": each["name"]} for each in methods]
-    return {"name": name, "turns": chosen, "rounds": rounds, "at": at, "start": start, "seconds": 300}
+    return {"name": name, "turns": shorter(methods, **more), "rounds": rounds, "at": at, "start": start, "seconds": 300}
 
 
 REAL = replace(
@@ -173,13 +176,12 @@ REAL = replace(
     start=180,
     answers_end=200,
     answers_least=160,
-    concurrency=32,
+    concurrency=24,  # the scoring of prompts is what these servers are slow at
     cases=(),
     first=(turns("warm", FRESH, 1, 1, 79), turns("first", FRESH, 12, 5)),
     methods=(
-        *({**each, "temperature": 0.6, "limit": 220} for each in METHODS[:7]),
-        {**ALONE, "limit": 220},
-        {**JUDGED, "limit": 220},
+        *shorter(METHODS[:7], temperature=0.6, limit=220),
+        *shorter([ALONE, JUDGED], limit=220),
     ),
     last=(turns("first, 0.6", FRESH, 6, 5, 80, temperature=0.6),),
     estimate=(READING, BILD_STEP, SPECREASON),
@@ -194,10 +196,6 @@ EAGER = (
 def miniature(name: str, port: int, entry: Sequence[str] = V032, flags: str = "") -> Server:
     words = f"{COMMON} {EAGER} --kv-cache-memory-bytes {256 * 2**20} --max-num-batched-tokens 32768 {flags}"
     return Server(name, port, f"pair/{name}", words.split(), entry)
-
-
-def shorter(cases: Sequence[Mapping[str, Any]], **more: Any) -> tuple[Mapping[str, Any], ...]:
-    return tuple({**each, **more, "name": each["name"]} for each in cases)
 
 
 CPU = Target(
