@@ -4,20 +4,23 @@ The service as a Ray Serve application, for more requests than one process can s
     serve run stepspec.orchestrator.service.ray:app
     serve run stepspec.orchestrator.service.ray:build small=http://a:8000/v1 service.ray.max_replicas=8
 
-Two deployments: replicas, each a complete service, whose number follows the load; and fronts, which hold the clients'
-connections. This is the only module of the service that imports Ray, and the only one that imports from above
-(docs/decisions/0008).
+Each replica is a complete service, and their number follows the load. This is the only module of the service that
+imports Ray, and the only one that imports from above (docs/decisions/0008).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
-from importlib.metadata import version
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from starlette.applications import Starlette
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigurationError
@@ -25,10 +28,8 @@ from ..installation import install_command
 
 try:
     from ray import serve
-    from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, WorkerCrashedError
     from ray.serve.config import AutoscalingConfig
-    from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
-    from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+    from ray.serve.handle import DeploymentHandle
     from ray.serve.schema import LoggingConfig
 except ImportError as exc:
     raise ConfigurationError(f"the service on Ray needs {exc.name}: {install_command('serve', 'ray')}") from exc
@@ -36,91 +37,50 @@ except ImportError as exc:
 from stepspec import service_factory
 from stepspec.settings import Settings
 
-from .http.admission import Clients
-from .http.errors import QUEUE_FULL, ApiError
-from .http.middleware import RequestMiddleware
-from .ray_proxy import BufferedRequest, Messages, ReplicaLost, ReplicaProxy, stream_messages
-from .settings import ServiceSettings
-from .watch.log import RequestLog
-from .watch.records import RequestFailed, RequestFinished, ServiceEvent
+from .http.errors import ApiError
+from .http.middleware import PUBLIC_PATHS, request_path
+from .settings import ServiceSettings, private
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
-DIED = (RayActorError, WorkerCrashedError, NodeDiedError, ObjectLostError)
+NAME = "replica"  # of the deployment, and of the label of every metric
 SPARE = 64  # requests beyond those that a replica queues: those that it refuses, and health checks
 GRACE = 5.0  # seconds that Ray waits beyond the time to drain
 SCRAPE_SECONDS = 5.0  # for every replica to return its metrics
-HEALTH = BufferedRequest({"method": "GET", "path": "/health", "query_string": b""}, (), b"")
 
 
 class ServiceReplica:
     """A complete service, with its own connections to both models."""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray awaits it.
-        context = serve.get_replica_context()
-        self._name = context.replica_tag
-        self._open = AsyncExitStack()
+        self._context = context = serve.get_replica_context()
+        self._settings, self._open = settings.service, AsyncExitStack()
         self._service = await self._open.enter_async_context(service_factory.opened(settings.turned(context.rank.rank)))
 
-    async def answer(self, request: BufferedRequest) -> AsyncGenerator[Messages]:
-        async for messages in stream_messages(self._service.app, request):
-            yield messages
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return guarded(self._answer, self._settings)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and request_path(scope) == "/metrics":
+            response = Response(merge_metrics(await self._scrape()), headers={"Content-Type": CONTENT_TYPE_LATEST})
+            await response(scope, receive, send)
+        else:
+            await self._service.app(scope, receive, send)
 
     async def metrics(self) -> tuple[str, bytes]:
-        return self._name, self._service.metrics.scrape()[0]
+        return self._context.replica_tag, self._service.metrics.scrape()[0]
+
+    async def _scrape(self) -> Mapping[str, bytes]:
+        handle = cast("DeploymentHandle[Any]", serve.get_deployment_handle(NAME, self._context.app_name))
+        return dict(await handle.broadcast("metrics").results_async(timeout_s=SCRAPE_SECONDS))
 
     async def check_health(self) -> None:
-        """Send the service a request. It is healthy while a model is down: a restart would not help."""
-        answer = [message async for messages in stream_messages(self._service.app, HEALTH) for message in messages]
-        if not answer or answer[0]["status"] != 200:
-            raise RuntimeError(f"the service is not healthy: {answer}")
+        """Healthy is whatever answers, also while a model is down: a restart would not help."""
 
     async def __del__(self) -> None:
         if hasattr(self, "_open"):
             await self._open.aclose()
-
-
-class ServiceFront:
-    """A front: holds clients' connections and has the replicas answer."""
-
-    def __init__(self, replicas: DeploymentHandle[Any], settings: ServiceSettings) -> None:
-        self._replicas, self._settings, self._log = replicas, settings, RequestLog(settings)
-
-    def __serve_build_asgi_app__(self) -> ASGIApp:
-        proxy = ReplicaProxy(Starlette(), self._send, self._scrape, self._settings, self._log.log.warning)
-        middleware = RequestMiddleware(
-            proxy,
-            settings=self._settings,
-            clients=Clients(self._settings, limits=False),  # the replicas count
-            version=version("stepspec"),
-            observe=self._observe,
-        )
-        return _without_id(middleware)
-
-    def _observe(self, event: ServiceEvent) -> None:
-        """Log what no replica has logged: requests that the front itself refused, and its own bugs."""
-        if isinstance(event, RequestFailed) or (isinstance(event, RequestFinished) and event.request.error):
-            self._log(event)
-
-    async def _send(self, request: BufferedRequest) -> AsyncGenerator[Messages]:
-        handle = self._replicas.options(method_name="answer", stream=True)
-        answer = cast("DeploymentResponseGenerator[Messages]", handle.remote(request))
-        try:
-            async for messages in answer:
-                yield messages
-        except DIED as exc:
-            raise ReplicaLost(str(exc).partition("\n")[0]) from exc
-        except BackPressureError:
-            raise ApiError(429, "too many requests wait for a replica already", code=QUEUE_FULL, retry=True) from None
-        except DeploymentUnavailableError as exc:
-            raise ApiError(503, exc.message, code="no_replica", retry=True) from exc
-        finally:
-            answer.cancel()  # type: ignore[no-untyped-call]
-
-    async def _scrape(self) -> Mapping[str, bytes]:
-        responses = self._replicas.broadcast("metrics")
-        return dict(await responses.results_async(timeout_s=SCRAPE_SECONDS))
 
 
 def build(arguments: dict[str, Any]) -> Application:
@@ -132,15 +92,12 @@ def build(arguments: dict[str, Any]) -> Application:
     settings = service_factory.read(_nested(arguments))
     service, scaling = settings.service, settings.service.ray
     max_requests = service.max_running + service.max_waiting + SPARE
-    quiet = LoggingConfig(enable_access_log=False)
     replicas = serve.deployment(
-        name="replica",
+        name=NAME,
         autoscaling_config=AutoscalingConfig(
             min_replicas=scaling.min_replicas,
             max_replicas=scaling.max_replicas,
             target_ongoing_requests=scaling.target or service.max_running / 2,
-            upscale_delay_s=scaling.up_after,
-            downscale_delay_s=scaling.down_after,
         ),
         max_ongoing_requests=max_requests,
         max_queued_requests=max_requests * scaling.max_replicas,
@@ -148,18 +105,9 @@ def build(arguments: dict[str, Any]) -> Application:
         graceful_shutdown_timeout_s=service.drain_seconds + GRACE,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=service.health_every,
-        logging_config=quiet,
-    )(ServiceReplica)
-    fronts = serve.deployment(
-        name="front",
-        num_replicas=scaling.fronts,
-        max_ongoing_requests=max_requests * scaling.max_replicas,
-        ray_actor_options={"num_cpus": 0.1},
-        graceful_shutdown_timeout_s=service.drain_seconds + 2 * GRACE,
-        graceful_shutdown_wait_loop_s=0.5,
-        logging_config=quiet,
-    )(serve.ingress()(ServiceFront))
-    return fronts.bind(replicas.bind(settings), service)
+        logging_config=LoggingConfig(enable_access_log=False),
+    )(serve.ingress()(ServiceReplica))
+    return replicas.bind(settings)
 
 
 def __getattr__(name: str) -> Any:
@@ -169,18 +117,56 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _without_id(app: ASGIApp) -> ASGIApp:
-    """Remove the header with the request's id: Ray's proxy adds it, and most clients reject it twice."""
+def guarded(app: ASGIApp, settings: ServiceSettings) -> ASGIApp:
+    """
+    Return *app* behind Ray's proxy, which listens where the settings do not say.
 
-    async def without_id(scope: Scope, receive: Receive, send: Send) -> None:
+    Requests without a key at a public address are refused, unless the settings allow them. The header with the
+    request's id is removed: the proxy adds it, and most clients reject it twice.
+    """
+    open_to_all = settings.locked or settings.insecure
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 del MutableHeaders(scope=message)["x-request-id"]
             await send(message)
 
-        await app(scope, receive, send_without_id)
+        server = scope.get("server")
+        if open_to_all or server is None or private(str(server[0])) or request_path(scope) in PUBLIC_PATHS:
+            await app(scope, receive, send_without_id)
+            return
+        message = (
+            f"the service has no key, and {server[0]} can be reached from outside: set STEPSPEC_SERVICE__KEYS, or "
+            "STEPSPEC_SERVICE__INSECURE=true to admit every client"
+        )
+        refusal = ApiError(403, message, code="no_key")
+        await Response(refusal.body, refusal.status, media_type="application/json")(scope, receive, send)
 
-    return without_id
+    return answer
+
+
+def merge_metrics(scrapes: Mapping[str, bytes]) -> bytes:
+    """Merge the metrics of all replicas, texts in Prometheus' format by name; each sample gets the name as a label."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ScrapedMetrics(scrapes))
+    return generate_latest(registry)
+
+
+@dataclass(frozen=True, eq=False)
+class ScrapedMetrics(Collector):
+    """Collects metrics that were scraped from replicas."""
+
+    scrapes: Mapping[str, bytes]
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for name, text in self.scrapes.items():
+            for scraped in text_string_to_metric_families(text.decode()):
+                new = Metric(scraped.name, scraped.documentation, scraped.type)
+                samples = [sample._replace(labels={**sample.labels, NAME: name}) for sample in scraped.samples]
+                families.setdefault(scraped.name, new).samples += samples
+        return families.values()
 
 
 def _nested(arguments: Mapping[str, Any]) -> dict[str, Any]:

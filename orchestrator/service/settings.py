@@ -93,16 +93,8 @@ class Scaling(BaseModel):
     """The most replicas."""
     target: PositiveFloat | None = None
     """Requests that each replica is to have on average; none: half of ``max_running``."""
-    up_after: NonNegativeFloat = 10.0
-    """Seconds of need after which replicas are added."""
-    down_after: NonNegativeFloat = 300.0
-    """Seconds without need after which replicas are removed."""
     cpus: PositiveFloat = 1.0
     """Processors of the cluster that each replica reserves."""
-    fronts: PositiveInt = 2
-    """Processes that hold the clients' connections."""
-    attempts: PositiveInt = 3
-    """Attempts in all for a request whose replica dies before any of its answer was sent."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

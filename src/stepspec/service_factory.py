@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.installation import install_command
-from stepspec.orchestrator.service.offer import Offer, ServedMethod
+from stepspec.orchestrator.service.formats.requests import Offer, ServedMethod
 from stepspec.orchestrator.service.settings import ServiceSettings
 
 from . import policies
@@ -67,9 +67,9 @@ def read(arguments: Mapping[str, Any]) -> Settings:
 
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncGenerator[Service]:
-    """Hold a service that works, for a program that brings its own server."""
+    """Hold a warm service, for a program that runs its application, with the application's lifespan."""
     solver = Solver(settings)
-    async with built(solver, settings.service) as (service, _), service.context.open():
+    async with built(solver, settings.service) as (service, _):
         await solver.warm_up()
         yield service
 

@@ -32,7 +32,7 @@ QUIET = {
 PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60"}
 PATIENCE = 420.0  # seconds to start; on two busy cores each of Ray's processes takes several
 GRACE = 20.0  # seconds to end
-SMALL_SHARE = {"min_replicas": 2, "max_replicas": 2, "cpus": 0.5, "fronts": 1}
+SMALL_SHARE = {"min_replicas": 2, "max_replicas": 2, "cpus": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,6 @@ class Deployed:
     def processes(self, name: str) -> set[int]:
         """Return the processes of the cluster whose titles have that name."""
         return {pid for pid in descendants(self.cluster.pid) if name in title(pid)}
-
-    def logged(self, event: str) -> list[dict[str, Any]]:
-        """
-        Return the lines of the log about *event*, wherever in the cluster they were written.
-
-        What another process writes at the same time may follow on the same line.
-        """
-        lines = [line[line.index("{") :] for line in self.log.read_text().splitlines() if f'"event": "{event}"' in line]
-        return [json.JSONDecoder().raw_decode(line)[0] for line in lines]
 
 
 @dataclass

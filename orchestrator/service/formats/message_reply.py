@@ -1,5 +1,5 @@
 """
-The replies of Anthropic's API: a run as a message of content blocks, in one piece or as events; and the list of models.
+The replies of Anthropic's API: a run as a message of content blocks, in one piece or as events.
 
 The thinking is a block, in which each verified step is one delta with the field ``stepspec``; the answer is the next.
 """
@@ -7,7 +7,6 @@ The thinking is a block, in which each verified step is one delta with the field
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -220,22 +219,3 @@ def _usage(prompt: int, counted: Mapping[str, Any]) -> dict[str, Any]:
         "output_tokens": counted["completion_tokens"] if counted else 0,
         "output_tokens_details": {"thinking_tokens": thinking},
     }
-
-
-def model_info(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model in Anthropic's shape, *described* in OpenAI's."""
-    return {
-        "type": "model",
-        "id": described["id"],
-        "display_name": described["id"],
-        "created_at": datetime.fromtimestamp(described["created"], UTC).isoformat().replace("+00:00", "Z"),
-        "lifecycle": "active",
-        "max_input_tokens": described["max_model_len"],
-        "max_tokens": described["max_model_len"],
-    }
-
-
-def model_list(described: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return all models in Anthropic's shape, on one page."""
-    data = [model_info(each) for each in described]
-    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}

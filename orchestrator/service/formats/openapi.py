@@ -15,28 +15,9 @@ from .messages import CountTokensRequest, MessagesRequest
 from .requests import ModelCatalog
 from .responses import ResponsesRequest
 
-
-def _schema(*required: str, **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "required": list(required), "properties": properties}
-
-
+REQUESTS = (ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest)
 TEXT = {"type": "string"}
-ERROR = _schema(
-    "error",
-    error=_schema(
-        *("message", "type", "param", "code"),
-        message=TEXT,
-        type=TEXT,
-        param={"type": ["string", "null"]},
-        code={"type": ["string", "null"]},
-    ),
-)
-ANTHROPIC_ERROR = _schema(
-    *("type", "error", "request_id"),
-    type={"const": "error"},
-    error=_schema("type", "message", type=TEXT, message=TEXT, details=_schema(error_code=TEXT)),
-    request_id=TEXT,
-)
+TEXT_OR_NULL = {"type": ["string", "null"]}
 DESCRIPTIONS: Mapping[int, str] = {
     400: "The request is wrong; the message names the parameter and a cure.",
     401: "The API key is missing or wrong.",
@@ -50,99 +31,53 @@ DESCRIPTIONS: Mapping[int, str] = {
     529: "Too many requests at once, in Anthropic's API; Retry-After says when to retry.",
 }
 MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
+JSON, STREAM = "application/json", "text/event-stream"
 
 
-CHUNK = _schema(
-    *("id", "object", "created", "model", "choices"),
-    object={"const": "chat.completion.chunk"},
-    choices={
-        "type": "array",
-        "items": _schema(
-            *("index", "delta", "finish_reason"),
-            delta={"type": "object"},
-            finish_reason={"enum": ["stop", "length", "tool_calls", None]},
-        ),
-    },
-    usage=_schema("prompt_tokens", "completion_tokens", "total_tokens"),
-    steps={"type": "array"},
-    ledger={"type": "object"},
-)
-RESPONSE_EVENT = _schema(
-    "type", "sequence_number", type={"type": "string"}, sequence_number={"type": "integer", "minimum": 0}
-)
-MESSAGE_EVENT = _schema("type", type={"type": "string"})
-EVENTS: Mapping[str, Any] = {
-    "ChatCompletionChunk": CHUNK,
-    "ResponseEvent": RESPONSE_EVENT,
-    "MessageEvent": MESSAGE_EVENT,
-}
-"""What the data of an event may be, besides an error."""
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
 
 
-def _stream(event: str = "", error: str = "Error") -> dict[str, Any]:
-    """Describe a stream of server-sent events; ``x-event-schema`` is that of their data."""
-    names = [event, error] if event else []
-    data = {"x-event-schema": {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}} if event else {}
-    return {"text/event-stream": {"schema": {}, **data}}
+ERROR = _object(error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL))
+ANTHROPIC_ERROR = _object(type={"const": "error"}, error=_object(type=TEXT, message=TEXT), request_id=TEXT)
 
 
-MESSAGES_ERRORS = (*MODEL_ERRORS, 529)
-
-
-def _object(*required: str) -> dict[str, Any]:
-    return {"application/json": {"schema": _schema(*required)}}
-
-
-def _answers(success: str, content: Mapping[str, Any], *statuses: int, error: str = "Error") -> dict[str, Any]:
+def _answers(success: str, kinds: Iterable[str], *statuses: int, error: str = "Error") -> dict[str, Any]:
+    """Describe a route that answers with a body of one of these *kinds*, or with an *error* of these *statuses*."""
     failure = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
-    errors: dict[int | str, Any] = {
-        status: {"description": DESCRIPTIONS[status], "content": failure} for status in statuses
-    }
-    responses: dict[int | str, Any] = {200: {"description": success, "content": dict(content)}, **errors}
+    schemas = {kind: {"schema": {"type": "object"} if kind == JSON else {}} for kind in kinds}
+    responses: dict[int | str, Any] = {200: {"description": success, "content": schemas}}
+    for status in statuses:
+        responses[status] = {"description": DESCRIPTIONS[status], "content": failure}
     return {"responses": responses, "response_class": Response}
 
 
-def _body(name: str) -> dict[str, Any]:
-    schema = {"$ref": f"#/components/schemas/{name}"}
-    return {"openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}}
+def _calls(success: str, request: str, *kinds: str, anthropic: bool = False) -> dict[str, Any]:
+    """Describe a route that calls models for a body of the schema *request*."""
+    statuses, error = ((*MODEL_ERRORS, 529), "AnthropicError") if anthropic else (MODEL_ERRORS, "Error")
+    body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}
+    more = {"openapi_extra": {"requestBody": {"required": True, "content": body}}}
+    return _answers(success, kinds, *statuses, error=error) | more
 
 
-COMPLETION = _object("id", "object", "created", "model", "choices", "usage", "steps", "ledger", "stepspec")
-CHAT = _answers(
-    "The completion, or its stream.", {**COMPLETION, **_stream("ChatCompletionChunk")}, *MODEL_ERRORS
-) | _body("ChatRequest")
-COMPLETIONS = _answers("The model's answer, or its stream.", {**_object(), **_stream()}, *MODEL_ERRORS) | _body(
-    "ServedModelRequest"
-)
-RESPONSE = _object("id", "object", "created_at", "status", "model", "output", "usage", "steps", "ledger", "stepspec")
-RESPONSES = _answers("The response, or its stream.", {**RESPONSE, **_stream("ResponseEvent")}, *MODEL_ERRORS) | _body(
-    "ResponsesRequest"
-)
-MESSAGE = _object("id", "type", "role", "model", "content", "stop_reason", "usage", "steps", "ledger", "stepspec")
-MESSAGES = _answers(
-    "The message, or its stream.",
-    {**MESSAGE, **_stream("MessageEvent", "AnthropicError")},
-    *MESSAGES_ERRORS,
-    error="AnthropicError",
-) | _body("MessagesRequest")
-COUNT_TOKENS = _answers(
-    "The number of tokens.", _object("input_tokens"), *MESSAGES_ERRORS, error="AnthropicError"
-) | _body("CountTokensRequest")
-LIVE = _answers("The events of the run.", _stream(), *MODEL_ERRORS) | _body("LiveRequest")
-LIVE_METHODS = _answers("The methods.", _object("default", "methods", "models"), 401)
-MODELS = _answers("The models; with the header anthropic-version as in Anthropic's API.", _object("data"), 401)
-MODEL = _answers("The model; with the header anthropic-version as in Anthropic's API.", _object("id"), 401, 404)
-ALIVE = _answers("The process answers.", {})
-READY = _answers(
-    'New requests are admitted, if "degraded" by the large model alone.', _object("status", "small", "large")
-)
+CHAT = _calls("The completion, or its stream.", "ChatRequest", JSON, STREAM)
+COMPLETIONS = _calls("The model's answer, or its stream.", "ServedModelRequest", JSON, STREAM)
+RESPONSES = _calls("The response, or its stream.", "ResponsesRequest", JSON, STREAM)
+MESSAGES = _calls("The message, or its stream.", "MessagesRequest", JSON, STREAM, anthropic=True)
+COUNT_TOKENS = _calls("The number of tokens.", "CountTokensRequest", JSON, anthropic=True)
+LIVE = _calls("The events of the run.", "LiveRequest", STREAM)
+LIVE_METHODS = _answers("The methods.", [JSON], 401)
+MODELS = _answers("The models.", [JSON], 401)
+MODEL = _answers("The model.", [JSON], 401, 404)
+ALIVE = _answers("The process answers.", [])
+READY = _answers('New requests are admitted, if "degraded" by the large model alone.', [JSON])
 READY["responses"][503] = {
     "description": "New requests are not admitted: the service is shutting down, or the large model is down.",
-    "content": _object("status"),
+    "content": {JSON: {"schema": {"type": "object"}}},
 }
-VERSION = _answers("The version.", _object("version"))
-METRICS = _answers("The metrics.", {"text/plain": {"schema": {"type": "string"}}})
-PAGE = _answers("The page.", {"text/html": {"schema": {"type": "string"}}})
+VERSION = _answers("The version.", [JSON])
+METRICS = _answers("The metrics.", ["text/plain"])
+PAGE = _answers("The page.", ["text/html"])
 
 
 def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[], dict[str, Any]]:
@@ -153,9 +88,9 @@ def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[
         app.openapi_schema = None
         description = generate()
         schemas = description.setdefault("components", {}).setdefault("schemas", {})
-        schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR, **EVENTS}
-        schemas["ServedModelRequest"] = _schema("model", **_model_names(models.served))
-        for request in (ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest):
+        schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
+        schemas["ServedModelRequest"] = _object(**_model_names(models.served))
+        for request in REQUESTS:
             schemas.update(_schemas(request))
             schemas[request.__name__]["properties"] |= _model_names(models.methods)
         if locked:

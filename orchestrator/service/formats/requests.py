@@ -1,6 +1,7 @@
 """
-From the body of a request to the runs that it asks for, resolved and validated once.
+What a service offers, and from the body of a request to the runs that it asks for, resolved and validated once.
 
+The service imports no policy and no solver: the builder of a service passes in the `Offer`.
 The model of a request is a method, ``auto`` (the default method), or one of the two served models, to which the request
 is forwarded. A request without a seed draws one here, at random.
 """
@@ -8,9 +9,9 @@ is forwarded. A request without a seed draws one here, at random.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Protocol, TypeAlias
 
 from pydantic import Strict, TypeAdapter, ValidationError
 
@@ -20,10 +21,12 @@ from ...endpoints import ModelEndpoint, Sampling
 from ...endpoints.settings import NO_PENALTY
 from ...endpoints.vllm_protocol import Format
 from ...errors import ConfigurationError, near
+from ...events import Observer
 from ...nesting import known
 from ...run_options import Limits, Priority, RunOptions
+from ...solution import Solution
+from ...trace import Stopwatch
 from ..http.errors import ApiError, bad_request
-from ..offer import Offer
 from ..settings import ServiceSettings
 from .schemas import Effort, Request, StepspecOptions, Wanted
 
@@ -39,6 +42,77 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty
 _StrictPriority: TypeAlias = Annotated[Priority, Strict()]
 _PRIORITY: TypeAdapter[int | None] = TypeAdapter(_StrictPriority | None)
 PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM forgets what they count with every request, so every step
+
+
+class Engine(Protocol):
+    """Solves problems with two served models, many at the same time."""
+
+    @property
+    def small(self) -> ModelEndpoint: ...
+
+    @property
+    def large(self) -> ModelEndpoint: ...
+
+    async def solve(
+        self,
+        problem: str | Sequence[Message],
+        run: RunOptions | None = None,
+        *,
+        stop: Sequence[str] = (),
+        format: Format | None = None,
+        tools: Toolset | None = None,
+        session: str | None = None,
+        observe: Observer = ...,
+        clock: Stopwatch | None = None,
+    ) -> Solution:
+        """
+        Solve one *problem* with the options *run*; cancelling the call closes all its requests to the models.
+
+        The runs of one *session* use the same replica of each model while it is up.
+
+        The times in events are from *clock*.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedMethod:
+    """A method as clients choose it, with its default *options*; *judges* says whether it can reject a draft."""
+
+    description: str
+    options: Mapping[str, Any]
+    judges: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """
+    What a service offers: the *engine*, its *methods* by name, and *defaults*, the options of a run that sets none.
+
+    The policy of the *defaults* is the default method. *session_header* is the header that keeps the requests of one
+    session on one server; "" if there is none. *check* raises `ConfigurationError`, which names the option, if the
+    options are wrong for the method.
+    """
+
+    engine: Engine
+    methods: Mapping[str, ServedMethod]
+    defaults: RunOptions = field(default_factory=RunOptions)
+    version: str = "0"
+    session_header: str = ""
+    check: Callable[[str, Mapping[str, Any]], object] = lambda method, options: options
+
+    @property
+    def unjudged(self) -> frozenset[str]:
+        """The methods that accept every draft."""
+        return frozenset(name for name, method in self.methods.items() if not method.judges)
+
+    def configured_options(self, method: str) -> Mapping[str, Any]:
+        """The options of *method* that the settings set: those of the default method, none of any other."""
+        return self.defaults.options if method == self.defaults.policy else {}
+
+    def default_options(self, method: str) -> Mapping[str, Any]:
+        """All options of *method*, with the values for a request that sets none."""
+        return {**self.methods[method].options, **self.configured_options(method)}
 
 
 @dataclass(frozen=True, slots=True)

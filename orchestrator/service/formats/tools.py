@@ -12,8 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from ...chain import Tool, ToolCall
 from ...events import Calling
-from .bounds import too_deep
-from .schemas import CacheablePart, kind_of
+from .schemas import CacheablePart, kind_of, too_deep
 
 MAX_TOOLS = 128  # OpenAI's limit
 FUNCTIONS = "send tools of the type function; the client runs them and sends their results back"

@@ -92,36 +92,10 @@ class Allowance:
         if self.tokens is not None:
             self.tokens.take(max(0, tokens))
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """OpenAI's headers about the limits that there are."""
-        buckets = ("requests", self.requests), ("tokens", self.tokens)
-        return {
-            name: value
-            for kind, bucket in buckets
-            if bucket is not None
-            for name, value in (
-                (f"x-ratelimit-limit-{kind}", str(bucket.size)),
-                (f"x-ratelimit-remaining-{kind}", str(max(0, int(bucket.level + ROUNDING)))),
-                (f"x-ratelimit-reset-{kind}", duration(bucket.wait(bucket.size))),
-            )
-        }
-
     def _refusal(self, limit: str, seconds: float) -> ApiError:
-        return ApiError(
-            429,
-            f"client {self.name!r} has used up its {limit}: try again in {duration(seconds)}",
-            code="rate_limit_exceeded",
-            retry=True,
-            # Whole seconds, as HTTP wants them; the SDKs of OpenAI and Anthropic read the milliseconds first.
-            headers={"Retry-After": str(ceil(seconds)), "retry-after-ms": str(ceil(seconds * 1000))},
-        )
-
-
-def duration(seconds: float) -> str:
-    """Write *seconds*, rounded up to milliseconds, as OpenAI's headers do: ``1m2.5s``."""
-    minutes, rest = divmod(ceil(round(seconds * 1000, 3)), 60_000)
-    return (f"{minutes}m" if minutes else "") + f"{rest / 1000:g}s"
+        wait = max(1, ceil(seconds - ROUNDING))
+        message = f"client {self.name!r} has used up its {limit}: try again in {wait} s"
+        return ApiError(429, message, code="rate_limit_exceeded", retry=True, headers={"Retry-After": str(wait)})
 
 
 class Clients:
@@ -129,12 +103,11 @@ class Clients:
     The clients of a service, found by their keys, and what each has left.
 
     Without any keys in the settings every request is accepted. The comparison takes the same time however much of a key
-    is right. Times are of the event loop's clock. Without *limits* only keys are checked, as in front of the processes
-    that do the work.
+    is right. Times are of the event loop's clock.
     """
 
-    def __init__(self, settings: ServiceSettings, clock: Callable[[], float] = _now, *, limits: bool = True) -> None:
-        self._clock, self._limits = clock, limits
+    def __init__(self, settings: ServiceSettings, clock: Callable[[], float] = _now) -> None:
+        self._clock = clock
         unnamed: Iterable[tuple[str, str]] = (("", key.get_secret_value()) for key in settings.keys)
         named = ((name, client.key.get_secret_value()) for name, client in settings.clients.items())
         self._digests = [(name, hashlib.sha256(key.encode()).digest()) for name, key in (*unnamed, *named)]
@@ -168,18 +141,13 @@ class Clients:
             allowance.admit()
 
     def charge(self, request: ServiceRequest) -> None:
-        """Charge the tokens of the large model that *request* has used since the last charge."""
+        """Charge the tokens of the large model that *request* has used."""
         if allowance := self._of(request):
-            allowance.charge(request.large_tokens - request.charged_tokens)
-        request.charged_tokens = request.large_tokens
-
-    def headers(self, request: ServiceRequest) -> Mapping[str, str]:
-        """The headers about the limits of the client of *request*."""
-        return allowance.headers if (allowance := self._of(request)) else {}
+            allowance.charge(request.large_tokens)
 
     def _of(self, request: ServiceRequest) -> Allowance | None:
         name = request.client
-        if not (name and self._limits):
+        if not name:
             return None
         if name not in self._allowances:
             self._allowances[name] = Allowance.of(name, self._clients[name], self._clock)

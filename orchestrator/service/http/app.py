@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ...errors import ConfigurationError
 from ..formats import openapi
-from ..offer import Offer
+from ..formats.requests import Offer
 from ..settings import ServiceSettings
 from ..watch.metrics import Metrics
 from ..watch.records import ServiceObserver, notify
@@ -121,8 +121,6 @@ EXPOSED_HEADERS = (
     "x-stepspec-overhead-ms",
     "Retry-After",
     "x-should-retry",
-    "retry-after-ms",
-    *(f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
 )  # to scripts of other origins
 CLOSE_SECONDS = 5.0  # to close open connections when the time to drain is over
 

@@ -77,7 +77,7 @@ class RequestMiddleware:
             return
         headers = Headers(scope=scope)
         request = ServiceRequest(
-            request_id(headers.get("x-request-id")), scope["method"], _path(scope), headers, self._forward
+            request_id(headers.get("x-request-id")), scope["method"], request_path(scope), headers, self._forward
         )
         request.session = request.forwarded.get(self._session_header, "")
         scope["stepspec.request"] = request
@@ -153,17 +153,13 @@ class RequestMiddleware:
                 if request.anthropic:
                     headers["request-id"] = request.id
                 headers["x-stepspec-version"] = self._version
-                overhead = f"{request.overhead * 1000:.2f}"
-                headers.setdefault("x-stepspec-overhead-ms", overhead)  # A replica behind a front has set its own.
-                self._clients.charge(request)
-                for name, value in self._clients.headers(request).items():
-                    headers[name] = value
+                headers["x-stepspec-overhead-ms"] = f"{request.overhead * 1000:.2f}"
             await send(message)
 
         return send_with_headers
 
 
-def _path(scope: Scope) -> str:
+def request_path(scope: Scope) -> str:
     """Return the path without the prefix that a proxy may leave in it; routes are found by the same rule."""
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     return path.removeprefix(root) if root and path.startswith(f"{root}/") else path

@@ -17,20 +17,20 @@ from starlette.responses import HTMLResponse, Response
 from ...chain import Message, Tool
 from ...errors import StepspecError
 from ..formats import openapi
-from ..formats.bounds import MAX_ITEMS, parse_json
 from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
 from ..formats.deltas import json_response
-from ..formats.message_reply import MessagesReply, model_info, model_list
+from ..formats.message_reply import MessagesReply
 from ..formats.messages import CountTokensRequest, MessagesRequest
 from ..formats.requests import AUTO, Resolver, ServedModel, forwarded_priority
 from ..formats.responses import ResponsesReply, ResponsesRequest
+from ..formats.schemas import MAX_ITEMS, parse_json
 from ..formats.schemas import Request as RunRequestBody
 from ..formats.validation import parse_request
 from ..settings import Thinking
 from ..watch.records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from .errors import api_error, bad_request
 from .middleware import service_request
-from .runs import ReplyFormat, Runs, ServiceContext, deadline, reply
+from .runs import LEAST_SECONDS, ReplyFormat, Runs, ServiceContext, reply
 from .streaming import ClientConnection
 
 P = TypeVar("P", bound=BaseModel)
@@ -65,18 +65,14 @@ def api_router(context: ServiceContext) -> APIRouter:
         return await answer(context, http_request, ResponsesRequest, ResponsesReply)
 
     @router.get("/v1/models", **openapi.MODELS)
-    async def models(http_request: Request) -> Response:
+    async def models() -> Response:
         """List the methods, and both served models by their own names."""
-        listing = context.models.listing(context.created)
-        if service_request(http_request).anthropic:
-            return json_response(model_list(listing))
-        return json_response({"object": "list", "data": listing})
+        return json_response({"object": "list", "data": context.models.listing(context.created)})
 
     @router.get("/v1/models/{name:path}", **openapi.MODEL)
-    async def model(name: str, http_request: Request) -> Response:
+    async def model(name: str) -> Response:
         """Describe one model."""
-        described = context.models.describe(name, context.created)
-        return json_response(model_info(described) if service_request(http_request).anthropic else described)
+        return json_response(context.models.describe(name, context.created))
 
     return router
 
@@ -147,7 +143,7 @@ def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
         """Confirm that the process answers."""
         return Response()
 
-    for path in ("/health", "/health/liveness", "/health/liveliness", "/ping"):
+    for path in ("/health", "/health/liveness"):
         name = path.strip("/").replace("/", "_")
         router.add_api_route(path, alive, methods=["GET"], operation_id=name, **openapi.ALIVE)
         router.add_api_route(path, alive, methods=["HEAD"], include_in_schema=False)
@@ -248,7 +244,7 @@ class ModelCall:
         context, request = self.context, self.request
         async with context.admission.enter(priority) as waited:
             request.queued, request.admitted = waited, request.seconds
-            yield max(deadline(context.settings, request, stream=request.stream) - waited, 0.001)
+            yield max(context.settings.max_seconds - waited, LEAST_SECONDS)
 
 
 B = TypeVar("B", bound=RunRequestBody)

@@ -24,8 +24,7 @@ from ...solution import Solution
 from ...trace import Stopwatch
 from ..formats import deltas as payloads
 from ..formats.deltas import TokenCounts
-from ..formats.requests import ModelCatalog, RunRequest
-from ..offer import Offer
+from ..formats.requests import ModelCatalog, Offer, RunRequest
 from ..settings import ServiceSettings
 from ..watch.records import RequestFailed, RunEvent, RunResult, ServiceObserver, ServiceRequest
 from .admission import Admission, Clients
@@ -97,7 +96,7 @@ class Runs:
         self._changed = asyncio.Event()
 
     @asynccontextmanager
-    async def started(self, *, stream: bool) -> AsyncGenerator[Self]:
+    async def started(self) -> AsyncGenerator[Self]:
         """
         Wait for admission and run everything while the block lasts. Raise `ApiError` if it is refused.
 
@@ -106,7 +105,7 @@ class Runs:
         context, request = self._context, self._request
         priority = min(each.run.priority for each in self.run_requests)
         async with context.admission.enter(priority) as waited:
-            seconds = max(deadline(context.settings, request, stream=stream) - waited, LEAST_SECONDS)
+            seconds = max(context.settings.max_seconds - waited, LEAST_SECONDS)
             request.queued, request.admitted = waited, request.seconds
             try:
                 async with asyncio.timeout(seconds + GRACE):
@@ -229,17 +228,6 @@ class Runs:
             await connection.fail(error)
 
 
-def deadline(settings: ServiceSettings, request: ServiceRequest, *, stream: bool) -> float:
-    """
-    Return the seconds that a request may take.
-
-    The client's own timeout limits a reply in one piece only: the bytes of a stream keep the client waiting.
-    """
-    if stream or request.client_timeout is None:
-        return settings.max_seconds
-    return min(settings.max_seconds, request.client_timeout)
-
-
 class ReplyFormat(Protocol):
     """
     How one API writes a reply. `render` is called with every item in order, streamed or not.
@@ -277,7 +265,7 @@ class ReplyFormat(Protocol):
 async def reply(runs: Runs, format: ReplyFormat, connection: ClientConnection, *, stream: bool) -> None:
     """Run *runs* and answer over *connection*. Raise `ApiError` before the response starts; later errors end it."""
     try:
-        async with runs.started(stream=stream):
+        async with runs.started():
             await (_stream if stream else _whole)(runs, format, connection)
     except Exception as exc:
         await runs.fail(exc, connection)

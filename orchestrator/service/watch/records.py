@@ -21,14 +21,12 @@ from ..http.errors import ApiError
 
 log = logging.getLogger("stepspec")
 
-HEALTH_PATHS = frozenset({"/health", "/health/liveness", "/health/liveliness", "/health/readiness", "/ping"})
+HEALTH_PATHS = frozenset({"/health", "/health/liveness", "/health/readiness"})
 MESSAGES_PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
 MODEL_PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH, COUNT_PATH, "/live"}
 )
 TRACE_HEADERS = ("traceparent", "tracestate")
-
-_SHARE_OF_TIMEOUT = 0.95  # the rest is left for the answer to travel
 
 
 @dataclass(slots=True, eq=False)
@@ -63,10 +61,9 @@ class ServiceRequest:
     *queued* is the seconds in the queue, *admitted* the second at which the work began, *upstream* the seconds that a
     served model was busy with it, and *first_step* the second at which its first step was verified; the last three are
     None while unknown. *session* is the value of the session header, *client* the name of the client; "" without one.
-    *large_tokens* are those that the large model has written, or read to judge, so far; its client's limit was charged
-    with *charged_tokens* of them. *forwarded* are the headers that served models receive, at first those named by
-    *forward*. *log_fields* are added to its line in the log. *calls* has one entry for each server that it was
-    forwarded to.
+    *large_tokens* are those that the large model has written, or read to judge, so far. *forwarded* are the headers
+    that served models receive, at first those named by *forward*. *log_fields* are added to its line in the log.
+    *calls* has one entry for each server that it was forwarded to.
     """
 
     id: str
@@ -77,7 +74,6 @@ class ServiceRequest:
     session: str = ""
     client: str = ""
     large_tokens: int = 0
-    charged_tokens: int = 0
     arrived: float = field(default_factory=time.perf_counter)
     model: str = ""
     stream: bool = False
@@ -130,15 +126,6 @@ class ServiceRequest:
         if self.admitted is not None and self.upstream is None:
             return max(0.0, self.admitted - self.queued)
         return max(0.0, self.seconds - self.queued - (self.upstream or 0.0))
-
-    @property
-    def client_timeout(self) -> float | None:
-        """How many seconds the client waits for a byte, with a reserve, as the OpenAI SDK declares; None if unknown."""
-        try:
-            seconds = float(self.headers.get("x-stainless-read-timeout", ""))
-        except ValueError:
-            return None
-        return seconds * _SHARE_OF_TIMEOUT if 0 < seconds < float("inf") else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import HealthCheck, Phase, given, reject
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.errors import InvalidSchema
 from schemathesis.specs.openapi.checks import (
@@ -39,7 +38,6 @@ CHECKS = [
     ignored_auth,
 ]
 POSITIVE, NEGATIVE = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
-METHOD_PATHS = ("/v1/chat/completions", "/v1/responses")
 SETTINGS = chosen(keys=("k",))
 OPERATIONS = {
     (path, method)
@@ -49,8 +47,8 @@ OPERATIONS = {
             *("/v1/messages", "/v1/messages/count_tokens"),
         ),
         "GET": (
-            *("/", "/v1/models", "/v1/models/{name}", "/live/methods", "/metrics", "/version", "/ping"),
-            *("/health", "/health/liveness", "/health/liveliness", "/health/readiness"),
+            *("/", "/v1/models", "/v1/models/{name}", "/live/methods", "/metrics", "/version"),
+            *("/health", "/health/liveness", "/health/readiness"),
         ),
     }.items()
     for path in paths
@@ -76,27 +74,14 @@ def refusal_names_the_parameter(ctx: object, response: Any, case: object) -> Non
             assert error["param"] is not None or error["code"] == "invalid_json", error
 
 
-class StreamsConform:
-    """Has a check of schemathesis: every event of a stream is as described, and the stream is complete."""
-
-    def __init__(self, description: dict[str, Any]) -> None:
-        self._description = description
-        self.checked = 0
-
-    def events(self, ctx: object, response: Any, case: schemathesis.Case[Any]) -> None:
-        kind = next(iter(response.headers.get("content-type", [""]))).partition(";")[0]
-        if response.status_code != 200 or kind != "text/event-stream":
-            return
-        operation = self._description["paths"][case.path][case.method.lower()]
-        described = operation["responses"]["200"]["content"][kind]
-        lines = [line.decode() for line in response.content.splitlines() if line.startswith(b"data: ")]
+def streams_are_complete(ctx: object, response: Any, case: schemathesis.Case[Any]) -> None:
+    """A check of schemathesis: the data of every event of a stream is JSON, and the stream is complete."""
+    kind = next(iter(response.headers.get("content-type", [""]))).partition(";")[0]
+    if response.status_code == 200 and kind == "text/event-stream":
+        lines = [line.removeprefix(b"data: ") for line in response.content.splitlines() if line.startswith(b"data: ")]
         if case.path == "/v1/chat/completions":
-            assert lines.pop() == "data: [DONE]"
-        if schema := described.get("x-event-schema"):
-            validator = Draft202012Validator({**schema, "components": self._description["components"]})
-            for line in lines:
-                validator.validate(json.loads(line.removeprefix("data: ")))
-        self.checked += 1
+            assert lines.pop() == b"[DONE]"
+        assert all(isinstance(json.loads(line), dict) for line in lines)
 
 
 @asynccontextmanager
@@ -155,11 +140,10 @@ def test_no_failure_and_no_undocumented_answer(description: Any, path: str, meth
         send(operation, NEGATIVE, 30 if operation.body else 5)
 
 
-@pytest.mark.parametrize("path", METHOD_PATHS)
-def test_streams_and_whole_replies_are_as_described(description: Any, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "asked"), [("/v1/chat/completions", {"messages": [TURN]}), ("/v1/responses", {"input": "x"})]
+)
+def test_streams_and_whole_replies_are_as_described(description: Any, path: str, asked: dict[str, Any]) -> None:
     # What is generated rarely ends with a user's message.
-    asked: Any = {"messages": [TURN]} if path == METHOD_PATHS[0] else {"input": TURN["content"]}
     for stream in (True, False):
-        streams = StreamsConform(description.raw_schema)
-        send(description[path]["POST"], POSITIVE, 20, streams.events, **asked, stream=stream)
-        assert bool(streams.checked) is stream
+        send(description[path]["POST"], POSITIVE, 10, streams_are_complete, **asked, stream=stream)

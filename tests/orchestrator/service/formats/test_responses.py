@@ -7,7 +7,12 @@ from typing import Any
 import openai
 import pytest
 
+from stepspec.orchestrator.service.formats.responses import ResponsesRequest
+from stepspec.orchestrator.service.formats.validation import parse_request
+from stepspec.orchestrator.service.http.errors import ApiError
+
 from ...endpoints.server import Refuse
+from ..http.test_api_errors import RESOLVER
 from ..served import ANSWER, SCRIPT, THINKING, serving
 from .test_sdk import client
 
@@ -115,28 +120,27 @@ async def test_what_a_load_generator_sends_has_no_effect() -> None:
         ({"input": [{"role": "user", "contents": "x"}]}, "input[0].contents", "did you mean 'content'"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "missing"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity", "in the input"),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "called reasoning.effort"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "nothing is added"),
-        ({"stepspec": {"options": {"threshold": "x"}}}, "stepspec.options.threshold", "number"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "leave it out"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "called reasoning"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "leave it out"),
+        ({"stepspec": {"options": {"threshold": "x"}}}, "stepspec.options.threshold", "a threshold like x"),
         ({"max_output_tokens": 1}, "max_output_tokens", "max_output_tokens=1"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "tools of the type function"),
         ({"previous_response_id": "r"}, "previous_response_id", "send the whole conversation"),
         ({"store": True}, "store", "nothing is stored"),
-        ({"background": True}, "background", "stream"),
-        ({"reasoning": {"effort": "none"}}, "reasoning.effort", "minimal"),
+        ({"background": True}, "background", "nothing is stored"),
+        ({"reasoning": {"effort": "none"}}, "reasoning.effort", "always thinks"),
         ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
         ({"stepspec": {"options": {"thresholds": 1}}}, "stepspec.options.thresholds", "threshold"),
         ({"stop": ["x"]}, "stop", "no stop strings"),
         ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens", "min_tokens is 9 and max_output_tokens 8"),
     ],
 )
-async def test_unsupported_fields_are_named(fields: dict[str, Any], param: str, words: str) -> None:
-    async with serving() as served:
-        reply = await served.post("/v1/responses", {"model": "auto", "input": PROBLEM, **fields})
-    assert reply.status == 400
-    assert reply.error["param"] == param
-    assert words in reply.error["message"]
+def test_unsupported_fields_are_named(fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        RESOLVER.runs(parse_request(ResponsesRequest, {"model": "auto", "input": PROBLEM, **fields}))
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert words in caught.value.message
 
 
 async def test_a_failure_has_its_status_or_ends_the_stream() -> None:

@@ -13,10 +13,9 @@ from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.run_options import Limits, RunOptions
 from stepspec.orchestrator.service.formats.chat import ChatRequest, LiveRequest
-from stepspec.orchestrator.service.formats.requests import Resolver, RunRequest
+from stepspec.orchestrator.service.formats.requests import Offer, Resolver, RunRequest, ServedMethod
 from stepspec.orchestrator.service.formats.validation import parse_request
 from stepspec.orchestrator.service.http.errors import ApiError
-from stepspec.orchestrator.service.offer import Offer, ServedMethod
 from stepspec.orchestrator.service.settings import ServiceSettings
 
 from ..served import TURN, serving
@@ -96,7 +95,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"stream": True, "stream_options": {"include_obfuscation": True}},
         "stream_options.include_obfuscation",
-        "nothing is added",
+        "nothing of the kind",
     ),
     ({"reasoning_effort": "none"}, "reasoning_effort", "always thinks"),
     ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
@@ -126,7 +125,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": True}, "logprobs", "do not compare"),
     ({"top_logprobs": 3}, "top_logprobs", "do not compare"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "do not agree"),
-    ({"modalities": ["audio"]}, "modalities[0]", "only text"),
+    ({"modalities": ["audio"]}, "modalities[0]", "leave it out"),
     ({"store": True}, "store", "nothing is stored"),
     ({"metadata": {"a": 1}}, "metadata.a", "a valid string"),
     ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "send reasoning_effort"),
@@ -135,7 +134,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "x"}}, "structured_outputs", "response_format"),
     ({"include_reasoning": False}, "include_reasoning", '{"thinking": "none"}'),
     ({"request_id": "r"}, "request_id", "X-Request-Id"),
-    ({"bad_words": ["x"]}, "bad_words", "step by step"),
+    ({"bad_words": ["x"]}, "bad_words", "cannot apply it"),
     ({"min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
     ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "min_tokens is 6 and max_tokens 5: send at most 5"),
     ({"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens", "max_completion_tokens 5"),
@@ -146,7 +145,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"reasoning": {"effort": "low"}}, "reasoning", "called reasoning_effort"),
     ({"max_output_tokens": 5}, "max_output_tokens", "called max_completion_tokens"),
-    ({"service_tier": "flex"}, "service_tier", "one tier"),
+    ({"service_tier": "flex"}, "service_tier", "leave it out"),
     ({"stepspec": {"options": {"thresholds": 1}}}, "stepspec.options.thresholds", "did you mean 'threshold'"),
     ({"stepspec": {"options": {"threshold": "x"}}}, "stepspec.options.threshold", "a threshold like x"),
     ({"stepspec": 5}, "stepspec", "an object"),

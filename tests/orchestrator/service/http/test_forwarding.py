@@ -130,7 +130,6 @@ async def test_an_answer_in_one_piece_is_charged_and_a_negative_usage_fills_no_l
         await runner.cleanup()
         assert [request.large_tokens for request in served.recorded.requests] == [0, 0, 0, 7]
     assert [reply.status for reply in replies] == [200] * 4
-    assert [reply.headers["x-ratelimit-remaining-tokens"] for reply in replies[:3]] == ["1000"] * 3
 
 
 # Streams that break off.

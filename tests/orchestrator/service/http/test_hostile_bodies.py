@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from stepspec.orchestrator.service.formats import validation
-from stepspec.orchestrator.service.formats.bounds import MAX_DEPTH, MAX_ITEMS, MAX_VALUES
+from stepspec.orchestrator.service.formats.schemas import MAX_DEPTH, MAX_ITEMS, MAX_VALUES
 
 from ..served import TURN, Served, serving
 

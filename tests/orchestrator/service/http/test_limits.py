@@ -13,14 +13,14 @@ from pydantic import ValidationError
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Called
 from stepspec.orchestrator.ledger import Ledger
-from stepspec.orchestrator.service.http.admission import Admission, Allowance, Bucket, Clients, duration
+from stepspec.orchestrator.service.http.admission import Admission, Allowance, Bucket, Clients
 from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.http.streaming import ForwardedAnswer
 from stepspec.orchestrator.service.settings import Client, ServiceSettings
 from stepspec.settings import load
 
 from ....fakes import run
-from ..served import Behind, Reply, chosen, put_behind, serving, until
+from ..served import Behind, chosen, put_behind, serving, until
 
 
 class Clock:
@@ -64,8 +64,8 @@ def test_requests_beyond_the_limit_are_refused_for_the_true_time() -> None:
         left.admit()
     error = refused(left)
     assert (error.status, error.code, error.retry) == (429, "rate_limit_exceeded", True)
-    assert error.message == "client 'alice' has used up its 3 requests per minute: try again in 20s"
-    assert (error.all_headers["Retry-After"], error.all_headers["retry-after-ms"]) == ("20", "20000")
+    assert error.message == "client 'alice' has used up its 3 requests per minute: try again in 20 s"
+    assert error.all_headers["Retry-After"] == "20"
     clock.now += 19.9
     assert refused(left).all_headers["Retry-After"] == "1"
     clock.now += 0.1
@@ -78,13 +78,8 @@ def test_a_debt_of_tokens_refuses_until_it_is_paid() -> None:
     left = allowance(clock, large_tokens_per_minute=600)
     left.admit()
     left.charge(1200)  # of one long run
-    assert left.headers == {
-        "x-ratelimit-limit-tokens": "600",
-        "x-ratelimit-remaining-tokens": "0",
-        "x-ratelimit-reset-tokens": "2m0s",
-    }
     error = refused(left)
-    assert "600 tokens of the large model per minute: try again in 1m0.1s" in error.message
+    assert "600 tokens of the large model per minute: try again in 61 s" in error.message
     clock.now += int(error.all_headers["Retry-After"])
     left.admit()
 
@@ -94,10 +89,10 @@ def test_a_refused_request_takes_nothing() -> None:
     left = allowance(clock, requests_per_minute=2, large_tokens_per_minute=60)
     left.charge(61)
     refused(left)
-    assert left.headers["x-ratelimit-remaining-requests"] == "2"
     clock.now += 2
     left.admit()
-    assert left.headers["x-ratelimit-remaining-requests"] == "1"
+    left.admit()
+    assert "2 requests per minute" in refused(left).message
 
 
 @pytest.mark.parametrize("key", ["first", "second", "a-key", "fir", "first-and-more", "", "\xe9"])
@@ -116,11 +111,6 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch,
     assert clients.find(**headers) == keys.get(key)
     # Digests of one length, whatever the lengths of the keys; both headers are compared, whichever is there.
     assert compared == [(32, 32)] * (2 * len(keys))
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (0.0204, "0.021s"), (59.9999, "1m0s"), (150.5, "2m30.5s")])
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -170,10 +160,6 @@ def by(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def limits(reply: Reply) -> dict[str, str]:
-    return {name: value for name, value in reply.headers.items() if name.startswith("x-ratelimit")}
-
-
 async def test_requests_per_minute_of_a_service() -> None:
     async with serving(LIMITED) as served:
         replies = [await served.chat(headers=by("a")) for _ in range(3)]
@@ -182,12 +168,10 @@ async def test_requests_per_minute_of_a_service() -> None:
         metrics = (await served.get("/metrics")).body.decode()
         names = [request.client for request in served.recorded.requests]
     assert [reply.status for reply in replies] == [200, 200, 429]
-    assert [limits(reply)["x-ratelimit-remaining-requests"] for reply in replies] == ["1", "0", "0"]
     assert 0 < int(replies[2].headers["Retry-After"]) <= 30
     assert "alice" in replies[2].error["message"]
-    assert (listing.status, limits(listing)["x-ratelimit-limit-requests"]) == (200, "2")
+    assert listing.status == 200
     assert [reply.status for reply in others] == [200] * 3
-    assert not limits(others[0])
     assert 'stepspec_client_requests_total{client="alice",status="429"} 1.0' in metrics
     assert names == ["alice"] * 4 + [""] * 3 + [""]
 
@@ -200,8 +184,6 @@ async def test_the_tokens_of_a_run_are_charged_as_its_ledger_says() -> None:
         again = await served.chat(method="small", headers=by("b"))
         metrics = (await served.get("/metrics")).body.decode()
     assert used > 0
-    left = float(limits(reply)["x-ratelimit-remaining-tokens"])
-    assert left == max(0, 20 - used)
     assert again.status == (429 if used >= 20 else 200)
     assert f'stepspec_client_large_tokens_total{{client="bob"}} {float(used)}' in metrics
 
@@ -218,7 +200,7 @@ async def test_a_cancelled_run_is_charged_too() -> None:
         calls = [event for event in served.recorded.events if isinstance(event, Called)]
     assert request.status == 499
     account = Ledger.of(calls).large
-    assert request.large_tokens == request.charged_tokens == account.written + account.judging > 0
+    assert request.large_tokens == account.written + account.judging > 0
 
 
 async def test_forwarded_tokens_are_charged_and_the_usage_stays_hidden() -> None:

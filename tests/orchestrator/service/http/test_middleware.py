@@ -22,7 +22,7 @@ from ....fakes import run
 from ..served import TURN, chosen, serving, until
 
 LOCKED = chosen(keys=("one", "two"))
-OPEN = ("/", "/health", "/health/liveness", "/health/liveliness", "/health/readiness", "/ping", "/version", "/metrics")
+OPEN = ("/", "/health", "/health/liveness", "/health/readiness", "/version", "/metrics")
 
 
 @pytest.mark.parametrize(
