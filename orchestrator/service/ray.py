@@ -29,7 +29,6 @@ from ..installation import install_command
 try:
     from ray import serve
     from ray.serve.config import AutoscalingConfig
-    from ray.serve.handle import DeploymentHandle
     from ray.serve.schema import LoggingConfig
 except ImportError as exc:
     raise ConfigurationError(f"the service on Ray needs {exc.name}: {install_command('serve', 'ray')}") from exc
@@ -72,7 +71,7 @@ class ServiceReplica:
         return self._context.replica_tag, self._service.metrics.scrape()[0]
 
     async def _scrape(self) -> Mapping[str, bytes]:
-        handle = cast("DeploymentHandle[Any]", serve.get_deployment_handle(NAME, self._context.app_name))
+        handle: Any = serve.get_deployment_handle(NAME, self._context.app_name)
         return dict(await handle.broadcast("metrics").results_async(timeout_s=SCRAPE_SECONDS))
 
     async def check_health(self) -> None:
