@@ -60,15 +60,14 @@ class Immortal:
     async def run(self) -> None:
         """Keep it running, until cancelled."""
         while True:
-            ended = asyncio.Event()
-
-            def died(death: ServerDied, ended: asyncio.Event = ended) -> None:
-                ended.set()
-
-            async with launch([self.server], log_dir=self.folder, on_death=died) as served:
-                self.served = served[self.server.name]
-                self.up.set()
-                await ended.wait()
+            try:
+                async with launch([self.server], log_dir=self.folder) as served:
+                    self.served = served[self.server.name]
+                    self.up.set()
+                    await asyncio.Event().wait()
+            except ServerDied:
+                if not self.up.is_set():
+                    raise
                 self.up.clear()
 
     def kill(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from stepspec.evals.benchmarks import own
 from stepspec.evals.problems import Problem
 from stepspec.evals.runner import trace_name
-from stepspec.orchestrator.launcher.machine import model_folder
+from stepspec.orchestrator.launcher.check import model_folder
 
 from .orchestrator.service.served import TURN, serving
 

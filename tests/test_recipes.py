@@ -16,10 +16,9 @@ from stepspec import cli, policies
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import check
-from stepspec.orchestrator.launcher.check import GIB, check_pair
+from stepspec.orchestrator.launcher.check import GIB, Machine, check_pair, inspect_machine
 from stepspec.orchestrator.launcher.commands import servers, solver_settings, waves
 from stepspec.orchestrator.launcher.launch import RunningServer, Server
-from stepspec.orchestrator.launcher.machine import Machine, inspect_machine
 from stepspec.orchestrator.launcher.pair import StartedServer, load
 
 from .fakes import ScriptedModel, counting

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -12,9 +14,8 @@ from rich.text import Text
 
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import Observer
-from stepspec.orchestrator.launcher import Served, TokenSpeculation
-from stepspec.orchestrator.launcher.launch import RunningServer
-from stepspec.orchestrator.launcher.up import Deaths, as_json, as_text, until_signalled
+from stepspec.orchestrator.launcher import TokenSpeculation
+from stepspec.orchestrator.launcher.up import until_signalled
 
 from ..arms import LARGE, PLAIN, SHIPPED, SMALL, measure
 from ..results import Result, summarise
@@ -98,43 +99,31 @@ async def up(
     world: World = SHORT,
     log_dir: Path | None = None,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
-    keep_going: bool = False,
 ) -> None:
     """
     Start the servers of *roles*, print their URLs when all are ready, and return when a signal has stopped them.
 
-    *speculation* is by role. Progress goes to standard error. With
-    *json_output*, standard output is one line: a JSON object by role. Raise ServerError if a server does not start, or
-    ends by itself, as `Deaths` says.
+    *speculation* is by role. Progress goes to standard error. With *json_output*, standard output is one line: a JSON
+    object by role. Raise ServerError if a server does not start, or ends by itself.
     """
     console = Console(stderr=True)
 
     async def serve() -> None:
-        deaths = Deaths(console, len(roles), keep_going=keep_going)
-        starting = running(
-            profile, roles, console=console, world=world, log_dir=log_dir, speculation=speculation, on_death=deaths
-        )
+        starting = running(profile, roles, console=console, world=world, log_dir=log_dir, speculation=speculation)
         async with starting as served:
-            deaths.all_ready = True
-            pairs = {name: _describe(server, speculation.get(name)) for name, server in served.items()}
-            print(as_json(pairs) if json_output else as_text(pairs), flush=True)
+            none, width = TokenSpeculation(), max(map(len, served))
+            found = {
+                name: server.running(name in SCORERS, speculation.get(name, none).method)
+                for name, server in served.items()
+            }
+            text = "\n".join(f"{name:<{width}}  {server.base_url}" for name, server in found.items())
+            print(json.dumps({name: asdict(each) for name, each in found.items()}) if json_output else text, flush=True)
             for name in SCORERS & served.keys():
                 console.print(f"{name} can score suffixes: suffix_scoring = true in its settings.", style="dim")
             console.print("Ctrl-C stops them.", style="dim")
             await asyncio.Event().wait()
 
     await until_signalled(serve())
-
-
-def _describe(served: Served, speculation: TokenSpeculation | None) -> RunningServer:
-    return RunningServer(
-        base_url=served.base_url,
-        model=served.served_name,
-        suffix_scoring=served.name in SCORERS,
-        speculation=(speculation or TokenSpeculation()).method,
-        pid=served.pid,
-        log=str(served.log),
-    )
 
 
 ARMS = (PLAIN, SMALL, Arm.of(SHIPPED.name, "specreason", auto=True))

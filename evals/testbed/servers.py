@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -24,10 +24,9 @@ from rich.console import Console
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.vllm import warm_up
-from stepspec.orchestrator.errors import ConfigurationError, ServerDied
+from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import Served, Server, TokenSpeculation, launch
 from stepspec.orchestrator.launcher.commands import ZEROS, arguments
-from stepspec.orchestrator.launcher.launch import raise_death
 from stepspec.orchestrator.launcher.up import show_progress
 
 MODELS = Path(__file__).parent / "models"
@@ -291,7 +290,6 @@ async def running(
     world: World = SHORT,
     log_dir: Path | None = None,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
-    on_death: Callable[[ServerDied], object] = raise_death,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
     Start the servers of *roles*, with a line of progress on *console*, and stop them when the block is left.
@@ -302,6 +300,6 @@ async def running(
         drafter = stack.enter_context(paced_drafter(world.model(DRAFTER), read_pace(profile, DRAFTER)))
         servers = miniature_servers(profile, roles, world=world, speculation=speculation, drafter=drafter)
         with show_progress(console) as on_progress:
-            launching = launch(servers, log_dir=log_dir, on_progress=on_progress, prepare=_warm_up, on_death=on_death)
+            launching = launch(servers, log_dir=log_dir, on_progress=on_progress, prepare=_warm_up)
             served = await stack.enter_async_context(launching)
         yield served

@@ -1,45 +1,114 @@
 """
-Check a pair before anything is started: addresses, names, cards, memory, and the flags by vLLM's own parser.
+Check a pair before anything is started: ports, cards, memory, and the flags by vLLM's own parser.
 
-What only vLLM can know, such as the memory of a pass or the drafter's vocabulary, it says itself when it starts; the
-launcher shows the end of its log. Importing vLLM takes seconds and changes global state, so its parser runs in a
-process of its own, and only for a pair with flags.
+`inspect_machine` reads what this machine has, and `check_pair` decides what follows from it. What only vLLM can know,
+such as the memory of a pass or the drafter's vocabulary, it says itself when it starts; the launcher shows the end of
+its log. Importing vLLM takes seconds and changes global state, so its parser runs in a process of its own, and only for
+a pair with flags.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from ..errors import ConfigurationError
 from ..installation import VLLM_FOR_CPUS, install_command
-from .commands import servers
-from .machine import VISIBLE, Machine
-from .pair import Pair, StartedServer
+from .commands import servers, visible_cards
+from .pair import VISIBLE, Drafter, Pair, StartedServer
+from .process import reserve_port
 
 GIB = 2**30
+MIB_IN_GIB = 1024
 ROUNDING = 1e-9
-RESERVED_NAMES = ("auto", "small", "large")  # have another meaning wherever a request names a model
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+NVIDIA_SMI_SECONDS = 20.0
 
 WORKER = (sys.executable, "-P", str(Path(__file__).with_name("vllm_flags_worker.py")))
 WORKER_SECONDS = 180.0  # to import vLLM for the first time, from a slow disk
 QUIET: Mapping[str, str] = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "PYTHONWARNINGS": "ignore"}
 
-K = TypeVar("K", bound=Hashable)
 
-
-def check_pair(pair: Pair, machine: Machine, methods: Collection[str] = ()) -> None:
+@dataclass(frozen=True, slots=True)
+class Machine:
     """
-    Raise `ConfigurationError` with every reason why *pair* cannot run on *machine*, each with its remedy.
+    What this machine has for one pair; *vllm* is whether it is installed.
 
-    No model may be served under the name of one of the *methods*.
+    *cards* is the number of GPUs that may be used, and *card* the GiB of the smallest one; None if the driver does not
+    tell. *taken* has the reason for each address that cannot be bound. *weights* has the bytes of each model, by name
+    and revision, that is on this machine.
     """
-    _raise(_errors(pair, machine, methods))
+
+    vllm: bool = True
+    cards: int | None = None
+    card: float | None = None
+    taken: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    weights: Mapping[Drafter, int] = field(default_factory=dict[Drafter, int])
+
+
+def inspect_machine(pair: Pair) -> Machine:
+    """Look up everything that *pair* names."""
+    started = pair.started
+    models = {(server.model, server.revision) for server in started.values()}
+    models |= {drafter for path in started if (drafter := pair.drafter(path)) is not None}
+    addresses = {(server.host, server.port) for server in started.values() if server.port}
+    memory = _query_driver() if any(server.gpus for server in started.values()) else []
+    visible = visible_cards(os.environ)
+    return Machine(
+        vllm=importlib.util.find_spec("vllm") is not None,
+        cards=len(memory) or None if visible is None else len(visible),
+        card=min(memory, default=None),
+        taken={address: reason for address in addresses if (reason := _why_taken(*address))},
+        weights={model: weights for model in models if (weights := _weight_bytes(*model))},
+    )
+
+
+def _why_taken(host: str, port: int) -> str:
+    try:
+        reserve_port(host, port).close()
+    except OSError as exc:
+        return str(exc.strerror or exc)
+    return ""
+
+
+def _query_driver() -> list[float]:
+    """Ask the driver for the GiB of every card; empty if there is no driver, or it does not tell."""
+    try:
+        listing = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
+        return [float(line) / MIB_IN_GIB for line in listing.stdout.split("\n") if line.strip()]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
+
+
+def _weight_bytes(model: str, revision: str | None) -> int:
+    """Return the size of the weights of *model*; 0 if they are not on this machine."""
+    folder = model_folder(model, revision)
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
+
+
+def model_folder(model: str, revision: str | None = None) -> Path | None:
+    """Return the folder with the files of *model*; None if they would have to be downloaded."""
+    folder = Path(model)
+    if not folder.is_absolute():
+        home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+        repository = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{model.replace('/', '--')}"
+        commit = revision or "main"
+        reference = repository / "refs" / commit
+        if reference.is_file():
+            commit = reference.read_text(encoding="utf-8").strip()
+        folder = repository / "snapshots" / commit
+    return folder if (folder / "config.json").is_file() else None
+
+
+def check_pair(pair: Pair, machine: Machine) -> None:
+    """Raise `ConfigurationError` with every reason why *pair* cannot run on *machine*, each with its remedy."""
+    _raise(_errors(pair, machine))
 
 
 def _raise(errors: Iterator[str]) -> None:
@@ -47,78 +116,44 @@ def _raise(errors: Iterator[str]) -> None:
         raise ConfigurationError(found[0] if len(found) == 1 else "".join(f"\n- {error}" for error in found))
 
 
-def _errors(pair: Pair, machine: Machine, methods: Collection[str]) -> Iterator[str]:
+def _errors(pair: Pair, machine: Machine) -> Iterator[str]:
     if pair.started and not machine.vllm:
         yield f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}"
-    yield from _address_errors(pair, machine)
-    yield from _name_errors(pair, methods)
-    yield from _card_errors(pair, machine)
-    for path, server in pair.started.items():
-        yield from _model_errors(pair, path, server)
-        yield from _memory_errors(pair, path, server, machine)
-
-
-def _address_errors(pair: Pair, machine: Machine) -> Iterator[str]:
+    ports: dict[int, str] = {}
     for path, server in pair.started.items():
         if reason := machine.taken.get((server.host, server.port)):
             yield (
                 f"{path}.port: {server.host}:{server.port} is not available ({reason}): stop the program that uses it, "
                 "or set another port"
             )
-    ports = {path: (server.host, server.port) for path, server in pair.started.items() if server.port}
-    for (_, port), paths in _duplicates(ports):
-        yield f"{paths} have the same port {port}: set different ports, or leave them out"
-
-
-def _name_errors(pair: Pair, methods: Collection[str]) -> Iterator[str]:
-    names = {path: server.served_name for path, server in pair.started.items()}
-    for name, paths in _duplicates(names):
-        yield f"{paths} have the same served name {name!r}: set a different `name` for each"
-    for path, name in names.items():
-        if name in (*RESERVED_NAMES, *methods):
-            what = "the name of a method" if name in methods else "a reserved name"
-            yield f"{path}.name: {name!r} is {what}: leave `name` out, and the model is served under its own"
-
-
-def _duplicates(values: Mapping[str, K]) -> Iterator[tuple[K, str]]:
-    """Yield every value that several paths have, with these paths."""
-    for value in dict.fromkeys(values.values()):
-        paths = [path for path, other in values.items() if other == value]
-        if len(paths) > 1:
-            yield value, " and ".join(paths)
+        if server.port and (other := ports.setdefault(server.port, path)) != path:
+            yield f"{other} and {path} have the same port {server.port}: set different ports, or leave them out"
+        yield from _model_errors(pair, path, server, machine)
+    yield from _card_errors(pair, machine)
 
 
 def _card_errors(pair: Pair, machine: Machine) -> Iterator[str]:
     for card in sorted({card for server in pair.started.values() for card in server.gpus}):
         users = {path: server for path, server in pair.started.items() if card in server.gpus}
-        if machine.visible is not None and card >= len(machine.visible):
-            allowed = ", ".join(machine.visible) or "none"
-            yield f"{', '.join(users)}: there is no GPU {card}; {VISIBLE} allows {allowed}, which gpus number from 0"
-        elif machine.visible is None and machine.cards is not None and card >= len(machine.cards):
-            yield f"{', '.join(users)}: there is no GPU {card}; the driver knows {len(machine.cards)}, from 0 on"
+        if machine.cards is not None and card >= machine.cards:
+            allowed = f"{machine.cards} may be used (nvidia-smi, {VISIBLE}), which gpus number from 0"
+            yield f"{', '.join(users)}: there is no GPU {card}: {allowed}"
         if sum(server.memory for server in users.values()) > 1 + ROUNDING:
             shares = " + ".join(f"{path}.memory {server.memory:g}" for path, server in users.items())
             yield f"GPU {card}: the shares of its memory exceed 1 ({shares} > 1): lower one, or use another GPU"
 
 
-def _model_errors(pair: Pair, path: str, server: StartedServer) -> Iterator[str]:
-    if Path(server.model).is_absolute() and not (Path(server.model) / "config.json").is_file():
-        yield f"{path}.model: no model at {server.model}: a folder with a config.json is needed"
-    if server.speculation.method != "draft_model":
-        return
-    drafter = pair.drafter(path)
-    if drafter is None:
-        yield f"{path}.speculation: the pair has no smaller model that could draft: set `model`"
-    elif drafter[0] == server.model:
-        yield f"{path}.speculation: the model cannot draft for itself: name a smaller one, or choose ngram"
-
-
-def _memory_errors(pair: Pair, path: str, server: StartedServer, machine: Machine) -> Iterator[str]:
+def _model_errors(pair: Pair, path: str, server: StartedServer, machine: Machine) -> Iterator[str]:
     """Compare the weights, as far as they are on this machine, with the share of a card; vLLM checks the rest."""
-    card = pair.card if pair.card is not None else min(machine.cards or (), default=None)
+    if Path(server.model).is_absolute() and model_folder(server.model) is None:
+        yield f"{path}.model: no model at {server.model}: a folder with a config.json is needed"
+    drafter = pair.drafter(path)
+    if drafter is None and server.speculation.method == "draft_model":
+        yield f"{path}.speculation: the pair has no smaller model that could draft: set `model`"
+    card = pair.card or machine.card
     if card is None or not server.gpus:
         return
-    models = filter(None, ((server.model, server.revision), pair.drafter(path)))
+    models = filter(None, ((server.model, server.revision), drafter))
     need = sum(machine.weights.get(model, 0) for model in models) / GIB / len(server.gpus)
     if need > server.memory * card:
         yield (

@@ -14,8 +14,7 @@ from typing import Any, cast
 from ..endpoints.settings import Endpoint
 from ..toml import one_line
 from .launch import RunningServer, Server
-from .machine import card_variables
-from .pair import Pair, PairWithin, StartedServer
+from .pair import VISIBLE, Pair, PairWithin, StartedServer
 
 SMALL, LARGE = "small", "large"
 NESTING_SETTINGS = ("policy", "options")
@@ -85,10 +84,6 @@ def _server(pair: Pair, path: str, server: StartedServer, visible: Sequence[str]
 
 
 def _arguments(pair: Pair, path: str, server: StartedServer) -> Sequence[str]:
-    drafter = pair.drafter(path)
-    speculation = server.speculation.configuration(drafter[0] if drafter else None)
-    if speculation and drafter and drafter[1] and server.speculation.model is None:
-        speculation["revision"] = drafter[1]
     flags: dict[str, Any] = {
         "revision": server.revision or False,
         "dtype": server.dtype,
@@ -100,15 +95,23 @@ def _arguments(pair: Pair, path: str, server: StartedServer) -> Sequence[str]:
         "generation-config": "vllm",  # A field that a request omits has vLLM's default, not the model's.
         "scheduling-policy": "priority",  # verdicts before drafts, and both before bets
         "enable-scale-out": server.suffix_scoring,
-        "speculative-config": speculation or False,
+        "speculative-config": server.speculation.configuration(*(pair.drafter(path) or ())) or False,
     }
     return arguments({**flags, **server.flags})
 
 
 def _environment(server: StartedServer, visible: Sequence[str] | None) -> Mapping[str, str]:
+    """Return the variables that restrict CUDA to the server's cards; if *visible* is set, they are indices into it."""
     if server.gpus:
-        return card_variables(server.gpus, visible)
+        names = [str(card) if visible is None else visible[card] for card in server.gpus]
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(names)}
     return ZEROS if server.suffix_scoring else {}
+
+
+def visible_cards(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the names in CUDA_VISIBLE_DEVICES in their order; None if it is not set: all cards may be used."""
+    value = environment.get(VISIBLE)
+    return None if value is None else tuple(filter(None, (word.strip() for word in value.split(","))))
 
 
 def outline(pair: Pair, leaf: Callable[[str], Any]) -> dict[str, Any]:

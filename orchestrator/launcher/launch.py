@@ -24,7 +24,7 @@ import aiohttp
 from ..concurrency import background, supervised
 from ..errors import ConfigurationError, ServerDied, ServerError, ServerNotReady
 from ..installation import VLLM_FOR_CPUS, install_command
-from .process import Child, child, failure_lines, port_taken, reserve_port
+from .process import Child, child, failure_lines, reserve_port
 
 State: TypeAlias = Literal["starting", "ready"]
 
@@ -94,6 +94,10 @@ class Served:
     pid: int
     log: Path
 
+    def running(self, suffix_scoring: bool, speculation: str) -> RunningServer:
+        """Describe the server for other programs."""
+        return RunningServer(self.base_url, self.served_name, suffix_scoring, speculation, self.pid, str(self.log))
+
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
@@ -121,7 +125,6 @@ class Progress:
     state: State
 
 
-ATTEMPTS = 3  # starts of a server whose free port another program took first
 POLL_SECONDS = 0.2  # between two requests to a server that is starting
 LOG_CHARACTERS = 65536  # of the end of a failed server's log, searched for the reason
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
@@ -134,11 +137,6 @@ async def nothing_to_prepare(served: Served) -> None:
     """Leave a server as it is."""
 
 
-def raise_death(death: ServerDied) -> None:
-    """Stop all servers."""
-    raise death
-
-
 @asynccontextmanager
 async def launch(
     servers: Sequence[Server],
@@ -148,7 +146,6 @@ async def launch(
     grace: float = 5.0,
     on_progress: Callable[[Progress], object] = lambda progress: None,
     prepare: Prepare = nothing_to_prepare,
-    on_death: Callable[[ServerDied], object] = raise_death,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
     Start *servers* together and yield them by name once all of them answer; stop them on the way out.
@@ -156,20 +153,13 @@ async def launch(
     A server that answers is ready once *prepare* has returned for it.
 
     Raise ServerNotReady after *ready_timeout* seconds, and ServerDied as soon as one ends by itself, cancelling the
-    block as asyncio.timeout() does. *on_death* is called for one that ends after it was ready, whose process group is
-    gone then: if it returns, the others go on. Logs go to *log_dir*; without one, to a new folder that is kept only
-    after such an error. On the way out a server has *grace* seconds to end before it is killed.
+    block as asyncio.timeout() does. Logs go to *log_dir*; without one, to a new folder that is kept only after such an
+    error. On the way out a server has *grace* seconds to end before it is killed.
     """
     _check(servers)
-    deaths: list[ServerDied] = []
-
-    def died(death: ServerDied) -> None:
-        deaths.append(death)
-        on_death(death)
-
-    with _log_folder(log_dir, deaths) as folder:
+    with _log_folder(log_dir) as folder:
         async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
-            shared = _Launch(folder, time.monotonic(), ready_timeout, grace, on_progress, http, prepare, died)
+            shared = _Launch(folder, time.monotonic(), ready_timeout, grace, on_progress, http, prepare)
             processes = [_ServerProcess(server, shared) for server in servers]
             async with supervised(*(process.run() for process in processes)):
                 yield {process.server.name: await process.served for process in processes}
@@ -184,20 +174,20 @@ def _check(servers: Sequence[Server]) -> None:
 
 
 @contextmanager
-def _log_folder(log_dir: Path | None, deaths: Sequence[ServerDied]) -> Generator[Path]:
-    """Yield *log_dir*; if None, a temporary folder that is kept only if a server fails, or *deaths* has one."""
+def _log_folder(log_dir: Path | None) -> Generator[Path]:
+    """Yield *log_dir*; if None, a temporary folder that is kept only if a server fails."""
     if log_dir is not None:
         log_dir.mkdir(parents=True, exist_ok=True)
         yield log_dir
         return
-    folder, keep = Path(tempfile.mkdtemp(prefix="stepspec-")), False
+    folder, failed = Path(tempfile.mkdtemp(prefix="stepspec-")), False
     try:
         yield folder
     except ServerError:
-        keep = True
+        failed = True
         raise
     finally:
-        if not (keep or deaths):
+        if not failed:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -212,7 +202,6 @@ class _Launch:
     on_progress: Callable[[Progress], object]
     http: aiohttp.ClientSession
     prepare: Prepare
-    on_death: Callable[[ServerDied], None]
 
     @property
     def elapsed(self) -> float:
@@ -228,18 +217,7 @@ class _ServerProcess:
         self._log = launch.log_folder / f"{server.name}.log"
 
     async def run(self) -> None:
-        """Run the server until cancelled; raise ServerError if it does not start, or as `launch` does if it ends."""
-        for attempt in range(1, ATTEMPTS + 1):
-            code = await self._run_once()
-            stolen = not self.served.done() and not self.server.port and port_taken(self._log_end())
-            if self.served.done():
-                self._launch.on_death(self._died(code))
-                return
-            if not stolen or attempt == ATTEMPTS:
-                raise self._died(code)
-
-    async def _run_once(self) -> int:
-        """Run the server once and return its exit code."""
+        """Run the server until cancelled; raise `ServerError` if it does not start, or ends by itself."""
         server, env = self.server, {**os.environ, **self.server.env}
         with self._reserve_port() as reserved:
             port = int(reserved.getsockname()[1])
@@ -249,7 +227,7 @@ class _ServerProcess:
                 if await self._wait_until_ready(root, process) and await self._prepare(served, process):
                     self._announce(served)
                 await asyncio.wait({process.ended})
-                return process.ended.result()
+        raise self._died(process.ended.result())
 
     def _reserve_port(self) -> socket.socket:
         host, port = self.server.host, self.server.port

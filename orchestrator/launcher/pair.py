@@ -6,12 +6,11 @@ The small model may be a pair itself. Values only; `load` reads the file and exp
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -29,23 +28,16 @@ from pydantic import (
 from ..endpoints.settings import Endpoint, Sampling
 from ..errors import ConfigurationError, near
 from ..nesting.endpoint import PAIR, Nesting, for_role, kind
-from .machine import VISIBLE
 
-Method: TypeAlias = Literal["none", "ngram", "suffix", "draft_model", "eagle3", "mtp", "medusa", "dflash"]
+Method: TypeAlias = Literal["none", "ngram", "suffix", "draft_model", "eagle3", "mtp", "dflash"]
 
-METHODS: tuple[str, ...] = get_args(Method)
-TRAINED = frozenset({"eagle3", "medusa", "dflash"})  # need a drafter that was trained for the large model
-DRAFTERS = TRAINED | {"draft_model", "mtp"}  # methods with a `model`
+Drafter: TypeAlias = tuple[str, str | None]
+"""A model that drafts tokens, and its revision."""
+
+TRAINED = frozenset({"eagle3", "dflash"})  # need a drafter that was trained for the large model
 DEFAULT_TOKENS: Mapping[str, int] = {"ngram": 4, "draft_model": 4, "eagle3": 3, "mtp": 1}
-OWN_KEYS = frozenset(
-    {
-        *("method", "num_speculative_tokens", "model", "revision", "use_heterogeneous_vocab"),
-        *("prompt_lookup_min", "prompt_lookup_max"),
-    }
-)
-"""Keys of ``--speculative-config`` that a setting of `TokenSpeculation` stands for."""
-
-LOOKUP = (2, 4)  # vLLM's own default, exactly five tokens, rarely matches within a step
+LOOKUP: Mapping[str, int] = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+"""The words that ngram matches: vLLM's own default, exactly five tokens, rarely matches within a step."""
 
 
 class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
@@ -53,17 +45,13 @@ class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
     How a server drafts tokens for its own model, which then verifies several of them in one pass.
 
     A string is short for a table with that *method* alone. *tokens* are drafted at a time; *suffix* decides on the
-    number itself, up to *tokens*. *model* drafts; for *draft_model*, None means the pair's small model. *lookup* is for
-    *ngram*: the minimum and the maximum number of tokens to match. *heterogeneous* allows a *draft_model* with another
-    vocabulary: vLLM then drafts only the tokens that both have. *more* are further keys of ``--speculative-config``.
+    number itself, up to *tokens*. *model* drafts; for *draft_model*, None means the pair's next smaller model. *more*
+    are further keys of ``--speculative-config``. vLLM itself refuses what does not fit together.
     """
 
     method: Method = "none"
     tokens: PositiveInt | None = None
     model: str | None = Field(default=None, min_length=1)
-    revision: str | None = None
-    lookup: tuple[PositiveInt, PositiveInt] = LOOKUP
-    heterogeneous: bool = False
     more: dict[str, Any] = {}
 
     @model_validator(mode="before")
@@ -73,51 +61,29 @@ class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if error := next((message for violated, message in self._rules() if violated), None):
-            raise ValueError(error)
+        if self.model is None and self.method in TRAINED:
+            raise ValueError(f"{self.method} needs a drafter trained for this model: name it")
+        if self.method == "none" and (self.more or self.tokens or self.model):
+            raise ValueError("the method is none: name one, or leave the other settings out")
         return self
 
-    def _rules(self) -> tuple[tuple[bool, str], ...]:
-        """Return whether each rule is violated, and what to change then."""
-        method, repeated = self.method, OWN_KEYS & set(self.more)
-        return (
-            (self.model is not None and method not in DRAFTERS, f"{method} drafts without a model: leave it out"),
-            (self.model is None and method in TRAINED, f"{method} needs a drafter trained for this model: name it"),
-            (
-                self.tokens is None and method in ("medusa", "dflash"),
-                f"{method} needs `tokens`: the number it was trained for",
-            ),
-            (self.revision is not None and self.model is None, "revision needs a `model`: name it"),
-            (self.heterogeneous and method != "draft_model", "heterogeneous is only for draft_model"),
-            (self.lookup != LOOKUP and method != "ngram", "lookup is only for ngram"),
-            (self.lookup[0] > self.lookup[1], "lookup is the minimum and then the maximum number of tokens"),
-            (
-                method == "none" and bool(self.more or self.tokens),
-                "the method is none: name one, or leave the other settings out",
-            ),
-            (bool(repeated), f"more must not repeat keys that have a setting: {', '.join(sorted(repeated))}"),
-        )
+    def configuration(self, drafter: str | None = None, revision: str | None = None) -> dict[str, Any] | None:
+        """
+        Return vLLM's ``--speculative-config``; None without speculation.
 
-    def configuration(self, drafter: str | None) -> dict[str, Any] | None:
-        """Return vLLM's ``--speculative-config``, None without speculation; *drafter* is the default draft model."""
+        *drafter* is the default draft model; *revision* is that of the model that drafts.
+        """
         if self.method == "none":
             return None
         config: dict[str, Any] = {"method": self.method}
-        tokens, model = self.tokens or DEFAULT_TOKENS.get(self.method), self.model or drafter
-        if tokens is not None:
+        if tokens := self.tokens or DEFAULT_TOKENS.get(self.method):
             config["num_speculative_tokens"] = tokens
-        if self.method == "ngram":
-            config["prompt_lookup_min"], config["prompt_lookup_max"] = self.lookup
-        if model is not None and (self.model or self.method == "draft_model"):
-            config["model"] = model
-        if self.revision is not None:
-            config["revision"] = self.revision
-        if self.heterogeneous:
-            config["use_heterogeneous_vocab"] = True
-        return {**config, **self.more}
+        if model := self.model or (drafter if self.method == "draft_model" else None):
+            config |= {"model": model, "revision": revision} if revision else {"model": model}
+        return {**config, **(LOOKUP if self.method == "ngram" else {}), **self.more}
 
 
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # as shells accept it
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 CONNECTED, STARTED = "a server that runs", "a server to start"  # tags of the two kinds of models
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -149,7 +115,7 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
     A model to start a server for.
 
     *model* is a name on the hub or, if it begins with a dot or a slash, a folder relative to the file. *gpus* are the
-    cards that share the model, as indices into the cards that this program may use (`machine.usable_cards`), empty for
+    cards that share the model, as indices into the cards that this program may use, empty for
     a CPU; *memory* is its share of each. *context* is in tokens. *flags* are vLLM's own, without dashes: true becomes
     the flag alone, false nothing, a table JSON. *environment* is added to that of this program. *port* 0 takes a free
     one. *name* is the served name, by default the model's own, of a folder the last part. *template* and *thinks* are
@@ -189,9 +155,6 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
                 raise ValueError(f"flags: {flag!r} has its own setting, {SETTING_OF[flag]}")
             if flag in SECRETS and not isinstance(self.flags[flag], bool):
                 raise ValueError(f"flags: {flag!r} would be seen in the list of processes: {SECRETS[flag]}")
-        for variable in self.environment:
-            if not VARIABLE.fullmatch(variable):
-                raise ValueError(f"environment: {variable!r} is no name of a variable; write letters, digits and _")
         if VISIBLE in self.environment:
             raise ValueError(f"environment: {VISIBLE!r} has its own setting, gpus")
         return self
@@ -295,25 +258,27 @@ class Pair(Roles, frozen=True):
             path, model = f"{path}.small", model.small
         return pairs
 
-    def drafter(self, path: str) -> tuple[str, str | None] | None:
+    def drafter(self, path: str) -> Drafter | None:
         """
-        Return the model that drafts tokens for the server at *path*, and its revision; None if no other model does.
+        Return the model that drafts tokens for the server at *path*; None if no other model does.
 
         Unless the speculation names a model, it is the next smaller one, if that is started here.
         """
-        server = self.started.get(path)
-        if server is None or (server.speculation.method != "draft_model" and server.speculation.model is None):
+        speculation = self.started[path].speculation
+        if speculation.model is not None:
+            return speculation.model, speculation.more.get("revision")
+        if speculation.method != "draft_model":
             return None
-        if server.speculation.model is not None:
-            return server.speculation.model, server.speculation.revision
         smaller = self.started.get(dict(pairwise(self.models)).get(path, ""))
         return (smaller.model, smaller.revision) if smaller else None
 
 
-KINDS: Mapping[str, type[BaseModel]] = {CONNECTED: Endpoint, STARTED: StartedServer, PAIR: PairWithin}
+KINDS = frozenset({CONNECTED, STARTED, PAIR})
+SETTINGS = {
+    name for kind in (Pair, PairWithin, StartedServer, Endpoint, TokenSpeculation) for name in kind.model_fields
+}
 NESTING_SETTINGS = frozenset({"policy", "options"})  # only a pair within has them
 
-Location = tuple[int | str, ...]  # of an error, as pydantic states it
 R = TypeVar("R", bound=Roles)
 
 
@@ -331,23 +296,13 @@ def load(path: Path) -> Pair:
     return _resolve_roles(pair, path.parent)
 
 
-def _explain(error_type: str, location: Location, message: str) -> str:
+def _explain(error_type: str, location: Sequence[int | str], message: str) -> str:
     name = ".".join(str(part) for part in location if part not in KINDS)
     if error_type != "extra_forbidden":
         return f"{name}: {message.removeprefix('Value error, ')}"
     if name in NESTING_SETTINGS:
         return f"{name}: only a pair within has it in this file; for the outer pair, write it into stepspec.toml"
-    return f"unknown setting {name!r}{near(str(location[-1]), _parent_model(location).model_fields)}"
-
-
-def _parent_model(location: Location) -> type[BaseModel]:
-    """Return the model that the setting at *location* would be a field of."""
-    model: type[BaseModel] = Pair
-    for part in location[:-1]:
-        field = model.model_fields.get(str(part))
-        inner = KINDS.get(str(part)) or (field.annotation if field else None)
-        model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else model
-    return model
+    return f"unknown setting {name!r}{near(str(location[-1]), SETTINGS)}"
 
 
 def _resolve_roles(roles: R, folder: Path) -> R:

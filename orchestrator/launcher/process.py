@@ -88,7 +88,6 @@ def reserve_port(host: str, port: int = 0) -> socket.socket:
 
 
 LINE_WIDTH = 300  # characters of a log line that are repeated; vLLM lists every architecture it knows
-PORT_TAKEN = "address already in use"
 
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) ?")
 _STAMP = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?")
@@ -106,11 +105,6 @@ def failure_lines(log: str, *, limit: int = 8) -> list[str]:
     lines = [_LogLine(line) for line in log.splitlines() if line.strip()]
     selected = list(dict.fromkeys(_failures(lines))) or [line.text for line in lines]
     return [line if len(line) <= LINE_WIDTH else line[: LINE_WIDTH - 3] + "..." for line in selected[-limit:]]
-
-
-def port_taken(log: str) -> bool:
-    """Return whether the server found its port in use."""
-    return PORT_TAKEN in log.lower()
 
 
 class _LogLine:

@@ -6,17 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Collection,
-    Coroutine,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -24,35 +14,31 @@ from itertools import count
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from ..chain import Role
 from ..concurrency import background
 from ..endpoints.client import Connection
 from ..endpoints.settings import Endpoint
 from ..endpoints.vllm import warm_up
-from ..errors import EndpointError, ServerDied
-from .check import check_flags, check_pair
-from .commands import as_toml, outline, shell_line, solver_settings, waves
-from .launch import Progress, RunningServer, Served, Server, launch, raise_death
-from .machine import inspect_machine, visible_cards
-from .pair import Pair, StartedServer, load
-from .process import reserve_port
+from ..errors import EndpointError
+from .check import check_flags, check_pair, inspect_machine
+from .commands import as_toml, outline, shell_line, solver_settings, visible_cards, waves
+from .launch import Progress, RunningServer, Served, Server, launch
+from .pair import Pair, load
 
 FIRST_PORT = 8001  # of the ports in printed commands
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 USAGE = "These are settings of a solver: write them to a file, and name it with --config."
 
 
-def load_checked(path: Path, console: Console, methods: Collection[str] = ()) -> Pair:
+def load_checked(path: Path, console: Console) -> Pair:
     """
     Load the pair at *path*; say on *console* if vLLM's parser could not check its flags.
 
-    Raise `ConfigurationError` if the pair cannot run, or a model is to be served under the name of one of the
-    *methods*.
+    Raise `ConfigurationError` if the pair cannot run.
     """
     pair = load(path)
-    check_pair(pair, inspect_machine(pair), methods)
+    check_pair(pair, inspect_machine(pair))
     with console.status("checking the flags with vLLM's parser"):
         unchecked = check_flags(pair)
     if unchecked:
@@ -79,7 +65,7 @@ def shell_lines(waves: Sequence[Sequence[Server]], running: Mapping[str, str] | 
     """
     Yield the shell command of every server, with a comment before each of the *waves* but the first.
 
-    A server whose port is 0 gets the next free one from `FIRST_PORT` on, as two commands cannot choose the same; the
+    A server whose port is 0 gets the next one from `FIRST_PORT` on, as two commands cannot choose the same; the
     small model's comes first, as in the documents. The last line, a comment, names both models for the other commands;
     those that are *running* have the URLs given there.
     """
@@ -97,20 +83,10 @@ def with_ports(servers: Iterable[Server]) -> Mapping[str, Server]:
     """Return *servers* by name, each with a port; small models have the lower ones."""
     chosen = {server.name: server for server in servers}
     taken = {server.port for server in chosen.values()}
+    ports = (port for port in count(FIRST_PORT) if port not in taken)
     for name in sorted(chosen, key=lambda name: [part != "small" for part in name.split(".")]):
-        server = chosen[name]
-        port = server.port or next(port for port in count(FIRST_PORT) if port not in taken and _free(server, port))
-        taken.add(port)
-        chosen[name] = replace(server, port=port)
+        chosen[name] = replace(chosen[name], port=chosen[name].port or next(ports))
     return chosen
-
-
-def _free(server: Server, port: int) -> bool:
-    try:
-        reserve_port(server.host, port).close()
-    except OSError:
-        return False
-    return True
 
 
 async def up(
@@ -119,22 +95,19 @@ async def up(
     *,
     json_output: bool = False,
     log_dir: Path | None = None,
-    keep_going: bool = False,
 ) -> None:
     """
     Start *pair*, print where its models are, and return when a signal has stopped the servers.
 
     Print the settings of a solver that uses them; with *json_output* one line: an object with the servers by role.
-    Progress goes to *console*. A server that dies raises ServerDied, which stops the others, as `Deaths` says.
+    Progress goes to *console*. A server that dies raises ServerDied, which stops the others.
     """
 
     async def serve() -> None:
-        deaths = Deaths(console, len(pair.started), keep_going=keep_going)
         async with AsyncExitStack() as stack:
             with show_progress(console) as on_progress:
-                starting = running(pair, log_dir=log_dir, on_progress=on_progress, on_death=deaths)
+                starting = running(pair, log_dir=log_dir, on_progress=on_progress)
                 models = await stack.enter_async_context(starting)
-            deaths.all_ready = True
             by_role = outline(pair, lambda path: asdict(models[path]))
             print(json.dumps(by_role) if json_output else as_toml(solver_settings(pair, models)), flush=True)
             for note in _notes(pair, settings_printed=not json_output):
@@ -142,32 +115,6 @@ async def up(
             await asyncio.Event().wait()
 
     await until_signalled(serve())
-
-
-class Deaths:
-    """
-    What a server's death does to the others: it stops them, unless *keep_going* is set and all *started* were ready.
-
-    With *keep_going*, the death is printed on *console*, and only that of the last server is raised.
-    """
-
-    def __init__(self, console: Console, started: int, *, keep_going: bool) -> None:
-        self.all_ready = False
-        self._console, self._left, self._keep_going = console, started, keep_going
-
-    def __call__(self, death: ServerDied) -> None:
-        """Raise *death*, or print it."""
-        self._left -= 1
-        if not self._left:
-            raise ServerDied(f"{death}\n  no server is left")
-        others = "the other server" if self._left == 1 else f"the {self._left} other servers"
-        if not self._keep_going:
-            raise ServerDied(f"{death}\n  {others} stopped too; with --keep-going, others are kept")
-        if not self.all_ready:
-            raise ServerDied(f"{death}\n  {others} stopped too: --keep-going begins when all are ready")
-        runs = "runs" if self._left == 1 else "run"
-        self._console.print(Text.assemble(("error: ", "bold red"), str(death)), soft_wrap=True)
-        self._console.print(f"  {others} still {runs} (--keep-going); Ctrl-C stops what is left", soft_wrap=True)
 
 
 def _notes(pair: Pair, *, settings_printed: bool) -> Iterator[str]:
@@ -188,7 +135,6 @@ async def running(
     *,
     log_dir: Path | None = None,
     on_progress: Callable[[Progress], object] = lambda progress: None,
-    on_death: Callable[[ServerDied], object] = raise_death,
 ) -> AsyncGenerator[Mapping[str, RunningServer]]:
     """
     Yield every model by its path once all answer. Servers that share a card are started one after the other.
@@ -207,26 +153,20 @@ async def running(
                 ready_timeout=pair.ready_seconds,
                 on_progress=on_progress,
                 prepare=partial(_warm_up, pair),
-                on_death=on_death,
             )
             served |= await stack.enter_async_context(launching)
-        started = {path: _running_server(server, served[path]) for path, server in pair.started.items()}
+        started = {
+            path: served[path].running(server.suffix_scoring, server.speculation.method)
+            for path, server in pair.started.items()
+        }
         yield {path: connected[path] if path in connected else started[path] for path in pair.models}
 
 
 async def _warm_up(pair: Pair, served: Served) -> None:
-    settings = pair.started[served.name]
     role: Role = "large" if served.name.endswith("large") else "small"
-    await warm_up(
-        Endpoint(
-            role=role,
-            url=served.base_url,
-            model=served.served_name,
-            suffix_scoring=settings.suffix_scoring,
-            retries=0,
-            priorities=False,
-        )
-    )
+    scoring = pair.started[served.name].suffix_scoring
+    named = Endpoint(role=role, url=served.base_url, model=served.served_name, suffix_scoring=scoring)
+    await warm_up(named.model_copy(update={"retries": 0, "priorities": False}))
 
 
 async def _connect(path: str, endpoint: Endpoint) -> RunningServer:
@@ -244,17 +184,6 @@ async def _served_model(endpoint: Endpoint) -> str:
         return await connection.model_name()
     finally:
         await connection.close()
-
-
-def _running_server(settings: StartedServer, served: Served) -> RunningServer:
-    return RunningServer(
-        base_url=served.base_url,
-        model=served.served_name,
-        suffix_scoring=settings.suffix_scoring,
-        speculation=settings.speculation.method,
-        pid=served.pid,
-        log=str(served.log),
-    )
 
 
 async def until_signalled(coroutine: Coroutine[None, None, None]) -> None:
@@ -294,14 +223,3 @@ def progress_line(latest: Iterable[Progress]) -> str:
         return ""
     names = " and ".join(progress.name for progress in waiting)
     return f"starting {names}: {max(progress.seconds for progress in waiting):.0f} s"
-
-
-def as_json(servers: Mapping[str, RunningServer]) -> str:
-    """Return one line: an object by role."""
-    return json.dumps({role: asdict(server) for role, server in servers.items()})
-
-
-def as_text(servers: Mapping[str, RunningServer]) -> str:
-    """Return a line for each server: its role and its base URL."""
-    width = max(map(len, servers))
-    return "\n".join(f"{role:<{width}}  {server.base_url}" for role, server in servers.items())

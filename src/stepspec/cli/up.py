@@ -14,7 +14,6 @@ from stepspec.evals.testbed.servers import miniature_servers, speculations
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import up as launcher
 
-from .. import policies
 from ..run_parts import check_nested_policies
 from .terminal import Json, Profile, RunPrinter, print_json, stderr, stdout, wait
 
@@ -60,9 +59,6 @@ def up(
     ] = "none",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the file and print the commands.")] = False,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the servers' logs.")] = None,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="If a server dies, keep the others; otherwise all stop.")
-    ] = False,
     json: Json = False,
 ) -> None:
     """
@@ -79,12 +75,12 @@ def up(
         raise ConfigurationError("name a pair's file, as in recipes/, or pass --testbed for the miniature pair")
     if pair is not None:
         _refuse_testbed_options(context, pair)
-        checked = launcher.load_checked(pair, stderr, policies.METHODS)
+        checked = launcher.load_checked(pair, stderr)
         check_nested_policies(checked.nested)
         if dry_run:
             print(launcher.command_lines(checked))  # A console would change tabs, and words such as :key: to emoji.
         else:
-            wait(launcher.up(checked, stderr, json_output=json, log_dir=log_dir, keep_going=keep_going))
+            wait(launcher.up(checked, stderr, json_output=json, log_dir=log_dir))
         return
     chosen = speculations(speculation)
     if dry_run:
@@ -93,7 +89,7 @@ def up(
             print("# the model that drafts tokens is not paced here, as it is when `up` starts the servers itself")
         print("\n".join(launcher.shell_lines([servers])))
         return
-    wait(testbed.up(profile, json_output=json, log_dir=log_dir, speculation=chosen, keep_going=keep_going))
+    wait(testbed.up(profile, json_output=json, log_dir=log_dir, speculation=chosen))
 
 
 def _refuse_testbed_options(context: typer.Context, pair: Path) -> None:

@@ -8,10 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 TRACEBACK = """\
 (APIServer pid=7) INFO 11-21 13:05:07 [launcher.py:195] Route: /health, Methods: GET
@@ -59,22 +57,6 @@ def family() -> None:
     serve()
 
 
-def short() -> None:
-    """Serve for a moment."""
-    threading.Timer(2.0, os._exit, [7]).start()
-    serve()
-
-
-def robbed() -> None:
-    """Find the port taken, as often as the marker file has lines."""
-    marker = Path(os.environ["MARKER"])
-    left = marker.read_text().splitlines()
-    if left:
-        marker.write_text("\n".join(left[1:]))
-        sys.exit("OSError: [Errno 98] Address already in use")
-    serve()
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--model")
@@ -82,4 +64,4 @@ if __name__ == "__main__":
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     options = parser.parse_args()
-    {"serve": serve, "crash": crash, "mute": mute, "family": family, "short": short, "robbed": robbed}[options.model]()
+    {"serve": serve, "crash": crash, "mute": mute, "family": family}[options.model]()

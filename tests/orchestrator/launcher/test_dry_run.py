@@ -185,32 +185,9 @@ def test_a_killed_server_ends_up_with_its_signal_and_its_log(machine: Machine) -
     assert up.returncode == 1
     assert "error: the small.large server ended while it was in use, with signal SIGKILL:" in errors
     assert "    the fake serves" in errors
-    assert "the 2 other servers stopped too; with --keep-going, others are kept" in errors
     assert not any(members(pid) for pid in pids)
     (log,) = re.findall(r"its log: (.*)", errors)
     assert "the fake serves" in Path(log).read_text()
-    shutil.rmtree(Path(log).parent)
-
-
-@pytest.mark.parametrize("machine", ["a module"], indirect=True)
-def test_with_keep_going_up_goes_on_with_the_others(machine: Machine) -> None:
-    up = machine.stepspec("up", "pair.toml", "--json", "--keep-going", dumps="by up")
-    assert up.stdout is not None
-    assert up.stderr is not None
-    printed = json.loads(up.stdout.readline())
-    pids = [printed["large"]["pid"], printed["small"]["large"]["pid"], printed["small"]["small"]["pid"]]
-    os.kill(pids[0], signal.SIGKILL)
-    errors = ""
-    while "--keep-going" not in errors:
-        errors += up.stderr.readline()
-    assert "the 2 other servers still run (--keep-going); Ctrl-C stops what is left" in errors
-    assert [bool(members(pid)) for pid in pids] == [False, True, True]
-    up.send_signal(signal.SIGTERM)
-    up.communicate(timeout=PATIENCE)
-    assert up.returncode == 0
-    assert not any(members(pid) for pid in pids)
-    (log,) = re.findall(r"its log: (.*)", errors)
-    assert "the fake serves" in Path(log).read_text()  # It outlives the servers that were stopped.
     shutil.rmtree(Path(log).parent)
 
 

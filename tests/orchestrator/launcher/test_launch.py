@@ -19,8 +19,10 @@ from stepspec.orchestrator.errors import ConfigurationError, ServerDied, ServerN
 from stepspec.orchestrator.installation import install_command
 from stepspec.orchestrator.launcher import Progress, Served, Server, launch
 from stepspec.orchestrator.launcher.launch import DEPRECATED_ENTRY, ENTRY, vllm_program
+from stepspec.orchestrator.launcher.process import failure_lines
 
 from .running import die, gone, members, parent, scripted
+from .scripted_server import TRACEBACK
 
 PROGRAM = """
 import asyncio, sys
@@ -162,7 +164,7 @@ async def test_cancelling_a_start_stops_it(tmp_path: Path) -> None:
         await task
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 async def test_a_killed_parent_leaves_no_orphans(number: int, tmp_path: Path) -> None:
     script = Path(__file__).with_name("scripted_server.py")
     vllm_program = await asyncio.create_subprocess_exec(
@@ -220,22 +222,6 @@ async def test_the_blocks_own_error_is_raised(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="mine"):
         async with launch([scripted()], log_dir=tmp_path):
             raise LookupError("mine")
-
-
-@pytest.mark.parametrize(("robberies", "survives"), [(2, True), (3, False)])
-async def test_a_stolen_port_is_worth_another_try_but_not_for_ever(
-    robberies: int, survives: bool, tmp_path: Path
-) -> None:
-    marker = tmp_path / "marker"
-    marker.write_text("\n".join(["stolen"] * robberies))
-    server = scripted("robbed", env={"MARKER": str(marker)})
-    if survives:
-        async with launch([server], log_dir=tmp_path) as running:
-            assert running["large"].pid
-    else:
-        with pytest.raises(ServerDied, match="Address already in use"):
-            async with launch([server], log_dir=tmp_path):
-                pytest.fail("it has no port")
 
 
 async def test_a_port_may_be_chosen_unless_it_is_taken(tmp_path: Path) -> None:
@@ -310,3 +296,48 @@ def test_the_module_that_is_no_longer_meant_is_for_a_vllm_that_has_no_other(
     entry.parent.mkdir(parents=True)
     entry.touch()
     assert vllm_program("/nowhere/python") == ("/nowhere/python", "-m", ENTRY)
+
+
+VALIDATION = """\
+(APIServer pid=7) Traceback (most recent call last):
+(APIServer pid=7)   File "runpy.py", line 198, in _run_module_as_main
+(APIServer pid=7) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+(APIServer pid=7)   Value error, Invalid repository ID or local directory specified: '/nowhere'.
+(APIServer pid=7) Please verify the following requirements:
+"""
+
+
+def test_root_cause_first_without_frames_and_prefixes() -> None:
+    assert failure_lines(TRACEBACK) == [
+        "ValueError: the weights are rotten",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
+
+
+def test_an_error_of_several_lines_keeps_them() -> None:
+    assert failure_lines(VALIDATION) == [
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+        "  Value error, Invalid repository ID or local directory specified: '/nowhere'.",
+    ]
+
+
+def test_a_repeated_failure_is_reported_once() -> None:
+    assert failure_lines(TRACEBACK * 2) == failure_lines(TRACEBACK)
+
+
+def test_a_refused_argument_is_a_reason() -> None:
+    log = "usage: api_server.py [-h] [--headless]\n\napi_server.py: error: argument --port: invalid int value: 'x'\n"
+    assert failure_lines(log) == ["api_server.py: error: argument --port: invalid int value: 'x'"]
+
+
+def test_without_an_error_the_last_lines_have_to_do() -> None:
+    log = "".join(f"(Worker pid=1) INFO 11-21 13:05:07 [a.py:1] line {n}\n\n" for n in range(20))
+    assert failure_lines(log, limit=2) == ["line 18", "line 19"]
+    assert failure_lines("") == []
+
+
+def test_a_long_line_is_cut() -> None:
+    (line,) = failure_lines("ValueError: " + "x" * 10_000)
+    assert line.startswith("ValueError: xxx")
+    assert line.endswith("x...")
+    assert len(line) == 300

@@ -14,7 +14,7 @@ import pytest
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher.commands import servers, shell_line, waves
-from stepspec.orchestrator.launcher.pair import METHODS, Pair, TokenSpeculation, load
+from stepspec.orchestrator.launcher.pair import Pair, load
 from stepspec.orchestrator.launcher.process import child
 
 SMALL = {"model": "tiny"}
@@ -130,23 +130,18 @@ def test_a_cpu_has_no_share_of_a_card_and_sends_zeros_for_unwritten_positions() 
     ("speculation", "expected"),
     [
         ("ngram", {"num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
-        ({"method": "ngram", "tokens": 8, "lookup": [3, 3]}, {
-            "num_speculative_tokens": 8, "prompt_lookup_min": 3, "prompt_lookup_max": 3,
+        ({"method": "ngram", "tokens": 8, "more": {"prompt_lookup_min": 3}}, {
+            "num_speculative_tokens": 8, "prompt_lookup_min": 3, "prompt_lookup_max": 4,
         }),
         ("suffix", {}),
         ({"method": "suffix", "tokens": 32}, {"num_speculative_tokens": 32}),
         ("draft_model", {"num_speculative_tokens": 4, "model": "tiny"}),
-        ({"method": "draft_model", "model": "other", "revision": "r", "heterogeneous": True}, {
+        ({"method": "draft_model", "model": "other", "more": {"revision": "r", "use_heterogeneous_vocab": True}}, {
             "num_speculative_tokens": 4, "model": "other", "revision": "r", "use_heterogeneous_vocab": True,
         }),
         ({"method": "eagle3", "model": "head"}, {"num_speculative_tokens": 3, "model": "head"}),
         ("mtp", {"num_speculative_tokens": 1}),
-        ({"method": "medusa", "model": "heads", "tokens": 5}, {"num_speculative_tokens": 5, "model": "heads"}),
         ({"method": "dflash", "model": "block", "tokens": 15}, {"num_speculative_tokens": 15, "model": "block"}),
-        ({"method": "ngram", "more": {"rejection_sample_method": "block"}}, {
-            "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4,
-            "rejection_sample_method": "block",
-        }),
     ],
 )  # fmt: skip
 def test_speculation_becomes_the_speculative_config_of_vllm(speculation: Any, expected: dict[str, Any]) -> None:
@@ -160,26 +155,12 @@ def test_the_small_model_drafts_at_its_own_revision() -> None:
     assert "revision" not in speculative(own, revision="v2")
 
 
-def test_each_method_has_a_speculative_config() -> None:
-    models = {"eagle3": "m", "medusa": "m", "dflash": "m"}
-    for method in METHODS:
-        one = TokenSpeculation(method=method, model=models.get(method), tokens=None if method == "none" else 2)  # type: ignore[arg-type]
-        assert (one.configuration("tiny") is None) == (method == "none")
-
-
 @pytest.mark.parametrize(
     ("speculation", "complaint"),
     [
         ("speculative", "'none', 'ngram'"),
-        ({"method": "ngram", "model": "m"}, "ngram drafts without a model: leave it out"),
         ("eagle3", "eagle3 needs a drafter trained for this model: name it"),
-        ({"method": "medusa", "model": "m"}, "medusa needs `tokens`: the number it was trained for"),
-        ({"method": "ngram", "heterogeneous": True}, "only for draft_model"),
-        ({"method": "suffix", "lookup": [3, 4]}, "lookup is only for ngram"),
-        ({"method": "ngram", "lookup": [5, 4]}, "the minimum and then the maximum number of tokens"),
-        ({"method": "draft_model", "revision": "r"}, "revision needs a `model`"),
         ({"tokens": 3}, "the method is none"),
-        ({"method": "ngram", "more": {"prompt_lookup_max": 3}}, "prompt_lookup_max"),
         ({"method": "ngram", "depth": 3}, "unknown setting 'large.speculation.depth'"),
     ],
 )

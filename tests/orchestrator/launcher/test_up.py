@@ -16,7 +16,6 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, ServerDied
 from stepspec.orchestrator.launcher import Served, Server, launch
@@ -25,7 +24,7 @@ from stepspec.orchestrator.launcher.launch import RunningServer
 from stepspec.orchestrator.launcher.pair import Pair
 from stepspec.orchestrator.launcher.up import command_lines, load_checked, running, up
 
-from .running import die, gone, members, scripted
+from .running import die, members, scripted
 
 CONSOLE = Console(quiet=True)
 PAIR = Pair.model_validate({"large": {"model": "big", "speculation": "ngram"}, "small": {"model": "tiny"}})
@@ -96,29 +95,12 @@ async def test_an_external_server_is_checked_before_any_start(waves: list[list[S
             pytest.fail("nobody is there")
 
 
-@pytest.mark.parametrize("json_output", [False, True])
-async def test_it_stays_up_until_a_signal(
-    json_output: bool, waves: list[list[Server]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs := list[str]())
-    await up(PAIR, CONSOLE, json_output=json_output)
-    if json_output:
-        assert {role: one["speculation"] for role, one in json.loads(outputs[0]).items()} == {
-            "large": "ngram",
-            "small": "none",
-        }
-    else:
-        settings = settings_of(outputs[0])
-        assert list(settings) == ["large", "small"]
-        assert all(one.startswith("http://127.0.0.1:") for one in settings.values())
-
-
 def settings_of(printed: str) -> dict[str, Any]:
     return tomllib.loads(printed)
 
 
 @pytest.mark.parametrize("json_output", [False, True])
-async def test_a_nested_pair_is_reported_with_its_policy_and_stopped_with_the_rest(
+async def test_a_nested_pair_is_reported_with_its_policy_and_stopped_by_a_signal(
     json_output: bool, waves: list[list[Server]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     waves[:] = [[scripted(), scripted(name="small.large")], [scripted(name="small.small")]]
@@ -152,59 +134,24 @@ async def test_notes_about_settings_are_separate_from_the_settings(
     assert "Ctrl-C" not in shown
 
 
-async def test_a_death_stops_the_others_and_says_so(waves: list[list[Server]], tmp_path: Path) -> None:
-    with pytest.raises(
-        ServerDied, match=r"(?s)the small server ended while it was in use, with exit code 7.*its log: "
-    ):
-        await up_with_deaths(tmp_path, ["small"], keep_going=False)
-    with pytest.raises(ServerDied, match=r"\n  the other server stopped too; with --keep-going, others are kept$"):
-        await up_with_deaths(tmp_path, ["small"], keep_going=False)
-
-
-async def test_with_keep_going_the_others_run_until_none_is_left(waves: list[list[Server]], tmp_path: Path) -> None:
-    waves[1] = [scripted("family", name="small")]
-    shown = await up_with_deaths(tmp_path, ["small"], keep_going=True)
-    assert "the small server ended while it was in use, with exit code 7" in shown
-    assert f"its log: {tmp_path}/small.log" in shown
-    assert "the other server still runs (--keep-going)" in shown
-    with pytest.raises(ServerDied, match=r"(?s)the large server ended .*\n  no server is left$"):
-        await up_with_deaths(tmp_path, ["small", "large"], keep_going=True)
-
-
-async def test_keep_going_begins_when_all_servers_are_ready(waves: list[list[Server]], tmp_path: Path) -> None:
-    waves[:] = [[scripted("short", name="large")], [scripted("mute", name="small")]]
-    with pytest.raises(ServerDied, match="the other server stopped too: --keep-going begins when all are ready"):
-        await up(PAIR, CONSOLE, log_dir=tmp_path, keep_going=True)
-
-
-async def up_with_deaths(folder: Path, names: list[str], *, keep_going: bool) -> str:
-    """Start both servers, have those called *names* die one after the other, then end by a signal; return stderr."""
-    console = Console(file=io.StringIO(), width=200)
-    pids: dict[str, int] = {}
+async def test_a_death_stops_the_others(
+    waves: list[list[Server]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
 
     @asynccontextmanager
-    async def watched(*arguments: Any, **options: Any) -> AsyncGenerator[Any]:
+    async def dying(*arguments: Any, **options: Any) -> AsyncGenerator[Any]:
         async with running(*arguments, **options) as models:
-            pids.update({name: one.pid or 0 for name, one in models.items()})
-            async with background(deaths(models)):
-                yield models
+            pids.extend(one.pid or 0 for one in models.values())
+            one = models["small"]
+            await die(Served("small", one.base_url, one.model, one.pid or 0, tmp_path))
+            yield models
 
-    async def deaths(models: Any) -> None:
-        for name in names:
-            one = models[name]
-            await die(Served(name, one.base_url, one.model, one.pid, Path(one.log)))
-            assert await gone(one.pid)
-        if keep_going and (survivors := [name for name in models if name not in names]):
-            assert all(members(pids[name]) for name in survivors)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "running", watched)
-        try:
-            await up(PAIR, console, log_dir=folder, keep_going=keep_going)
-        finally:
-            assert not any(members(pid) for pid in pids.values())
-    return cast("io.StringIO", console.file).getvalue()
+    monkeypatch.setattr(module, "running", dying)
+    with pytest.raises(ServerDied, match=r"(?s)small server ended while it was in use, with exit code 7.*its log: "):
+        await up(PAIR, CONSOLE, log_dir=tmp_path)
+    assert len(pids) == 2
+    assert not any(members(pid) for pid in pids)
 
 
 def _collect_output(capsys: pytest.CaptureFixture[str], outputs: list[str]) -> None:
@@ -231,7 +178,7 @@ def test_a_file_is_checked_and_its_commands_are_printed(tmp_path: Path, monkeypa
     load_checked(file, CONSOLE)
     assert "CUDA_VISIBLE_DEVICES=5 " in command_lines(pair)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ConfigurationError, match="large: there is no GPU 0; CUDA_VISIBLE_DEVICES allows none"):
+    with pytest.raises(ConfigurationError, match="large: there is no GPU 0: 0 may be used"):
         load_checked(file, CONSOLE)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert command_lines(THREE).splitlines()[0] == "# small is a pair: bild over small.small and small.large"
