@@ -14,7 +14,7 @@ from typing import Any, cast
 from ..endpoints.settings import Endpoint
 from ..toml import one_line
 from .launch import RunningServer, Server
-from .pair import VISIBLE, Pair, PairWithin, StartedServer
+from .pair import VISIBLE, Pair, PairWithin, Roles, StartedServer
 
 SMALL, LARGE = "small", "large"
 NESTING_SETTINGS = ("policy", "options")
@@ -114,9 +114,12 @@ def visible_cards(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     return None if value is None else tuple(filter(None, (word.strip() for word in value.split(","))))
 
 
-def outline(pair: Pair, leaf: Callable[[str], Any]) -> dict[str, Any]:
-    """Return a table in the shape of *pair*: *leaf* of its path for each model, a table for each pair within."""
-    return {LARGE: leaf(LARGE), SMALL: _outline(pair.small, SMALL, leaf)}
+def outline(roles: Roles, leaf: Callable[[str], Any], under: str = "") -> dict[str, Any]:
+    """Return a table in the shape of *roles*: *leaf* of its path for each model, a table for each pair within."""
+    nesting = {name: getattr(roles, name) for name in NESTING_SETTINGS} if isinstance(roles, PairWithin) else {}
+    path, small = f"{under}{SMALL}", roles.small
+    inner = outline(small, leaf, f"{path}.") if isinstance(small, PairWithin) else leaf(path)
+    return {**nesting, LARGE: leaf(f"{under}{LARGE}"), SMALL: inner}
 
 
 def solver_settings(pair: Pair, running: Mapping[str, RunningServer]) -> dict[str, Any]:
@@ -132,13 +135,6 @@ def solver_settings(pair: Pair, running: Mapping[str, RunningServer]) -> dict[st
 def as_toml(settings: Mapping[str, Any]) -> str:
     """Write `solver_settings` as a settings file: one dotted key per line."""
     return "\n".join(f"{name} = {one_line(value)}" for name, value in _dotted(settings))
-
-
-def _outline(model: Endpoint | StartedServer | PairWithin, path: str, leaf: Callable[[str], Any]) -> Any:
-    if not isinstance(model, PairWithin):
-        return leaf(path)
-    nesting = {name: getattr(model, name) for name in NESTING_SETTINGS}
-    return {**nesting, LARGE: leaf(f"{path}.{LARGE}"), SMALL: _outline(model.small, f"{path}.{SMALL}", leaf)}
 
 
 def _endpoint_settings(model: Endpoint | StartedServer, running: RunningServer) -> str | dict[str, Any]:

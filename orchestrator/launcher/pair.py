@@ -10,9 +10,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     Discriminator,
     Field,
@@ -21,6 +22,7 @@ from pydantic import (
     PositiveInt,
     Tag,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -40,6 +42,15 @@ LOOKUP: Mapping[str, int] = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """The words that ngram matches: vLLM's own default, exactly five tokens, rarely matches within a step."""
 
 
+def _resolve(model: str, info: ValidationInfo) -> str:
+    """Make the path of a model's folder, which is relative to that of the file, absolute."""
+    folder: Path | None = info.context
+    return str((folder / model).resolve()) if folder and model.startswith((".", "/")) else model
+
+
+ModelName: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_resolve)]
+
+
 class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
     """
     How a server drafts tokens for its own model, which then verifies several of them in one pass.
@@ -51,7 +62,7 @@ class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
 
     method: Method = "none"
     tokens: PositiveInt | None = None
-    model: str | None = Field(default=None, min_length=1)
+    model: ModelName | None = None
     more: dict[str, Any] = {}
 
     @model_validator(mode="before")
@@ -115,14 +126,13 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
     A model to start a server for.
 
     *model* is a name on the hub or, if it begins with a dot or a slash, a folder relative to the file. *gpus* are the
-    cards that share the model, as indices into the cards that this program may use, empty for
-    a CPU; *memory* is its share of each. *context* is in tokens. *flags* are vLLM's own, without dashes: true becomes
-    the flag alone, false nothing, a table JSON. *environment* is added to that of this program. *port* 0 takes a free
-    one. *name* is the served name, by default the model's own, of a folder the last part. *template* and *thinks* are
-    those of `Endpoint`.
+    cards that share the model, as indices into the cards that this program may use, empty for a CPU; *memory* is its
+    share of each. *context* is in tokens. *flags* are vLLM's own, without dashes: true becomes the flag alone, false
+    nothing, a table JSON. *environment* is added to that of this program. *port* 0 takes a free one. *name* is the
+    served name, by default the model's own, of a folder the last part. *template* and *thinks* are those of `Endpoint`.
     """
 
-    model: str = Field(min_length=1)
+    model: ModelName
     revision: str | None = None
     name: str = ""
     gpus: tuple[NonNegativeInt, ...] = (0,)
@@ -168,20 +178,6 @@ def _tag(value: object) -> str:
     return CONNECTED if connected else STARTED
 
 
-def _with_role(value: object, role: str) -> object:
-    """Complete a server that runs as in a solver's settings: a URL alone becomes a table, and *role* is added."""
-    return for_role(value, role) if _tag(value) == CONNECTED and not isinstance(value, Endpoint) else value
-
-
-def _require_model(value: object, role: str) -> None:
-    """Raise ValueError for a value that cannot describe a model."""
-    if not isinstance(value, str | dict | BaseModel):
-        nested = ", or a table of a pair within, with `small` and `large`" if role == "small" else ""
-        raise ValueError(
-            f"write a table with a `model` to start, the URL of a server that runs{nested}: {value!r} is none"
-        )
-
-
 Single: TypeAlias = Annotated[
     Annotated[Endpoint, Tag(CONNECTED)] | Annotated[StartedServer, Tag(STARTED)], Discriminator(_tag)
 ]
@@ -195,11 +191,17 @@ class Roles(BaseModel, frozen=True, extra="forbid"):
 
     @field_validator("large", "small", mode="before")
     @classmethod
-    def _add_role(cls, value: Any, info: Any) -> Any:
-        if info.field_name == "large" and kind(value) == PAIR:
+    def _complete(cls, value: Any, info: ValidationInfo) -> Any:
+        """Complete a server that runs as in a solver's settings: a URL alone becomes a table, and the role is added."""
+        role = str(info.field_name)
+        if role == "large" and kind(value) == PAIR:
             raise ValueError("only the small model may be a pair itself: describe one model here")
-        _require_model(value, info.field_name)
-        return _with_role(value, info.field_name)
+        complete = for_role(value, role) if _tag(value) == CONNECTED and not isinstance(value, Endpoint) else value
+        if not isinstance(value, str | dict | BaseModel):
+            raise ValueError(
+                f"write a table with a `model` to start, or the URL of a server that runs: {value!r} is neither"
+            )
+        return complete
 
     def under(self, path: str) -> Mapping[str, Endpoint | StartedServer]:
         """Return every model by its path, which begins with *path*, largest first."""
@@ -279,13 +281,11 @@ SETTINGS = {
 }
 NESTING_SETTINGS = frozenset({"policy", "options"})  # only a pair within has them
 
-R = TypeVar("R", bound=Roles)
-
 
 def load(path: Path) -> Pair:
     """Load the pair at *path*. Raise `ConfigurationError` that names every wrong setting and its error."""
     try:
-        pair = Pair.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return Pair.model_validate(tomllib.loads(path.read_text(encoding="utf-8")), context=path.parent)
     except OSError as exc:
         raise ConfigurationError(f"{path}: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
@@ -293,7 +293,6 @@ def load(path: Path) -> Pair:
     except ValidationError as exc:
         errors = "; ".join(_explain(error["type"], error["loc"], error["msg"]) for error in exc.errors())
         raise ConfigurationError(f"{path}: {errors}") from exc
-    return _resolve_roles(pair, path.parent)
 
 
 def _explain(error_type: str, location: Sequence[int | str], message: str) -> str:
@@ -303,22 +302,3 @@ def _explain(error_type: str, location: Sequence[int | str], message: str) -> st
     if name in NESTING_SETTINGS:
         return f"{name}: only a pair within has it in this file; for the outer pair, write it into stepspec.toml"
     return f"unknown setting {name!r}{near(str(location[-1]), SETTINGS)}"
-
-
-def _resolve_roles(roles: R, folder: Path) -> R:
-    """Make the paths of model folders, which are relative to *folder*, absolute."""
-    update = {"large": _resolve_model(roles.large, folder), "small": _resolve_model(roles.small, folder)}
-    return roles.model_copy(update=update)
-
-
-def _resolve_model(model: Endpoint | StartedServer | PairWithin, folder: Path) -> Endpoint | StartedServer | PairWithin:
-    if isinstance(model, PairWithin):
-        return _resolve_roles(model, folder)
-    if isinstance(model, Endpoint):
-        return model
-    speculation = model.speculation.model_copy(update={"model": _resolve(model.speculation.model, folder)})
-    return model.model_copy(update={"model": _resolve(model.model, folder), "speculation": speculation})
-
-
-def _resolve(model: str | None, folder: Path) -> str | None:
-    return str((folder / model).resolve()) if model and model.startswith((".", "/")) else model

@@ -149,14 +149,6 @@ def test_only_servers_that_share_a_card_wait_for_each_other(
     assert [[server.name for server in wave] for wave in made] == order
 
 
-def test_the_shares_of_a_card_are_summed_over_all_models() -> None:
-    message = complaint(three(tiny={"gpus": [0]}))
-    assert (
-        "GPU 0: the shares of its memory exceed 1 (large.memory 0.55 + small.large.memory 0.4 + small.small.memory"
-        in message
-    )
-
-
 def test_each_model_within_is_checked() -> None:
     check_pair(three(), KNOWN)
     assert "small.large does not fit: its weights take 16.0 GiB" in complaint(three(middle={"memory": 0.2}))
