@@ -33,7 +33,7 @@ from stepspec.orchestrator.endpoints.probe import RIVALS, Capabilities
 from stepspec.orchestrator.stats import Acceptance
 
 from ..endpoints.server import GENERATE, Break, FakeVllm, Refuse
-from ..endpoints.test_caching import info
+from ..endpoints.test_metrics import info
 from ..endpoints.test_reward_model import FakePooling
 
 ALL = Capabilities("0.32.0", True, True, True, True, True, True, False, suffix_scoring=True)

@@ -15,7 +15,6 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from pydantic import ValidationError
 
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
@@ -23,13 +22,12 @@ from stepspec.orchestrator.endpoints.failures import no_connection
 from stepspec.orchestrator.errors import (
     EndpointError,
     EndpointRejected,
-    EndpointUnavailable,
     EndpointUnreachable,
     MalformedReply,
     ModelGone,
 )
 
-from .server import FakeVllm, Refuse
+from .server import FakeVllm
 
 SCRIPT = ("So", " it", " is.", "\n\n", "</think>")
 LEAKS = re.compile(r"ssl:|Client\w*Error|Errno|_ssl\.c|aiohttp|ConnectionKey|Traceback|RequestInfo|<\w+ ")
@@ -260,17 +258,6 @@ async def test_a_model_that_is_replaced_during_a_run() -> None:
             await endpoint.model().write(Chain.of("What?"))
 
 
-async def test_a_gateway_without_a_server() -> None:
-    page = "<html><head><title>503 Service Temporarily Unavailable</title></head></html>"
-    async with site(answering(page, 503, "text/html")) as address:
-        error = await failure(f"http://{address}")
-    assert isinstance(error, EndpointUnavailable)
-    assert error.cause == (
-        "HTTP 503: 503 Service Temporarily Unavailable; wait until the server is ready: it may be loading its model, "
-        "or be overloaded"
-    )
-
-
 async def test_a_model_without_a_chat_template() -> None:
     class Base(FakeVllm):
         async def tokenize(self, request: web.Request) -> web.Response:
@@ -297,27 +284,6 @@ async def test_an_answer_that_is_cut_off() -> None:
     async with talking(half) as address:
         error = await failure(f"http://{address}")
     assert error.cause == "the connection broke before the end of the answer: did the server die?"
-
-
-async def test_messages_of_the_server_are_one_line() -> None:
-    server = FakeVllm(SCRIPT)
-    async with server.serve(retries=0) as settings, VllmEndpoint(settings) as endpoint:
-        server.faults.append(Refuse(500, "EngineCore\n  encountered an issue"))
-        with pytest.raises(EndpointUnavailable, match=r"HTTP 500: EngineCore encountered an issue$"):
-            await endpoint.model().write(Chain.of("What?"))
-
-
-@pytest.mark.parametrize("url", ["http://a b:8000", "http://a..b:8000", "http://host:99999", "http://host:no"])
-def test_urls_that_no_server_can_have_are_refused_as_settings(url: str) -> None:
-    with pytest.raises(ValidationError, match="write it like http://localhost:8000/v1"):
-        Endpoint(role="small", url=url)
-
-
-@pytest.mark.parametrize(
-    "url", ["http://[::1]:8000/v1", "https://größe.example", "http://gpu_1:8000", "http://10.0.0.1"]
-)
-def test_urls_of_every_kind_are_accepted(url: str) -> None:
-    assert Endpoint(role="small", url=url).url
 
 
 @pytest.mark.parametrize(

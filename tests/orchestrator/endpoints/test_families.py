@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -128,6 +128,21 @@ def test_thinking_can_be_switched_off_for_any_family(family: Family) -> None:
     assert begun.rstrip().endswith((close_of(family).removeprefix("<|end|><|start|>assistant"), "</think>"))
     assert template.answer == found.answer
     assert found.overridden(True) == found.overridden(None) == found
+
+
+@pytest.mark.parametrize(
+    ("shown", "complaint"),
+    [
+        (lambda contents: contents[-1], "leaves out a turn"),
+        ("".join, "nothing between two turns"),
+        (lambda contents: "|".join(each[::-1] for each in contents), "leaves out a turn"),
+    ],
+)
+def test_a_template_that_hides_its_turns_cannot_be_learnt(
+    shown: Callable[[Sequence[str]], str], complaint: str
+) -> None:
+    with pytest.raises(MissingCapability, match=complaint):
+        learn(lambda messages, generate: shown([message["content"] for message in messages]))
 
 
 def test_a_block_that_nothing_shows_can_be_demanded() -> None:

@@ -8,7 +8,6 @@ from math import log
 import pytest
 
 from stepspec.orchestrator.chain import Chain, Step
-from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import (
     ConfigurationError,
     ContextTooLong,
@@ -146,14 +145,6 @@ async def test_spans_are_scored_each_by_itself(meet: Meet) -> None:
     assert all(token.rank == 1 for token in first)
     assert last_prompt(server).endswith(f"So 2.\n\nSo é{THINK_END}")
     assert [(call.verb, call.fate) for call in met.calls] == [("score", "done")]
-
-
-async def test_a_scored_token_has_the_log_probability_it_was_written_with(meet: Meet) -> None:
-    server = FakeVllm(("a", "b", "\n\n"))
-    async with meet(server, Sampling(temperature=0, logprobs=0)) as met:
-        written = await met.model.write(PROBLEM, stop=("b",))
-        (scored,) = await met.model.score(PROBLEM, "ab")
-    assert [token.logprob for token in scored] == [token.logprob for token in written.tokens]
 
 
 async def test_a_server_without_scoring_is_distinguished_from_vllm(meet: Meet) -> None:

@@ -78,15 +78,19 @@ async def test_requests_of_a_run_carry_their_priority_and_others_none(meet: Meet
     assert sent(server) == [None, 0, 1, 2, 3, place]
 
 
-async def test_a_server_that_refuses_priorities_is_sent_none_any_more(meet: Meet) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "priorities", "expected"),
+    [(Refuse(400, "priority scheduling is not enabled"), True, [3, None, None]), (None, False, [None, None])],
+)
+async def test_no_priority_is_sent_where_one_was_refused_or_the_settings_forbid_it(
+    meet: Meet, refusal: Refuse | None, priorities: bool, expected: list[int | None]
+) -> None:
     server = FakeVllm(("So", "\n\n"))
-    async with meet(server) as met:
-        server.faults.append(Refuse(400, "Got priority 3 but priority scheduling is not enabled."))
+    async with meet(server, priorities=priorities) as met:
+        server.faults.append(refusal)
         with requesting(ORDER[3]):
-            first = await met.model.write(PROBLEM)
-            second = await met.model.write(PROBLEM)
-    assert first == second
-    assert sent(server) == [3, None, None]
+            assert await met.model.write(PROBLEM) == await met.model.write(PROBLEM)
+    assert sent(server) == expected
 
 
 async def test_another_refusal_is_no_reason_to_send_none(meet: Meet) -> None:
@@ -98,14 +102,6 @@ async def test_another_refusal_is_no_reason_to_send_none(meet: Meet) -> None:
         with requesting(ORDER[3]):
             await met.model.write(PROBLEM)
     assert sent(server) == [3, 3]
-
-
-async def test_an_endpoint_may_be_set_to_send_none(meet: Meet) -> None:
-    server = FakeVllm(("So", "\n\n"))
-    async with meet(server, priorities=False) as met:
-        with requesting(ORDER[3]):
-            await met.model.write(PROBLEM)
-    assert sent(server) == [None]
 
 
 async def test_requests_with_a_separate_cache_carry_its_name_as_salt_and_others_none(meet: Meet) -> None:

@@ -1,48 +1,35 @@
-"""Errors of requests, their retries, and the cure that an error names."""
+"""What becomes of a request that fails: its error, its retries, and what is said while it is retried."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import socket
+import logging
+import re
 
 import orjson
 import pytest
+from asyncio_throttle import Throttler  # type: ignore[attr-defined]
+from tenacity import AsyncRetrying, RetryCallState
 
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Deadlines, Endpoint, VllmEndpoint
-from stepspec.orchestrator.endpoints.client import Connection
+from stepspec.orchestrator.endpoints import client as module
+from stepspec.orchestrator.endpoints.client import WAITING, Connection
 from stepspec.orchestrator.endpoints.sse import Events
 from stepspec.orchestrator.errors import (
-    ContextTooLong,
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
     MalformedReply,
-    ModelGone,
 )
 
+from ...fakes import run
 from .conftest import Meet, eventually
 from .server import Break, FakeVllm, Refuse, Stall
 
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", ".\n\n")
-
-
-async def test_a_dead_url() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-        settings = Endpoint(role="large", url=f"http://127.0.0.1:{port}/v1", retries=0)
-        with pytest.raises(EndpointUnavailable, match=rf"the large model at http://127.0.0.1:{port}: no connection"):
-            async with VllmEndpoint(settings):
-                raise AssertionError("connected to nobody")
-
-
-async def test_a_wrong_key_names_the_setting(meet: Meet) -> None:
-    with pytest.raises(EndpointRejected, match=r"HTTP 401: .*api_key"):
-        async with meet(FakeVllm(SCRIPT, key="right"), api_key="wrong"):
-            raise AssertionError("connected with a wrong key")
 
 
 async def test_the_right_key_and_never_the_environments(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,41 +41,12 @@ async def test_the_right_key_and_never_the_environments(meet: Meet, monkeypatch:
             raise AssertionError("connected with a key that is not ours")
 
 
-async def test_a_model_that_is_not_served_lists_those_that_are(meet: Meet) -> None:
-    with pytest.raises(EndpointRejected, match="no model 'three' is served here; served: 'one', 'two'"):
-        async with meet(FakeVllm(SCRIPT, names=("one", "two")), model="three"):
-            raise AssertionError("connected to no model")
-
-
-async def test_a_server_without_models() -> None:
-    async with FakeVllm(names=()).serve() as settings:
-        with pytest.raises(EndpointRejected, match="served: none"):
-            async with VllmEndpoint(settings):
-                raise AssertionError("connected to no model")
-
-
 async def test_without_a_name_the_first_model_is_meant(meet: Meet) -> None:
     async with meet(FakeVllm(SCRIPT, names=("one", "two"))) as met:
         assert met.endpoint.name == "one"
         assert (await met.model.write(PROBLEM)).text == "So one.\n\n"
     async with meet(FakeVllm(SCRIPT, names=("one", "two")), model="two") as met:
         assert met.endpoint.name == "two"
-
-
-async def test_a_model_that_is_gone(meet: Meet) -> None:
-    server = FakeVllm(SCRIPT)
-    async with meet(server) as met:
-        server.names = ("other",)
-        with pytest.raises(ModelGone, match="HTTP 404: The model `fake` does not exist"):
-            await met.model.write(PROBLEM)
-
-
-async def test_a_context_that_is_too_long(meet: Meet) -> None:
-    server = FakeVllm(SCRIPT)
-    async with meet(server) as met:
-        server.faults.append(Refuse(400, "This model's maximum context length is 9 tokens."))
-        with pytest.raises(ContextTooLong, match="maximum context length"):
-            await met.model.write(PROBLEM)
 
 
 async def test_a_refusal_is_not_repeated(meet: Meet) -> None:
@@ -164,14 +122,6 @@ async def test_the_seconds_up_to_a_date_are_kept_and_are_in_the_error(meet: Meet
         with pytest.raises(EndpointUnavailable, match="HTTP 503") as caught:
             await met.model.write(PROBLEM)
         assert caught.value.retry_after == 3600
-
-
-async def test_a_requested_pause_is_kept_or_the_error_is_raised_at_once(meet: Meet) -> None:
-    server = FakeVllm(SCRIPT)
-    async with meet(server, deadlines=Deadlines(first=60)) as met:
-        server.faults.append(Refuse(429, headers=(("Retry-After", "3600"),)))
-        with pytest.raises(EndpointUnavailable, match="HTTP 429"):
-            await met.model.write(PROBLEM)
 
 
 async def test_it_gives_up_at_last(meet: Meet) -> None:
@@ -291,3 +241,85 @@ async def test_the_proxy_of_the_environment_is_used_but_for_the_hosts_that_it_ex
         with pytest.raises(EndpointUnavailable, match="no connection"):
             await connection.model_names()
         await connection.close()
+
+
+SETTINGS = Endpoint(role="large", url="http://127.0.0.1:9", retries=2, deadlines=Deadlines(connect=4, total=60))
+
+
+def connect(connection: Connection, monkeypatch: pytest.MonkeyPatch, seconds: float) -> float:
+    """Let *connection* look for its model while each try takes *seconds* to fail; return how long it took in all."""
+
+    def pause(state: object) -> float:
+        return 0.5
+
+    async def send(*request: object) -> object:
+        await asyncio.sleep(seconds)
+        error = connection.call("connect").error(EndpointUnavailable, "no connection")
+        raise module._Retryable(error)  # pyright: ignore[reportPrivateUsage]
+
+    monkeypatch.setattr(connection, "_send_once", send)
+    monkeypatch.setattr(module, "_wait", pause)
+
+    async def work() -> None:
+        with pytest.raises(EndpointUnavailable):
+            await connection.model_name()
+
+    return run(work())[1]
+
+
+def test_the_try_is_reported_from_the_first_second_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, WAITING)
+    assert connect(Connection(SETTINGS), monkeypatch, 4.0) == 13.0
+    reports = [record.getMessage() for record in caplog.records if record.name == WAITING]
+    assert reports == [
+        "waiting for the large model at http://127.0.0.1:9: try 1 of 3",  # after 1 s
+        "waiting for the large model at http://127.0.0.1:9: try 2 of 3",  # 6 s
+        "waiting for the large model at http://127.0.0.1:9: try 3 of 3",  # 11 s
+    ]
+
+
+def test_a_server_that_fails_at_once_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, WAITING)
+    assert connect(Connection(SETTINGS.model_copy(update={"retries": 1})), monkeypatch, 0.1) == pytest.approx(0.7)
+    assert [record for record in caplog.records if record.name == WAITING] == []
+
+
+def test_each_retry_is_logged_with_its_cause(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stepspec.requests")
+    connect(Connection(SETTINGS), monkeypatch, 0.1)
+    messages = [record.getMessage() for record in caplog.records if record.name == "stepspec.requests"]
+    assert [re.sub(r".*(no connection).*; (try.*)", r"\1, \2", each) for each in messages] == [
+        "no connection, try 2 in 0.5 s",
+        "no connection, try 3 in 0.5 s",
+    ]
+
+
+@pytest.mark.parametrize(("rate", "count", "seconds"), [(0.5, 1, 2.0), (1.0, 1, 1.0), (2.5, 2, 0.8), (10.0, 10, 1.0)])
+def test_a_rate_allows_whole_requests(rate: float, count: int, seconds: float) -> None:
+    throttle = module._throttle(rate)  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(throttle, Throttler)
+    assert (throttle.rate_limit, throttle.period) == (count, pytest.approx(seconds))
+
+
+@pytest.mark.parametrize("tried", [1, 2, 4, 30])
+def test_the_pause_before_a_try_is_random_and_grows_and_a_servers_wish_is_kept(tried: int) -> None:
+    retryable = module._Retryable  # pyright: ignore[reportPrivateUsage]
+    wait = module._wait  # pyright: ignore[reportPrivateUsage]
+    error = Connection(SETTINGS).call("connect").error(EndpointUnavailable, "no connection")
+
+    def pause(after: float | None) -> float:
+        state = RetryCallState(AsyncRetrying(), None, (), {})
+        state.attempt_number = tried
+        error.retry_after = after or 0.0
+        state.set_exception((retryable, retryable(error), None))
+        return wait(state)
+
+    longest = min(module.LONGEST_PAUSE, 0.2 * 2 ** (tried - 1))
+    pauses = [pause(None) for _ in range(200)]
+    assert all(0 <= each <= longest for each in pauses)
+    assert max(pauses) > longest / 2 > min(pauses)
+    assert pause(60.0) == 60

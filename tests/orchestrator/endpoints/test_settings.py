@@ -13,6 +13,9 @@ from stepspec.orchestrator.endpoints import Endpoint
         ("http://localhost:8000/", "http://localhost:8000"),
         ("http://localhost:8000/v1", "http://localhost:8000"),
         (" https://host/models/large/v1/ ", "https://host/models/large"),
+        ("http://[::1]:8000/v1", "http://[::1]:8000"),
+        ("https://größe.example", "https://größe.example"),
+        ("http://gpu_1:8000", "http://gpu_1:8000"),
     ],
 )
 def test_a_url_may_include_its_version(value: str, base: str) -> None:
@@ -20,7 +23,13 @@ def test_a_url_may_include_its_version(value: str, base: str) -> None:
     assert (endpoint.url, endpoint.v1) == (base, f"{base}/v1")
 
 
-@pytest.mark.parametrize("value", ["localhost:8000", "ftp://host", "http://", "http://host/v1?key=1", ""])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("localhost:8000", "ftp://host", "http://", "http://host/v1?key=1", ""),
+        *("http://a b:8000", "http://a..b:8000", "http://host:99999", "http://host:no"),
+    ],
+)
 def test_a_url_that_leads_nowhere_is_refused(value: str) -> None:
     with pytest.raises(ValidationError, match="write it like http://localhost:8000/v1"):
         Endpoint(role="small", url=value)

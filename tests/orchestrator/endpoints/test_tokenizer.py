@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from stepspec.orchestrator.chain import Chain, Message, Step, Token
 from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.endpoints.text_encoder import AsyncCache
 from stepspec.orchestrator.endpoints.tokenizer import ChainIds
 from stepspec.orchestrator.endpoints.vllm_protocol import EncodedPrompt
-from stepspec.orchestrator.errors import MalformedReply, MissingCapability
+from stepspec.orchestrator.errors import MissingCapability
 
 from .conftest import Meet
 from .server import IM_END, IM_START, THINK, THINK_END, FakeVllm
@@ -26,27 +25,11 @@ class Hiding(FakeVllm):
         return super().render(messages[-1:], generate)
 
 
-class Foreign(FakeVllm):
-    """Has a route of the same name that does something else."""
-
-    async def tokenize(self, request: web.Request) -> web.Response:
-        return web.json_response({"pieces": 3})
-
-
 class Lossy(FakeVllm):
     """Its tokenizer does not give back the text that it was given."""
 
     def decode(self, ids: Any) -> str:
         return super().decode(ids).replace("assistant", "ASSISTANT")
-
-
-async def test_the_template_is_learnt_from_the_server(meet: Meet) -> None:
-    async with meet(FakeVllm()) as met:
-        template = met.endpoint.template
-        assert met.endpoint.encoder.faithful
-    assert template.turn == f"{IM_END}\n{IM_START}user\n"
-    assert template.answer == f"{IM_END}\n{IM_START}assistant\n{THINK}\n\n{THINK_END}\n\n"
-    assert (template.opened, template.thinks) == ("", True)
 
 
 async def test_a_template_that_cannot_be_learnt_is_named() -> None:
@@ -56,16 +39,10 @@ async def test_a_template_that_cannot_be_learnt_is_named() -> None:
                 raise AssertionError("learnt from nothing")
 
 
-async def test_a_server_of_another_kind_is_named() -> None:
-    async with Foreign().serve() as settings:
-        with pytest.raises(MalformedReply, match=r"no token ids in the answer .*pieces"):
-            async with VllmEndpoint(settings):
-                raise AssertionError("learnt from nothing")
-
-
-async def test_a_changed_text_after_a_round_trip_is_detected(meet: Meet) -> None:
-    async with meet(Lossy()) as met:
-        assert not met.endpoint.encoder.faithful
+@pytest.mark.parametrize(("kind", "faithful"), [(FakeVllm, True), (Lossy, False)])
+async def test_a_changed_text_after_a_round_trip_is_detected(meet: Meet, kind: type[FakeVllm], faithful: bool) -> None:
+    async with meet(kind()) as met:
+        assert met.endpoint.encoder.faithful is faithful
 
 
 async def test_options_of_the_template_are_passed_on(meet: Meet) -> None:

@@ -81,15 +81,6 @@ async def test_the_end_of_thinking_ends_the_chain(meet: Meet) -> None:
     assert met.calls[-1].written == 2  # the token that ended the turn was written too
 
 
-async def test_the_limit_holds(meet: Meet) -> None:
-    server = FakeVllm(SCRIPT)
-    async with meet(server) as met:
-        step = await met.model.write(PROBLEM, limit=2)
-    assert (step.text, step.stop) == ("So one", "length")
-    prompt = len(server.requests[-1][1]["prompt"])
-    assert [(call.written, call.prompt, call.verb) for call in met.calls] == [(2, prompt, "write")]
-
-
 async def test_until_sees_every_token_and_keeps_the_one_it_ends_at(meet: Meet) -> None:
     partials: list[str] = []
 
