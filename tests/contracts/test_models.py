@@ -55,12 +55,11 @@ class TestScriptedModel(ModelContract):
         return Subject(model, PROBLEM, events)
 
 
-@pytest.mark.parametrize("chunk", [1, 3])
 class TestVllmModel(ModelContract):
     @pytest.fixture
-    async def subject(self, chunk: int) -> AsyncGenerator[Subject]:
+    async def subject(self) -> AsyncGenerator[Subject]:
         events: list[Event] = []
-        server = FakeVllm(SCRIPT, chunk=chunk, digits={"7": -0.7, "9": -1.4})
+        server = FakeVllm(SCRIPT, chunk=3, digits={"7": -0.7, "9": -1.4})
         async with server.serve() as endpoint, VllmEndpoint(endpoint) as vllm:
             yield Subject(vllm.model(observe=events.append), PROBLEM, events)
 

@@ -103,8 +103,6 @@ FAMILIES = (
     chatml("qwen3 with thinking off", EMPTY, None, block=EMPTY, last_only=True),
     # The template opens the block.
     chatml("qwen3-thinking-2507", "<think>\n", THINK, block=EMPTY, last_only=True),
-    chatml("qwen3.5", "<think>\n", THINK, block=EMPTY, last_only=True),
-    chatml("qwen3.5 with thinking off", EMPTY, None, block=EMPTY, last_only=True),
     chatml("qwq", "<think>\n", THINK),
     deepseek("deepseek-r1-distill", "<think>\n", THINK, skipped=EMPTY),
     deepseek("deepseek-v3.1", "<think>", THINK, skipped="</think>", block="</think>"),
@@ -135,7 +133,6 @@ FAMILIES = (
         "smollm3 with thinking off", "<think>\n\n</think>\n", None, head="<|im_start|>system\n/no_think<|im_end|>\n"
     ),
     chatml("lfm2.5", "", THINK, head="<|startoftext|>", opened="<think>\n", writes="<think>\nThe", by="effect"),
-    chatml("mimo", "", THINK, opened="<think>\n", writes="<think>\nOkay", by="effect"),
     Family(
         "phi-4-reasoning",
         ("<|im_start|>user<|im_sep|>", "<|im_end|>"),

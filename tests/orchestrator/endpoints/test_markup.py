@@ -27,7 +27,7 @@ from .real import RealVllm
 SCRIPT = ("One.\n\n", THINK_END, "It is 2.")
 NAMES = {
     "miniature": ("qwen3", "smollm3"),
-    "qwen": ("qwen3", "qwen3.5", "qwen3-thinking-2507", "qwen3.5 with thinking off", "qwq", "smollm3", "glm-4.6"),
+    "qwen": ("qwen3", "qwen3-thinking-2507", "qwen3 with thinking off", "qwq", "smollm3", "glm-4.6"),
     "deepseek": ("deepseek-r1-distill", "deepseek-v3.1", "deepseek-v3.1 with thinking off"),
     "gpt-oss": ("gpt-oss",),
     "mistral": ("magistral",),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,9 +11,10 @@ from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Step
 from stepspec.orchestrator.endpoints import VllmModel
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Called, Committed, Drafted, Event
-from stepspec.orchestrator.interfaces import KEPT_OPEN, RequestContext, requesting
+from stepspec.orchestrator.interfaces import RequestContext, requesting
 from stepspec.orchestrator.ledger import Ledger
 
+from ...contracts.model import kept_open
 from .conftest import Meet, eventually
 from .server import Break, FakeVllm, Stall
 from .streaming import streamed
@@ -23,16 +23,6 @@ PROBLEM = Chain.of("What is 1 + 1?")
 STEPS = [f"step {n}\n\n" for n in range(5)]
 SCRIPT = (*[piece for step in STEPS for piece in (step[:4], step[4:6], "\n\n")], "Done", THINK_END)
 FUSED = ("So", " one", ".\n\n", "Then", " two", ".\n\nSo", " it", " is", ".", "\n", "\n", "Done", THINK_END)
-
-
-@asynccontextmanager
-async def kept_open() -> AsyncGenerator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        token = KEPT_OPEN.set(stack)
-        try:
-            yield stack
-        finally:
-            KEPT_OPEN.reset(token)
 
 
 async def steps(model: VllmModel, chain: Chain, *, limit: int = 512) -> list[Step]:

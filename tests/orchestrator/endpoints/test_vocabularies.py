@@ -180,16 +180,6 @@ async def test_the_text_after_a_replacement_character_does_not_repeat_the_prompt
 
 
 @byte_level
-async def test_a_token_before_the_end_of_the_turn_keeps_its_text(family: str, meet: Meet) -> None:
-    tokenizer = real_tokenizer(family)
-    part = ordinary(family)[1][0]
-    server = RealVllm(tokenizer=tokenizer, chunk=8, written=[part, *ids_of(tokenizer, " so it is")])
-    async with meet(server) as met:
-        step = await met.model.write(PROBLEM)
-    assert (step.text, step.stop) == (f"{HALF} so it is", "end")
-
-
-@byte_level
 @pytest.mark.parametrize("chunk", [1, 2, 8])
 async def test_a_turn_that_ends_in_half_a_character_is_text_of_its_tokens(family: str, chunk: int, meet: Meet) -> None:
     tokenizer, part = real_tokenizer(family), ordinary(family)[1][0]

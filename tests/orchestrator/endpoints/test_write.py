@@ -8,7 +8,7 @@ import pytest
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
 from stepspec.orchestrator.endpoints import Sampling
-from stepspec.orchestrator.errors import ContextTooLong
+from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
 
 from .conftest import Meet
 from .server import ROOM, THINK, FakeVllm
@@ -211,3 +211,53 @@ async def test_many_writes_share_one_endpoint(meet: Meet) -> None:
 async def test_requests_begun_per_second_are_limited_without_waiting_for_ever(meet: Meet) -> None:
     async with meet(FakeVllm(SCRIPT), requests_per_second=1000.5) as met:
         assert (await met.model.write(PROBLEM)).text == "So one.\n\n"
+
+
+LETTERS = ("a", "b", "\n\n")
+RIVALS = ("x", "y", "z")
+
+
+def top_texts(tokens: tuple[Token, ...]) -> list[list[str]]:
+    return [[rival.text for rival in token.top] for token in tokens]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "top", "sent"), [(None, 0, None), (None, 1, 1), (0, 0, 0), (0, 2, 2), (5, 2, 5), (2, 3, 3)]
+)
+async def test_the_number_of_alternatives_follows_the_sampling_and_the_policy(
+    meet: Meet, sampled: int | None, top: int, sent: int | None
+) -> None:
+    server = FakeVllm(LETTERS, rivals=RIVALS)
+    async with meet(server, Sampling(temperature=0, logprobs=sampled)) as met:
+        step = await met.model.write(PROBLEM, top=top)
+    assert server.requests[-1][1].get("logprobs") == sent
+    assert top_texts(step.tokens) == [[piece, *RIVALS][:top] for piece in LETTERS]
+    assert {bool(token.logprob) for token in step.tokens[1:]} == {sent is not None}
+
+
+async def test_scored_tokens_have_alternatives_with_ids(meet: Meet) -> None:
+    server = FakeVllm(LETTERS, rivals=RIVALS, unlikely=frozenset("b"))
+    async with meet(server) as met:
+        (tokens,) = await met.model.score(PROBLEM, "ab", top=2)
+        (plain,) = await met.model.score(PROBLEM, "ab")
+    assert top_texts(tokens) == [["a", "x"], ["x", "y"]]
+    assert [token.rank for token in tokens] == [1, 4]
+    assert [[rival.id for rival in token.top] for token in tokens] == [
+        [server.id(b"a"), server.id(b"x")],
+        [server.id(b"x"), server.id(b"y")],
+    ]
+    assert all(token.top[0].logprob >= token.logprob for token in tokens)
+    assert top_texts(plain) == [[], []]
+    assert [body["prompt_logprobs"] for path, body in server.requests if path == "/v1/completions"] == [2, 0]
+
+
+@pytest.mark.parametrize("top", [-1, 21])
+async def test_more_alternatives_than_a_server_returns_are_refused(meet: Meet, top: int) -> None:
+    server = FakeVllm(LETTERS)
+    async with meet(server) as met:
+        before = len(server.requests)
+        with pytest.raises(ConfigurationError, match=f"top={top}: .* 20 tokens .*--max-logprobs"):
+            await met.model.write(PROBLEM, top=top)
+        with pytest.raises(ConfigurationError, match="--max-logprobs"):
+            await met.model.score(PROBLEM, "ab", top=top)
+    assert len(server.requests) == before
