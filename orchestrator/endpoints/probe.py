@@ -72,10 +72,7 @@ async def probe(
     *suffix_scoring* is tried only if the settings allow it: a server without the right flags may crash.
     """
     prompt = (await encoder.literally(PROBE))[: encoder.room - 8]
-    digits = await encoder.literally(DIGITS)
-    pieces = await encoder.pieces(digits)
-    digits = tuple([number for number in digits if pieces[number].strip() and pieces[number].strip() in DIGITS])
-    probing = _Probe(connection, model, prompt, digits, encoder.room - 8)
+    probing = _Probe(connection, model, prompt, await encoder.literally(DIGITS), encoder.room - 8)
     capabilities = await probing.run()
     return replace(capabilities, suffix_scoring=await probing.suffix_scoring()) if suffix_scoring else capabilities
 

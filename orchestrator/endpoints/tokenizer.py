@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
-from typing import Any
 
 from ..chain import THINK_END, Chain, Message, Step, Token, Tool
 from ..errors import ConfigurationError, MissingCapability
 from ..markers import mark_after, opens_block
-from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Marks, Template, cut
+from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Template, cut
 from .client import Connection
 from .settings import Endpoint
 from .text_encoder import TEXTS, AsyncCache, TextEncoder
@@ -59,8 +58,9 @@ class ModelTokenizer(TextEncoder):
     faithful: bool
     rendered_last: list[int]  # the ids of the last of `CONVERSATIONS`
 
-    def __init__(self, connection: Connection, model: str) -> None:
+    def __init__(self, connection: Connection, model: str, settings: Endpoint) -> None:
         super().__init__(connection, model)
+        self._settings = settings
         self.spelt = AsyncCache(self._spell, TEXTS)
         self._prefixes = AsyncCache(self._prefix, CONVERSATIONS_KEPT)
         self.choices = AsyncCache(self._choices, CHOICES_KEPT)
@@ -71,15 +71,15 @@ class ModelTokenizer(TextEncoder):
         ids, self.room = await self.tokenize(tokenize_body(self._model, PROBE))
         self.vocabulary = blake2b(repr(ids).encode(), digest_size=8).hexdigest()
         rendered = [
-            await self.render(messages, generate=generate, template=self._variables)
+            await self.render(messages, generate=generate, template=self._settings.template)
             for messages, generate in CONVERSATIONS
         ]
         self.rendered_last = rendered[-1]
         texts = [await self.decode(ids) for ids in rendered]
         try:
-            shown = cut(texts, self._marks)
+            shown = cut(texts, self._settings.marks)
             found = await self._by_effect(shown) if shown.source == "unknown" else shown
-            self.template = found.overridden(self._thinks)
+            self.template = found.overridden(self._settings.thinks)
         except MissingCapability as exc:
             raise MissingCapability(f"the {self._call.role} model at {self._call.url}: {exc}") from exc
         self.faithful = list(await self.literally(texts[-1])) == rendered[-1]
@@ -92,12 +92,12 @@ class ModelTokenizer(TextEncoder):
     async def changed(self) -> bool:
         """Whether the server has another vocabulary, chat template or context than when it was learnt."""
         messages, generate = CONVERSATIONS[-1]
-        body = tokenize_messages_body(self._model, messages, generate=generate, template=self._variables)
+        body = tokenize_messages_body(self._model, messages, generate=generate, template=self._settings.template)
         return await self.tokenize(body) != (self.rendered_last, self.room)
 
     def on(self, connection: Connection) -> ModelTokenizer:
         """Return an encoder that has learnt the same, and sends its requests over *connection*."""
-        other = ModelTokenizer(connection, self._model)
+        other = ModelTokenizer(connection, self._model, self._settings)
         other.vocabulary, other.template, other.room = self.vocabulary, self.template, self.room
         other.faithful, other.rendered_last, other._turns = self.faithful, self.rendered_last, self._turns
         other.closing_id = self.closing_id
@@ -240,7 +240,7 @@ class ModelTokenizer(TextEncoder):
         ids = await self.rendered(
             [message_fields(message) for message in messages],
             [*map(tool_fields, tools)],
-            template=self._variables,
+            template=self._settings.template,
             kept=() if self.template.handover else (self.template.markers.opening.strip(), self.template.closing),
         )
         prompt = await self.decode(ids[-LAST_WORDS:])
@@ -261,27 +261,11 @@ class ModelTokenizer(TextEncoder):
 
     async def _first_words(self) -> str:
         """Have the model answer a plain question, greedily, and return the first words."""
-        prompt = await self.render(PLAIN_QUESTION, template=self._variables)
+        prompt = await self.render(PLAIN_QUESTION, template=self._settings.template)
         body = completion_body(self._model, prompt, GREEDY, FIRST_WORDS)
         reply = await self._connection.post(self._call, COMPLETIONS, body)
         with reading(self._call, "text", reply):
             return str(reply["choices"][0]["text"])
-
-    @property
-    def _thinks(self) -> bool | None:
-        endpoint = self._connection.endpoint
-        return endpoint.thinks if isinstance(endpoint, Endpoint) else None
-
-    @property
-    def _marks(self) -> Marks | None:
-        endpoint = self._connection.endpoint
-        return endpoint.marks if isinstance(endpoint, Endpoint) else None
-
-    @property
-    def _variables(self) -> Mapping[str, Any] | None:
-        """What the user has the chat template be given."""
-        endpoint = self._connection.endpoint
-        return endpoint.template if isinstance(endpoint, Endpoint) else None
 
 
 class ChainIds:

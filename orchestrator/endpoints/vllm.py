@@ -49,7 +49,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         self._answered = asyncio.Event()
 
     async def _learn(self) -> None:
-        self.encoder = ModelTokenizer(self.connection, self.name)
+        self.encoder = ModelTokenizer(self.connection, self.name, self.settings)
         await self.encoder.learn()
         # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the engine ends.
         self.by_id = False if await self.acceptance() is not None else None
