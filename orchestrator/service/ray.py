@@ -71,7 +71,7 @@ class ServiceReplica:
         return self._context.replica_tag, self._service.metrics.scrape()[0]
 
     async def _scrape(self) -> Mapping[str, bytes]:
-        handle: Any = serve.get_deployment_handle(NAME, self._context.app_name)
+        handle = cast("Any", serve.get_deployment_handle(NAME, self._context.app_name))
         return dict(await handle.broadcast("metrics").results_async(timeout_s=SCRAPE_SECONDS))
 
     async def check_health(self) -> None:
