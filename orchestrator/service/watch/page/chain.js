@@ -85,7 +85,6 @@ function foldRow({ first, last, from, to, count: steps, authors, tokens, seconds
       mark("kept"),
       authors.map(badge),
       h("span", { class: "fold-what" }, `${count(steps)} ${what}, ${took.toFixed(1)} s`),
-      h("span", { class: "flip" }),
       h("span", { class: "number" }, `${from + 1} to ${to + 1}, ${plural(tokens, "token")}`),
     ),
   );
@@ -163,7 +162,6 @@ function draftMeta(draft, label) {
     Number.isFinite(verdict?.score) && part(`${label} ${score(verdict.score)}`, "grade"),
     verdict?.reason && verdict.reason !== label && part(verdict.reason, "reason"),
     verdict?.detail && part(verdict.detail, "reason"),
-    part("", "flip"),
     openButton(`${plural(draft.tokens, "token")}, ${seconds(draft.kept?.at ?? verdict?.at ?? draft.at)}`),
   ];
 }

@@ -9,7 +9,6 @@ import { connectPointer, hasMoved, highlight, rowOf, showBars } from "./highligh
 import { connectKeys, keepStop, stopAt } from "./keys.js";
 import { advice, hasKey, keepKey, methods, solve } from "./live.js";
 import { EMPTY, reduce } from "./reduce.js";
-import { connectThreshold, resetThreshold, showThreshold } from "./slider.js";
 import { spansOf } from "./spans.js";
 import { showSpeed } from "./speed.js";
 import { showLedger } from "./summary.js";
@@ -29,7 +28,6 @@ let drawnWidth = 0;
 function begin(all) {
   events = all;
   view = all.reduce(reduce, EMPTY);
-  resetThreshold();
   opened = new Set();
   zoom = 1;
   find("only-rejected").checked = false;
@@ -54,7 +52,7 @@ function draw() {
   find("empty").hidden = begun;
   find("save").disabled = !begun;
   find("copy").disabled = !(view.finished?.answer || view.answer?.text);
-  const widths = { plot: find("timeline-plot").clientWidth, scores: find("ledger-figures").clientWidth };
+  const width = find("timeline-plot").clientWidth;
   spans = spansOf(view); // Everything is measured above and written below, so that the page is laid out once.
   showModels(find("models"), view);
   showSpeed(view);
@@ -64,7 +62,7 @@ function draw() {
   find("answering").hidden = !view.answer && !view.finished;
   drawLedger();
   find("so-far").hidden = view.finished !== null;
-  if (begun) drawPlots(widths);
+  if (begun) drawPlot(width);
   status();
   if (follow) window.scrollTo({ top: document.body.scrollHeight });
 }
@@ -83,11 +81,10 @@ function drawChain() {
 const drawLedger = () =>
   showLedger(find("ledger-figures"), view, spans, document.querySelector("[name='unit']:checked").value);
 
-function drawPlots({ plot, scores }) {
-  drawnWidth = plot;
+function drawPlot(width) {
+  drawnWidth = width;
   find("zoom").hidden = view.drafts.length < LONG;
-  showTimeline(find("timeline-plot"), view, spans, plot, zoom, select);
-  showThreshold(view, scores);
+  showTimeline(find("timeline-plot"), view, spans, width, zoom, select);
 }
 
 function status() {
@@ -123,7 +120,6 @@ function toggleFold({ dataset }) {
   const first = Number(dataset.first);
   if (!opened.delete(first)) opened.add(first);
   drawChain();
-  showThreshold(view, find("ledger-figures").clientWidth);
 }
 
 function toggleFolds() {
@@ -131,7 +127,6 @@ function toggleFolds() {
   const closed = folds.filter((fold) => !opened.has(Number(fold.dataset.first)));
   opened = new Set(closed.length ? folds.map((fold) => Number(fold.dataset.first)) : []);
   drawChain();
-  showThreshold(view, find("ledger-figures").clientWidth);
 }
 
 // Open a row of the chain, or close it: a fold has steps, and a step has the requests that made it.
@@ -257,7 +252,6 @@ function connect() {
   connectPointer();
   connectDrop();
   connectSteps();
-  connectThreshold();
   connectTheme();
   connectKeys((row) => showBars(row.dataset.draft ?? row.dataset.first), toggleRow);
   connectZoom();
@@ -286,10 +280,7 @@ function connectSteps() {
   steps.addEventListener("click", (event) => {
     if (event.target.closest(".fold-button, .requests-button")) toggleRow(event.target.closest(".row"));
   });
-  find("only-rejected").addEventListener(
-    "change",
-    () => (drawChain(), showThreshold(view, find("ledger-figures").clientWidth)),
-  );
+  find("only-rejected").addEventListener("change", drawChain);
   find("unfold").addEventListener("click", toggleFolds);
 }
 
@@ -298,7 +289,7 @@ function connectZoom() {
     const plot = find("timeline-plot");
     const middle = (plot.scrollLeft + plot.clientWidth / 2) / plot.scrollWidth;
     zoom = Math.min(32, Math.max(1, next));
-    redrawPlots();
+    redrawPlot();
     find("zoom-out").disabled = zoom === 1;
     find("zoom-in").disabled = zoom === 32;
     plot.scrollLeft = middle * plot.scrollWidth - plot.clientWidth / 2;
@@ -307,10 +298,9 @@ function connectZoom() {
   find("zoom-out").addEventListener("click", () => to(zoom / 2));
 }
 
-const redrawPlots = () =>
-  drawPlots({ plot: find("timeline-plot").clientWidth, scores: find("ledger-figures").clientWidth });
+const redrawPlot = () => drawPlot(find("timeline-plot").clientWidth);
 
-const resized = () => events.length && find("timeline-plot").clientWidth !== drawnWidth && redrawPlots();
+const resized = () => events.length && find("timeline-plot").clientWidth !== drawnWidth && redrawPlot();
 
 async function main() {
   connect();

