@@ -274,5 +274,5 @@ async def test_every_model_of_a_pair_has_its_lane_its_bars_and_its_account(
     await expect(within.locator("tbody tr").first).to_have_text("drafting0.23 s\N{EN DASH}")
     await page.get_by_role("radio", name="Tokens").check()
     await expect(within.locator("tbody tr").first).to_have_text("tokens kept2210")
-    await expect(page.locator("#ledger-figures .figures")).to_contain_text("accepted within small50% of 4")
+    await expect(page.locator("#ledger-figures .figures")).to_contain_text("accepted within small40% of 5")
     await expect(page.locator("#ledger-figures .legend")).to_contain_text("kept 42repaired 13")
