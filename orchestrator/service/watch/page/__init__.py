@@ -17,8 +17,8 @@ __all__ = ["allowed", "headers", "html", "script", "style"]
 FOLDER = Path(__file__).parent
 # In the order of their imports: they are joined into one script, so that no name may occur in two of them.
 MODULES = (
-    "element", "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "spans", "theme", "announce", "text", "chain", "highlight", "timeline", "keys", "speed", "summary",
-    "form", "live", "page",
+    "element", "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "spans", "theme",
+    "announce", "text", "chain", "highlight", "timeline", "keys", "speed", "summary", "form", "live", "page",
 )  # fmt: skip
 LIVE = "'self'"  # the only origin that the live page may connect to
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
