@@ -239,7 +239,7 @@ def test_the_doctor_says_by_its_exit_code_and_its_last_line_whether_it_works(
     with stand_in_process() as small, stand_in_process() as large:
         assert call("doctor", "--small", small, "--large", large) == 0
         printed = capfd.readouterr().out.splitlines()
-        assert re.fullmatch(r"It works: \d+ cost speed or accuracy(, \d+ are unknown)?\.", printed[-1])
+        assert re.fullmatch(r"It works: \d+ cost speed or accuracy(, \d+ (is|are) unknown)?\.", printed[-1])
         assert all(len(line.split("  ")) > 1 for line in printed if line.startswith("costs"))
         assert call("doctor", "--small", small, "--large", large, "--critic", large) == 1
         printed = capfd.readouterr().out.splitlines()
