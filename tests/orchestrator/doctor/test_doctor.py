@@ -68,6 +68,7 @@ def test_a_complete_pair_has_no_notes() -> None:
     assert diagnosis.notes == ()
     assert shown(diagnosis).splitlines()[-1] == "It works. Nothing is missing."
     assert "0.32.0" in shown(diagnosis)
+    assert conclude(FAST, replace(GOOD, url=FAST.url)).findings == ()  # behind one gateway
 
 
 @pytest.mark.parametrize("name", LACKS)
@@ -138,10 +139,6 @@ def test_what_cannot_work_is_no_mere_cost(change: dict[str, Any], words: str) ->
     assert str(finding).startswith(words)
     report = Report.of([diagnosis])
     assert (report.ok, report.summary) == (False, "It cannot work like this: 1 thing cannot work.")
-
-
-def test_two_models_behind_one_gateway_are_no_complaint() -> None:
-    assert conclude(FAST, replace(GOOD, url=FAST.url)).findings == ()
 
 
 def test_a_small_model_that_cannot_judge_suits_most_policies() -> None:
@@ -348,13 +345,6 @@ async def test_the_json_has_one_shape_in_every_situation() -> None:
     assert [shape["ok"] for shape in shapes[:2]] == [True, False]
 
 
-def test_the_schema_refuses_another_shape() -> None:
-    values = report_json(Report.of([conclude(FAST, GOOD)]))
-    values["pairs"][0]["findings"] = [{"check": "a", "subject": "b", "outcome": "fine", "message": "c"}]
-    with pytest.raises(jsonschema_rs.ValidationError, match='"fine" is not one of'):
-        jsonschema_rs.validator_for(report_schema()).validate(values)
-
-
 @dataclass
 class Batching(FakeVllm):
     """Answers what arrives within a moment as one batch, and *breaks* one of the two in it, as runners of vLLM do."""
@@ -522,34 +512,33 @@ def test_a_cache_in_large_blocks_is_named_with_its_cost_and_the_flags_that_cure_
     assert "411 of 1014 tokens" in shown(conclude(FAST, cached(True, LARGE_BLOCKS)))
 
 
-def test_a_cache_in_small_units_needs_no_cure() -> None:
-    assert conclude(FAST, cached(True, replace(LARGE_BLOCKS, unit=32))).notes == ()
-    assert conclude(FAST, cached(True, CacheConfig(True, 128))).notes == ()
-
-
-def test_a_version_without_the_flag_is_to_be_updated() -> None:
-    older = replace(LARGE_BLOCKS, known=("block_size", "mamba_cache_mode"))
-    (note,) = conclude(FAST, cached(True, older)).notes
-    assert note.endswith("vLLM 0.32.0 has no --prefix-match-unit, which later versions have: update it")
-
-
-def test_hits_that_vanish_under_speculation_are_not_taken_for_a_cache_that_is_off() -> None:
-    (note,) = conclude(FAST, cached(False, LARGE_BLOCKS, speculation=True)).notes
-    assert "--enable-prefix-caching" not in note
-    assert "nothing of a prompt of 1280 tokens" in note
-    assert "MTP" in note
-    assert note.endswith("start vLLM without --speculative-config")
-
-
-def test_a_context_shorter_than_a_block_is_not_taken_for_a_cache_that_is_off() -> None:
-    (note,) = conclude(FAST, cached(False, LARGE_BLOCKS)).notes
-    assert "cached in blocks of 640" in note
-    assert note.endswith(CURE)
-
-
-def test_a_cache_that_is_off_is_to_be_switched_on() -> None:
-    (found,) = conclude(FAST, cached(False, CacheConfig(False, 640, None, None, KNOWN))).notes
-    assert found == f"large: {note('prefix_cache')}"
+@pytest.mark.parametrize(
+    ("found", "cache", "speculation", "words"),
+    [
+        (True, replace(LARGE_BLOCKS, unit=32), False, None),
+        (True, CacheConfig(True, 128), False, None),
+        (
+            *(True, replace(LARGE_BLOCKS, known=("block_size", "mamba_cache_mode")), False),
+            ("vLLM 0.32.0 has no --prefix-match-unit, which later versions have: update it",),
+        ),
+        (
+            *(False, LARGE_BLOCKS, True),
+            ("nothing of a prompt of 1280 tokens", "MTP", "start vLLM without --speculative-config"),
+        ),
+        (False, LARGE_BLOCKS, False, ("nothing of a prompt", "cached in blocks of 640", CURE)),
+        (False, CacheConfig(False, 640, None, None, KNOWN), False, (note("prefix_cache"),)),
+    ],
+)
+def test_the_cure_of_a_cache_depends_on_what_the_server_says_of_it(
+    found: bool, cache: CacheConfig, speculation: bool, words: tuple[str, ...] | None
+) -> None:
+    notes = conclude(FAST, cached(found, cache, speculation=speculation)).notes
+    if words is None:
+        assert notes == ()
+        return
+    (only,) = notes
+    assert all(word in only for word in words)
+    assert only.endswith(words[-1])
 
 
 @pytest.mark.parametrize(
