@@ -22,8 +22,8 @@ TESTS := $(RUN)/pytest -n 4 --dist loadgroup
 SLOW := integration docs docker examples fidelity evals/calibration evals/report evals/testbed lab \
   test_cli.py $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py ray_pool.py benchmarks.py) \
   $(addprefix orchestrator/service/,watch/page formats/test_description.py test_ray.py) test_packaging.py test_docs_site.py \
-  $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py doctor.py) \
-  $(addprefix orchestrator/launcher/test_,hybrids.py launch.py up.py) \
+  $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py) \
+  $(addprefix orchestrator/launcher/test_,dry_run.py launch.py up.py) \
   orchestrator/nesting/test_promises.py
 # The theme prints an advertisement against MkDocs 2 without the variable.
 SITE := NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs

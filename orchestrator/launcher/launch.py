@@ -224,7 +224,7 @@ class _ServerProcess:
             root = f"http://{server.host}:{port}"
             async with child(server.command(port), env=env, log=self._log, grace=self._launch.grace) as process:
                 served = Served(server.name, f"{root}/v1", server.served_name, process.pid, self._log)
-                if await self._wait_until_ready(root, process) and await self._prepare(served, process):
+                if await self._wait_until_ready(root, served, process):
                     self._announce(served)
                 await asyncio.wait({process.ended})
         raise self._died(process.ended.result())
@@ -238,28 +238,25 @@ class _ServerProcess:
                 f"the {self.server.name} server cannot listen at {host}:{port}: {error.strerror}"
             ) from error
 
-    async def _wait_until_ready(self, root: str, process: Child) -> bool:
-        """Wait until the server answers; return False if it ends instead."""
-        while not process.ended.done():
-            if await _answers(self._launch.http, root, self.server.served_name):
-                return True
-            if self._launch.elapsed > self._launch.ready_timeout:
-                raise ServerNotReady(self._report(f"did not answer within {self._launch.ready_timeout:g} s"))
-            self._report_progress("starting")
-            await asyncio.wait({process.ended}, timeout=POLL_SECONDS)
-        return False
-
-    async def _prepare(self, served: Served, process: Child) -> bool:
-        """Prepare the server, which answers; return False if it ends meanwhile."""
-        async with background(self._launch.prepare(served)) as (preparing,):
-            while not (preparing.done() or process.ended.done()):
+    async def _wait_until_ready(self, root: str, served: Served, process: Child) -> bool:
+        """Wait until the server answers and is prepared; return False if it ends instead."""
+        launch = self._launch
+        async with background(self._become_ready(root, served)) as (ready,):
+            tasks: set[asyncio.Task[Any]] = {ready, process.ended}
+            while not (ready.done() or process.ended.done()):
+                if launch.elapsed > launch.ready_timeout:
+                    raise ServerNotReady(self._report(f"did not answer within {launch.ready_timeout:g} s"))
                 self._report_progress("starting")
-                tasks: set[asyncio.Task[Any]] = {preparing, process.ended}
                 await asyncio.wait(tasks, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if process.ended.done():
             return False
-        preparing.result()
+        ready.result()
         return True
+
+    async def _become_ready(self, root: str, served: Served) -> None:
+        while not await _answers(self._launch.http, root, served.served_name):  # noqa: ASYNC110  # no event tells it
+            await asyncio.sleep(POLL_SECONDS)
+        await self._launch.prepare(served)
 
     def _announce(self, served: Served) -> None:
         if not self.served.done():  # The future is cancelled if the block is cancelled just when the server is ready.
