@@ -336,7 +336,6 @@ FIELDS: Mapping[str, str] = {
     "allowed_callers": "accepted without effect",
     "input_examples": "accepted without effect",
     "arguments": "an object, also as JSON text",
-    "namespace": "the namespace of the function, if it has one",
     "NamespaceTool.name": "the models read `NAME__FUNCTION` for each function",
     "NamespaceTool.tools": "functions, up to 128",
     "call_id": "what a call and its result have in common",

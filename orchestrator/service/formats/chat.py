@@ -16,11 +16,12 @@ from ..http.runs import PROGRESS, RunItem, Runs
 from ..settings import Thinking
 from ..watch.records import RunResult, ServiceRequest
 from . import deltas
-from .deltas import Delta, DeltaBuilder, TokenCounts
+from .deltas import Delta, DeltaBuilder, TokenCounts, written_arguments
 from .schemas import (
     SPEAKERS,
     AnyJson,
     CacheablePart,
+    CallId,
     Content,
     Effort,
     Empty,
@@ -28,6 +29,7 @@ from .schemas import (
     Label,
     Metadata,
     ModelName,
+    NamedTool,
     NotNegative,
     Part,
     PlainText,
@@ -36,13 +38,14 @@ from .schemas import (
     Rules,
     Schema,
     Temperature,
+    ToolCallPart,
+    Tools,
     TopK,
     TopP,
     Wanted,
     any_json,
     joined_text,
 )
-from .tools import CallId, NamedTool, ToolCallPart, Tools, written_arguments
 
 COMPLETION, CHUNK = "chat.completion", "chat.completion.chunk"
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 
+from ...chain import ToolCall
 from ...events import Answered, Answering, Called, Calling, Committed, Event, Started
 from ...ledger import COUNTED, Account, Ledger
 from ...solution import Solution
 from ..settings import Thinking
 from ..watch.records import MESSAGES_PATH, RunEvent, RunResult
 from .requests import RunRequest
-from .tools import CallPieces
+from .schemas import has_arguments
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -36,6 +37,41 @@ FIELDS: Mapping[Thinking, tuple[str, ...]] = {
 def one_field(thinking: Thinking) -> Thinking:
     """Return the place of the *thinking* in an API whose messages have one field for it, ``reasoning``."""
     return "reasoning" if thinking in ("both", "reasoning_content") else thinking
+
+
+class CallPieces:
+    """
+    The pieces of an answer's calls as clients may join them to JSON: a call without arguments has ``{}``.
+
+    What may still become ``null`` is held back. Calls are told apart by their index: servers may repeat an id.
+    """
+
+    def __init__(self) -> None:
+        self._index, self._held, self._begun = -1, "", True
+
+    def add(self, piece: Calling) -> Iterator[Calling]:
+        """Take in *piece*, and yield what can be sent now."""
+        if piece.index != self._index:
+            yield from self.close()
+            self._index, self._held, self._begun = piece.index, "", False
+        if not self._begun:
+            self._held += piece.arguments
+            waits = "null".startswith(self._held.strip())
+            piece = replace(piece, arguments="" if waits else self._held)
+            self._begun = not waits
+        if piece.id or piece.name or piece.arguments:
+            yield piece
+
+    def close(self) -> Iterator[Calling]:
+        """Yield the end of the last call, which is complete."""
+        if not self._begun:
+            self._begun = True
+            yield Calling(self._index, arguments="{}")
+
+
+def written_arguments(call: ToolCall) -> str:
+    """Return the arguments of a complete *call* as an answer has them."""
+    return call.arguments if has_arguments(call.arguments) else "{}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ..watch.records import RunResult, ServiceRequest
 from . import deltas
 from .deltas import Delta, DeltaBuilder
 from .messages import MessagesRequest
-from .tools import arguments_object
+from .schemas import arguments_object
 
 SIGNATURE = "stepspec"
 """

@@ -18,11 +18,14 @@ from ...chain import Message, Tool, ToolCall
 from ..http.errors import bad_request
 from ..settings import Thinking
 from .schemas import (
+    MAX_TOOLS,
     SERVED,
     CacheablePart,
+    CallId,
     Effort,
     Items,
     ModelName,
+    Name,
     Part,
     Positive,
     Request,
@@ -33,10 +36,10 @@ from .schemas import (
     TopK,
     TopP,
     Wanted,
+    arguments_object,
     joined_text,
     kind_of,
 )
-from .tools import MAX_TOOLS, CallId, Name, arguments_object
 
 BILLING = "x-anthropic-billing-header"
 """The beginning of a system block that Claude Code changes with every request, so that no prefix cache could hit."""

@@ -24,16 +24,22 @@ from ..watch.records import ServiceRequest
 from . import deltas
 from .deltas import Delta, DeltaBuilder
 from .schemas import (
+    FUNCTIONS,
     SPEAKERS,
     AnyJson,
+    Arguments,
     CacheablePart,
+    CallId,
+    ChosenFunction,
     Effort,
     Empty,
+    FunctionTools,
     ItemContent,
     Items,
     Label,
     Metadata,
     ModelName,
+    Name,
     NotNegative,
     Part,
     PlainText,
@@ -47,7 +53,6 @@ from .schemas import (
     any_json,
     joined_text,
 )
-from .tools import FUNCTIONS, Arguments, CallId, ChosenFunction, FunctionTool, Name, OfferedTools, flat_name
 
 
 class Item(CacheablePart):
@@ -88,7 +93,6 @@ class FunctionCallItem(Item):
     type: Literal["function_call"]
     call_id: CallId
     name: Name
-    namespace: Name | None = None
     arguments: Arguments = "{}"
 
 
@@ -132,7 +136,7 @@ def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
                 thought = "".join(part.text for part in item.content or ())
                 answer = replace(answer, reasoning=answer.reasoning + thought)
             case FunctionCallItem():
-                call = ToolCall(item.call_id, flat_name(item.namespace, item.name), item.arguments)
+                call = ToolCall(item.call_id, item.name, item.arguments)
                 answer = replace(answer, calls=(*answer.calls, call))
             case MessageItem(role="assistant"):
                 text = joined_text(item.content)
@@ -218,7 +222,7 @@ class ResponsesRequest(Request):
     min_tokens: NotNegative | None = None
     stop: Annotated[None, BeforeValidator(_no_stop)] = None
 
-    tools: OfferedTools | None = None
+    tools: FunctionTools | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     parallel_tool_calls: bool | None = None
 
@@ -248,24 +252,10 @@ class ResponsesRequest(Request):
             effort=self.reasoning.effort if self.reasoning else None,
             format=format.rules if isinstance(format, SchemaFormat) else any_json(format),
             format_name="text.format",
-            tools=tuple([tool for offered in self.tools or () for tool in offered.tools]),
-            tool_choice=self._named(choice.name) if isinstance(choice, ChosenFunction) else choice or "auto",
+            tools=tuple([tool.tool for tool in self.tools or ()]),
+            tool_choice=choice.name if isinstance(choice, ChosenFunction) else choice or "auto",
             parallel=self.parallel_tool_calls is not False,
         )
-
-    def _named(self, choice: str) -> str:
-        """The name that the models read of the chosen tool. A namespace may be left out where only one has the tool."""
-        spaces = [flat for flat, (_, name) in self.namespaces.items() if name == choice]
-        plain = any(isinstance(tool, FunctionTool) and tool.name == choice for tool in self.tools or ())
-        return spaces[0] if len(spaces) == 1 and not plain else choice
-
-    @property
-    def namespaces(self) -> Mapping[str, tuple[str, str]]:
-        """The namespace and the name of each tool that is in a namespace, by the name that the models read."""
-        spaces = [offered for offered in self.tools or () if not isinstance(offered, FunctionTool)]
-        return {
-            flat_name(space.name, each.name): (space.name, each.name) for space in spaces for each in space.functions
-        }
 
     @property
     def echo(self) -> dict[str, Any]:
@@ -285,8 +275,7 @@ class ResponsesRequest(Request):
             if isinstance(choice, ChosenFunction)
             else choice or ("auto" if self.tools else "none"),
             "tools": [
-                ({"strict": None} if isinstance(tool, FunctionTool) else {})
-                | tool.model_dump(exclude_none=True, exclude={"cache_control"}, by_alias=True)
+                {"strict": None} | tool.model_dump(exclude_none=True, exclude={"cache_control"})
                 for tool in self.tools or ()
             ],
             "truncation": "disabled",
@@ -295,11 +284,10 @@ class ResponsesRequest(Request):
 
 
 class ResponseEvents:
-    """The numbered events of one stream, and the output *items* that they build. See `ResponsesRequest.namespaces`."""
+    """The numbered events of one stream, and the output *items* that they build."""
 
-    def __init__(self, request_id: str, namespaces: Mapping[str, tuple[str, str]]) -> None:
-        self._number, self._namespaces = 0, namespaces
-        self._request_id = request_id
+    def __init__(self, request_id: str) -> None:
+        self._number, self._request_id = 0, request_id
         self.items: list[dict[str, Any]] = []
         self._texts: list[str] = []
         self._call = -1  # the index of the open call
@@ -327,9 +315,7 @@ class ResponseEvents:
         if not self.items or self.items[-1]["type"] != "function_call" or piece.index != self._call:
             events, self._call = self.close(), piece.index
             item = {"id": f"fc_{self._request_id}_{piece.index}", "type": "function_call", "status": "in_progress"}
-            namespace, name = self._namespaces.get(piece.name, (None, piece.name))
-            named = {"name": name} | ({"namespace": namespace} if namespace else {})
-            self.items.append({**item, "call_id": piece.id, **named, "arguments": ""})
+            self.items.append({**item, "call_id": piece.id, "name": piece.name, "arguments": ""})
             events += self._item_event("added")
         if not piece.arguments:
             return events
@@ -392,7 +378,7 @@ class ResponsesReply:
         (self._run_request,) = runs.run_requests
         self._builder = DeltaBuilder(deltas.one_field(thinking), thinks=runs.thinks)
         self._id, self._created = request.id, int(time.time())
-        self._events = ResponseEvents(request.id, body.namespaces)
+        self._events = ResponseEvents(request.id)
 
     async def opening(self) -> bytes:
         kinds = ("response.created", "response.in_progress")

@@ -1,5 +1,5 @@
 """
-What the bodies of all requests share: bounds, parts that refuse unknown fields, texts, and the object ``stepspec``.
+What the bodies of all requests share: bounds, parts that refuse unknown fields, texts, tools, and ``stepspec``.
 
 A body is read and checked before it is validated: without bounds one of 4 MiB with 100,000 wrong values, or as many
 small lists, keeps the process busy for seconds. Values that no method can honour are refused too; `validation` says
@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from ...chain import Message, Speaker, Tool
+from ...chain import Message, Speaker, Tool, ToolCall
 from ...endpoints.vllm_protocol import Format
 from ...run_options import Count, Delimiter, option_types, service_options
 from ..http.errors import bad_request
@@ -25,6 +25,8 @@ from ..settings import Thinking
 MAX_DEPTH = 128  # orjson writes at most 254 levels, and a request gets some more on its way to a server
 MAX_ITEMS = 4096  # of one list or object
 MAX_VALUES = 65_536  # of a request: what takes a tenth of a second to validate
+MAX_TOOLS = 128  # OpenAI's limit
+FUNCTIONS = "send tools of the type function; the client runs them and sends their results back"
 MAX_DELIMITERS, MAX_DELIMITER = 8, 1024  # texts, and characters of each
 SERVED = "ask one of the served models by its own name (GET /v1/models): such requests are forwarded unchanged"
 SPEAKERS: Mapping[str, Speaker] = {
@@ -45,6 +47,8 @@ Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Empty: TypeAlias = Annotated[list[Any], Field(max_length=0)] | None
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
 Metadata: TypeAlias = Annotated[dict[str, str], Field(max_length=16)]
+Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 ModelName: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
 Temperature: TypeAlias = Annotated[float, Field(ge=0, le=2)] | None
 TopP: TypeAlias = Annotated[float, Field(gt=0, le=1)] | None
@@ -177,6 +181,116 @@ ItemContent: TypeAlias = Annotated[str | Items[ItemPart], BeforeValidator(partia
 
 def joined_text(content: str | Sequence[TextPart | ItemPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def arguments_object(value: Any) -> str:
+    """
+    Return the arguments of a call in a history as the text of a JSON object: chat templates read nothing else.
+
+    No arguments are an empty object, as for vLLM. Anything else that is no object, such as a number or JSON that was
+    cut off, is kept as the only argument: an answer may have it, and clients send it back.
+    """
+    text: str = value if isinstance(value, str) else orjson.dumps(value).decode()
+    if not has_arguments(text):
+        return "{}"
+    try:
+        parsed: Any = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        parsed = text
+    if too_deep(parsed):
+        parsed = text
+    return text if isinstance(parsed, dict) else orjson.dumps({"arguments": parsed}).decode()
+
+
+def has_arguments(text: str) -> bool:
+    """Whether *text*, which a model wrote as the arguments of a call, is more than nothing."""
+    return text.strip() not in ("", "null")
+
+
+Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object, json_schema_input_type=Any)]
+
+
+class CalledFunction(CacheablePart):
+    """The tool that an earlier answer called, with its arguments as JSON text."""
+
+    name: Name
+    arguments: Arguments = "{}"
+
+
+class ToolCallPart(CacheablePart):
+    """A call of a tool in an earlier answer; *index* is that of a streamed one, and is dropped."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+    @property
+    def call(self) -> ToolCall:
+        return ToolCall(self.id, self.function.name, self.function.arguments)
+
+
+class FunctionPart(CacheablePart):
+    """What the models read about a function; *strict* asks the server to keep its arguments to the schema."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def tool(self) -> Tool:
+        parameters = orjson.dumps(self.parameters).decode() if self.parameters else ""
+        return Tool(self.name, self.description or "", parameters, self.strict)
+
+
+def only_functions(tool: object) -> object:
+    """Refuse the tools that a service would have to run itself."""
+    if (kind := kind_of(tool)) not in ("function", None):
+        raise ValueError(f"a tool of the type {kind!r}: {FUNCTIONS}")
+    return tool
+
+
+class ToolPart(CacheablePart):
+    """A tool that the answer may call; the client runs it."""
+
+    type: Literal["function"]
+    function: FunctionPart
+
+
+class FunctionTool(FunctionPart):
+    """A tool that the answer may call, in the form of the Responses API; the client runs it."""
+
+    type: Literal["function"]
+
+
+FunctionTools: TypeAlias = Annotated[
+    list[Annotated[FunctionTool, BeforeValidator(only_functions)]], Field(max_length=MAX_TOOLS, fail_fast=True)
+]
+
+
+class NamedFunction(CacheablePart):
+    """The name of a function."""
+
+    name: Name
+
+
+class NamedTool(CacheablePart):
+    """The tool that the answer has to call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChosenFunction(NamedFunction):
+    """The tool that the answer has to call, in the form of the Responses API."""
+
+    type: Literal["function"]
+
+
+Tools: TypeAlias = Annotated[
+    list[Annotated[ToolPart, BeforeValidator(only_functions)]], Field(max_length=MAX_TOOLS, fail_fast=True)
+]
 
 
 class PlainText(Part):

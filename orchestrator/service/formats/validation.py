@@ -13,8 +13,7 @@ from ...budget import Budget
 from ...errors import near
 from ..http.errors import ApiError, bad_request, format_path
 from .messages import OWN_TOOLS, Conversation
-from .schemas import MAX_ITEMS, SERVED, Request, StepspecOptions, check_bounds
-from .tools import FUNCTIONS
+from .schemas import FUNCTIONS, MAX_ITEMS, SERVED, Request, StepspecOptions, check_bounds
 
 P = TypeVar("P", bound=BaseModel)
 

@@ -23,7 +23,6 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ...errors import ConfigurationError
-from ..formats import openapi
 from ..formats.requests import Offer
 from ..settings import ServiceSettings
 from ..watch.metrics import Metrics
@@ -148,7 +147,7 @@ class Service:
             redoc_url=None,
             root_path=settings.root_path,
         )
-        app.openapi = openapi.describer(app, context.models, locked=settings.locked)  # type: ignore[method-assign]
+        app.openapi = routes.describer(app, context.models, locked=settings.locked)  # type: ignore[method-assign]
         for router in (
             routes.api_router(context),
             routes.messages_router(context),

@@ -1,27 +1,26 @@
-"""The routes: OpenAI's and Anthropic's APIs, the page with its own runs, and health and metrics."""
+"""The routes, described for ``/openapi.json``: OpenAI's and Anthropic's APIs, the page with its own runs, health."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import HTMLResponse, Response
 
 from ...chain import Message, Tool
 from ...errors import StepspecError
-from ..formats import openapi
 from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
 from ..formats.deltas import json_response
 from ..formats.message_reply import MessagesReply
 from ..formats.messages import CountTokensRequest, MessagesRequest
-from ..formats.requests import AUTO, Resolver, ServedModel, forwarded_priority
+from ..formats.requests import AUTO, ModelCatalog, Resolver, ServedModel, forwarded_priority
 from ..formats.responses import ResponsesReply, ResponsesRequest
 from ..formats.schemas import MAX_ITEMS, parse_json
 from ..formats.schemas import Request as RunRequestBody
@@ -29,23 +28,75 @@ from ..formats.validation import parse_request
 from ..settings import Thinking
 from ..watch.records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from .errors import api_error, bad_request
-from .middleware import service_request
+from .middleware import PUBLIC_PATHS, ClientConnection, service_request
 from .runs import LEAST_SECONDS, ReplyFormat, Runs, ServiceContext, reply
-from .streaming import ClientConnection
 
 P = TypeVar("P", bound=BaseModel)
+B = TypeVar("B", bound=RunRequestBody)
+
+REQUESTS = (ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest)
+TEXT = {"type": "string"}
+TEXT_OR_NULL = {"type": ["string", "null"]}
+DESCRIPTIONS: Mapping[int, str] = {
+    400: "The request is wrong; the message names the parameter and a cure.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "Too many requests at once, or a client is over its limit; Retry-After says when to retry.",
+    500: "The service failed, or a server sent a malformed reply.",
+    503: "The service is shutting down, or a served model is down; Retry-After says when to retry.",
+    504: "No answer before the deadline.",
+    529: "Too many requests at once, in Anthropic's API; Retry-After says when to retry.",
+}
+MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
+JSON, STREAM = "application/json", "text/event-stream"
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+ERROR = _object(error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL))
+ANTHROPIC_ERROR = _object(type={"const": "error"}, error=_object(type=TEXT, message=TEXT), request_id=TEXT)
+
+
+def _answers(success: str, kinds: Iterable[str], *statuses: int, error: str = "Error") -> dict[str, Any]:
+    """Describe a route that answers with a body of one of these *kinds*, or with an *error* of these *statuses*."""
+    failure = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
+    schemas = {kind: {"schema": {"type": "object"} if kind == JSON else {}} for kind in kinds}
+    responses: dict[int | str, Any] = {200: {"description": success, "content": schemas}}
+    for status in statuses:
+        responses[status] = {"description": DESCRIPTIONS[status], "content": failure}
+    return {"responses": responses, "response_class": Response}
+
+
+def _calls(success: str, request: str, *kinds: str) -> dict[str, Any]:
+    """Describe a route that calls models for a body of the schema *request*."""
+    anthropic = request in ("MessagesRequest", "CountTokensRequest")
+    statuses, error = ((*MODEL_ERRORS, 529), "AnthropicError") if anthropic else (MODEL_ERRORS, "Error")
+    body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}
+    more = {"openapi_extra": {"requestBody": {"required": True, "content": body}}}
+    return _answers(success, kinds, *statuses, error=error) | more
+
+
+READY = _answers('New requests are admitted, if "degraded" by the large model alone.', [JSON])
+READY["responses"][503] = {
+    "description": "New requests are not admitted: the service is shutting down, or the large model is down.",
+    "content": {JSON: {"schema": {"type": "object"}}},
+}
 
 
 def api_router(context: ServiceContext) -> APIRouter:
     """Make the routes of OpenAI's API."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", **openapi.CHAT)
+    @router.post("/v1/chat/completions", **_calls("The completion, or its stream.", "ChatRequest", JSON, STREAM))
     async def chat(http_request: Request) -> Response:
         """Answer a conversation, and stream every step of the reasoning as it is verified."""
         return await answer(context, http_request, ChatRequest, ChatReply)
 
-    @router.post("/v1/completions", **openapi.COMPLETIONS)
+    @router.post("/v1/completions", **_calls("The model's answer, or its stream.", "ServedModelRequest", JSON, STREAM))
     async def completions(http_request: Request) -> Response:
         """Forward a completion to one of the served models."""
         call = await ModelCall.read(context, http_request)
@@ -59,17 +110,17 @@ def api_router(context: ServiceContext) -> APIRouter:
             "unsupported_model",
         )
 
-    @router.post("/v1/responses", **openapi.RESPONSES)
+    @router.post("/v1/responses", **_calls("The response, or its stream.", "ResponsesRequest", JSON, STREAM))
     async def responses(http_request: Request) -> Response:
         """Answer in the Responses API, and stream every step of the reasoning as it is verified."""
         return await answer(context, http_request, ResponsesRequest, ResponsesReply)
 
-    @router.get("/v1/models", **openapi.MODELS)
+    @router.get("/v1/models", **_answers("The models.", [JSON], 401))
     async def models() -> Response:
         """List the methods, and both served models by their own names."""
         return json_response({"object": "list", "data": context.models.listing(context.created)})
 
-    @router.get("/v1/models/{name:path}", **openapi.MODEL)
+    @router.get("/v1/models/{name:path}", **_answers("The model.", [JSON], 401, 404))
     async def model(name: str) -> Response:
         """Describe one model."""
         return json_response(context.models.describe(name, context.created))
@@ -81,12 +132,12 @@ def messages_router(context: ServiceContext) -> APIRouter:
     """Make the routes of Anthropic's Messages API."""
     router = APIRouter()
 
-    @router.post(MESSAGES_PATH, **openapi.MESSAGES)
+    @router.post(MESSAGES_PATH, **_calls("The message, or its stream.", "MessagesRequest", JSON, STREAM))
     async def messages(http_request: Request) -> Response:
         """Answer a conversation as Anthropic's API does, and stream every step of the thinking as it is verified."""
         return await answer(context, http_request, MessagesRequest, MessagesReply)
 
-    @router.post(COUNT_PATH, **openapi.COUNT_TOKENS)
+    @router.post(COUNT_PATH, **_calls("The number of tokens.", "CountTokensRequest", JSON))
     async def count_tokens(http_request: Request) -> Response:
         """Count the tokens of a conversation, as the large model reads it."""
         call = await ModelCall.read(context, http_request)
@@ -102,14 +153,14 @@ def page_router(context: ServiceContext) -> APIRouter:
     """Make the routes of the page."""
     router = APIRouter()
 
-    @router.get("/", **openapi.PAGE)
+    @router.get("/", **_answers("The page.", ["text/html"]))
     async def page() -> Response:
         """Return the page that shows a run."""
         from ..watch.page import headers, html  # reads the page from disk on first use
 
         return HTMLResponse(html(), headers=headers())
 
-    @router.get("/live/methods", **openapi.LIVE_METHODS)
+    @router.get("/live/methods", **_answers("The methods.", [JSON], 401))
     async def methods() -> Response:
         """List the methods with their options, the default method, and the names of the served models."""
         offer = context.offer
@@ -120,7 +171,7 @@ def page_router(context: ServiceContext) -> APIRouter:
         served = {"small": offer.engine.small.name, "large": offer.engine.large.name}
         return json_response({"default": offer.defaults.policy, "methods": methods, "models": served})
 
-    @router.post("/live", **openapi.LIVE)
+    @router.post("/live", **_calls("The events of the run.", "LiveRequest", STREAM))
     async def live(http_request: Request) -> Response:
         """Run a problem; stream every event as it happens, and the solution at the end."""
         request = service_request(http_request)
@@ -145,11 +196,11 @@ def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
 
     for path in ("/health", "/health/liveness"):
         name = path.strip("/").replace("/", "_")
-        router.add_api_route(path, alive, methods=["GET"], operation_id=name, **openapi.ALIVE)
+        router.add_api_route(path, alive, methods=["GET"], operation_id=name, **_answers("The process answers.", []))
         router.add_api_route(path, alive, methods=["HEAD"], include_in_schema=False)
 
     @router.head("/health/readiness", include_in_schema=False)
-    @router.get("/health/readiness", **openapi.READY)
+    @router.get("/health/readiness", **READY)
     async def ready() -> Response:
         """
         Say whether new requests are admitted: not while shutting down, nor while the large model is down.
@@ -160,12 +211,12 @@ def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
         roles: dict[str, bool] = {role: role_up for role, role_up in context.health.up.items()}
         return json_response({"status": status, **roles}, 200 if status in ("ready", "degraded") else 503)
 
-    @router.get("/version", **openapi.VERSION)
+    @router.get("/version", **_answers("The version.", [JSON]))
     async def version() -> Response:
         """Return the version."""
         return json_response({"version": context.offer.version})
 
-    @router.get("/metrics", **openapi.METRICS)
+    @router.get("/metrics", **_answers("The metrics.", ["text/plain"]))
     async def metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
         text, kind = scrape()
@@ -247,9 +298,6 @@ class ModelCall:
             yield max(context.settings.max_seconds - waited, LEAST_SECONDS)
 
 
-B = TypeVar("B", bound=RunRequestBody)
-
-
 async def answer(
     context: ServiceContext,
     http_request: Request,
@@ -269,3 +317,38 @@ async def answer(
 def _max_items(context: ServiceContext) -> int:
     """The most items of a list in a request: a configured number of messages is one, if it is larger than usual."""
     return max(MAX_ITEMS, context.settings.max_messages)
+
+
+def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[], dict[str, Any]]:
+    """Return a function that describes *app* with the current models; *locked* says that it needs an API key."""
+    generate = app.openapi
+
+    def describe() -> dict[str, Any]:
+        app.openapi_schema = None
+        description = generate()
+        schemas = description.setdefault("components", {}).setdefault("schemas", {})
+        schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
+        schemas["ServedModelRequest"] = _object(**_model_names(models.served))
+        for request in REQUESTS:
+            schemas.update(_schemas(request))
+            schemas[request.__name__]["properties"] |= _model_names(models.methods)
+        if locked:
+            description["components"]["securitySchemes"] = {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
+            for path, operations in description["paths"].items():
+                for operation in operations.values() if path not in PUBLIC_PATHS else ():
+                    operation["security"] = [{"key": []}, {"x-api-key": []}]
+        return description
+
+    return describe
+
+
+def _model_names(names: Iterable[str]) -> dict[str, Any]:
+    return {"model": {"type": "string", "enum": list(names)}}
+
+
+def _schemas(request: type[BaseModel]) -> dict[str, Any]:
+    schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
+    return {**schema.pop("$defs", {}), request.__name__: schema}

@@ -29,7 +29,7 @@ from ..settings import ServiceSettings
 from ..watch.records import RequestFailed, RunEvent, RunResult, ServiceObserver, ServiceRequest
 from .admission import Admission, Clients
 from .errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
-from .streaming import EVENT_STREAM, ClientConnection, StreamedResponse, Work
+from .middleware import EVENT_STREAM, ClientConnection, StreamedResponse, Work
 from .upstream import IDLE, HealthMonitor, UpstreamProxy
 
 RunItem: TypeAlias = RunEvent | RunResult

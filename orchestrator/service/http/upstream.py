@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import aiohttp
 import orjson
@@ -17,14 +17,15 @@ from ...concurrency import background
 from ...endpoints import ModelEndpoint, ModelServer, ReplicatedEndpoint, VllmEndpoint
 from ...endpoints.client import SESSION, run_place
 from ...endpoints.failures import no_connection
-from ...endpoints.sse import EventTooLarge
+from ...endpoints.sse import EventReader, EventTooLarge
 from ...endpoints.vllm_protocol import Call, http_date, http_error, no_stream, retry_after
 from ...errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
 from ...nesting import leaves
+from ..formats.deltas import failure, response_failed
 from ..formats.requests import ServedModel
 from ..watch.records import HealthChecked, ServiceObserver, ServiceRequest
 from .errors import ApiError, api_error
-from .streaming import EVENT_STREAM, ClientConnection, ForwardedAnswer, asking_for_usage
+from .middleware import EVENT_STREAM, ClientConnection
 
 IDLE = 2.0  # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is under way
 CHECK_SECONDS = 5.0  # for one health check
@@ -312,6 +313,102 @@ class UpstreamProxy:
                 raise error from None
             request.error = error
             await connection.fail(error)
+
+
+USAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""The paths whose streams tell the usage only if asked to."""
+
+
+def asking_for_usage(path: str, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return *content*, the body of a request to *path*, with the wish for the usage; None if it needs no change."""
+    options = content.get("stream_options")
+    wished = isinstance(options, Mapping) and bool(cast("Mapping[str, Any]", options).get("include_usage"))
+    if path not in USAGE_PATHS or content.get("stream") is not True or wished:
+        return None
+    kept = dict(cast("Mapping[str, Any]", options)) if isinstance(options, Mapping) else {}
+    return {**content, "stream_options": {**kept, "include_usage": True}}
+
+
+class ForwardedAnswer:
+    """
+    Reads the answer to a request to *path* as it passes. `written` is the tokens that it says the model wrote.
+
+    Of a *stream* only whole events are passed on, so that an error may follow at any time. Its tokens are *counted* by
+    its events until the usage is there. With *hidden* the event that has the usage alone is left out, because the
+    client has not asked for it.
+    """
+
+    def __init__(self, path: str, *, stream: bool, counted: bool = False, hidden: bool = False) -> None:
+        self._path, self._stream, self._counted, self._hidden = path, stream, counted, hidden
+        self._reader = EventReader()
+        self._whole = list[bytes]()  # the parts of an answer in one piece
+        self._first = self._last = b""  # the data of the first and the last event of a stream
+        self._events, self._told = 0, -1
+
+    @property
+    def written(self) -> int:
+        return self._told if self._told >= 0 else self._events
+
+    @property
+    def begun(self) -> bool:
+        """Whether the stream has had an event with data."""
+        return self._first != b""
+
+    def add(self, part: bytes) -> bytes:
+        """Read the next *part*, and return what is to be passed on now. Raise `EventTooLarge`."""
+        if not self._stream:
+            if self._counted:
+                self._whole.append(part)
+            return part
+        return b"".join(raw for data, _, raw in self._reader.feed(part) if self._passes(data))
+
+    def finish(self) -> bytes:
+        """Return what is still to be passed on at the end."""
+        self._read(b"".join(self._whole))
+        rest = self._reader.rest
+        return rest if rest and self._passes(self._reader.open_data) else b""
+
+    def failed(self, error: ApiError, body: bytes) -> bytes:
+        """Return the last event of a stream that breaks off: *error*, whose *body* is in the shape of its API."""
+        if self._path != "/v1/responses":
+            return failure(self._path) % body
+        last, begun = _object(self._last), _object(self._first).get("response")
+        number: Any = last.get("sequence_number")
+        response = cast("dict[str, Any]", begun) if isinstance(begun, dict) else {}
+        return response_failed(response, number + 1 if isinstance(number, int) else 0, error.status, error.message)
+
+    def _passes(self, data: bytes) -> bool:
+        if not data:
+            return True
+        self._first, self._last = self._first or data, data if data.startswith(b"{") else self._last
+        if not (self._counted and data.startswith(b"{")):
+            return True
+        self._events += 1
+        if b'"usage"' not in data:
+            return True
+        content = self._read(data)
+        return not (self._hidden and content.get("choices") == [])
+
+    def _read(self, data: bytes) -> Mapping[str, Any]:
+        content = _object(data)
+        inner: Any = content.get("response")  # of the Responses API's events
+        holder = cast("dict[str, Any]", inner) if isinstance(inner, dict) else content
+        usage: Any = holder.get("usage")
+        if isinstance(usage, dict):
+            counts = cast("dict[str, Any]", usage)
+            tokens: Any = counts.get("completion_tokens", counts.get("output_tokens"))
+            if type(tokens) is int and tokens >= 0:
+                self._told = tokens
+        return content
+
+
+def _object(data: bytes) -> Mapping[str, Any]:
+    """Parse a JSON object; empty for anything else."""
+    try:
+        parsed: Any = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return {}
+    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
 
 
 def reads_likeliest(content: Mapping[str, Any]) -> bool:

@@ -10,12 +10,11 @@ import pytest
 from stepspec.orchestrator.chain import ToolCall
 from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.service.formats.chat import ChatRequest
-from stepspec.orchestrator.service.formats.deltas import Delta
+from stepspec.orchestrator.service.formats.deltas import CallPieces, Delta, written_arguments
 from stepspec.orchestrator.service.formats.message_reply import ContentBlocks
 from stepspec.orchestrator.service.formats.messages import MessagesRequest
 from stepspec.orchestrator.service.formats.responses import ResponseEvents, ResponsesRequest
-from stepspec.orchestrator.service.formats.schemas import Request
-from stepspec.orchestrator.service.formats.tools import CallPieces, arguments_object, written_arguments
+from stepspec.orchestrator.service.formats.schemas import Request, arguments_object
 from stepspec.orchestrator.service.formats.validation import parse_request
 
 from ..served import TURN, serving
@@ -100,7 +99,7 @@ def test_a_call_without_arguments_is_written_with_an_empty_object(pieces: list[s
     assert [each.index for each in made] == sorted(each.index for each in made)
     assert written_arguments(ToolCall("same", "f", "".join(pieces))) == ("{}" if sent == "{}" else "".join(pieces))
     assert [*calls.close()] == []
-    blocks, items = ContentBlocks(), ResponseEvents("r", {})
+    blocks, items = ContentBlocks(), ResponseEvents("r")
     blocks.add(Delta({}, calls=tuple(made)))
     blocks.finish(cut=False)
     items.add(Delta({}, calls=tuple(made)))

@@ -27,7 +27,6 @@ FUNCTION = {
 CALCULATOR = {"name": "calculator", "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}}}
 TOOLS = [{"type": "function", "function": each} for each in (FUNCTION, CALCULATOR)]
 FLAT = [{"type": "function", **each} for each in (FUNCTION, CALCULATOR)]
-SHOP = [{"type": "namespace", "name": "shop", "description": "A shop.", "tools": FLAT}]
 ASKED = {"role": "user", "content": "What does a cup cost?"}
 METHODS = ("large", "small", "specreason", "bild", "reflective", "cascade", "lookahead-reasoning", "random", "auto")
 FORCED = {"type": "function", "function": {"name": "calculator"}}
@@ -186,12 +185,9 @@ async def test_a_server_without_a_parser_is_refused_with_the_cure(large: dict[st
     assert without["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize(("tools", "namespace", "name"), [(FLAT, None, "lookup"), (SHOP, "shop", "shop__lookup")])
-async def test_responses_have_calls_as_items_and_take_them_back(
-    tools: list[dict[str, Any]], namespace: str | None, name: str
-) -> None:
+async def test_responses_have_calls_as_items_and_take_them_back() -> None:
     async with standing_in() as pair:
-        body: dict[str, Any] = {"model": "auto", "input": "What does a cup cost?", "tools": tools}
+        body: dict[str, Any] = {"model": "auto", "input": "What does a cup cost?", "tools": FLAT}
         first = (await pair.http.post("/v1/responses", json=body)).json()
         (call,) = [item for item in first["output"] if item["type"] == "function_call"]
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "12"}
@@ -200,41 +196,13 @@ async def test_responses_have_calls_as_items_and_take_them_back(
         events = await pair.stream("/v1/responses", **body)
     assert (call["name"], orjson.loads(call["arguments"]), call["status"]) == ("lookup", {"item": "42"}, "completed")
     assert first["status"] == "completed"
-    assert call.get("namespace") == namespace
     assert second["output"][-1]["content"][0]["text"] == "The answer is \\boxed{42}."
     read = [turn for body in pair.large.bodies("/tokenize") for turn in body.get("messages", ())]
     assert {"role": "tool", "content": "12", "tool_call_id": call["call_id"]} in read
-    named = {called["function"]["name"] for turn in read for called in turn.get("tool_calls", ())}
-    assert named == {tool["function"]["name"] for body in pair.large.bodies(RENDER) for tool in body["tools"]} & {name}
     kinds = [event["type"] for event in events]
     assert kinds.index("response.function_call_arguments.done") < kinds.index("response.completed")
     pieces = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
     assert orjson.loads("".join(pieces)) == {"item": "42"}
-
-
-STALL = [{**SHOP[0], "name": "stall"}]
-
-
-@pytest.mark.parametrize(
-    ("tools", "chosen_name", "called_tool"),
-    [
-        (SHOP, "calculator", ("shop", "calculator")),
-        (SHOP, "shop__calculator", ("shop", "calculator")),
-        (SHOP + FLAT, "calculator", (None, "calculator")),
-        (SHOP + STALL, "stall__calculator", ("stall", "calculator")),
-        (SHOP + STALL, "calculator", None),  # which of them?
-    ],
-)
-async def test_a_tool_in_one_namespace_is_chosen_without_it(
-    tools: list[dict[str, Any]], chosen_name: str, called_tool: tuple[str | None, str] | None
-) -> None:
-    choice = {"type": "function", "name": chosen_name}
-    async with standing_in() as pair:
-        body = {"model": "auto", "input": "What is 1 + 1?", "tools": tools, "tool_choice": choice}
-        reply = (await pair.http.post("/v1/responses", json=body)).json()
-    calls = [item for item in reply.get("output", []) if item["type"] == "function_call"]
-    assert [(call.get("namespace"), call["name"]) for call in calls] == ([called_tool] if called_tool else [])
-    assert ("did you mean" in str(reply.get("error"))) is not bool(called_tool)
 
 
 async def test_the_parser_is_asked_again_only_about_what_is_new() -> None:

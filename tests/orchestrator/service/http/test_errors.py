@@ -19,7 +19,7 @@ from stepspec.orchestrator.errors import (
 )
 from stepspec.orchestrator.service.http import errors
 from stepspec.orchestrator.service.http.errors import ApiError
-from stepspec.orchestrator.service.http.streaming import ClientConnection, StreamedResponse
+from stepspec.orchestrator.service.http.middleware import ClientConnection, StreamedResponse
 from stepspec.orchestrator.service.watch.records import ServiceRequest
 
 from ....fakes import run

@@ -17,8 +17,7 @@ from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.sse import EventReader
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.service.http.errors import ApiError
-from stepspec.orchestrator.service.http.streaming import ForwardedAnswer
-from stepspec.orchestrator.service.http.upstream import reads_likeliest
+from stepspec.orchestrator.service.http.upstream import ForwardedAnswer, reads_likeliest
 
 from ...endpoints.server import Refuse
 from ..served import TURN, Behind, Noting, Reply, Served, chosen, down, put_behind, serving, until

@@ -15,7 +15,7 @@ from stepspec.orchestrator.events import Called
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.service.http.admission import Admission, Allowance, Bucket, Clients
 from stepspec.orchestrator.service.http.errors import ApiError
-from stepspec.orchestrator.service.http.streaming import ForwardedAnswer
+from stepspec.orchestrator.service.http.upstream import ForwardedAnswer
 from stepspec.orchestrator.service.settings import Client, ServiceSettings
 from stepspec.settings import load
 
