@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from itertools import groupby
+from math import ceil, isclose
 from statistics import fmean, median
 from typing import Any
 
 from stepspec.orchestrator.stats import wilson
 
-from ..report.figures import ScoredVerdict, separate
 from ..results import Interval
 from .readings import READINGS, JudgeReading, Request
 
@@ -20,6 +22,8 @@ GAP = "largest gap, all"
 MEAN = "mean gap, all"
 STRICTEST = 0.5  # nats: a threshold below would reject what the model itself samples
 MOST_PASSED = 0.5  # of the slips: a judge that lets more through is worth little
+MIN_EACH = 3  # right steps, and steps with a slip, that an area needs at least
+RESAMPLES = 200
 CLOSE = 0.02  # of AUROC, within which the cheaper request counts
 
 
@@ -115,9 +119,36 @@ def _figures(reading: JudgeReading, steps: Sequence[JudgedStep], seconds: float)
 
 
 def _area(name: str, steps: Sequence[JudgedStep]) -> Interval | None:
-    verdicts = [ScoredVerdict(step.values[name], True, step.right, step.problem) for step in steps]
-    separation = separate(verdicts, doubt=False)
-    return None if separation is None else separation.area
+    """
+    Return the AUROC of the reading: the probability that a right step has a higher value than one with a slip.
+
+    Ties count half. The interval is a percentile bootstrap over the problems; if all resamples agree, as for readings
+    that never err, Wilson's of as many trials as there are steps of the rarer kind. None for fewer than `MIN_EACH`.
+    """
+    fewer = min(sum(step.right is kind for step in steps) for kind in (True, False))
+    if fewer < MIN_EACH:
+        return None
+    ranked = sorted(steps, key=lambda step: step.values[name])
+    problems, rng = sorted({step.problem for step in steps}), random.Random(0)
+    resamples = (Counter(rng.choices(problems, k=len(problems))) for _ in range(RESAMPLES))
+    areas = sorted(area for weights in resamples if (area := _auroc(name, ranked, weights)) is not None)
+    value = _auroc(name, ranked, Counter(problems)) or 0.0
+    if not areas or isclose(areas[0], areas[-1]):
+        return Interval(value, *wilson(value * fewer, fewer))
+    return Interval(value, areas[int(0.025 * len(areas))], areas[int(0.975 * len(areas))])
+
+
+def _auroc(name: str, ranked: Sequence[JudgedStep], weights: Mapping[int, int]) -> float | None:
+    """Return the AUROC of steps *ranked* by value, with *weights* by problem; None if no step of one kind counts."""
+    pairs, above, below = 0.0, 0, 0
+    for _, ties in groupby(ranked, key=lambda step: step.values[name]):
+        right, wrong = 0, 0
+        for step in ties:
+            weight = weights.get(step.problem, 0)
+            right, wrong = right + weight * step.right, wrong + weight * (not step.right)
+        pairs += right * (below + wrong / 2)
+        above, below = above + right, below + wrong
+    return pairs / (above * below) if above and below else None
 
 
 def _threshold(name: str, steps: Sequence[JudgedStep], accepted: float) -> float:

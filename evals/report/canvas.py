@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from hashlib import blake2b
 from html import escape
 from typing import Any, TypeAlias
@@ -48,17 +47,7 @@ def _attribute(key: str, value: Attribute) -> str:
     return f' {name}=""' if value is True else f' {name}="{escape(str(value))}"'
 
 
-WIDE, NARROW = 560.0, 300.0  # pixels; text is not scaled, hence a separate drawing for phones
-
-Drawing: TypeAlias = Callable[[float], Markup]
-
-
-def both(draw: Drawing) -> Markup:
-    """Draw twice, for wide screens and for phones; the style sheet shows one of them."""
-    return join(
-        element("div", draw(WIDE), class_="drawing wide"), element("div", draw(NARROW), class_="drawing narrow")
-    )
-
+WIDTH = 520.0  # pixels of a drawing; the page lets a phone scroll it rather than shrink its text
 
 VARIABLES = {
     "ink": "#1e1c19",

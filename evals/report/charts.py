@@ -1,8 +1,8 @@
 # pyright: reportUnknownMemberType=false
 """
-The charts of a report, drawn by matplotlib: bars, intervals, score histograms, ROC curves, accuracy against time.
+The charts of a report, drawn by matplotlib: bars, intervals, score histograms, accuracy against time.
 
-Each function takes figures and a width in pixels, and returns a drawing with a text for screen readers. Nothing is told
+Each function returns a drawing with a text for screen readers. Nothing is told
 by colour alone: models and methods differ in their marks, and discarded parts are hatched.
 """
 
@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from ..arms import LARGE
 from ..results import Interval
-from .canvas import CARD, EDGE, INK, NARROW, PLACEHOLDERS, SOFT, Markup, plot, styled, svg
-from .figures import ArmFigures, JudgeReport, ScoredVerdict, Separation, by_time
+from .canvas import CARD, EDGE, INK, PLACEHOLDERS, SOFT, WIDTH, Markup, plot, styled, svg
+from .figures import ArmFigures, JudgeReport, by_time
 
 ROW = 42.0  # pixels of a bar with its name
 COLOURS = {**PLACEHOLDERS, "method": INK, "bound": EDGE, "judging": SOFT}
@@ -67,9 +68,9 @@ def token_parts(f: ArmFigures) -> list[Part]:
 
 
 @styled
-def stacked(rows: Rows, unit: str, width: float) -> Markup:
+def stacked(rows: Rows, unit: str) -> Markup:
     """Draw a stacked bar for each of the *rows*: name, parts, and a suffix of the total."""
-    figure, axes = plot(width, ROW * len(rows) + 12)
+    figure, axes = plot(WIDTH, ROW * len(rows) + 12)
     longest = max(sum(part.amount for part in parts) for _, parts, _ in rows) or 1.0
     for row, (name, parts, suffix) in enumerate(rows):
         start = 0.0
@@ -105,18 +106,17 @@ def span(judge: JudgeReport) -> tuple[float, float]:
 
 
 @styled
-def histogram(judge: JudgeReport, width: float = NARROW) -> Markup:
+def histogram(judge: JudgeReport) -> Markup:
     """Draw a histogram of the scores: accepted steps above the line, rejected ones below it, each with its scale."""
-    verdicts = [verdict for verdict in judge.verdicts if verdict.decided]
-    accepted, rejected = ([v for v in verdicts if v.accepted is side] for side in (True, False))
-    figure, axes = plot(width, 190)
+    accepted, rejected = ([v.score for v in judge.verdicts if v.accepted is side] for side in (True, False))
+    figure, axes = plot(WIDTH, 190)
     low, high = span(judge)
     for group, sign, colour in ((accepted, 1, COLOURS["small"]), (rejected, -1, COLOURS["wrong"])):
-        counts = _counts(group, low, high)
-        most, step = max([*counts, 1]), (high - low) / BINS
-        middles = [low + (place + 0.5) * step for place in range(BINS)]
+        counts, edges = np.histogram(group, BINS, (low, high))
+        step = edges[1] - edges[0]
         look: dict[str, Any] = {"hatch": "////", "facecolor": CARD} if sign < 0 else {"facecolor": colour}
-        axes.bar(middles, [sign * count / most for count in counts], 0.85 * step, edgecolor=colour, gid="part", **look)
+        heights = sign * counts / max(counts.max(), 1)
+        axes.bar(edges[:-1] + step / 2, heights, 0.85 * step, edgecolor=colour, gid="part", **look)
     axes.axhline(0, color=EDGE, linewidth=1.5)
     axes.text(low, 1.1, f"accepted, n = {len(accepted)}", color=INK, gid="label")
     axes.text(low, -1.3, f"rejected, n = {len(rejected)}", color=INK, gid="label")
@@ -124,29 +124,6 @@ def histogram(judge: JudgeReport, width: float = NARROW) -> Markup:
     axes.spines[:].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(9))
     return svg(figure, f"Scores of {judge.arm}: {len(accepted)} accepted, {len(rejected)} rejected")
-
-
-def _counts(verdicts: Sequence[ScoredVerdict], low: float, high: float) -> list[int]:
-    counts = [0] * BINS
-    for verdict in verdicts:
-        counts[min(BINS - 1, max(0, int((verdict.score - low) / (high - low) * BINS)))] += 1
-    return counts
-
-
-@styled
-def curve(judge: JudgeReport, separation: Separation) -> Markup:
-    """Draw the ROC curve."""
-    figure, axes = plot(236, 236)
-    wrong, right = zip(*separation.curve, strict=True)
-    axes.plot(wrong, right, color=COLOURS["large"], linewidth=2.25)
-    axes.plot((0, 1), (0, 1), color=EDGE, linestyle=":")
-    area = separation.area
-    axes.text(0.97, 0.03, f"AUROC {area.value:.3f}\n[{area.low:.3f}, {area.high:.3f}]", ha="right", color=INK)
-    ticks, names = (0, 0.5, 1), ("0%", "50%", "100%")
-    axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xticks=ticks, yticks=ticks, xticklabels=names, yticklabels=names)
-    axes.set(xlabel="wrong ones passed", ylabel="right ones passed")
-    axes.grid(visible=True)
-    return svg(figure, f"ROC curve of {judge.arm} by answer: area {area.value:.3f}")
 
 
 def front(arms: Sequence[ArmFigures]) -> list[ArmFigures]:
@@ -174,10 +151,9 @@ def shapes(arms: Sequence[ArmFigures]) -> dict[str, str]:
 
 
 @styled
-def scatter(arms: Sequence[ArmFigures], width: float) -> Markup:
+def scatter(arms: Sequence[ArmFigures]) -> Markup:
     """Draw the accuracy of all arms against their mean seconds, with the Pareto front and a legend of the marks."""
-    columns = 1 if width <= NARROW else 2
-    figure, axes = plot(width, 260 + 17 * -(-len(arms) // columns))
+    figure, axes = plot(WIDTH, 260 + 17 * -(-len(arms) // 2))
     markers = shapes(arms)
     longest = 1.12 * max(f.standing.result.seconds for f in arms)
     steps = [f.standing.result for f in front(arms)]
@@ -200,7 +176,7 @@ def scatter(arms: Sequence[ArmFigures], width: float) -> Markup:
     axes.set(xlim=(0, longest), ylim=(max(0.0, lowest - 0.03), 1.04), xlabel="seconds per problem")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(visible=True, axis="y")
-    figure.legend(loc="outside lower left", ncols=columns, labelcolor=INK, handlelength=1.0, labelspacing=0.35)
+    figure.legend(loc="outside lower left", ncols=2, labelcolor=INK, handlelength=1.0, labelspacing=0.35)
     described = "; ".join(f"{f.arm.name}: {_standing(f)}" for f in arms)
     return svg(figure, f"Accuracy against seconds per problem. {described}")
 
@@ -219,7 +195,7 @@ class Row:
     exact: bool = False
 
 
-def speed_chart(arms: Sequence[ArmFigures], width: float, baseline: str = LARGE.name) -> Markup:
+def speed_chart(arms: Sequence[ArmFigures], baseline: str = LARGE.name) -> Markup:
     """Draw the time of every arm that ran, divided by that of the *baseline*, the fastest first."""
     rows: list[Row] = []
     for f in by_time(arms):
@@ -230,10 +206,10 @@ def speed_chart(arms: Sequence[ArmFigures], width: float, baseline: str = LARGE.
     longest = max(1.0, *(row.interval.high for row in rows))
     label = "; ".join(f"{row.arm.arm.name}: {row.figures}" for row in rows)
     about = f"Time of a problem, divided by that of {baseline}. {label}"
-    return _intervals(rows, (0.0, 1.04 * longest), [(1.0, baseline, "-")], width, about, bars=True)
+    return _intervals(rows, (0.0, 1.04 * longest), [(1.0, baseline, "-")], about, bars=True)
 
 
-def differences(arms: Sequence[ArmFigures], width: float, max_loss: float, baseline: str = LARGE.name) -> Markup:
+def differences(arms: Sequence[ArmFigures], max_loss: float, baseline: str = LARGE.name) -> Markup:
     """
     Draw the differences in accuracy from the *baseline*, in percentage points, with their intervals.
 
@@ -248,7 +224,7 @@ def differences(arms: Sequence[ArmFigures], width: float, max_loss: float, basel
     label = "; ".join(f"{row.arm.arm.name}: {row.figures} points" for row in rows)
     references = [(-100 * max_loss, f"-{100 * max_loss:g}", "--"), (0.0, "0", "-")]
     about = f"Difference in accuracy from {baseline}. {label}"
-    return _intervals(rows, (low - pad, high + pad), references, width, about)
+    return _intervals(rows, (low - pad, high + pad), references, about)
 
 
 def _difference_row(f: ArmFigures) -> Row:
@@ -265,33 +241,29 @@ def _intervals(
     rows: Sequence[Row],
     scale: tuple[float, float],
     references: Sequence[Reference],
-    width: float,
     label: str,
     *,
     bars: bool = False,
 ) -> Markup:
-    """Draw a row for each arm: its name, above the mark on a phone, its mark with the interval, and both in figures."""
-    narrow = width <= NARROW
-    figure, axes = plot(width, (36 if narrow else 28) * len(rows) + 44)
+    """Draw a row for each arm: its name, its mark with the interval, and both in figures."""
+    figure, axes = plot(WIDTH, 28 * len(rows) + 44)
     markers = shapes([row.arm for row in rows])
     for place, row in enumerate(rows):
         _interval(axes, place, row, scale, markers[row.arm.arm.name], bar=bars)
-        if narrow:
-            axes.text(0, place - 0.32, row.arm.arm.name, color=INK, transform=axes.get_yaxis_transform(), gid="label")
     for value, name, style in references:
         axes.axvline(value, color=COLOURS["wrong"] if style == "--" else EDGE, linestyle=style, linewidth=1.5, zorder=0)
         axes.annotate(
             name, (value, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points", ha="center"
         )
-    axes.set(xlim=scale, ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)))
-    axes.set_yticklabels([""] * len(rows) if narrow else [row.arm.arm.name for row in rows])
+    axes.set(xlim=scale, ylim=(len(rows) - 0.5, -0.5))
+    axes.set_yticks(range(len(rows)), [row.arm.arm.name for row in rows])
     for tick in axes.get_yticklabels():
         tick.set(color=INK, gid="label")
     figures = axes.secondary_yaxis("right")
     figures.set_yticks(range(len(rows)), [row.figures for row in rows])
     figures.spines[:].set_visible(False)
     axes.spines["left"].set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(4 if narrow else 7))
+    axes.xaxis.set_major_locator(MaxNLocator(7))
     axes.grid(visible=True, axis="x")
     return svg(figure, label)
 

@@ -19,7 +19,6 @@ from stepspec.orchestrator.installation import install_command
 from stepspec.orchestrator.service.watch.page import html
 
 from ..evaluation import TRACES
-from .prices import load_prices
 from .run_folder import merge_folders, read_folder
 from .section import Case, Section, build_section
 from .verdict import MAX_LOSS
@@ -32,7 +31,7 @@ Examples:
 
   stepspec report runs/math500
 
-  stepspec report runs/math500 runs/gsm8k --prices prices.toml -o reports
+  stepspec report runs/math500 runs/gsm8k -o reports
 """
 
 stdout, stderr = Console(), Console(stderr=True)
@@ -49,10 +48,6 @@ def command(
             metavar="FOLDER",
         ),
     ] = None,
-    prices: Annotated[
-        Path | None,
-        typer.Option(help="A TOML file with the prices of the GPUs; docs/evals.md shows one.", metavar="FILE"),
-    ] = None,
     baseline: Annotated[
         str, typer.Option(help="The arm that all others are compared with; default: that of the run.", metavar="ARM")
     ] = "",
@@ -62,7 +57,7 @@ def command(
     ] = MAX_LOSS,
 ) -> None:
     """
-    Write report.md, report.json and report.html about runs: accuracy, time, cost, and their causes.
+    Write report.md, report.json and report.html about runs: accuracy, time, tokens, and their causes.
 
     The verdict on each method comes first, and is printed too.
 
@@ -74,10 +69,7 @@ def command(
         raise ConfigurationError(
             f"--max-loss {max_loss}: use a share above 0 and below 1; 0.02 is 2 points of accuracy"
         )
-    price_list = load_prices(prices)
-    sections = [
-        build_section(run, price_list, max_loss, baseline) for run in merge_folders([read_folder(run) for run in runs])
-    ]
+    sections = [build_section(run, max_loss, baseline) for run in merge_folders([read_folder(run) for run in runs])]
     folder = output or (runs[0] if len(runs) == 1 else Path("report"))
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ import orjson
 
 from stepspec.orchestrator.service.watch.page import allowed, script, style
 
-from .canvas import Markup, both, element, join
-from .layout import Block, Links, Plot, PlotPair, Summary, blocks, summarise
+from .canvas import Markup, element, join
+from .layout import Block, Links, Plot, Summary, blocks, summarise
 from .section import Section, provenance
 from .tables import Cell, Link, Table
 from .verdict import headline
@@ -126,18 +126,12 @@ def _block(name: str, block: Block, stamp: str) -> Markup:
     )
 
 
-def _figure(plot: Plot | PlotPair, stamp: str, heading: str = "h4") -> Markup:
-    if isinstance(plot, PlotPair):
-        drawn = element(
-            "div",
-            *(element("div", drawing, class_="drawing") for drawing in (plot.left, plot.right) if drawing is not None),
-            class_="side-by-side",
-        )
-        keys = Markup()
-    else:
-        drawn, keys = both(plot.draw), element("ul", *map(_key, plot.keys), class_="legend") if plot.keys else Markup()
-    caption = element("figcaption", element("p", plot.note, class_="note"), element("p", stamp, class_="stamp"))
-    return element("figure", element(heading, plot.title), drawn, keys, caption, class_="card")
+def _figure(plot: Plot, stamp: str, heading: str = "h4") -> Markup:
+    keys = element("ul", *map(_key, plot.keys), class_="legend") if plot.keys else Markup()
+    note = element("p", _with_code(plot.note), class_="note")
+    caption = element("figcaption", note, element("p", stamp, class_="stamp"))
+    drawing = element("div", plot.drawing, class_="drawing", tabindex="0", role="region", aria_label=plot.title)
+    return element("figure", element(heading, plot.title), drawing, keys, caption, class_="card")
 
 
 def _key(key: tuple[str, str, bool]) -> Markup:
@@ -259,7 +253,6 @@ def to_json(sections: Sequence[Section], origin: str) -> bytes:
 
 
 def _values(section: Section) -> dict[str, Any]:
-    judges = section.judges
     return {
         "benchmark": section.title,
         "about": section.stamp,
@@ -268,10 +261,8 @@ def _values(section: Section) -> dict[str, Any]:
         "verdict": _verdict(section),
         "origin": [{"name": name, "value": value} for name, value in provenance(section)],
         "arms": [{**asdict(figures), "arm": figures.arm.record()} for figures in section.figures],
-        "judges": [{"arm": j.arm, "scores": len(j.verdicts), "separation": j.separation} for j in judges],
+        "judges": section.judges,
         "servers": section.counters,
-        "prices": section.prices.model_dump(),
-        "costs": section.costs,
         "cases": section.cases,
         "measured": section.run.about,
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from . import charts, tables
-from .canvas import Drawing, Markup
+from .canvas import Markup
 from .figures import ArmFigures, JudgeReport
 from .section import Case, Section
 from .tables import Cell, Link, Row, Table, number
@@ -23,24 +23,14 @@ class Plot:
 
     title: str
     note: str
-    draw: Drawing
+    drawing: Markup
     keys: tuple[tuple[str, str, bool], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PlotPair:
-    """Two small plots side by side; *right* may be missing."""
-
-    title: str
-    note: str
-    left: Markup
-    right: Markup | None
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     title: str
-    plots: tuple[Plot | PlotPair, ...] = ()
+    plots: tuple[Plot, ...] = ()
     tables: tuple[Table, ...] = ()
 
 
@@ -66,7 +56,7 @@ def summarise(section: Section) -> Summary:
         Plot(
             f"Time of a problem, {section.baseline} = 1",
             f"Mean seconds divided by those of {section.baseline}, with 95% intervals; less is better.",
-            lambda width: charts.speed_chart(section.figures, width, section.baseline),
+            charts.speed_chart(section.figures, section.baseline),
         ),
         tuple((verdict.arm, f"{verdict.sentence}.") for verdict in listed),
         small_print(section.max_loss, section.baseline),
@@ -83,14 +73,14 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
                 "Accuracy against latency",
                 f"No measured arm is both faster and more accurate than {_join_names(charts.front(section.figures))} "
                 "(grey line). Bars are 95% intervals.",
-                lambda width: charts.scatter(section.figures, width),
+                charts.scatter(section.figures),
             ),
             Plot(
                 f"Points of accuracy against {section.baseline}",
                 "On the same problems, with 95% intervals, the fastest first. Dashed: the acceptable loss, "
                 f"{points(section.max_loss)}; an interval to the right of it excludes a larger loss. An arrow is "
                 "outside of the scale.",
-                lambda width: charts.differences(section.figures, width, section.max_loss, section.baseline),
+                charts.differences(section.figures, section.max_loss, section.baseline),
             ),
         )
         if compared
@@ -102,13 +92,12 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
         (
             _stacked("Steps", ran, charts.step_parts, lambda f: ""),
             _stacked("Tokens", ran, charts.token_parts, _judging_tokens),
+            *map(_scores, section.judges),
         ),
         (tables.steps_table(section), tables.tokens_table(section)),
     )
-    if section.judges:
-        yield Block("The judge", tuple(map(_judge_plots, section.judges)), (tables.judges_table(section),))
-    counters = (tables.servers_table(section),) if section.counters else ()
-    yield Block("Servers and cost", (), (*counters, tables.cost_table(section)))
+    if section.counters:
+        yield Block("Servers", (), (tables.servers_table(section),))
     yield Block("In the papers' layout", (), tuple(tables.paper_tables(section)))
     cases = section.cases
     lists = (
@@ -144,20 +133,18 @@ def _stacked(title: str, ran: list[ArmFigures], parts: charts.Parts, suffix: Cal
         f"{title} of a problem",
         f"Means over all samples. Hatched {unit} were discarded."
         + (" Judging: tokens read to judge, which cost far less than written ones." if unit == "tokens" else ""),
-        lambda width: charts.stacked(rows, unit, width),
+        charts.stacked(rows, unit),
         keys,
     )
 
 
-def _judge_plots(judge: JudgeReport) -> PlotPair:
-    separation = judge.separation
+def _scores(judge: JudgeReport) -> Plot:
     better = "lower is better" if judge.doubt else "higher is better"
-    level = ", by answer" if separation else ""
-    return PlotPair(
+    return Plot(
         f"Scores of {judge.arm}",
-        f"The upper and the lower half have different scales; {better}{level}.",
+        f"Accepted steps above, rejected ones below, each half with its own scale; {better}. `stepspec judge` measures "
+        "how well a judge separates right from wrong steps.",
         charts.histogram(judge),
-        charts.curve(judge, separation) if separation else None,
     )
 
 

@@ -18,13 +18,12 @@ from .figures import (
     ArmFigures,
     JudgeReport,
     ServerCounters,
-    assess_judge,
     by_time,
     compute_figures,
+    report_judge,
     samples_by_number,
     server_counters,
 )
-from .prices import Cost, Prices, compute_costs
 from .run_folder import Run
 from .verdict import MAX_LOSS, Verdict, judge_methods
 
@@ -61,7 +60,7 @@ class Cases:
 @dataclass(frozen=True, slots=True)
 class Section:
     """
-    The figures of one *run*, with its costs by *prices*, and verdicts on a loss of *max_loss*, the fastest first.
+    The figures of one *run*, and verdicts on a loss of *max_loss*, the fastest first.
 
     All of it compares with the arm *baseline*.
     """
@@ -70,8 +69,6 @@ class Section:
     figures: tuple[ArmFigures, ...]
     judges: tuple[JudgeReport, ...]
     counters: tuple[ServerCounters, ...]
-    prices: Prices
-    costs: tuple[Cost, ...]
     cases: Cases
     verdicts: tuple[Verdict, ...]
     max_loss: float
@@ -126,7 +123,7 @@ class Section:
         if concurrency > 1:
             remarks.append(
                 f"{concurrency} runs were executed at the same time: seconds are measured under that load, and "
-                "GPU-seconds are an upper bound, because requests of different runs shared the servers."
+                "busy seconds are an upper bound, because requests of different runs shared the servers."
             )
         if len(self.run.folders) > 1:
             remarks.append(
@@ -170,7 +167,7 @@ def _miniature(commands: list[str]) -> str:
     )
 
 
-def build_section(run: Run, prices: Prices, max_loss: float = MAX_LOSS, baseline: str = "") -> Section:
+def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> Section:
     """
     Compute everything about *run*. The verdicts are about a loss of accuracy above *max_loss*, a share.
 
@@ -187,14 +184,12 @@ def build_section(run: Run, prices: Prices, max_loss: float = MAX_LOSS, baseline
             f"{names}: no problem was solved by all arms yet; continue with the same `stepspec eval`"
         )
     samples = samples_by_number(run.done, run.arms, run.repeats)
-    judges = (assess_judge(arm.name, arm.policy, samples[arm.name], run.repeats) for arm in run.arms)
+    judges = (report_judge(arm, samples[arm.name].values()) for arm in run.arms)
     return Section(
         run,
         tuple(figures),
         tuple(judge for judge in judges if judge is not None),
         tuple(server_counters(run.sessions)),
-        prices,
-        tuple(compute_costs(figures, prices, baseline)),
         choose_cases(figures, samples, run.repeats, baseline),
         tuple(judge_methods(by_time(figures), samples, run.repeats, max_loss, baseline)),
         max_loss,
@@ -261,7 +256,6 @@ def provenance(section: Section) -> Iterator[tuple[str, str]]:
     yield "prompts", _prompts(section)
     yield "code", f"commit {first['commit'] or 'unknown'}; {_join(first['versions'])}"
     yield "machine", f"{first['platform']}, {first['cpus']} CPUs, Python {first['python']}"
-    yield "prices", section.prices.summary
 
 
 def _prompts(section: Section) -> str:

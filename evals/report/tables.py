@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from stepspec.orchestrator.chain import Party
+
 from ..arms import SMALL
 from ..results import NOTED_OUTCOMES
 from .figures import ArmFigures
 from .section import Section
+
+MODELS: tuple[Party, ...] = ("small", "large")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +98,16 @@ def _count(f: ArmFigures, name: str) -> str:
 def time_table(section: Section) -> Table:
     return Table(
         "Time of a problem, seconds",
-        ("", "mean", "median", "p95", f"vs {section.baseline}", "vs floor", "first step", "large busy", "judging"),
+        (
+            *("", "mean", "median", "p95", f"vs {section.baseline}", "vs floor", "first step"),
+            *("small busy", "large busy", "judging"),
+        ),
         tuple(_time_row(f) for f in section.figures),
         f"Vs {section.baseline}: total time divided by that of this arm, with a 95% bootstrap interval over the "
         "problems. Vs floor: divided by the time to write every kept token on the model that wrote it. First step: "
-        "the median time until a step was committed. Large busy, judging: mean seconds with a request open to the "
-        "large model, or to judge; both overlap with drafting.",
+        "the median time until a step was committed. Small busy, large busy, judging: mean seconds with a request open "
+        "to that model, or to judge; they overlap. Busy seconds times the GPUs of the model are the GPU-seconds on "
+        "servers that others use in between; without others, GPUs are held for the mean time.",
     )
 
 
@@ -115,7 +123,7 @@ def _time_row(f: ArmFigures) -> Row:
         interval(number(r.ratio), number(low), number(high)),
         number(r.ratio_to_floor),
         number(f.first),
-        number(f.busy["large"]) if "large" in f.spent else "",
+        *(number(f.busy[party]) if party in f.spent else "" for party in MODELS),
         number(judged) if judged else "",
     )
 
@@ -180,27 +188,6 @@ def _step_row(f: ArmFigures) -> Row:
     )
 
 
-def judges_table(section: Section) -> Table:
-    rows: list[Row] = []
-    for judge in section.judges:
-        separation, scores = judge.separation, str(len(judge.verdicts))
-        if separation is None:
-            rows.append((judge.arm, scores, "", "", "too few"))
-            continue
-        area = separation.area
-        values = interval(number(area.value, 3), number(area.low, 3), number(area.high, 3))
-        rows.append((judge.arm, scores, str(separation.right), str(separation.wrong), values))
-    return Table(
-        "How well the judge separates right from wrong",
-        ("", "scores", "right", "wrong", "AUROC"),
-        tuple(rows),
-        "AUROC: the probability that the worst accepted score of a problem with a right answer is better than that of "
-        "one with a wrong answer, with a 95% bootstrap interval over the problems (Wilson's if all resamples agree). "
-        "The judge's verdicts have changed the answers, so that this is weak evidence; `stepspec judge` measures a "
-        "judge on steps that are known to be right or wrong.",
-    )
-
-
 def servers_table(section: Section) -> Table:
     return Table(
         "What the servers counted",
@@ -225,28 +212,6 @@ def _counted_sessions(section: Section) -> str:
     """Return how many sessions have counters, if some have not: a session that was killed has no final counters."""
     counted, sessions = min(counters.sessions for counters in section.counters), len(section.run.sessions)
     return "" if counted == sessions else f", of {counted} of {sessions} sessions"
-
-
-def cost_table(section: Section) -> Table:
-    money = section.prices.currency
-    thousand = f"{money} for 1,000"
-    priced = ("held", thousand, "busy", f"{thousand}, busy", f"{money} for 1,000 right", f"vs {section.baseline}")
-    return Table(
-        "Cost of a problem in GPU-seconds" + (f" and {money}" if money else ""),
-        ("", *(priced if money else ("held", "busy", f"vs {section.baseline}"))),
-        tuple(
-            (
-                c.name, number(c.held), number(1000 * c.money_held), number(c.busy), number(1000 * c.money_busy),
-                number(1000 * c.money_right) if c.money_right is not None else "", number(c.of_baseline),
-            )
-            if c.money_held is not None and c.money_busy is not None
-            else (c.name, number(c.held), number(c.busy), number(c.of_baseline))
-            for c in section.costs
-        ),
-        f"{section.prices.summary[0].upper()}{section.prices.summary[1:]}. Held: all GPUs of the arm for the duration "
-        "of its runs, as on dedicated servers. Busy: only while a request of the arm was open, as on shared servers. "
-        f"Vs {section.baseline}: held, divided by that of this arm" + (", in money." if money else "."),
-    )  # fmt: skip
 
 
 def paper_tables(section: Section) -> Iterator[Table]:

@@ -131,7 +131,6 @@ def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path
     for name in ("exam.parquet", "problems.parquet"):
         pq.write_table(table, folder / name)
     pq.write_table(pa.Table.from_pylist(graded), folder / "gsm8k.parquet")
-    (folder / "prices.toml").write_text((ROOT / "docs" / "prices.toml").read_text())
     for name in ("recipes", "docs", "examples"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     made = run(

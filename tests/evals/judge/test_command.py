@@ -168,5 +168,5 @@ def test_where_none_fits_the_exit_code_is_1_and_the_large_model_alone_is_written
     printed = orjson.loads(capsys.readouterr().out)
     assert printed["conclusion"].startswith("No method fits this pair: the best reading, ")
     assert (printed["fits"], printed["policy"], printed["steps"]) == (False, None, 20)
-    assert [one["name"] for one in printed["readings"]] == ["largest gap, digits", "grade, mean"]
+    assert [one["name"] for one in printed["readings"]] == ["grade, mean", "largest gap, digits"]
     assert tomllib.loads(Path("fit.toml").read_text())["policy"] == "large"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from stepspec.evals.judge.figures import JudgedStep, ReadingFigures, best, figur
 from stepspec.evals.judge.readings import READINGS, Judges
 from stepspec.evals.results import Interval
 from stepspec.orchestrator import Step, Token
+from stepspec.orchestrator.stats import wilson
 from stepspec.policies import make
 
 from ...fakes import ScriptedModel, counting, run
@@ -38,6 +41,25 @@ def test_the_figures_of_a_reading() -> None:
     above = 7 + 9 + 9 + 10  # right steps that are better than each slip
     assert row.areas[0].value == row.area == pytest.approx(above / 40)
     assert row.options == {"threshold": 4, "tokens": "digits", "words": 4}
+
+
+def test_the_area_counts_ties_half_and_its_interval_is_as_wide_as_theory_has_it() -> None:
+    (row,) = figures(steps([9, 8, 8, 6], [8, 5, 2]), {"score": [1]})
+    assert row.area == pytest.approx((3 + 2.5 + 2.5 + 2) / 12)
+    rng = random.Random(1)
+    right, wrong = ([rng.gauss(mean, 1) for _ in range(80)] for mean in (1, 0))
+    made = [replace(step, problem=at) for at, step in enumerate(steps(right, wrong))]
+    (row,) = figures(made, {"score": [1]})
+    a = row.area
+    q1, q2 = a / (2 - a), 2 * a * a / (1 + a)  # Hanley and McNeil 1982
+    error = math.sqrt((a * (1 - a) + 79 * (q1 - a * a) + 79 * (q2 - a * a)) / 6400)
+    assert row.areas[0].high - row.areas[0].low == pytest.approx(2 * 1.96 * error, rel=0.2)
+
+
+def test_few_steps_prove_nothing() -> None:
+    (row,) = figures(steps([0] * 30, [-9] * 4), {"score": [1]})
+    assert row.areas == (Interval(1.0, *wilson(4, 4)),)
+    assert figures(steps([0] * 30, [-9] * 2), {"score": [1]}) == []
 
 
 def test_own_steps_set_the_threshold_and_words_have_one_too() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
-from stepspec.evals.report.prices import Prices
 from stepspec.evals.report.run_folder import merge_folders, read_folder
 from stepspec.evals.report.section import Section, build_section
 from stepspec.evals.sample import Arm, Sample, StepRecord
@@ -118,7 +117,7 @@ def crowd(count: int, problems: int = 20) -> tuple[tuple[Arm, ...], dict[tuple[i
     return (LARGE, SMALL, *methods, control), done
 
 
-def make_section(path: Path, prices: Prices | None = None, **changed: Any) -> Section:
+def make_section(path: Path, **changed: Any) -> Section:
     """The section of a report about a folder that is made at *path*."""
     (run,) = merge_folders([read_folder(folder(path, **changed))])
-    return build_section(run, prices or Prices())
+    return build_section(run)

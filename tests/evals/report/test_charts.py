@@ -10,13 +10,12 @@ import pytest
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import canvas, charts
-from stepspec.evals.report.canvas import NARROW, WIDE, Markup, element
-from stepspec.evals.report.figures import ArmFigures, JudgeReport, ScoredVerdict, compute_figures, separate
+from stepspec.evals.report.canvas import Markup, element
+from stepspec.evals.report.figures import ArmFigures, JudgeReport, ScoredVerdict, compute_figures
 from stepspec.evals.sample import Arm
 
 from .made import ARMS, crowd, large, mixed, samples, small
 
-widths = pytest.mark.parametrize("width", [WIDE, NARROW])
 HOSTILE = "<script>alert(1)</script>&$x$"
 
 
@@ -43,14 +42,13 @@ def test_the_front_has_the_arms_that_no_other_arm_dominates(arms: list[ArmFigure
     assert [f.arm.name for f in charts.front(compute_figures(slow, ARMS))] == [SMALL.name, LARGE.name, SHIPPED.name]
 
 
-@widths
-def test_accuracy_and_time_of_every_arm_are_drawn_and_said(arms: list[ArmFigures], width: float) -> None:
-    drawn = charts.scatter(arms, width)
+def test_accuracy_and_time_of_every_arm_are_drawn_and_said(arms: list[ArmFigures]) -> None:
+    drawn = charts.scatter(arms)
     assert drawn.count('class="mark"') >= len(arms)
     assert "small alone: 50.0%, 1.00 s" in label(drawn)
     assert {f.arm.name for f in arms} <= {*texts(drawn)}
     assert "seconds per problem" in texts(drawn)
-    assert (parsed(drawn).get("role"), parsed(drawn).get("width")) == ("img", f"{width:g}")
+    assert (parsed(drawn).get("role"), parsed(drawn).get("width")) == ("img", f"{canvas.WIDTH:g}")
 
 
 def test_no_two_methods_have_the_same_mark() -> None:
@@ -61,11 +59,8 @@ def test_no_two_methods_have_the_same_mark() -> None:
     assert (found[LARGE.name], found[SMALL.name]) == ("s", "o")
 
 
-@widths
-def test_the_speed_chart_has_a_row_for_every_arm_that_ran_the_fastest_first(
-    arms: list[ArmFigures], width: float
-) -> None:
-    drawn = charts.speed_chart(arms, width)
+def test_the_speed_chart_has_a_row_for_every_arm_that_ran_the_fastest_first(arms: list[ArmFigures]) -> None:
+    drawn = charts.speed_chart(arms)
     names = [text for text in texts(drawn) if text in {f.arm.name for f in arms}]
     assert names[:3] == [SMALL.name, SHIPPED.name, LARGE.name]
     assert names[3:] == [LARGE.name]  # of the line at 1
@@ -74,11 +69,8 @@ def test_the_speed_chart_has_a_row_for_every_arm_that_ran_the_fastest_first(
     assert drawn.count('class="mark"') == 3
 
 
-@widths
-def test_differences_have_the_acceptable_loss_and_no_row_for_the_large_model(
-    arms: list[ArmFigures], width: float
-) -> None:
-    drawn = charts.differences(arms, width, 0.02)
+def test_differences_have_the_acceptable_loss_and_no_row_for_the_large_model(arms: list[ArmFigures]) -> None:
+    drawn = charts.differences(arms, 0.02)
     assert {"-2", "0"} <= {*texts(drawn)}
     assert LARGE.name not in texts(drawn)
     assert "SpecReason: +0.0 [" in label(drawn)
@@ -88,15 +80,14 @@ def test_differences_have_the_acceptable_loss_and_no_row_for_the_large_model(
 def test_what_is_outside_of_the_scale_of_the_methods_is_an_arrow() -> None:
     done = {(n, LARGE.name): large(4.0) for n in range(40)} | {(n, SHIPPED.name): mixed(3.0) for n in range(40)}
     done |= {(n, SMALL.name): small(1.0, correct=False) for n in range(40)}
-    drawn = charts.differences(compute_figures(done, ARMS), WIDE, 0.02)
+    drawn = charts.differences(compute_figures(done, ARMS), 0.02)
     assert "small alone: -100.0" in label(drawn)
     assert drawn.count('class="mark"') == 2  # the baseline's is outside, and clipped
 
 
-@widths
-def test_a_stacked_bar_has_its_parts_and_hatches_what_was_discarded(arms: list[ArmFigures], width: float) -> None:
+def test_a_stacked_bar_has_its_parts_and_hatches_what_was_discarded(arms: list[ArmFigures]) -> None:
     rows = [(f.arm.name, charts.token_parts(f), ", judging 9") for f in arms if not f.bound]
-    drawn = charts.stacked(rows, "tokens", width)
+    drawn = charts.stacked(rows, "tokens")
     totals = [f"{sum(part.amount for part in parts):.1f} tokens, judging 9" for _, parts, _ in rows]
     assert {*totals, *(name for name, _, _ in rows)} <= {*texts(drawn)}
     kept = sum(bool(part.amount) and not part.wasted for _, parts, _ in rows for part in parts)
@@ -106,8 +97,7 @@ def test_a_stacked_bar_has_its_parts_and_hatches_what_was_discarded(arms: list[A
 
 
 def judged(*scores: float) -> JudgeReport:
-    verdicts = tuple(ScoredVerdict(score, score >= 5, None, at) for at, score in enumerate(scores))
-    return JudgeReport("SpecReason", "specreason", verdicts, None)
+    return JudgeReport("SpecReason", "specreason", tuple(ScoredVerdict(score, score >= 5) for score in scores))
 
 
 def test_scores_are_counted_above_the_line_if_accepted_and_below_if_rejected() -> None:
@@ -117,24 +107,15 @@ def test_scores_are_counted_above_the_line_if_accepted_and_below_if_rejected() -
     assert charts.span(judged(3.0)) == (0.0, 9.0)
     assert charts.span(replace(judged(0.2, 0.9), policy="reflective")) == (0.0, 1.0)
     assert charts.span(replace(judged(-3.0, 4.0), policy="reward")) == (-3.0, 4.0)
-    assert charts._counts([ScoredVerdict(s, True) for s in (-3.0, 0.5, 4.0)], -3.0, 4.0)[:1] == [1]  # pyright: ignore[reportPrivateUsage]
-
-
-def test_the_curve_has_its_area_in_figures() -> None:
-    separation = separate([ScoredVerdict(float(n), True, n > 4, n) for n in range(10)], doubt=False)
-    assert separation is not None
-    drawn = charts.curve(judged(1.0), separation)
-    assert any("AUROC 1.000" in text for text in texts(drawn))
-    assert "area 1.000" in label(drawn)
 
 
 def test_a_drawing_follows_the_theme_and_the_policy_of_the_page(arms: list[ArmFigures]) -> None:
-    drawn = charts.scatter(arms, WIDE)
+    drawn = charts.scatter(arms)
     assert "style=" not in drawn
     assert "<style" not in drawn
     assert "<metadata" not in drawn
     assert not re.search("#0102[0-9a-f]{2}", drawn)
-    assert drawn == charts.scatter(arms, WIDE)  # byte for byte
+    assert drawn == charts.scatter(arms)  # byte for byte
     assert not re.findall('(?:fill|stroke)="#', drawn.replace("#000000", ""))
     for name, colour in canvas.VARIABLES.items():
         assert f"--{name}:{colour};" in canvas.standalone(drawn)
@@ -145,6 +126,6 @@ def test_text_only_ever_becomes_text(arms: list[ArmFigures]) -> None:
     named = Arm.of(HOSTILE, "specreason")
     done = {**samples(), **{(n, HOSTILE): replace(mixed(3.0), arm=HOSTILE) for n in range(4)}}
     figures = compute_figures(done, [LARGE, SMALL, named])
-    for drawn in (charts.scatter(figures, WIDE), charts.speed_chart(figures, NARROW)):
+    for drawn in (charts.scatter(figures), charts.speed_chart(figures)):
         assert HOSTILE in texts(drawn)
         assert "<script" not in drawn

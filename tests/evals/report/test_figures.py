@@ -1,17 +1,26 @@
-"""ArmFigures of arms, worked out on paper."""
+"""The figures of arms, judges and servers, worked out on paper; the choice of cases."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
-from stepspec.evals.report.figures import ArmFigures, compute_figures, samples_by_number
+from stepspec.evals.report.figures import (
+    ArmFigures,
+    compute_figures,
+    report_judge,
+    samples_by_number,
+    scored_verdicts,
+    server_counters,
+)
+from stepspec.evals.report.section import choose_cases
 from stepspec.evals.results import ORACLE, compare_arms
-from stepspec.evals.sample import Arm
+from stepspec.evals.sample import Arm, StepRecord
 
-from .made import ARMS, mixed, samples
+from .made import ARMS, KEPT, REJECTED, REPAIR, mixed, samples
 
 
 @pytest.fixture
@@ -68,3 +77,72 @@ def test_samples_keep_their_numbers() -> None:
     found = samples_by_number({place: s for place, s in samples().items() if place != (0, SMALL.name)}, ARMS, 1)
     assert {name: list(each) for name, each in found.items()} == {arm.name: [1, 2, 3] for arm in ARMS}
     assert found[SHIPPED.name][2].seconds == 4.0
+
+
+def test_only_scores_that_decided_are_verdicts_of_the_judge() -> None:
+    part = StepRecord("small", "kept", 2.0, "", 0.6)  # the kept part of a rejected draft
+    other = StepRecord("small", "rejected", 9.0, "words", 0.7)
+    unknown = StepRecord("small", "kept", float("nan"), "", 0.8)
+    found = scored_verdicts(replace(mixed(1.0), steps=(KEPT, REJECTED, part, REPAIR, part, other, unknown)))
+    assert [(one.score, one.accepted) for one in found] == [(8.0, True), (2.0, False), (2.0, True)]
+
+
+def test_an_arm_without_scores_has_no_judge() -> None:
+    assert report_judge(SHIPPED, [replace(mixed(1.0), steps=(REPAIR,))]) is None
+    judge = report_judge(Arm.of("bild", "bild"), [mixed(1.0), mixed(2.0)])
+    assert judge is not None
+    assert (judge.doubt, len(judge.verdicts)) == (True, 8)
+
+
+def session(before: dict[str, float], after: dict[str, float] | None) -> dict[str, Any]:
+    ended = {} if after is None else {"counters": [after]}
+    return {"servers": [{"role": "large", "counters": before}], **ended}
+
+
+def counters(
+    queried: float, hit: float, drafts: float = 0, drafted: float = 0, accepted: float = 0
+) -> dict[str, float]:
+    return {
+        "vllm:prefix_cache_queries_total": queried,
+        "vllm:prefix_cache_hits_total": hit,
+        "vllm:spec_decode_num_drafts_total": drafts,
+        "vllm:spec_decode_num_draft_tokens_total": drafted,
+        "vllm:spec_decode_num_accepted_tokens_total": accepted,
+    }
+
+
+def test_counters_are_the_difference_of_two_readings() -> None:
+    sessions = [
+        session(counters(100, 50), counters(300, 100, 10, 40, 30)),
+        session(counters(300, 100, 10, 40, 30), None),  # killed
+        session({}, counters(100, 100, 10, 40, 10)),  # a server that had counted nothing yet
+        session(counters(900, 900), counters(5, 5)),  # a server that was started again meanwhile
+    ]
+    (found,) = server_counters(sessions)
+    assert (found.role, found.sessions, found.queried, found.hit, found.hits) == ("large", 2, 300, 150, 0.5)
+    assert found.speculation is not None
+    assert (found.speculation.rate, found.speculation.length) == (0.5, 3.0)
+    assert server_counters([session({}, None)]) == []
+
+
+def test_servers_that_do_not_speculate_have_no_acceptance() -> None:
+    (found,) = server_counters([session(counters(0, 0), counters(0, 0))])
+    assert (found.hits, found.speculation) == (None, None)
+
+
+def test_cases_are_the_failed_and_the_slow_problems() -> None:
+    chosen = choose_cases(compute_figures(samples(), ARMS), samples_by_number(samples(), ARMS, 1), 1)
+    assert [case.seconds for case in chosen.slowest] == [5.0, 4.0, 3.0, 2.0]
+    assert {case.arm for case in chosen.slowest} == {SHIPPED.name}
+    assert [(case.problem, case.outcome) for case in chosen.lost] == [(2, "wrong")]
+    assert [(case.problem, case.outcome, case.baseline_seconds) for case in chosen.gained] == [(3, "right", 4.0)]
+    assert [(case.rejected, case.drafts) for case in chosen.disputed] == [(1, 4)] * 4
+
+
+def test_the_most_disputed_are_those_with_the_most_rejected_drafts() -> None:
+    quick = mixed(0.5)
+    done = {**samples(), (1, SHIPPED.name): replace(quick, ledger=replace(quick.ledger, accepted=1))}
+    sure = mixed(9.0)
+    done[2, SHIPPED.name] = replace(sure, ledger=replace(sure.ledger, accepted=4))
+    chosen = choose_cases(compute_figures(done, ARMS), samples_by_number(done, ARMS, 1), 1)
+    assert [(case.problem, case.rejected) for case in chosen.disputed] == [(1, 3), (3, 1), (0, 1)]

@@ -10,7 +10,6 @@ import orjson
 import pytest
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
-from stepspec.evals.report.prices import Prices
 from stepspec.evals.report.run_folder import merge_folders, read_folder
 from stepspec.evals.report.section import build_section
 from stepspec.evals.sample import Arm
@@ -46,7 +45,7 @@ def test_arms_of_the_same_measurement_are_put_together(tmp_path: Path) -> None:
     assert [arm.name for arm in run.arms] == [LARGE.name, SMALL.name, SHIPPED.name, "loose"]
     assert run.done[0, LARGE.name].seconds == 4.0  # the first one's
     assert run.done[0, "loose"].seconds == 3.0
-    section = build_section(run, Prices())
+    section = build_section(run)
     assert any("Merged from 2 run folders" in remark for remark in section.remarks)
 
 
@@ -93,24 +92,24 @@ def test_a_remark_of_several_folders_is_shown_once(tmp_path: Path) -> None:
     record = orjson.loads(path.read_bytes())
     record["sessions"] = [{**record["sessions"][0], "remarks": ["Beware."]}] * 2
     path.write_bytes(orjson.dumps(record))
-    assert build_section(merge_folders([read_folder(path.parent)])[0], Prices()).remarks == ["Beware."]
+    assert build_section(merge_folders([read_folder(path.parent)])[0]).remarks == ["Beware."]
 
 
 def test_models_on_one_machine_are_said_to_share_it(tmp_path: Path) -> None:
     path = folder(tmp_path / "a") / "run.json"
     path.write_bytes(path.read_bytes().replace(b"http://small:1", b"http://large:2"))
-    (remark,) = build_section(merge_folders([read_folder(path.parent)])[0], Prices()).remarks
+    (remark,) = build_section(merge_folders([read_folder(path.parent)])[0]).remarks
     assert remark.startswith("Both models are served at large. If they share a card or CPU cores")
 
 
 def test_the_baseline_is_that_of_the_run_or_another_arm_of_it(tmp_path: Path) -> None:
     run = merge_folders([read_folder(folder(tmp_path / "a"))])[0]
-    assert build_section(run, Prices()).baseline == LARGE.name
-    section = build_section(run, Prices(), baseline=SHIPPED.name)
+    assert build_section(run).baseline == LARGE.name
+    section = build_section(run, baseline=SHIPPED.name)
     assert {f.arm.name: f.standing.result.ratio for f in section.figures}[SHIPPED.name] == 1.0
     assert [case.baseline_seconds for case in section.cases.slowest] == [case.seconds for case in section.cases.slowest]
     with pytest.raises(ConfigurationError, match="--baseline medium: the run has no such arm; its arms: large alone"):
-        build_section(run, Prices(), baseline="medium")
+        build_section(run, baseline="medium")
 
 
 def test_the_limits_of_the_figures_are_stated(tmp_path: Path) -> None:

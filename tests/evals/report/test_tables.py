@@ -11,15 +11,12 @@ from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import tables
 from stepspec.evals.report.formats import to_markdown
 from stepspec.evals.report.layout import blocks
-from stepspec.evals.report.prices import GpuRental, Prices
 from stepspec.evals.report.run_folder import Run
 from stepspec.evals.report.section import Section, provenance
 from stepspec.evals.report.tables import Row, Table, paper_tables
 from stepspec.evals.sample import Arm, StepRecord
 
 from .made import ARMS, folder, make_section, mixed, samples
-
-PRICED = Prices(currency="EUR", large=GpuRental(per_gpu_hour=3.6), small=GpuRental(per_gpu_hour=3.6))
 
 
 @pytest.fixture
@@ -32,11 +29,10 @@ def row(table: Table, name: str) -> dict[str, object]:
     return dict(zip(table.columns, found, strict=True))
 
 
-def test_every_row_has_a_cell_for_every_column(tmp_path: Path) -> None:
-    for at, prices in enumerate((Prices(), PRICED)):
-        for block in blocks(make_section(tmp_path / str(at), prices), {}):
-            for table in block.tables:
-                assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
+def test_every_row_has_a_cell_for_every_column(section: Section) -> None:
+    for block in blocks(section, {}):
+        for table in block.tables:
+            assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
 
 
 def test_accuracy(section: Section) -> None:
@@ -66,10 +62,6 @@ def test_of_several_samples_a_problem_there_is_no_exact_test(tmp_path: Path) -> 
     assert [case.problem for case in section.cases.lost] == [1]
 
 
-def test_too_few_wrong_steps_are_no_judge_of_the_judge(section: Section) -> None:
-    assert row(tables.judges_table(section), SHIPPED.name)["AUROC"] == "too few"
-
-
 def test_sessions_that_were_killed_are_missed(tmp_path: Path) -> None:
     section = make_section(tmp_path)
     session = {key: value for key, value in section.run.sessions[0].items() if key != "counters"}
@@ -94,7 +86,7 @@ def test_prompts_are_quoted_by_hash_also_those_of_a_plugin_and_of_a_file(tmp_pat
 def test_time_tokens_and_steps(section: Section) -> None:
     shipped = row(tables.time_table(section), SHIPPED.name)
     assert (shipped["mean"], shipped["median"], shipped["first step"]) == ("3.50", "3.50", "0.40")
-    assert (shipped["large busy"], shipped["judging"]) == ("1.00", "0.40")
+    assert (shipped["small busy"], shipped["large busy"], shipped["judging"]) == ("0.50", "1.00", "0.40")
     assert shipped["vs large alone"] == "0.88 [0.62, 1.12]"
     shipped = row(tables.tokens_table(section), SHIPPED.name)
     assert (shipped["small kept"], shipped["small discarded"], shipped["large kept"]) == ("60.0", "20.0", "20.0")
@@ -105,15 +97,11 @@ def test_time_tokens_and_steps(section: Section) -> None:
     assert shipped["reasons of repairs"] == "grade 4"
 
 
-def test_servers_and_cost(tmp_path: Path) -> None:
-    section = make_section(tmp_path, PRICED)
+def test_servers(section: Section) -> None:
     assert row(tables.servers_table(section), "large") == {
         "": "large", "prompt tokens": "200", "prefix-cache hits": "10.0%", "drafted tokens": "none", "accepted": "",
         "tokens per pass": "",
     }  # fmt: skip
-    shipped = row(tables.cost_table(section), SHIPPED.name)
-    assert (shipped["held"], shipped["EUR for 1,000"], shipped["vs large alone"]) == ("7.00", "7.00", "1.75")
-    assert shipped["EUR for 1,000 right"] == "9.33"
 
 
 def test_the_papers_definitions_are_not_the_same(section: Section) -> None:

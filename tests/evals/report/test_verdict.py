@@ -215,7 +215,7 @@ def test_a_section_has_the_verdicts_in_the_order_of_the_times(tmp_path: Path) ->
     section = make_section(tmp_path)
     assert [verdict.arm for verdict in section.verdicts] == [SHIPPED.name]
     assert section.verdicts[0].max_loss == section.max_loss == 0.02
-    assert build_section(section.run, section.prices, 0.7).verdicts[0].loss == "excluded"
+    assert build_section(section.run, 0.7).verdicts[0].loss == "excluded"
 
 
 # Simulations: the truth is known, and many runs are drawn from it.
