@@ -1,11 +1,12 @@
 """
-What the doctor's measurements mean: findings with their cost and their cure, in the flags of vLLM.
+What the doctor's measurements mean: findings with their cost and their cure, in the flags of the vLLM that was found.
 
 `conclude` is about a pair, `conclude_critic` about the critic. Pure.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -39,7 +40,8 @@ UNKNOWN: Mapping[str, str] = {
 AGAIN = "look into the server's log, and run `stepspec doctor` again"
 AGAIN_IDLE = "run `stepspec doctor` again when the servers are idle"
 OTHER = "serve a smaller model for small"
-SUFFIXES = "--enable-scale-out --enable-prompt-tokens-details and set suffix_scoring = true"
+SCALE_OUT, WITHOUT_MODE = (0, 30), (0, 33)
+"""The first versions of vLLM that need --enable-scale-out for its own routes, and that ignore --mamba-cache-mode."""
 HARDLY_FASTER = 0.7  # of the large model's seconds for a token
 
 
@@ -67,6 +69,17 @@ def _findings(report: EndpointReport) -> Iterator[Finding]:
     yield from _about_scoring(report, can)
     yield from _about_counts(report, can)
     yield from _about_thinking(report)
+
+
+def _before(version: tuple[int, int], can: Capabilities) -> bool:
+    """Whether the server reports an older vLLM than *version*."""
+    found = re.match(r"v?(\d+)\.(\d+)", can.version or "")
+    return found is not None and (int(found[1]), int(found[2])) < version
+
+
+def _suffix_cure(can: Capabilities) -> str:
+    own_routes = "" if _before(SCALE_OUT, can) else "--enable-scale-out "
+    return f"start vLLM with {own_routes}--enable-prompt-tokens-details and set suffix_scoring = true"
 
 
 def _spaced(name: str) -> str:
@@ -108,7 +121,7 @@ def _about_model(report: EndpointReport) -> Iterator[Finding]:
 def _about_scoring(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
     if can.suffix_scoring is False:
         message = "suffix scoring is set, but the server does not do it, or wrongly"
-        cure = f"start vLLM with {SUFFIXES}, or set it to false"
+        cure = f"{_suffix_cure(can)}, or set it to false"
         yield Finding("suffix_scoring", report.role, "cannot work", message, cure)
     elif why := report.failures.get("scoring"):
         message = f"policies that score drafts (BiLD, reading, reflective) cannot use it: {why}"
@@ -195,7 +208,8 @@ def _cure(cache: CacheConfig | None, can: Capabilities) -> str:
     if cache is not None and cache.known and MATCH_UNIT not in cache.known:
         return f"vLLM {can.version or 'as served'} has no --prefix-match-unit, which later versions have: update it"
     unit = cache.finest if cache and cache.known else UNIT
-    return f"start vLLM with --prefix-match-unit {unit}, up to version 0.32 also with --mamba-cache-mode align"
+    mode = "--mamba-cache-mode align " if _before(WITHOUT_MODE, can) else ""
+    return f"start vLLM with {mode}--prefix-match-unit {unit}"
 
 
 def _about_replica(other: EndpointReport, first: EndpointReport) -> list[Finding]:
@@ -238,7 +252,7 @@ def _about_pair(small: EndpointReport, large: EndpointReport, same: bool | None)
             f"suffix scoring is off: to score a step it reads the whole chain again, {milliseconds(large.scoring)} "
             f"after {LONG} tokens (a first token takes {milliseconds(large.pace.first if large.pace else None)})"
         )
-        add("suffix_scoring", "costs", message, f"start vLLM with {SUFFIXES}", "large")
+        add("suffix_scoring", "costs", message, _suffix_cure(large.can), "large")
     if same is False:
         message = "the vocabularies differ: every step is encoded anew for the other model, one request each"
         add("vocabulary", "costs", message, "choose two models of one family")

@@ -14,10 +14,9 @@ from typing import Any, cast
 from ..endpoints.settings import Endpoint
 from ..toml import one_line
 from .launch import RunningServer, Server
-from .pair import VISIBLE, Pair, PairWithin, Roles, StartedServer
+from .pair import NESTING_SETTINGS, VISIBLE, Pair, PairWithin, Roles, StartedServer
 
 SMALL, LARGE = "small", "large"
-NESTING_SETTINGS = ("policy", "options")
 SHARED_SETTINGS = ("template", "thinks", "suffix_scoring")  # settings of both a StartedServer and an Endpoint
 OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
 

@@ -279,7 +279,7 @@ KINDS = frozenset({CONNECTED, STARTED, PAIR})
 SETTINGS = {
     name for kind in (Pair, PairWithin, StartedServer, Endpoint, TokenSpeculation) for name in kind.model_fields
 }
-NESTING_SETTINGS = frozenset({"policy", "options"})  # only a pair within has them
+NESTING_SETTINGS = ("policy", "options")  # only a pair within has them
 
 
 def load(path: Path) -> Pair:

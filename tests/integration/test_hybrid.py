@@ -74,7 +74,7 @@ async def test_the_doctor_distinguishes_large_blocks_from_a_disabled_cache(hybri
     notes = [note for note in found.notes if "prefix cache" in note]
     assert len(notes) == 1
     assert f"large: the prefix cache is on, but works in blocks of {BLOCK} tokens" in notes[0]
-    assert notes[0].endswith("--prefix-match-unit 32, up to version 0.32 also with --mamba-cache-mode align")
+    assert notes[0].endswith("--mamba-cache-mode align --prefix-match-unit 32")
     assert plain.reading is not None
     assert cured.reading is not None
     assert plain.reading.read is not None

@@ -493,7 +493,7 @@ async def test_unsupported_fields_of_a_server_are_detected() -> None:
 
 KNOWN = ("block_size", "enable_prefix_caching", "mamba_cache_mode", "prefix_match_unit")
 LARGE_BLOCKS = CacheConfig(enabled=True, block=640, mode="align", known=KNOWN)
-CURE = "--prefix-match-unit 32, up to version 0.32 also with --mamba-cache-mode align"
+CURE = "--mamba-cache-mode align --prefix-match-unit 32"
 READING = Reading(1014, 411, 0.084, 0.155)
 
 
@@ -557,6 +557,22 @@ async def test_the_probe_repeats_prompts_beyond_the_block(metrics: bytes, block:
         can = (await diagnose(small, large)).large.can
     assert can is not None
     assert (can.prefix_cache, can.cached_tokens, can.tried) == (found, True, tried)
+
+
+@pytest.mark.parametrize(
+    ("version", "hybrid", "scoring"),
+    [
+        ("0.29.1", "--mamba-cache-mode align --prefix-match-unit 32", "with --enable-prompt-tokens-details and"),
+        ("0.32.0+cpu", "--mamba-cache-mode align --prefix-match-unit 32", "with --enable-scale-out --enable-prompt"),
+        ("0.33.0", "with --prefix-match-unit 32", "with --enable-scale-out --enable-prompt-tokens-details"),
+        ("dev", "with --prefix-match-unit 32", "with --enable-scale-out --enable-prompt-tokens-details"),
+    ],
+)
+def test_the_cures_name_flags_of_the_version_that_was_found(version: str, hybrid: str, scoring: str) -> None:
+    coarse = cached(True, LARGE_BLOCKS, version=version, suffix_scoring=None)
+    notes = conclude(FAST, replace(coarse, scoring=0.2)).notes
+    assert [hybrid in note for note in notes if "prefix cache" in note] == [True]
+    assert [scoring in note for note in notes if "suffix scoring" in note] == [True]
 
 
 async def test_the_tokens_that_a_verdict_reads_are_measured() -> None:
