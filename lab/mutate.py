@@ -64,15 +64,10 @@ CORE = {
     "run": core("run", *RUN),
     "run_options": core("run_options", "test_settings", slow=("test_run_options", "test_solver")),
     "admission": core("service/http/admission", "orchestrator/service/http/test_admission", slow=(MACHINES,)),
-    "breaker": core(
-        "endpoints/breaker",
-        "orchestrator/endpoints/test_breaker",
-        "orchestrator/endpoints/test_replicas",
-        slow=(MACHINES,),
-    ),
+    "breaker": core("endpoints/breaker", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
     "client": core(
         "endpoints/client",
-        *(f"orchestrator/endpoints/test_{name}" for name in ("retries", "failures", "waiting", "sse", "priority")),
+        *(f"orchestrator/endpoints/test_{name}" for name in ("retries", "failures", "sse", "priority")),
     ),
     "auto": core("auto", "orchestrator/test_auto"),
     "nested": core(

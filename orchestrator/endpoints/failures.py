@@ -10,17 +10,9 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import aiohttp
-
-EXPIRED, OTHER_HOST, OTHER_ADDRESS = 10, 62, 64  # OpenSSL's verify codes
-CERTIFICATES: Mapping[int | None, str] = {
-    EXPIRED: "has expired: renew it",
-    OTHER_HOST: "was issued for another host name: write the name that it was issued for into the URL",
-    OTHER_ADDRESS: "was not issued for this IP address: write the host name that it was issued for into the URL",
-}
 
 
 def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = None) -> str:
@@ -44,8 +36,8 @@ def _reason(exc: Exception, url: str, seconds: float) -> str:
     cause = cause.os_error if isinstance(cause, aiohttp.ClientConnectorError) else cause
     match cause:
         case ssl.SSLCertVerificationError():
-            signed = "is not signed by an authority that this machine trusts: name the authority's file in "
-            return f"the TLS certificate {CERTIFICATES.get(cause.verify_code, f'{signed}SSL_CERT_FILE')}"
+            why = cause.verify_message.rstrip(".")
+            return f"the TLS certificate of {host} is refused ({why}); SSL_CERT_FILE may name an authority to trust"
         case ssl.SSLError():
             return f"no TLS is spoken at {host}:{port}; write http:// instead of https://"
         case socket.gaierror():

@@ -130,14 +130,14 @@ def test_thinking_can_be_switched_off_for_any_family(family: Family) -> None:
     assert found.overridden(True) == found.overridden(None) == found
 
 
-@pytest.mark.parametrize(
-    ("shown", "complaint"),
-    [
-        (lambda contents: contents[-1], "leaves out a turn"),
-        ("".join, "nothing between two turns"),
-        (lambda contents: "|".join(each[::-1] for each in contents), "leaves out a turn"),
-    ],
+HIDING: tuple[tuple[Callable[[Sequence[str]], str], str], ...] = (
+    (lambda contents: contents[-1], "leaves out a turn"),
+    ("".join, "nothing between two turns"),
+    (lambda contents: "|".join(each[::-1] for each in contents), "leaves out a turn"),
 )
+
+
+@pytest.mark.parametrize(("shown", "complaint"), HIDING)
 def test_a_template_that_hides_its_turns_cannot_be_learnt(
     shown: Callable[[Sequence[str]], str], complaint: str
 ) -> None:

@@ -22,15 +22,18 @@ from stepspec.orchestrator.endpoints import (
     Template,
     connect,
 )
+from stepspec.orchestrator.endpoints.breaker import Breaker
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.endpoints.replicas import in_order
 from stepspec.orchestrator.errors import (
+    ConfigurationError,
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
     EndpointUnreachable,
     MalformedReply,
+    StepspecError,
 )
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
 from stepspec.orchestrator.ledger import Ledger
@@ -573,13 +576,6 @@ def test_an_optional_model_may_come_up_later_unless_it_is_refused(complaint: str
     assert late.entered == 0
 
 
-def test_one_url_is_one_replica_and_several_are_several() -> None:
-    assert list(connect(Endpoint(role="large", url=A)).runs) == [A]
-    several = connect(Endpoint.model_validate({"role": "large", "url": f"{A}/v1, {B}"}))
-    assert isinstance(several, ReplicatedEndpoint)
-    assert list(several.runs) == [A, B]
-
-
 async def test_over_http_a_broken_stream_continues_at_the_next_server() -> None:
     script = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>")
     first = FakeVllm(script)
@@ -602,3 +598,45 @@ async def test_over_http_a_broken_stream_continues_at_the_next_server() -> None:
         (two.url, "done"),
     ]
     assert all(token.id >= 0 for step in chain.steps for token in step.tokens)
+
+
+LONGEST = 30.0
+
+
+def gone(cause: str) -> EndpointUnavailable:
+    return EndpointUnavailable(cause, role="large", url="http://a")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (None, ""),
+        (gone("reset"), "reset"),
+        (gone(""), "failed"),
+        (ConfigurationError("no such file"), "no such file"),
+        (ConfigurationError(""), "failed"),
+    ],
+)
+def test_the_cause_of_a_breaker_is_that_of_the_last_failure(error: StepspecError | None, cause: str) -> None:
+    breaker = Breaker(LONGEST)
+    if error:
+        breaker.open(error)
+    assert breaker.cause == cause
+
+
+@pytest.mark.parametrize(("good", "pause"), [(0.0, 4.0), (LONGEST - 1, 4.0), (LONGEST, 1.0), (LONGEST + 1, 1.0)])
+def test_a_server_that_fails_again_soon_is_paused_on_from_where_it_was(good: float, pause: float) -> None:
+    async def main() -> float:
+        breaker = Breaker(LONGEST)
+        await asyncio.sleep(100)
+        breaker.fail(gone("reset"))
+        breaker.open(gone("reset"))
+        breaker.open(gone("reset"))
+        assert breaker.pause == 2
+        breaker.close()
+        await asyncio.sleep(good)
+        breaker.fail(gone("reset"))
+        breaker.open(gone("reset"))
+        return breaker.pause
+
+    assert run(main())[0] == pause

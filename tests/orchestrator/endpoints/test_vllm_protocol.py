@@ -111,11 +111,6 @@ def test_a_request_that_the_server_gave_up_may_be_tried_elsewhere(finish: str) -
             read()
 
 
-def test_an_error_in_the_stream_is_raised() -> None:
-    with pytest.raises(EndpointUnavailable, match="HTTP 500: EngineCore"):
-        vllm_protocol.parse_chunk(CALL, b'{"error": {"message": "EngineCore encountered an issue", "code": 500}}', 0)
-
-
 @pytest.mark.parametrize(("known", "rank"), [(0, 0), (1, 0), (2, 2), (5, 2)])
 def test_a_rank_is_known_within_the_list_of_alternatives(known: int, rank: int) -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"b": -0.5, "a": -1.0}]}
