@@ -187,31 +187,20 @@ class Connection:
         raise self.call("connect").error(EndpointRejected, f"{message}{cure}")
 
     @asynccontextmanager
-    async def stream(
-        self, call: Call, body: Body, *, path: str = COMPLETIONS, accepted: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[Events]:
-        """
-        Send *body* to *path* and yield the events of the stream. Leaving the block early aborts the request.
-
-        *accepted* is called when the headers of the response have arrived.
-        """
+    async def stream(self, call: Call, body: Body, *, path: str = COMPLETIONS) -> AsyncGenerator[Events]:
+        """Send *body* to *path* and yield the events of the stream. Leaving the block early aborts the request."""
         deadlines = self.endpoint.deadlines
         async with self._slots:
             ends = asyncio.get_running_loop().time() + deadlines.total
-
-            async def begin() -> Events:
-                return await self._begin(call, path, body, ends, accepted)
-
-            beginning = self._retry(begin, deadlines.first)
+            beginning = self._retry(partial(self._begin, call, path, body, ends), deadlines.first)
             events = await _within(call, deadlines.unstreamed, "no token in the first {:g} s", beginning)
             try:
                 yield events
             finally:
                 await events.close()
 
-    async def _begin(self, call: Call, path: str, body: Body, ends: float, accepted: Callable[[], None]) -> Events:
+    async def _begin(self, call: Call, path: str, body: Body, ends: float) -> Events:
         response = await self._send(call, path, body)
-        accepted()
         pieces, release = response.content.iter_any(), partial(_release, response)
         events = Events(call, pieces, release, self.endpoint.deadlines, ends)
         try:

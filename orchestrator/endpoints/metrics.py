@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from math import gcd
@@ -113,10 +113,9 @@ def total(parts: Iterable[Acceptance | None]) -> Acceptance | None:
 
 # The prefix cache
 
-CACHE_CONFIG = b"vllm:cache_config_info{"
 UNIT = 16  # tokens: divides the blocks of hybrids, which are multiples of 16 on GPUs and of 128 on CPUs
 FINE = 128  # tokens; no block of a model without recurrent layers is larger
-MATCH_UNIT, MODE = "prefix_match_unit", "mamba_cache_mode"
+MATCH_UNIT = "prefix_match_unit"
 
 _CACHE_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -127,14 +126,13 @@ class CacheConfig:
     The prefix cache as the server describes it; None for what it does not describe.
 
     *enabled*: prefixes are cached. *block* is the allocation unit in tokens; *unit* is where a cached prefix may end,
-    in tokens, if that is finer. *mode* is how recurrent states are cached, None for a model without any. *known* are
-    the names of all settings, which show the flags that this version of vLLM has.
+    in tokens, if that is finer. *known* are the names of all settings, which show the flags that this version of vLLM
+    has.
     """
 
     enabled: bool | None = None
     block: int | None = None
     unit: int | None = None
-    mode: str | None = None
     known: tuple[str, ...] = ()
 
     @property
@@ -142,7 +140,7 @@ class CacheConfig:
         """
         Whether the server saves a state where a prompt ends, so that a prompt sent only for that state pays.
 
-        It does for a hybrid whose match unit is set; vLLM 0.33 does not need the *mode* for it.
+        It does for a hybrid whose match unit is set.
         """
         return self.enabled is not False and self.unit is not None and self.unit < (self.block or 0)
 
@@ -154,30 +152,27 @@ class CacheConfig:
 
 def read_cache_config(metrics: bytes) -> CacheConfig | None:
     """Read the configuration of the first engine behind a server; None if there is none."""
-    line = next((line for line in metrics.splitlines() if line.startswith(CACHE_CONFIG)), None)
-    if line is None:
-        return None
-    labels = dict(_CACHE_LABEL.findall(line.decode(errors="replace")))
-    enabled = labels.get("enable_prefix_caching")
-    mode = labels.get(MODE)
-    return CacheConfig(
-        enabled=None if enabled is None else enabled == "True",
-        block=_number(labels, "block_size"),
-        unit=_number(labels, MATCH_UNIT),
-        mode=None if mode in (None, "None", "none") else mode,
-        known=tuple(sorted(labels)),
-    )
+    for labels in _cache_labels(metrics):
+        enabled = labels.get("enable_prefix_caching")
+        return CacheConfig(
+            enabled=None if enabled is None else enabled == "True",
+            block=_number(labels, "block_size"),
+            unit=_number(labels, MATCH_UNIT),
+            known=tuple(sorted(labels)),
+        )
+    return None
 
 
 def read_cache_tokens(metrics: bytes) -> int | None:
     """Add up how many tokens the KV caches of all engines behind a server hold; None if they are not shown."""
-    total = 0
-    for line in metrics.splitlines():
-        if line.startswith(CACHE_CONFIG):
-            labels = dict(_CACHE_LABEL.findall(line.decode(errors="replace")))
-            blocks, block = _number(labels, "num_gpu_blocks"), _number(labels, "block_size")
-            total += (blocks or 0) * (block or 0)
-    return total or None
+    sizes = [(_number(each, "num_gpu_blocks"), _number(each, "block_size")) for each in _cache_labels(metrics)]
+    return sum((blocks or 0) * (size or 0) for blocks, size in sizes) or None
+
+
+def _cache_labels(metrics: bytes) -> Iterator[Mapping[str, str]]:
+    """The labels with which each engine describes its cache."""
+    lines = (line for line in metrics.splitlines() if line.startswith(b"vllm:cache_config_info{"))
+    return (dict(_CACHE_LABEL.findall(line.decode(errors="replace"))) for line in lines)
 
 
 def _number(labels: Mapping[str, str], name: str) -> int | None:

@@ -492,7 +492,7 @@ async def test_unsupported_fields_of_a_server_are_detected() -> None:
 
 
 KNOWN = ("block_size", "enable_prefix_caching", "mamba_cache_mode", "prefix_match_unit")
-LARGE_BLOCKS = CacheConfig(enabled=True, block=640, mode="align", known=KNOWN)
+LARGE_BLOCKS = CacheConfig(enabled=True, block=640, known=KNOWN)
 CURE = "--mamba-cache-mode align --prefix-match-unit 32"
 READING = Reading(1014, 411, 0.084, 0.155)
 
@@ -526,7 +526,7 @@ def test_a_cache_in_large_blocks_is_named_with_its_cost_and_the_flags_that_cure_
             ("nothing of a prompt of 1280 tokens", "MTP", "start vLLM without --speculative-config"),
         ),
         (False, LARGE_BLOCKS, False, ("nothing of a prompt", "cached in blocks of 640", CURE)),
-        (False, CacheConfig(False, 640, None, None, KNOWN), False, (note("prefix_cache"),)),
+        (False, CacheConfig(False, 640, known=KNOWN), False, (note("prefix_cache"),)),
     ],
 )
 def test_the_cure_of_a_cache_depends_on_what_the_server_says_of_it(

@@ -157,13 +157,11 @@ def info(**labels: object) -> bytes:
 @pytest.mark.parametrize(
     ("metrics", "config", "checkpoints"),
     [
-        (info(), CacheConfig(True, 640, None, "align"), False),
-        (info(prefix_match_unit=32), CacheConfig(True, 640, 32, "align"), True),
-        (info(prefix_match_unit=640), CacheConfig(True, 640, 640, "align"), False),
-        (info(mamba_cache_mode="none", prefix_match_unit=32), CacheConfig(True, 640, 32, None), True),
-        (info(prefix_match_unit=32, enable_prefix_caching=False), CacheConfig(False, 640, 32, "align"), False),
-        (info(mamba_cache_mode="none", block_size=16), CacheConfig(True, 16, None, None), False),
-        (b'vllm:cache_config_info{block_size="16"} 1.0\n', CacheConfig(None, 16, None, None), False),
+        (info(), CacheConfig(True, 640), False),
+        (info(prefix_match_unit=32), CacheConfig(True, 640, 32), True),
+        (info(prefix_match_unit=640), CacheConfig(True, 640, 640), False),
+        (info(prefix_match_unit=32, enable_prefix_caching=False), CacheConfig(False, 640, 32), False),
+        (b'vllm:cache_config_info{block_size="16"} 1.0\n', CacheConfig(None, 16), False),
     ],
 )
 def test_the_cache_metrics_of_a_server_are_read(metrics: bytes, config: CacheConfig, checkpoints: bool) -> None:
