@@ -36,17 +36,14 @@ class Breaker:
     Closed while the server works, half-open while a probe decides, open from a failed probe on.
 
     The pause before the next probe doubles up to *longest* seconds. A server that fails again within *longest* seconds
-    after a probe is paused on from where it was. *failing* is set unless the circuit is closed, *working* only while it
-    is closed, and *settled* unless it is half-open.
+    after a probe is paused on from where it was. *changed* is set with the next change, and then replaced.
     """
 
     def __init__(self, longest: float) -> None:
         self.state: State = "closed"
         self.error: StepspecError | None = None
         self.pause = 0.0
-        self.failing, self.working, self.settled = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.working.set()
-        self.settled.set()
+        self.changed = asyncio.Event()
         self._longest, self._closed_at = longest, 0.0
 
     @property
@@ -59,27 +56,25 @@ class Breaker:
     def fail(self, exc: StepspecError) -> None:
         """Note that a call failed: the server is to be probed, unless its probes fail already."""
         if self.state == "closed":
-            self.error, self.state = exc, "half-open"
             if asyncio.get_running_loop().time() - self._closed_at >= self._longest:
                 self.pause = 0.0
-            self.settled.clear()
-            self.working.clear()
-            self.failing.set()
+            self.error = exc
+            self._become("half-open")
 
     def open(self, exc: StepspecError) -> None:
         """Note that a probe failed."""
-        self.error, self.state = exc, "open"
-        self.pause = min(2 * self.pause or FIRST_PAUSE, self._longest)
-        self.working.clear()
-        self.failing.set()
-        self.settled.set()
+        self.error, self.pause = exc, min(2 * self.pause or FIRST_PAUSE, self._longest)
+        self._become("open")
 
     def close(self) -> None:
         """Note that a probe succeeded."""
-        self.state, self._closed_at = "closed", asyncio.get_running_loop().time()
-        self.failing.clear()
-        self.working.set()
-        self.settled.set()
+        self._closed_at = asyncio.get_running_loop().time()
+        self._become("closed")
+
+    def _become(self, state: State) -> None:
+        self.state = state
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
 @dataclass(eq=False)
@@ -182,7 +177,8 @@ class Health:
         """Probe *replica* while its circuit is not closed: at once, and then after pauses."""
         breaker = replica.breaker
         while True:
-            await breaker.failing.wait()
+            while breaker.state == "closed":
+                await breaker.changed.wait()
             if breaker.state == "open":
                 await asyncio.sleep(breaker.pause)
             try:

@@ -75,13 +75,11 @@ async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.
             chosen = _preferred(candidates)
             assert chosen.endpoint is not None
             return chosen, chosen.endpoint
-        waits = [each.breaker.settled.wait() for each in left if each.breaker.state == "half-open"]
-        remaining = None if waits else until - loop.time()
-        if remaining is not None:
-            if not left or remaining <= 0:
-                raise health.none_left()
-            waits = [each.breaker.working.wait() for each in left]
-        async with background(*waits) as tasks:
+        probed = [each for each in left if each.breaker.state == "half-open"]
+        remaining = None if probed else until - loop.time()
+        if remaining is not None and (not left or remaining <= 0):
+            raise health.none_left()
+        async with background(*(each.breaker.changed.wait() for each in probed or left)) as tasks:
             await asyncio.wait(tasks, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
 
 
