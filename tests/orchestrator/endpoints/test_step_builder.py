@@ -121,3 +121,10 @@ def test_held_text_is_left_out_where_the_model_writes_it_again(held: str, pieces
     step = growing.end("length")
     assert step.text == "".join(token.text for token in step.tokens) == text
     assert all(token.text == pieces[token.id] for token in step.tokens if token.id >= 0)
+
+
+def test_a_block_that_the_chain_left_open_goes_on_in_the_step() -> None:
+    growing = StepBuilder(
+        "small", "v", PROBLEM.extend(Step("```\nsome\nx", "small", "length")), ends=StepEnds(), limit=9
+    )
+    assert [growing.add(Token(piece)) for piece in ("\n\ny\n", "```\n", "\n")] == [None, None, "delimiter"]

@@ -151,6 +151,14 @@ async def test_more_stop_strings_than_the_server_takes_are_matched_here(meet: Me
     assert len(server.requests[-1][1]["stop"]) == 4
 
 
+@pytest.mark.parametrize("before", ["```\nx", f"So.{THINK_END}"], ids=["a block", "an answer that begins"])
+async def test_the_server_does_not_stop_at_delimiters_that_end_no_step(meet: Meet, before: str) -> None:
+    server = FakeVllm(("a", "\n\n", "b", "\n\n"))
+    async with meet(server) as met:
+        await met.model.write(PROBLEM.extend(Step(before, "large", "end" if before.endswith(">") else "length")))
+    assert server.requests[-1][1]["stop"] == []
+
+
 async def test_all_sampling_fields_are_sent_and_seeds_depend_on_the_place(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server, Sampling(temperature=0.6, top_p=0.95, top_k=20, seed=7)) as met:
