@@ -57,17 +57,16 @@ class Writing:
     """
 
     build: Callable[[Sequence[Token]], StepBuilder]
-    limit: int
     opening: str
     until: Callable[[Step], bool] | None
     pieces: list[Step] = field(default_factory=list[Step])
     step: Step | None = None
 
     def __post_init__(self) -> None:
-        self._begun: list[Token] = []
-        self._missing = len(self.opening)
-        self._builder: StepBuilder | None = None
-        self._begin()
+        self._begun, self._missing = list[Token](), len(self.opening)
+        self._builder = self.build(())
+        if self._builder.room <= 0:
+            self._end("length")
 
     def add(self, piece: Step) -> None:
         """Append *piece*; what it has beyond the end of the step is left out."""
@@ -88,26 +87,22 @@ class Writing:
         vocabulary = vocabularies.pop() if len(vocabularies) == 1 else ""  # Otherwise the text is encoded again.
         return replace(step, vocabulary=vocabulary, pieces=pieces)
 
-    def _begin(self) -> None:
-        if len(self._begun) >= self.limit:
-            self._end("length")
-        elif self._missing <= 0:
-            self._builder = self.build(self._begun)
-
     def _add(self, token: Token) -> None:
-        if self._builder is None:
+        stop: Stop | None
+        if self._missing > 0:
             self._begun.append(token)
             self._missing -= len(token.text)
-            self._begin()
-            return
-        stop = self._builder.add(token)
-        if self.until and stop != "end" and self.until(self._builder.so_far()):
-            stop = "until"
+            self._builder = self.build(self._begun)
+            stop = None if self._builder.room > 0 else "length"
+        else:
+            stop = self._builder.add(token)
+            if self.until and stop != "end" and self.until(self._builder.so_far()):
+                stop = "until"
         if stop:
             self._end(stop)
 
     def _end(self, stop: Stop) -> Step:
-        self.step = self.step or (self._builder or self.build(self._begun)).end(stop)
+        self.step = self.step or self._builder.end(stop)
         return self.step
 
 
@@ -199,7 +194,7 @@ class Nested:
             elif isinstance(event, Committed):
                 writing.add(event.step)
 
-        writing = Writing(build, limit, opening, options.get("until"))
+        writing = Writing(build, opening, options.get("until"))
         with unkept():
             await reason(
                 self.policy(inner(self.small), inner(self.large)),

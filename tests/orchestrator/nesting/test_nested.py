@@ -382,8 +382,10 @@ def test_a_repair_without_a_token_ends_the_step(stop: Stop) -> None:
     ],
 )
 def test_an_opening_takes_the_tokens_that_cover_it(opening: str, limit: int, written: str, stop: Stop) -> None:
-    step = Ruled((ONE, TWO, LAST)).write(opening=opening, limit=limit)
+    policy = Ruled((ONE, TWO, LAST))
+    step = policy.write(opening=opening, limit=limit)
     assert (step.text, step.stop) == (written, stop)
+    assert (policy.log == []) is (limit == 0)
 
 
 def test_an_opening_of_the_answer_is_written_once() -> None:
