@@ -120,7 +120,7 @@ def boxed(*right: str) -> Callable[[Candidate], Rating]:
     return lambda candidate: Rating(float(candidate.answer in right), "" if candidate.answer in right else "off by one")
 
 
-def test_an_accepted_answer_is_emitted_once_it_is_judged() -> None:
+def test_an_accepted_answer_is_emitted_once_it_is_judged_with_the_problem_and_the_thinking() -> None:
     case = Checked(boxed("42"))
     outcome, seconds = case.run()
     assert (outcome.answer, outcome.verified, outcome.rejection, outcome.reason) == ("42", True, "", "stop")
@@ -129,11 +129,6 @@ def test_an_accepted_answer_is_emitted_once_it_is_judged() -> None:
     kinds = [type(event) for event in case.events if isinstance(event, Answering | AnswerJudged | Answered)]
     assert kinds == [AnswerJudged, Answered, Answering]
     assert case.emitted == ["So it is \\boxed{42}."]
-
-
-def test_the_verifier_reads_the_problem_the_thinking_and_the_answer() -> None:
-    case = Checked(boxed("42"))
-    outcome, _ = case.run()
     (candidate,) = case.candidates
     assert (candidate.stage, candidate.problem, candidate.answer) == ("answer", PROBLEM.messages, "42")
     assert candidate.text == outcome.text
@@ -147,11 +142,6 @@ def test_the_large_model_rewrites_a_rejected_answer_after_a_note_of_the_reason()
     assert case.verdicts == [(False, "off by one", False), (True, "", True)]
     assert case.emitted == ["It is \\boxed{43}."]
     assert [event.step.text for event in case.events if isinstance(event, Answered)] == ["It is \\boxed{43}."]
-
-
-def test_a_rejected_answer_is_a_rejected_step_of_the_solution_with_its_reason() -> None:
-    case = Checked(boxed("43"))
-    outcome, _ = case.run()
     solution = Solution.of(outcome, case.moments)
     (step,) = [step for step in solution.steps if step.fate == "rejected"]
     assert (step.index, step.author, step.reason, step.detail, step.grade) == (4, "large", "answer", "off by one", 0.0)
