@@ -5,8 +5,7 @@ Simulate calibrations on many populations whose true losses are known, and count
 
 Every population has a loss for each threshold, growing from the strictest to the loosest, and some gains. Each
 calibration uses a sample of one population; its promise is broken if the true loss at the promised threshold is above
-the limit. The second table runs the search of ``stepspec calibrate``, which reuses runs: with runs that repeat, with
-runs that do not, and with some of both; and with further attempts on more problems.
+the limit. The second table runs the search of ``stepspec calibrate``, once and with further attempts on more problems.
 
 There are two bars: at most one promise of twenty is broken, and most promised thresholds are within one step of the
 best. The second bar does not apply to a row whose samples are too small for it: where not even samples that are exactly
@@ -19,6 +18,7 @@ import asyncio
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Annotated, TypeAlias
 
 import numpy as np
@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.evals.calibration.risk_bound import FixedSequence, LossTest, Paired, loosest_holding
-from stepspec.evals.calibration.search import CalibrationRun, CalibrationSearch, Decision, RunMemory
+from stepspec.evals.calibration import search as calibration_search
+from stepspec.evals.calibration.risk_bound import LossTest, Paired
+from stepspec.evals.calibration.search import CalibrationRun, RunMemory
 from stepspec.evals.command_line import progress_bars, script
 from stepspec.evals.results import wilson
 from stepspec.orchestrator.errors import ConfigurationError
@@ -39,7 +40,6 @@ THRESHOLDS = 10
 SEARCHED = 10  # times fewer populations go through the search, which takes a task for every run
 SEARCH_PROBLEMS = 500
 ATTEMPTS = 3
-REPEATING = (1.0, 0.95, 0.0)  # shares of the problems whose runs repeat
 LEVEL = 0.05  # the share of promises that may be broken
 MOST = 0.5
 LARGEST = 0.2  # limit, above which the populations here lose more than there is
@@ -137,7 +137,7 @@ def edge(rng: Generator, limit: float) -> Population:
 
 
 def late_edge(rng: Generator, limit: float) -> Population:
-    """The hardest for a search that reuses runs: from the second threshold on the loss is just above the *limit*."""
+    """Hard in another place: from the second threshold on the loss is just above the *limit*."""
     lost = np.full(THRESHOLDS, limit * 1.0001)
     lost[0] = rng.uniform(0, 0.1) * limit
     return Population(lost, np.zeros(THRESHOLDS))
@@ -145,8 +145,7 @@ def late_edge(rng: Generator, limit: float) -> Population:
 
 Kinds: TypeAlias = dict[str, Callable[[Generator, float], Population]]
 KINDS: Kinds = {"growing": growing, "a cliff": flat, "at the edge": edge}
-SEARCH_KINDS: Kinds = {"growing": growing, "a cliff": flat, "at the edge from the second": late_edge}
-ATTEMPT_KINDS: Kinds = {"at the edge": edge, "at the edge from the second": late_edge}
+SEARCH_KINDS: Kinds = {**KINDS, "at the edge from the second": late_edge}
 
 
 def simulate(
@@ -174,91 +173,70 @@ def simulate(
 
 def _loosest(outcomes: list[Paired], limit: float, level: float) -> int:
     """The index of the threshold that a calibration on these *outcomes* promises; -1 for none."""
-    sequence = FixedSequence(range(THRESHOLDS), LossTest(limit, level))
-    for index in sequence:
-        sequence.record(outcomes[int(index)])
-    best = loosest_holding(sequence.tested)
-    return int(best.threshold) if best else -1
+    test = LossTest(limit, level)
+    return sum(1 for _ in takewhile(lambda outcome: test.at(0, outcome).holds, outcomes)) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRow:
     """
-    The results of the search itself, where a share of *repeating* problems has runs that repeat.
+    The results of the search itself.
 
     With several *attempts*, each has twice the problems of the one before, whatever its result. *broken* is the share
-    of broken promises, *reused* the share of runs that were not made because an earlier run was the same, *none* the
-    share of searches that promised no threshold.
+    of broken promises, *none* the share of searches that promised no threshold.
     """
 
     kind: str
     n: int
     limit: float
     populations: int
-    repeating: float
     broken: float
     broken_interval: tuple[float, float]
-    reused: float
     none: float
     attempts: int = 1
 
 
 class SimulatedRuns:
     """
-    Runs on *n* problems of a *population*, for a `CalibrationSearch`.
+    Runs on problems of a *population*, for a search.
 
-    A number from 0 to 1 decides a run: at which thresholds its problem is lost or gained. A share of *repeating*
-    problems has the same number in every run; the others draw a new one each time. The score of the draft that loses or
-    gains a problem is that of the first threshold that accepts it.
+    A number from 0 to 1, drawn anew for each run, decides at which thresholds its problem is lost or gained.
     """
 
-    threshold = Threshold("threshold", tuple(float(THRESHOLDS - place) for place in range(THRESHOLDS)), compared=True)
+    threshold = Threshold("threshold", tuple(float(THRESHOLDS - place) for place in range(THRESHOLDS)))
 
-    def __init__(self, population: Population, rng: Generator, n: int, repeating: float) -> None:
+    def __init__(self, population: Population, rng: Generator) -> None:
         self._population, self._rng = population, rng
-        self._places = rng.random(n)
-        self._repeat = rng.random(n) < repeating
 
     async def solve(self, problem: int, value: float | None) -> CalibrationRun:
-        place = float(self._places[problem] if self._repeat[problem] else self._rng.random())
-        lost, gained = self._population.lost, self._population.gained
-        best = place > 1 - gained[-1]
+        place, population = self._rng.random(), self._population
+        best = place > 1 - population.gained[-1]
         if value is None:
             return CalibrationRun(problem, None, not best)
         at = THRESHOLDS - int(value)
-        right = place > 1 - gained[at] if best else place >= lost[at]
-        accepted = place > 1 - gained if best else place < lost
-        scores = (float(THRESHOLDS - int(np.argmax(accepted))),) if accepted.any() else ()
-        text = f"{place:.6f}"
-        decisions = tuple(Decision(score, text) for score in scores)
-        return CalibrationRun(problem, value, bool(right), decisions, text)
+        right = place > 1 - population.gained[at] if best else place >= population.lost[at]
+        return CalibrationRun(problem, value, bool(right))
 
 
 def search(
-    kind: str, n: int, limit: float, populations: int, repeating: float, *, attempts: int = 1, seed: int = 0,
+    kind: str, n: int, limit: float, populations: int, *, attempts: int = 1, seed: int = 0,
     on_population: Callable[[], object] = lambda: None,
 ) -> SearchRow:  # fmt: skip
-    """Run the search of ``stepspec calibrate``, as if all runs repeated, on a number of *populations*."""
-    rng = np.random.default_rng([seed, n, len(kind), round(100 * repeating)])
-    broken = none = reused = total = 0
+    """Run the search of ``stepspec calibrate`` on a number of *populations*."""
+    rng = np.random.default_rng([seed, n, len(kind)])
+    broken = none = 0
     for _ in range(populations):
-        population = (SEARCH_KINDS | ATTEMPT_KINDS)[kind](rng, limit)
-        runs, store = SimulatedRuns(population, rng, n << (attempts - 1), repeating), RunMemory()
-        best: list[int] = []
+        population = SEARCH_KINDS[kind](rng, limit)
+        runs, store, best = SimulatedRuns(population, rng), RunMemory(), list[int]()
         for attempt in range(attempts):
             test, size = LossTest(limit, LEVEL, again=attempt > 0), n << attempt
-            calibration = CalibrationSearch(runs.solve, size, runs.threshold, test, store, at_once=size)
-            result = asyncio.run(calibration.run())
-            reused, total = reused + result.reused, total + size * len(result.tested)
+            result = asyncio.run(calibration_search.search(runs.solve, size, runs.threshold, test, store, size))
             best += [THRESHOLDS - int(result.loosest.threshold)] if result.loosest else []
         none += not best
         broken += any(bool(population.loss[index] > limit) for index in best)
         on_population()
-    interval = wilson(broken, populations)
-    return SearchRow(
-        kind, n, limit, populations, repeating, interval.value, (interval.low, interval.high), reused / total,
-        none / populations, attempts,
-    )  # fmt: skip
+    share = wilson(broken, populations)
+    return SearchRow(kind, n, limit, populations, share.value, (share.low, share.high), none / populations, attempts)
 
 
 def main(
@@ -271,15 +249,13 @@ def main(
 
     The bars: promises are broken no more often than the confidence allows, and most promised thresholds are within one
     step of the best, wherever the samples are large enough for that. The second table runs the search of `stepspec
-    calibrate` itself, on a tenth of the populations, with runs that repeat and runs that do not, and with more than one
-    attempt.
+    calibrate` itself, on a tenth of the populations, with one attempt and with several.
     """
     if not 0 < limit <= LARGEST:
         raise ConfigurationError(f"--limit {limit}: the populations here are made for limits up to {LARGEST}, above 0")
     sizes = (300, 1000, 4000)
     searched = max(1, populations // SEARCHED)
-    searches = [(kind, repeating, 1) for kind in SEARCH_KINDS for repeating in REPEATING]
-    searches += [(kind, 0.0, ATTEMPTS) for kind in ATTEMPT_KINDS]
+    searches = [(kind, attempts) for kind in SEARCH_KINDS for attempts in (1, ATTEMPTS)]
     with progress_bars(stderr) as progress:
         bar = progress.add_task("calibrating", total=len(KINDS) * len(sizes) * populations)
         rows = [
@@ -290,10 +266,10 @@ def main(
         bar = progress.add_task("searching", total=len(searches) * searched)
         search_rows = [
             search(
-                kind, SEARCH_PROBLEMS, limit, searched, repeating, attempts=attempts, seed=seed,
+                kind, SEARCH_PROBLEMS, limit, searched, attempts=attempts, seed=seed,
                 on_population=lambda: progress.advance(bar),
             )
-            for kind, repeating, attempts in searches
+            for kind, attempts in searches
         ]  # fmt: skip
     Console(width=130).print(table(rows), search_table(search_rows))
     failures = [*missed(rows), *search_missed(search_rows)]
@@ -314,15 +290,12 @@ def missed(rows: list[ThresholdRow]) -> list[str]:
 
 
 def search_missed(rows: list[SearchRow]) -> list[str]:
-    """The bars that rows of the search miss: broken promises, and no reuse although all runs repeat."""
-    broken = [
-        f"missed: {row.kind}, {row.repeating:.0%} of the problems repeat, {row.attempts} attempts: broken in "
-        f"{row.broken:.1%}, which is more than {LEVEL:.0%}"
+    """The bars that rows of the search miss: broken promises."""
+    return [
+        f"missed: {row.kind}, {row.attempts} attempts: broken in {row.broken:.1%}, which is more than {LEVEL:.0%}"
         for row in rows
         if row.broken_interval[0] > LEVEL
     ]
-    idle = [row for row in rows if row.repeating == 1 and row.none < 1 and not row.reused]
-    return [*broken, *(f"missed: {row.kind}: all runs repeat, and none is reused" for row in idle)]
 
 
 def table(rows: list[ThresholdRow]) -> Table:
@@ -347,14 +320,11 @@ def search_table(rows: list[SearchRow]) -> Table:
         title=f"the search of `stepspec calibrate`: {rows[0].n} problems, a loss of at most {rows[0].limit:.0%}",
         caption=f"{rows[0].populations} populations a row, {datetime.date.today()}",
     )
-    for column in ("population", "attempts", "problems that repeat", "broken (95% interval)", "runs reused", "none"):
+    for column in ("population", "attempts", "broken (95% interval)", "none"):
         rendered.add_column(column, justify="left" if column == "population" else "right")
     for row in rows:
         low, high = row.broken_interval
-        rendered.add_row(
-            row.kind, str(row.attempts), f"{row.repeating:.0%}", f"{row.broken:.1%} ({low:.1%} to {high:.1%})",
-            f"{row.reused:.0%}", f"{row.none:.1%}",
-        )  # fmt: skip
+        rendered.add_row(row.kind, str(row.attempts), f"{row.broken:.1%} ({low:.1%} to {high:.1%})", f"{row.none:.1%}")
     return rendered
 
 

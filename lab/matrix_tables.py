@@ -144,17 +144,18 @@ def calibrate(problems: Sequence[tuple[Drafts, bool, bool]]) -> float | None:
     have come after a mistake that was committed is not known: a problem that was answered wrongly counts as lost at
     every threshold. None if not even the strictest threshold keeps the limit.
     """
-    from stepspec.evals.calibration.risk_bound import FixedSequence, LossTest, Paired, loosest_holding
+    from stepspec.evals.calibration.risk_bound import LossTest, Paired
 
-    sequence = FixedSequence(THRESHOLDS["specreason"].values, LossTest(LIMIT, LEVEL))
-    for threshold in sequence:
+    test, best = LossTest(LIMIT, LEVEL), None
+    for threshold in THRESHOLDS["specreason"].values:
         right = [
             ours and large and not any(grade >= threshold for grade, true in drafts if not true)
             for drafts, ours, large in problems
         ]
-        sequence.record(Paired.of([large for _, _, large in problems], right))
-    best = loosest_holding(sequence.tested)
-    return None if best is None else best.threshold
+        if not test.at(threshold, Paired.of([large for _, _, large in problems], right)).holds:
+            break
+        best = threshold
+    return best
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ BUILT_IN: Mapping[str, Method] = {
         paper="SpecReason, arXiv:2504.07891",
         needs="probabilities of ten chosen tokens (large)",
         cost="one judge token of the large model; a rejected step is written again",
-        threshold=Threshold("threshold", (9, 8.5, 8, 7.5, 7, 6, 5, 4, 3, 2, 1, 0), compared=True),
+        threshold=Threshold("threshold", (9, 8.5, 8, 7.5, 7, 6, 5, 4, 3, 2, 1, 0)),
         prompts=("specreason.grade",),
         compared="threshold",
     ),
@@ -145,7 +145,7 @@ BUILT_IN: Mapping[str, Method] = {
         paper="Reward-guided Speculative Decoding, arXiv:2501.19324",
         needs="a reward model on a server of its own, or a verifier of steps",
         cost="the reward model reads the chain; a rejected step is written again",
-        threshold=Threshold("threshold", (1, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0), compared=True),
+        threshold=Threshold("threshold", (1, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0)),
         compared="threshold",
     ),
     "relay": Method(

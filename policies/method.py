@@ -58,17 +58,10 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """
-    The *option* that makes a policy stricter or looser, and its *values*, the strictest first.
-
-    With *compared*, the policy uses the value only to compare it with a verdict's score: a score of at least the value
-    is accepted, and the strictest value is the highest possible score. Then two values give the same run if no score of
-    the run lies between them, provided that runs repeat.
-    """
+    """The *option* that makes a policy stricter or looser, and its *values*, the strictest first."""
 
     option: str
     values: tuple[float, ...]
-    compared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # modules that need scipy are imported inside functions: `ste
 
     from .policy_file import CalibrationSettings
     from .risk_bound import LossTest
-    from .search import AttemptEnd, CalibrationResult, CalibrationRun, RunStore, SolveAt
+    from .search import AttemptEnd, CalibrationResult, RunStore, SolveAt
 
 EXAMPLES = """
 Examples:
@@ -67,7 +67,6 @@ Examples:
   stepspec serve --config policy.toml
 """
 
-FORMAT = 2  # version of the lines in a trials file
 stdout, stderr = Console(), Console(stderr=True)
 
 
@@ -140,7 +139,6 @@ def calibrate(
         "benchmark": chosen.name, "policy": policy, "option": threshold.option, "seed": seed, "testbed": testbed,
         "weights": weights_digest("large", "small") if testbed else None,
         "besides": changed_settings(settings), "conditions": promise_conditions(settings, policy, threshold),
-        "format": FORMAT,
     }  # fmt: skip
     solving = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
 
@@ -202,28 +200,17 @@ async def _attempt(
 async def _search(
     solve: SolveAt, problems: int, threshold: Threshold, store: RunStore, test: LossTest, at_once: int
 ) -> CalibrationResult:
-    from .search import CalibrationSearch
+    from .search import search
 
     with progress_bars(stderr) as progress:
         bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=problems)}
 
-        def on_problem(value: float | None, solved: bool) -> None:
+        def on_problem(value: float | None) -> None:
             if value not in bars:
                 bars[value] = progress.add_task(f"{threshold.option} {value:g}", total=problems)
             progress.advance(bars[value])
 
-        def on_difference(run: CalibrationRun) -> None:
-            stderr.print(
-                f"problem {run.problem} at {threshold.option} {run.value:g} did not repeat its run at the value "
-                "before: no run is reused, and every problem is run at every value",
-                style="yellow",
-            )
-            for value, bar in bars.items():
-                if value is not None:
-                    progress.reset(bar)
-
-        search = CalibrationSearch(solve, problems, threshold, test, store, at_once, on_problem, on_difference)
-        return await search.run()
+        return await search(solve, problems, threshold, test, store, at_once, on_problem)
 
 
 def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | None) -> list[Task]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
-from hashlib import blake2b
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,7 +13,6 @@ from rich.table import Table
 from stepspec import policies
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaired
 from stepspec.orchestrator.run_options import arm_options
 from stepspec.orchestrator.toml import document
 from stepspec.policies import Threshold
@@ -24,7 +22,7 @@ from ..arms import LARGE
 from ..benchmarks import Benchmark
 from ..grading.graders import Graders
 from ..sample import Arm, Task, derive_seed, solve_once
-from .search import CalibrationResult, CalibrationRun, Decision, SolveAt
+from .search import CalibrationResult, CalibrationRun, SolveAt
 
 SEEDS_APART = 1_000_003  # between the seeds of generated problems for reports and those for calibration
 
@@ -43,7 +41,7 @@ def find_threshold(policy: str, option: str | None = None, values: Sequence[floa
                 f"{policy!r} has no known threshold: name an option and its values, the strictest first, as in "
                 f"--vary threshold --values 9,8,7 (methods with a known threshold: {', '.join(known_thresholds)})"
             )
-        return Threshold(known.option, tuple(values), known.compared) if values else known
+        return Threshold(known.option, tuple(values)) if values else known
     if not values:
         raise ConfigurationError(f"--vary {option} needs --values, the strictest first")
     return Threshold(option, tuple(values))
@@ -97,56 +95,15 @@ def solve_on_servers(
     """
 
     async def solve(problem: int, value: float | None) -> CalibrationRun:
-        events: list[Event] = []
         arm = LARGE if value is None else served_arm(solver.settings, policy, threshold, value)
         task = tasks[problem]
         seeded = solver.settings.sampling.model_copy(update={"seed": derive_seed(base_seed, problem, 0)})
-        solved = await solve_once(solver, arm, task.problem, sampling=seeded, observe=events.append)
+        solved = await solve_once(solver, arm, task.problem, sampling=seeded)
         text = solved.solution.text if solved.solution else ""
         right = bool(text) and await task.gold.grade(text, graders) == "right"
-        finish = solved.solution.finish_reason if solved.solution else "failed"
-        written = [event.step.text for event in events if isinstance(event, Committed)]
-        digest = _digest(*written, text, finish)
-        return CalibrationRun(problem, value, right, tuple(decisions(events)), digest)
+        return CalibrationRun(problem, value, right)
 
     return solve
-
-
-def decisions(events: Iterable[Event]) -> list[Decision]:
-    """
-    The verdicts that decided a run's course, in the order of its steps: those on committed or repaired drafts.
-
-    A verdict that ended the run counts too. Verdicts on lost bets do not: they decided nothing.
-    """
-    judged: dict[int, Judged] = {}
-    chain: list[str] = []
-    length = 0
-    decided: list[Decision] = []
-
-    def decide(index: int) -> None:
-        if event := judged.pop(index, None):
-            decided.append(Decision(event.verdict.score, _digest(*chain, event.draft.text)))
-
-    for event in events:
-        match event:
-            case Judged(index):
-                judged[index] = event
-            case Lost(index):
-                judged.pop(index, None)
-            case Repaired(index):
-                decide(index)
-            case Committed(index, step):
-                decide(index)
-                chain.append(step.text)
-                length = index + 1
-            case _:
-                pass
-    decide(length)
-    return decided
-
-
-def _digest(*texts: str) -> str:
-    return blake2b("".join(texts).encode(), digest_size=6).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ no correction (learn then test, Angelopoulos et al., arXiv:2110.01052, section 4
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -142,6 +142,11 @@ class LossTest:
             return 1.0
         return min(1.0, p_value(paired, self.limit, level) / FIRST_SHARE)
 
+    def at(self, threshold: float, paired: Paired) -> ThresholdTest:
+        """Test the outcome at a *threshold*."""
+        p = self.p(paired)
+        return ThresholdTest(threshold, paired, p, p <= self.level)
+
     def needed(self, observed: Paired | None = None) -> int | None:
         """
         The number of problems that would pass at the *observed* rates of losses and gains; without, if none is lost.
@@ -177,38 +182,3 @@ class ThresholdTest:
     paired: Paired
     p: float
     holds: bool
-
-
-class FixedSequence:
-    """
-    Test *thresholds* in their order, the strictest first, until one fails; the last that holds is the one to use.
-
-    Iterate over it, and `record` the outcome at each threshold before the next one::
-
-        for threshold in sequence:
-            sequence.record(outcome_at(threshold))
-
-    With probability 1 - level at least, no threshold that holds has a loss above the limit of the *test*. An outcome
-    has to come from runs of the method at that threshold; the runs of the large model may be the same for all
-    thresholds, since each test is valid by itself.
-    """
-
-    def __init__(self, thresholds: Sequence[float], test: LossTest) -> None:
-        self._thresholds, self._test = thresholds, test
-        self.tested: list[ThresholdTest] = []
-
-    def __iter__(self) -> Iterator[float]:
-        for threshold in self._thresholds:
-            yield threshold
-            if not self.tested[-1].holds:
-                break
-
-    def record(self, paired: Paired) -> None:
-        """Test the outcome at the threshold whose turn it is."""
-        p = self._test.p(paired)
-        self.tested.append(ThresholdTest(self._thresholds[len(self.tested)], paired, p, p <= self._test.level))
-
-
-def loosest_holding(tested: Sequence[ThresholdTest]) -> ThresholdTest | None:
-    """The loosest threshold that holds; None if not even the strictest does."""
-    return next((test for test in reversed(tested) if test.holds), None)

@@ -86,10 +86,8 @@ def test_options_are_those_of_the_policy_without_its_models_and_their_defaults_t
 
 @every_method
 def test_a_threshold_is_what_scores_are_compared_with(name: str) -> None:
-    found, moved = threshold(name, {}), METHODS[name].threshold
+    found = threshold(name, {})
     assert found is None or found[1] == defaults(name)[found[0]]
-    if moved and moved.compared:
-        assert found == (moved.option, defaults(name)[moved.option])
 
 
 def test_a_chosen_threshold_is_that_of_the_run() -> None:
@@ -233,11 +231,6 @@ def test_a_threshold_moves_from_its_strictest_to_its_loosest_value(policy: str) 
     assert all(check(policy, {option: value}) == {option: value} for value in values)
     assert list(values) in (sorted(set(values)), sorted(set(values), reverse=True))
     assert accepted(policy, values[0]) < accepted(policy, values[-1])
-
-
-def test_where_a_score_is_compared_the_strictest_value_is_the_highest_score() -> None:
-    compared = {name: each.values[0] for name, each in THRESHOLDS.items() if each.compared}
-    assert compared == {"specreason": 9, "reward": 1}
 
 
 # A user's own: a class, a function or a `Method` in place of a name.

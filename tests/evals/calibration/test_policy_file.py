@@ -111,9 +111,7 @@ def test_the_calibrated_option_can_be_named() -> None:
     with pytest.raises(ConfigurationError, match=r"no policy 'specreasn' .did you mean 'specreason'"):
         find_threshold("specreasn")
     assert find_threshold("specreason", values=[8, 7]).values == (8, 7)
-    assert find_threshold("specreason", values=[8, 7]).compared
     assert find_threshold("bild", "fallback", [0.9, 0.5]).option == "fallback"
-    assert not find_threshold("bild", "fallback", [0.9, 0.5]).compared
     with pytest.raises(ConfigurationError, match=r"'relay' has no known threshold.*known threshold: specreason"):
         find_threshold("relay")
     with pytest.raises(ConfigurationError, match="needs --values"):

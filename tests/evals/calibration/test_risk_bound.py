@@ -12,11 +12,9 @@ import typer
 from lab import calibration_simulation as simulation
 from lab.calibration_simulation import KINDS, Population, SearchRow, ThresholdRow, main, missed, simulate
 from stepspec.evals.calibration.risk_bound import (
-    FixedSequence,
     LossTest,
     Paired,
     betting_p_value,
-    loosest_holding,
     p_value,
 )
 from stepspec.orchestrator.errors import ConfigurationError
@@ -135,23 +133,6 @@ def test_a_bet_wins_where_nothing_is_lost_and_not_where_as_much_as_the_limit_is(
     assert betting_p_value(Paired(100_000, 0, 50_000), 0.5) < 1e-100
 
 
-def test_thresholds_are_tried_from_the_strictest_until_one_fails() -> None:
-    outcomes = {9.0: 0, 8.0: 1, 7.0: 60, 6.0: 0}
-    sequence = FixedSequence(tuple(outcomes), LossTest(0.02, 0.05))
-    turns: list[float] = []
-    for threshold in sequence:
-        turns.append(threshold)
-        sequence.record(Paired(1000, outcomes[threshold], 0))
-    tested = sequence.tested
-    assert turns == [test.threshold for test in tested] == [9, 8, 7]
-    assert [each.holds for each in tested] == [True, True, False]
-    best = loosest_holding(tested)
-    assert best is not None
-    assert best.threshold == 8
-    assert loosest_holding(tested[2:]) is None
-    assert loosest_holding([]) is None
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_simulation_breaks_few_promises_and_would_notice_broken_ones(kind: str) -> None:
     row = simulate(kind, 400, 0.02, 60, seed=3)
@@ -193,7 +174,7 @@ def test_a_limit_that_there_are_no_populations_for_is_refused(limit: str) -> Non
     [
         (0.3, 0.0, ""),
         (0.9, 0.0, "missed: at the edge, 4000 problems: within one step of the best in 40.0%"),
-        (0.3, 0.4, "0% of the problems repeat, 1 attempts: broken in 40.0%"),
+        (0.3, 0.4, "missed: at the edge from the second, 3 attempts: broken in 40.0%"),
     ],
 )
 def test_the_command_fails_where_a_bar_is_missed(
@@ -202,8 +183,8 @@ def test_the_command_fails_where_a_bar_is_missed(
     def simulated(kind: str, n: int, *_: object, **__: object) -> ThresholdRow:
         return ThresholdRow(kind, n, 0.02, 1, 0.0, (0.0, 0.0), 0.0, near=0.4, reach=reach, none=0.0)
 
-    def searched(kind: str, n: int, limit: float, populations: int, repeating: float, **_: object) -> SearchRow:
-        return SearchRow(kind, n, limit, populations, repeating, broken, (broken, broken), 0.5, 0.0)
+    def searched(kind: str, n: int, limit: float, populations: int, *, attempts: int, **_: object) -> SearchRow:
+        return SearchRow(kind, n, limit, populations, broken, (broken, broken), 0.0, attempts)
 
     monkeypatch.setattr(simulation, "simulate", simulated)
     monkeypatch.setattr(simulation, "search", searched)

@@ -7,21 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from lab.calibration_simulation import SEARCH_KINDS, search_missed
+from lab.calibration_simulation import search as simulate_search
 from stepspec.evals.calibration.risk_bound import LossTest, Paired
-from stepspec.evals.calibration.search import (
-    REPEATED,
-    CalibrationResult,
-    CalibrationRun,
-    CalibrationSearch,
-    Decision,
-    RunStore,
-)
+from stepspec.evals.calibration.search import AttemptEnd, CalibrationResult, CalibrationRun, RunStore, search
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import THRESHOLDS, Threshold, options
 
 from ...fakes import run
 
-KNOB = Threshold("threshold", (9.0, 7.0, 5.0, 3.0, 1.0), compared=True)
+KNOB = Threshold("threshold", (9.0, 7.0, 5.0, 3.0, 1.0))
 
 
 class World:
@@ -42,18 +37,18 @@ class World:
         if value is None:
             return CalibrationRun(problem, None, True)
         accepted = [grade for grade in self.grades[problem] if grade >= value]
-        decisions = tuple(Decision(grade, f"{problem}") for grade in self.grades[problem])
-        return CalibrationRun(problem, value, min(accepted, default=9) >= 5, decisions)
+        return CalibrationRun(problem, value, min(accepted, default=9) >= 5)
 
-    def calibrate(self, path: Path, knob: Threshold = KNOB, at_once: int = 4) -> CalibrationResult:
-        with RunStore(path, {"knob": knob.option}) as trials:
-            calibration = CalibrationSearch(self.solve, len(self.grades), knob, LossTest(0.1, 0.05), trials, at_once)
-            return run(calibration.run())[0]
+    def calibrate(self, path: Path, concurrency: int = 4) -> CalibrationResult:
+        with RunStore(path, {"knob": "threshold"}) as trials:
+            return run(search(self.solve, len(self.grades), KNOB, LossTest(0.1, 0.05), trials, concurrency))[0]
 
 
 def test_the_loosest_value_that_loses_nothing_is_found(tmp_path: Path) -> None:
-    found = World(80).calibrate(tmp_path / "trials.jsonl")
+    found = (world := World(80)).calibrate(tmp_path / "trials.jsonl")
     assert [each.threshold for each in found.tested] == [9, 7, 5, 3]
+    assert [each.holds for each in found.tested] == [True, True, True, False]
+    assert len(world.runs) == len(set(world.runs)) == 5 * 80  # the large model alone, and four values
     assert found.loosest is not None
     assert (found.loosest.threshold, found.loosest.paired) == (5, Paired(80, 0, 0))
     assert found.problems_needed is None  # at 3 it loses far more than may be
@@ -67,22 +62,10 @@ def test_too_few_problems_give_no_guarantee_and_state_the_number_needed(tmp_path
     assert found.problems_needed > 20
 
 
-def test_a_run_that_would_decide_the_same_is_not_run_again(tmp_path: Path) -> None:
-    plain, clever = World(80), World(80)
-    knob = Threshold("threshold", KNOB.values)
-    all_run = plain.calibrate(tmp_path / "plain.jsonl", knob)
-    reusing = clever.calibrate(tmp_path / "clever.jsonl")
-    assert replace(reusing, reused=0) == all_run
-    assert len(plain.runs) == 80 * 5
-    assert len(clever.runs) == 80 * 5 - reusing.reused
-    changed = sum(any(7 <= grade < 9 for grade in grades) for grades in clever.grades)
-    assert len([1 for _, value in clever.runs if value == 7]) == changed + REPEATED < 80
-
-
 @pytest.mark.parametrize("at_once", [1, 8])
 def test_no_more_are_solved_at_once_than_allowed(tmp_path: Path, at_once: int) -> None:
     world = World(20)
-    world.calibrate(tmp_path / "trials.jsonl", at_once=at_once)
+    world.calibrate(tmp_path / "trials.jsonl", at_once)
     assert world.most == at_once
 
 
@@ -99,7 +82,7 @@ def test_an_interrupted_search_does_not_repeat_trials(tmp_path: Path) -> None:
 def test_trials_of_something_else_are_neither_taken_nor_lost(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     with RunStore(path, {"knob": "threshold"}) as trials:
-        trials.add(CalibrationRun(0, 9, True, (Decision(1.0, ""),)))
+        trials.add(CalibrationRun(0, 9, True))
     assert RunStore(path, {"knob": "threshold"}).done
     before = path.read_bytes()
     with pytest.raises(ConfigurationError, match=r"holds another run \(other: knob\).*--work.*--fresh"):
@@ -126,11 +109,36 @@ async def test_a_failure_ends_all_of_it(tmp_path: Path) -> None:
             raise RuntimeError("the server is gone")
         return await world.solve(problem, value)
 
-    with RunStore(tmp_path / "trials.jsonl", {}) as trials:
-        calibration = CalibrationSearch(solve, 9, KNOB, LossTest(0.02, 0.05), trials, at_once=9)
-        with pytest.raises(RuntimeError, match="the server is gone"):
-            await calibration.run()
+    with RunStore(tmp_path / "trials.jsonl", {}) as trials, pytest.raises(RuntimeError, match="the server is gone"):
+        await search(solve, 9, KNOB, LossTest(0.02, 0.05), trials, 9)
     assert len(asyncio.all_tasks()) == 1
+
+
+def test_a_further_attempt_counts_and_a_repeated_one_does_not(tmp_path: Path) -> None:
+    path, digests = tmp_path / "trials.jsonl", [str(problem) for problem in range(9)]
+    first, second = (AttemptEnd(problems, 0.04, 0.05, KNOB.values) for problems in (4, 8))
+    with RunStore(path, {}) as trials:
+        trials.start_attempt(digests[:5])
+        assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 1)
+        trials.end_attempt(first)
+        assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 2)
+        assert trials.attempt_number(replace(second, limit=0.1)) == 1
+    with RunStore(path, {}) as trials:
+        trials.start_attempt(digests)
+        trials.end_attempt(second)
+        trials.end_attempt(first)
+        assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 2)
+        with pytest.raises(ConfigurationError, match=r"runs on 8 problems, and these are 4.*--fresh"):
+            trials.start_attempt(digests[:5])
+        with pytest.raises(ConfigurationError, match=r"holds runs on other problems.*--work"):
+            trials.start_attempt([*digests[:8], "other", "9"])
+    assert len(path.read_text().splitlines()) == 1 + 2 + 2
+
+
+@pytest.mark.parametrize("kind", SEARCH_KINDS)
+def test_the_level_is_that_of_all_attempts_together(kind: str) -> None:
+    """Twice as many problems after every attempt, and the promise is kept all the same."""
+    assert search_missed([simulate_search(kind, 60, 0.1, 25, attempts=3)]) == []
 
 
 @pytest.mark.parametrize("policy", THRESHOLDS)
