@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -142,27 +143,17 @@ async def in_thread(function: VerifierFunction, candidate: Candidate, ended: Cal
     That may be long after this coroutine was cancelled.
     """
     loop, context = asyncio.get_running_loop(), copy_context()
-    result: asyncio.Future[object] = loop.create_future()
-
-    def settle(value: object, exc: Exception | None) -> None:
-        ended()
-        if result.cancelled():
-            return
-        if exc is None:
-            result.set_result(value)
-        else:
-            result.set_exception(exc)
+    result = Future[object]()
+    result.set_running_or_notify_cancel()  # The thread sets a result also if nobody waits for it any more.
 
     def work() -> None:
-        value, failure = None, None
         try:
-            value = context.run(function, candidate)
-        except Exception as exc:
-            failure = exc
-        except BaseException as exc:  # such as SystemExit, which must not end the program's loop
-            failure = RuntimeError(f"{type(exc).__name__}: {exc}")
-        with suppress(RuntimeError):  # The loop may be closed by now: nobody waits.
-            loop.call_soon_threadsafe(settle, value, failure)
+            result.set_result(context.run(function, candidate))
+        except BaseException as exc:  # SystemExit must not end the program's loop, and no future takes a StopIteration.
+            ordinary = isinstance(exc, Exception) and not isinstance(exc, StopIteration)
+            result.set_exception(exc if ordinary else RuntimeError(f"{type(exc).__name__}: {exc}"))
+        with suppress(RuntimeError):  # The loop may be closed by now.
+            loop.call_soon_threadsafe(ended)
 
     threading.Thread(target=work, name="verifier", daemon=True).start()
-    return await result
+    return await asyncio.wrap_future(result)

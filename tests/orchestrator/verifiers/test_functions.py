@@ -76,7 +76,11 @@ async def test_what_a_function_raises_is_a_failure_that_names_it() -> None:
     def breaks(candidate: Candidate) -> bool:
         raise KeyError("unknown")
 
-    for function, cause in ((ends, "RuntimeError: SystemExit: 3"), (breaks, "KeyError: 'unknown'")):
+    def runs_out(candidate: Candidate) -> bool:
+        return next(iter(()))
+
+    causes = {ends: "RuntimeError: SystemExit: 3", breaks: "KeyError: 'unknown'", runs_out: "RuntimeError: StopIter"}
+    for function, cause in causes.items():
         async with connected(function) as verifier:
             with pytest.raises(VerifierFailed, match=cause):
                 await verifier.rate(CANDIDATE)
