@@ -62,7 +62,7 @@ _MANY = 100_000
 _CHAT = "/v1/chat/completions"
 _TURN = {"role": "user", "content": "x"}
 HOSTILE: Sequence[tuple[str, bytes]] = (
-    (_CHAT, json.dumps({"model": "auto", "messages": [{}] * _MANY}).encode()),
+    (_CHAT, json.dumps({"model": "auto", "problem": "x", "stepspec": [{}] * _MANY}).encode()),
     (
         _CHAT,
         json.dumps({"model": "auto", "messages": [{"role": "user", "content": [{"type": "text"}] * _MANY}]}).encode(),
@@ -75,7 +75,7 @@ HOSTILE: Sequence[tuple[str, bytes]] = (
     (_CHAT, b'{"model":"auto","x":[' + b"[]," * 1_300_000 + b"1]}"),
     ("/v1/responses", json.dumps({"model": "auto", "input": [{"type": "x"}] * _MANY}).encode()),
     ("/v1/messages", json.dumps({"model": "auto", "max_tokens": 9, "messages": [1] * _MANY}).encode()),
-    ("/live", json.dumps({"model": "auto", "messages": [{}] * _MANY}).encode()),
+    ("/live", json.dumps({"model": "auto", "problem": "x", "stepspec": [{}] * _MANY}).encode()),
 )
 """Paths and bodies, each of which would take seconds if all of it were validated."""
 HOSTILE_EVERY = 0.5  # seconds from one answer to the next body

@@ -96,7 +96,7 @@ def build(arguments: dict[str, Any]) -> Application:
         autoscaling_config=AutoscalingConfig(
             min_replicas=scaling.min_replicas,
             max_replicas=scaling.max_replicas,
-            target_ongoing_requests=scaling.target or service.max_running / 2,
+            target_ongoing_requests=service.max_running / 2,
         ),
         max_ongoing_requests=max_requests,
         max_queued_requests=max_requests * scaling.max_replicas,

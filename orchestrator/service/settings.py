@@ -82,7 +82,7 @@ class Scaling(BaseModel):
     """
     How many replicas of the service Ray Serve runs; read by `stepspec.orchestrator.service.ray` alone.
 
-    Their number is such that each has *target* requests.
+    Their number is such that each has half of ``max_running`` requests on average.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -91,8 +91,6 @@ class Scaling(BaseModel):
     """The fewest replicas."""
     max_replicas: PositiveInt = 4
     """The most replicas."""
-    target: PositiveFloat | None = None
-    """Requests that each replica is to have on average; none: half of ``max_running``."""
     cpus: PositiveFloat = 1.0
     """Processors of the cluster that each replica reserves."""
 
@@ -180,12 +178,6 @@ class ServiceSettings(BaseModel):
                 f"host {self.host!r} can be reached from outside and no key is set: set STEPSPEC_SERVICE__KEYS (or "
                 "--key) or a table [service.clients.NAME], or add --insecure to admit every client"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _reachable(self) -> Self:
-        if self.ray.target is not None and self.ray.target > self.max_running:
-            raise ValueError(f"ray.target is {self.ray.target:g}, and a replica never has more than {self.max_running}")
         return self
 
 

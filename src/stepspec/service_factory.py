@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from stepspec.orchestrator.service.watch.log import RequestLog
 
 VERSION = importlib.metadata.version("stepspec")
+TRACING_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "structlog")
 
 
@@ -79,7 +81,6 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
     """Hold the connections of *solver*, and yield a service over it with its log."""
     from stepspec.orchestrator.service.formats.requests import AUTO
     from stepspec.orchestrator.service.http.app import Service
-    from stepspec.orchestrator.service.watch import tracing
     from stepspec.orchestrator.service.watch.log import RequestLog
     from stepspec.orchestrator.service.watch.records import ServiceObserver
 
@@ -91,7 +92,9 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
                 cure = "start its server with --served-model-name and the model's own name"
                 logs.log.warning("served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure)
         observers: list[ServiceObserver] = [logs]
-        if settings.tracing or tracing.configured():
+        if settings.tracing or any(os.environ.get(name) for name in TRACING_VARIABLES):
+            from stepspec.orchestrator.service.watch import tracing
+
             tracer = tracing.Tracing(tracing.connect(VERSION))
             await stack.enter_async_context(tracer.flushed())
             observers.insert(0, tracer)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ...chain import Message
 from ...events import Drafted
@@ -50,17 +50,6 @@ from .schemas import (
 COMPLETION, CHUNK = "chat.completion", "chat.completion.chunk"
 
 
-def _no_function(role: object) -> object:
-    if role == "function":
-        raise ValueError("a message of the role 'function': send the role tool, with tool_call_id")
-    return role
-
-
-TurnRole: TypeAlias = Annotated[
-    Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_no_function)
-]
-
-
 class Turn(CacheablePart):
     """
     A message of the conversation: of the client, of an earlier answer with its calls, or with the result of a call.
@@ -69,7 +58,7 @@ class Turn(CacheablePart):
     ``provider_specific_fields``, in which LiteLLM keeps it a second time, is dropped.
     """
 
-    role: TurnRole
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
     name: None = None
     reasoning: str | None = None
@@ -222,19 +211,14 @@ class ChatRequest(Request):
 
 
 class LiveRequest(Request):
-    """The body of a run of the page. It has either *messages* or a *problem*."""
+    """The body of a run of the page."""
 
-    parts = (Turn,)
-
-    messages: Annotated[Items[Turn], Field(min_length=1)] | None = None
-    problem: Annotated[str, Field(min_length=1)] | None = None
+    problem: Annotated[str, Field(min_length=1)]
     model: ModelName = "auto"
 
     @property
     def wanted(self) -> Wanted:
-        if (self.messages is None) == (self.problem is None):
-            raise bad_request("send either messages or problem", "messages", "invalid_value")
-        return Wanted(tuple([turn.message for turn in self.messages or []]) or (Message("user", self.problem or ""),))
+        return Wanted((Message("user", self.problem),), "problem")
 
 
 class ChatReply:

@@ -140,7 +140,7 @@ class ModelCatalog:
 
         A model that was never up is not among them, as its name is not known.
         """
-        names: dict[Role, str] = {role: self._endpoint(role).name for role in ROLES if known(self._endpoint(role))}
+        names: dict[Role, str] = {role: self.endpoint(role).name for role in ROLES if known(self.endpoint(role))}
         taken = {*self.methods, *([names["large"]] if names.get("small") == names["large"] else [])}
         return {(f"{role}:{name}" if name in taken else name): ServedModel(role, name) for role, name in names.items()}
 
@@ -179,10 +179,10 @@ class ModelCatalog:
         model = self.find(name)
         roles: tuple[Role, ...] = (model.role,) if isinstance(model, ServedModel) else ROLES
         owner = "vllm" if isinstance(model, ServedModel) else "stepspec"
-        room = min(self._endpoint(role).room for role in roles if known(self._endpoint(role)))
+        room = min(self.endpoint(role).room for role in roles if known(self.endpoint(role)))
         return {"id": name, "object": "model", "created": created, "owned_by": owner, "max_model_len": room}
 
-    def _endpoint(self, role: Role) -> ModelEndpoint:
+    def endpoint(self, role: Role) -> ModelEndpoint:
         return self.offer.engine.small if role == "small" else self.offer.engine.large
 
 

@@ -1,14 +1,4 @@
-"""
-API errors: every failure in OpenAI's or Anthropic's shape, with its status and whether to try again. No I/O.
-
-    400  the request is wrong; the message names the parameter and a cure
-    401  the API key is missing or wrong
-    404  no such model or path;  405  no such method;  408  the body did not arrive;  413  the body is too large
-    429  too many requests at once, or a client is over a limit;  503  draining, or a server is down
-         (both carry Retry-After)
-    500  a bug in the service, or a malformed reply of a server;  504  no answer before the deadline
-    529  in Anthropic's API alone: too many requests at once; there, 429 is for the limits of one client
-"""
+"""API errors: every failure in OpenAI's or Anthropic's shape, with its status and whether to try again. No I/O."""
 
 from __future__ import annotations
 
@@ -52,7 +42,7 @@ ANTHROPIC_TYPES: Mapping[int, str] = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-OVERLOADED = 529
+OVERLOADED = 529  # in Anthropic's API alone: too many requests at once; there, 429 is for the limits of one client
 QUEUE_FULL, QUEUE_TIMEOUT = "queue_full", "queue_timeout"  # the codes of an overloaded service
 RETRY_AFTER = 2  # seconds; a full queue and a restarting server both move on in about that time
 INTERNAL_ERROR = "internal_error"

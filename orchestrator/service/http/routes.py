@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from ...chain import Message, Tool
 from ...errors import StepspecError
+from ...nesting import leaves
 from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
 from ..formats.deltas import json_response
 from ..formats.message_reply import MessagesReply
@@ -30,6 +31,7 @@ from ..watch.records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from .errors import api_error, bad_request
 from .middleware import PUBLIC_PATHS, ClientConnection, service_request
 from .runs import LEAST_SECONDS, ReplyFormat, Runs, ServiceContext, reply
+from .upstream import Forwarding
 
 P = TypeVar("P", bound=BaseModel)
 B = TypeVar("B", bound=RunRequestBody)
@@ -271,8 +273,11 @@ class ModelCall:
         async def work(connection: ClientConnection) -> None:
             priority = forwarded_priority(self.content, self.context.clients.best_priority(self.request.client))
             async with self._admitted(priority or 0) as seconds:
-                upstream = self.context.upstream
-                await upstream.forward(self.request, model, self.content, self.body, connection, seconds, priority)
+                endpoint = leaves(self.context.models.endpoint(model.role))[-1]
+                forwarding = Forwarding(
+                    self.context.http, endpoint, self.request, model, self.content, self.body, connection, priority
+                )
+                await forwarding.run(seconds)
 
         return self.context.respond(self.request, work)
 

@@ -30,7 +30,7 @@ from ..watch.records import RequestFailed, RunEvent, RunResult, ServiceObserver,
 from .admission import Admission, Clients
 from .errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
 from .middleware import EVENT_STREAM, ClientConnection, StreamedResponse, Work
-from .upstream import IDLE, HealthMonitor, UpstreamProxy
+from .upstream import IDLE, HealthMonitor
 
 RunItem: TypeAlias = RunEvent | RunResult
 
@@ -44,7 +44,7 @@ class ServiceContext:
     """
     Settings, admission, models, clients and connections of one service.
 
-    `upstream` and `health` exist while the context is `open`; *created* is in seconds since 1970.
+    `http` and `health` exist while the context is `open`; *created* is in seconds since 1970.
     """
 
     offer: Offer
@@ -54,7 +54,7 @@ class ServiceContext:
     models: ModelCatalog
     clients: Clients
     created: int = field(default_factory=lambda: int(time.time()))
-    upstream: UpstreamProxy = field(init=False)
+    http: aiohttp.ClientSession = field(init=False)
     health: HealthMonitor = field(init=False)
 
     @classmethod
@@ -66,7 +66,7 @@ class ServiceContext:
         """Hold the connections of the service itself, and check the servers' health, while the block lasts."""
         small, large = self.offer.engine.small, self.offer.engine.large
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)) as http:
-            self.upstream = UpstreamProxy(http, small, large)
+            self.http = http
             self.health = HealthMonitor(http, {"small": small, "large": large}, self.observe)
             async with self.health.checking(self.settings.health_every):
                 yield

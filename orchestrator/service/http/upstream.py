@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import aiohttp
@@ -100,27 +100,51 @@ class FailedAnswer:
     body: bytes
 
 
-@dataclass(slots=True)
 class Forwarding:
     """
-    A *request* that is forwarded to a server of *model*, or to the next one until an answer begins.
+    Forwards a *request* to the servers of *model*, an *endpoint*, over *http*, and the answer over *connection*.
 
-    *content* is what is sent, with the *client_body* if nothing in it was changed. *priority* is added to it where a
-    server takes one. *counted* says whether the tokens of the answer are charged, and *hidden* whether the client has
-    not asked for their number. `failed` is the answer of the server that failed last.
+    It goes to the server that the request's session prefers, or to the one with the least to do, and to the next one if
+    it fails before its answer begins. The *body* of the client (parsed: *content*) is sent unchanged where nothing has
+    to be added. *priority* is that of a run, for servers that take one; None: the request keeps its own.
     """
 
-    http: aiohttp.ClientSession
-    request: ServiceRequest
-    model: ServedModel
-    connection: ClientConnection
-    content: Mapping[str, Any]
-    client_body: bytes | None
-    priority: int | None
-    counted: bool
-    hidden: bool
-    endpoint: ReplicatedEndpoint
-    failed: FailedAnswer | None = field(default=None, init=False)
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        endpoint: ModelEndpoint,
+        request: ServiceRequest,
+        model: ServedModel,
+        content: Mapping[str, Any],
+        body: bytes,
+        connection: ClientConnection,
+        priority: int | None,
+    ) -> None:
+        assert isinstance(endpoint, ReplicatedEndpoint)
+        self.http, self.endpoint, self.request, self.model, self.connection = http, endpoint, request, model, connection
+        self.priority = priority if endpoint.settings.priorities else None
+        self.counted = bool(request.client) and model.role == "large"  # whether the tokens of the answer are charged
+        changed = content if content["model"] == model.name else {**content, "model": model.name}
+        asking = asking_for_usage(request.path, changed) if self.counted else None
+        self.hidden = asking is not None  # whether the client has not asked for their number
+        self.content = asking or changed
+        self.client_body = body if self.content is content else None
+        self.failed: FailedAnswer | None = None  # the answer of the server that failed last
+
+    async def run(self, seconds: float) -> None:
+        """Answer within so many *seconds*. Raise `ApiError`."""
+        SESSION.set(self.request.session)  # in the task of this request
+        try:
+            async with asyncio.timeout(seconds):
+                await self.endpoint.call(self.to)
+        except EndpointError as exc:
+            await self.refuse(exc)
+        except TimeoutError:
+            error = ApiError(504, f"the {self.model.role} model did not answer in time", code="deadline", retry=False)
+            if not self.connection.started:
+                raise error from None
+            self.request.error = error
+            await self.connection.fail(error)
 
     async def to(self, server: ModelServer) -> None:
         """Send the request to *server* and its answer to the client. Raise `EndpointError` before it has begun."""
@@ -257,62 +281,6 @@ class Forwarding:
 def _begins_events(part: bytes) -> bool:
     """Whether the first *part* of a body may be events: it has some, and is neither JSON nor a web page."""
     return not part.lstrip().startswith((b"{", b"[", b"<")) and bool(part.strip())
-
-
-class UpstreamProxy:
-    """Forwards requests to both models' servers, over connections that are kept open."""
-
-    def __init__(self, http: aiohttp.ClientSession, small: ModelEndpoint, large: ModelEndpoint) -> None:
-        self._http = http
-        self._endpoints = {"small": leaves(small)[-1], "large": large}
-
-    async def forward(
-        self,
-        request: ServiceRequest,
-        model: ServedModel,
-        content: Mapping[str, Any],
-        body: bytes,
-        connection: ClientConnection,
-        seconds: float,
-        priority: int | None = None,
-    ) -> None:
-        """
-        Send *body* (parsed: *content*) to *model*, and its answer over *connection*. Raise `ApiError`.
-
-        It goes to the server that the request's session prefers, or to the one with the least to do, and to the next
-        one if it fails before its answer begins. *priority* is that of a run; None: the request keeps its own.
-        """
-        endpoint, changed = self._endpoints[model.role], content
-        assert isinstance(endpoint, ReplicatedEndpoint)
-        if content["model"] != model.name:
-            changed = {**changed, "model": model.name}
-        counted = bool(request.client) and model.role == "large"
-        asking = asking_for_usage(request.path, changed) if counted else None
-        changed = asking or changed
-        forwarding = Forwarding(
-            self._http,
-            request,
-            model,
-            connection,
-            changed,
-            body if changed is content else None,
-            priority if endpoint.settings.priorities else None,
-            counted,
-            asking is not None,
-            endpoint,
-        )
-        SESSION.set(request.session)  # in the task of this request
-        try:
-            async with asyncio.timeout(seconds):
-                await endpoint.call(forwarding.to)
-        except EndpointError as exc:
-            await forwarding.refuse(exc)
-        except TimeoutError:
-            error = ApiError(504, f"the {model.role} model did not answer in time", code="deadline", retry=False)
-            if not connection.started:
-                raise error from None
-            request.error = error
-            await connection.fail(error)
 
 
 USAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})

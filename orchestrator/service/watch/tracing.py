@@ -15,8 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from ...errors import ConfigurationError
@@ -38,14 +37,18 @@ from .records import (
     UpstreamCall,
 )
 
-if TYPE_CHECKING:
+try:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import Span
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+    from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as exc:
+    raise ConfigurationError(f"tracing needs the OpenTelemetry SDK: {install_command('otel')}") from exc
 
 log = logging.getLogger("stepspec")
 
-VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 FLUSH_SECONDS = 3.0  # for the last spans to be sent
 PROVIDER = "vllm"
 CALL = "text_completion"
@@ -60,51 +63,30 @@ OPERATIONS: Mapping[str, tuple[str, str]] = {
 """By path: the first word of a request's span, and the convention's name of the operation."""
 
 
-def configured() -> bool:
-    """Whether the environment says where to send spans."""
-    return any(os.environ.get(name) for name in VARIABLES)
-
-
 def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvider:
-    """Make the provider that sends spans where the ``OTEL_*`` variables say. Raise `ConfigurationError` without SDK."""
-    if find_spec("opentelemetry.sdk") is None:
-        raise ConfigurationError(f"tracing needs the OpenTelemetry SDK: {install_command('otel')}")
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    if exporter is None:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-        exporter = OTLPSpanExporter()
+    """Make the provider that sends spans with *exporter*, or where the ``OTEL_*`` variables say."""
     name = os.environ.get("OTEL_SERVICE_NAME", "stepspec")
     provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": version}))
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+    provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter()))
     return provider
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A run of a request: its *began* is in nanoseconds since 1970, *models* are names by role or path."""
-
-    began: int
-    models: Mapping[str, str]
 
 
 @dataclass(slots=True)
 class _Open:
-    """The *span* of a request that is not answered yet, with its *runs* by the index of their choice."""
+    """
+    The *span* of a request that is not answered yet, with its *runs* by the index of their choice.
+
+    Of a run there is the time at which it began, in nanoseconds since 1970, and its models' names by role or path.
+    """
 
     span: Span
-    runs: dict[int, _Run] = field(default_factory=dict[int, _Run])
+    runs: dict[int, tuple[int, Mapping[str, str]]] = field(default_factory=dict[int, tuple[int, Mapping[str, str]]])
 
 
 class Tracing:
     """An observer that makes spans with *provider*."""
 
     def __init__(self, provider: TracerProvider) -> None:
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
         self._provider = provider
         self._tracer = provider.get_tracer("stepspec")
         self._propagator = TraceContextTextMapPropagator()
@@ -127,8 +109,6 @@ class Tracing:
             self._traced(event, traced)
 
     def _arrived(self, request: ServiceRequest) -> None:
-        from opentelemetry.trace import SpanKind, set_span_in_context
-
         parent = self._propagator.extract(request.headers)
         span = self._tracer.start_span(f"{request.method} {request.path}", parent, SpanKind.SERVER)
         about = {"http.request.method": request.method, "url.path": request.path, "stepspec.request": request.id}
@@ -155,19 +135,17 @@ class Tracing:
     def _run_event(self, traced: _Open, choice: int, at: float, event: Event) -> None:
         match event:
             case Started(models=models):
-                traced.runs[choice] = _Run(time.time_ns() - int(at * 1e9), dict(models))
+                traced.runs[choice] = time.time_ns() - int(at * 1e9), dict(models)
             case Called() if choice in traced.runs:
-                run = traced.runs[choice]
-                model = run.models.get(event.path or event.role, event.role)
-                times = run.began + int(event.started * 1e9), event.seconds
+                began, names = traced.runs[choice]
+                model = names.get(event.path or event.role, event.role)
+                times = began + int(event.started * 1e9), event.seconds
                 attributes = _call_attributes(event, model) | {"stepspec.choice": choice}
                 self._client_span(traced.span, f"{CALL} {model}", times, attributes, failed=event.fate == "failed")
             case _:
                 pass
 
     def _finished(self, request: ServiceRequest, span: Span) -> None:
-        from opentelemetry.trace import Status, StatusCode
-
         word, operation = OPERATIONS[request.path]
         span.update_name(f"{word} {request.model}" if request.model else f"{request.method} {request.path}")
         span.set_attributes(_request_attributes(request, operation))
@@ -184,8 +162,6 @@ class Tracing:
         self, parent: Span, name: str, times: tuple[int, float], attributes: Mapping[str, Any], *, failed: bool
     ) -> None:
         """Make the span of a request to a model. *times* are its start in nanoseconds since 1970, and its seconds."""
-        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
-
         start, seconds = times
         context = set_span_in_context(parent)
         span = self._tracer.start_span(name, context, SpanKind.CLIENT, attributes, start_time=start)

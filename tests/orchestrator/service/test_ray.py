@@ -74,10 +74,6 @@ def test_the_application_is_built_on_first_use(monkeypatch: pytest.MonkeyPatch) 
         ({"service.ray.max_replica": 2}, r"unknown setting 'service\.ray\.max_replica' \(did you mean 'max_replicas'"),
         ({"service": {"prot": 2}}, r"unknown setting 'service\.prot' \(did you mean 'port'"),
         ({"service.ray.min_replicas": 9}, "min_replicas is 9, more than max_replicas, 4"),
-        (
-            {"service": {"max_running": 8, "ray": {"target": 9}}},
-            r"ray\.target is 9, and a replica never has more than 8",
-        ),
         ({"service.ray.cpus": 0}, r"service\.ray\.cpus"),
         ({"service": 1, "service.port": 2}, "'service' is set twice"),
     ],

@@ -61,7 +61,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": "hi"}, "messages", "list"),
     ({"messages": [TURN, {"role": "assistant", "content": "2"}]}, "messages", "the last message is the assistant's"),
     ({"messages": [{"role": "robot", "content": "2"}]}, "messages[0].role", "'user'"),
-    ({"messages": [{"role": "function", "content": "2"}]}, "messages[0].role", "tool_call_id"),
+    ({"messages": [{"role": "function", "content": "2"}]}, "messages[0].role", "'tool'"),
     ({"messages": [{"role": "tool", "content": "2"}]}, "messages[0]", "has a tool_call_id"),
     ({"messages": [{**TURN, "tool_call_id": "c"}]}, "messages[0].tool_call_id", "the id of the call"),
     ({"messages": [TURN, {"role": "tool", "content": "2", "tool_call_id": "c"}]}, "messages", "no message before it"),
@@ -267,10 +267,9 @@ def test_deadlines_only_shorten() -> None:
     assert [order.within(seconds).run.budget.seconds for seconds in (5, 20)] == [5, 9.5]
 
 
-def test_the_page_gives_messages_or_a_problem() -> None:
-    for fields in ({}, {"problem": "x", "messages": [TURN]}):
-        with pytest.raises(ApiError, match="either messages or problem"):
-            RESOLVER.runs(parse_request(LiveRequest, fields))
+def test_the_page_gives_a_problem() -> None:
+    with pytest.raises(ApiError, match="problem is missing"):
+        RESOLVER.runs(parse_request(LiveRequest, {}))
     (order,) = RESOLVER.runs(parse_request(LiveRequest, {"problem": "x"}))
     assert [(message.role, message.content) for message in order.problem] == [("user", "x")]
 

@@ -67,7 +67,7 @@ HOSTILE: dict[str, tuple[str, bytes]] = {
     "wrong blocks of the system": (MESSAGES, body(MESSAGES, system=[1] * MAX_ITEMS)),
     "long type of a block": (MESSAGES, body(MESSAGES, messages=turn([{"type": LONG}]))),
     "long schemas": (MESSAGES, body(MESSAGES, tools=[{"name": "t", "input_schema": {"enum": [0] * MANY}}])),
-    "messages of the page": ("/live", body("/live", messages=[{}] * MANY)),
+    "options of the page": ("/live", body("/live", stepspec={"delimiter": [""] * MANY})),
     "a flat list": (CHAT, b'{"model":"auto","x":[' + b"1," * 2_000_000 + b"1]}"),
     "a flat list of lists": (CHAT, b'{"model":"auto","x":[' + b"[]," * 1_300_000 + b"1]}"),
     "a flat list of objects": (CHAT, b'{"model":"auto","x":[' + b"{}," * 1_300_000 + b"1]}"),

@@ -11,7 +11,7 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.events import Answering, Committed, Finished, Started
 
 from ...endpoints.server import Refuse
-from ..served import ANSWER, THINKING, TURN, chosen, serving
+from ..served import ANSWER, THINKING, chosen, serving
 
 
 async def test_a_run_is_streamed_as_a_trace_that_replays() -> None:
@@ -43,9 +43,9 @@ async def test_a_run_is_streamed_as_a_trace_that_replays() -> None:
 async def test_an_error_has_its_status_or_is_the_last_event() -> None:
     async with serving(policy="large") as served:
         served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
-        late = await served.post("/live", {"messages": [TURN], "stepspec": {"ahead": 0}})
-        early = await served.post("/live", {"messages": [TURN]})
-        wrong = await served.post("/live", {"messages": [TURN], "model": "nobody"})
+        late = await served.post("/live", {"problem": "x", "stepspec": {"ahead": 0}})
+        early = await served.post("/live", {"problem": "x"})
+        wrong = await served.post("/live", {"problem": "x", "model": "nobody"})
     kind, _, payload = late.lines[-1].partition("\ndata: ")
     assert (late.status, kind, orjson.loads(payload)["error"]["code"]) == (200, "event: error", "upstream_unavailable")
     assert (early.status, wrong.status) == (503, 404)

@@ -311,14 +311,6 @@ async def test_a_proxied_request_has_a_span_for_every_server_that_was_tried() ->
     assert [span for request in requests for span in tree.below(request)] == tree.clients
 
 
-def test_the_environment_sets_the_destination_of_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in tracing.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert not tracing.configured()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
-    assert tracing.configured()
-
-
 @pytest.mark.parametrize("prompts", [False, True])
 async def test_every_request_has_a_log_line_with_the_prompt_only_if_configured(
     prompts: bool, capsys: pytest.CaptureFixture[str]
