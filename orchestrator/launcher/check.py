@@ -64,12 +64,13 @@ def inspect_machine(pair: Pair) -> Machine:
         vllm=importlib.util.find_spec("vllm") is not None,
         cards=len(memory) or None if visible is None else len(visible),
         card=min(memory, default=None),
-        taken={address: reason for address in addresses if (reason := _why_taken(*address))},
+        taken={address: reason for address in addresses if (reason := why_taken(*address))},
         weights={model: weights for model in models if (weights := _weight_bytes(*model))},
     )
 
 
-def _why_taken(host: str, port: int) -> str:
+def why_taken(host: str, port: int) -> str:
+    """Return why the address cannot be bound; "" if it can."""
     try:
         reserve_port(host, port).close()
     except OSError as exc:

@@ -21,7 +21,7 @@ from ..endpoints.client import Connection
 from ..endpoints.settings import Endpoint
 from ..endpoints.vllm import warm_up
 from ..errors import EndpointError
-from .check import check_flags, check_pair, inspect_machine
+from .check import check_flags, check_pair, inspect_machine, why_taken
 from .commands import as_toml, outline, shell_line, solver_settings, visible_cards, waves
 from .launch import Progress, RunningServer, Served, Server, launch
 from .pair import Pair, load
@@ -65,7 +65,7 @@ def shell_lines(waves: Sequence[Sequence[Server]], running: Mapping[str, str] | 
     """
     Yield the shell command of every server, with a comment before each of the *waves* but the first.
 
-    A server whose port is 0 gets the next one from `FIRST_PORT` on, as two commands cannot choose the same; the
+    A server whose port is 0 gets the next free one from `FIRST_PORT` on, as two commands cannot choose the same; the
     small model's comes first, as in the documents. The last line, a comment, names both models for the other commands;
     those that are *running* have the URLs given there.
     """
@@ -80,12 +80,14 @@ def shell_lines(waves: Sequence[Sequence[Server]], running: Mapping[str, str] | 
 
 
 def with_ports(servers: Iterable[Server]) -> Mapping[str, Server]:
-    """Return *servers* by name, each with a port; small models have the lower ones."""
+    """Return *servers* by name, each with a port that is free now; small models have the lower ones."""
     chosen = {server.name: server for server in servers}
     taken = {server.port for server in chosen.values()}
-    ports = (port for port in count(FIRST_PORT) if port not in taken)
+    ports = count(FIRST_PORT)
     for name in sorted(chosen, key=lambda name: [part != "small" for part in name.split(".")]):
-        chosen[name] = replace(chosen[name], port=chosen[name].port or next(ports))
+        server = chosen[name]
+        free = (port for port in ports if port not in taken and not why_taken(server.host, port))
+        chosen[name] = replace(server, port=server.port or next(free))
     return chosen
 
 

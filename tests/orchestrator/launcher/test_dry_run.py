@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.orchestrator.launcher import Server
+from stepspec.orchestrator.launcher import Server, up
 from stepspec.orchestrator.launcher.launch import ENTRY
 from stepspec.orchestrator.launcher.up import shell_lines
 
@@ -198,6 +199,13 @@ def test_servers_without_a_port_get_free_ones_of_their_own() -> None:
     assert ports[1] == "8001"
     assert len({*ports}) == 3
     assert all(8001 <= int(port) < 8100 for port in ports)
+
+
+def test_a_port_in_use_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(up, "FIRST_PORT", taken.getsockname()[1])
+        (line,) = shell_lines([[scripted()]])
+        assert int(port_of(shlex.split(line))) > taken.getsockname()[1]
 
 
 def test_the_small_model_has_the_first_port_whichever_starts_first() -> None:
