@@ -28,7 +28,7 @@ from stepspec.settings import Settings
 from . import provenance
 from .arms import LARGE, PLAIN, SMALL
 from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
-from .command_line import finite, only_without_testbed, script
+from .command_line import only_without_testbed, script
 from .evaluation import Evaluation, evaluate
 from .flags import (
     BUDGET,
@@ -50,7 +50,7 @@ from .flags import (
     parse_options,
     with_settings,
 )
-from .grading.graders import SECONDS, require_graders
+from .grading.graders import require_graders
 from .plan import Plan, check_arm, testbed_settings
 from .results import ArmSummary, small_print, table
 from .runner import WorkerGroup
@@ -252,10 +252,6 @@ def command(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Workers of the Ray cluster, one CPU each; by default one per node.")
     ] = None,
-    graders: Annotated[int, typer.Option(min=1, help="Number of grading processes.")] = 2,
-    grading_seconds: Annotated[
-        float, typer.Option(min=0.1, help="Maximum time to grade an answer, in seconds.")
-    ] = SECONDS,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -292,7 +288,6 @@ def command(
         tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
         require_graders(task.gold for task in tasks)
         plan = replace(plan, tasks=tasks, apart=apart, baseline=competing[0].name)
-        finite("--grading-seconds", grading_seconds)
         pair = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
         sharing = _team(ray, workers)
         remarks = [] if source is None and chosen.made else overlaps(calibrated(methods), chosen.name, part)
@@ -312,8 +307,6 @@ def command(
                     profile=profile if testbed else None,
                     traces=traces,
                     fresh=fresh,
-                    graders=graders,
-                    patience=grading_seconds,
                     remarks=tuple(remarks),
                 )
                 return await evaluate(solver, evaluation, stderr, team)

@@ -37,8 +37,8 @@ class Evaluation:
     A *plan* for the problems of a *benchmark*, and the *folder* for its files.
 
     *digest* is the benchmark's hash before any limit, so that a run can be extended; *profile* is the pace of the
-    miniature pair, None with other servers. Grading uses *graders* processes, and at most *patience* seconds for an
-    answer. Samples of the same evaluation in the folder are kept, unless *fresh*. *remarks* are shown with the figures.
+    miniature pair, None with other servers. Samples of the same evaluation in the folder are kept, unless *fresh*.
+    *remarks* are shown with the figures.
     """
 
     benchmark: Benchmark
@@ -49,8 +49,6 @@ class Evaluation:
     profile: str | None = None
     traces: bool = False
     fresh: bool = False
-    graders: int = 2
-    patience: float = 10.0
     remarks: tuple[str, ...] = ()
 
     def about(self, solver: Solver) -> dict[str, Any]:
@@ -112,7 +110,7 @@ async def _measure(
     if traces is not None:
         traces.mkdir(exist_ok=True)
     slots = _slots(solver, evaluation, workers)
-    async with Graders(evaluation.graders, evaluation.patience) as graders:
+    async with Graders() as graders:
         with progress_bars(console) as progress:
             bar = progress.add_task(evaluation.benchmark.name, total=len(places), completed=done)
             await run(

@@ -34,13 +34,13 @@ PROGRAMS: Mapping[str, str] = {
     "lab.calibration_simulation": "main",
     "lab.estimate_accuracy": "main",
     "lab.faults": "main",
+    "lab.grading": "check",
     "lab.kills": "main",
     "lab.load": "main",
     "lab.matrix": "main",
     "lab.overhead": "main",
     "lab.random_pair": "main",
     "lab.soak": "main",
-    "stepspec.evals.grading.__main__": "check",
     "tests.stand_in.__main__": "main",
 }
 """The programs ``python -m NAME`` that are one command, with their functions."""

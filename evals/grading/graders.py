@@ -1,8 +1,4 @@
-r"""
-Grade answers, against a true answer or by a check of the benchmark. Processes with a time limit do the algebra.
-
-``python -m stepspec.evals.grading math500`` grades the benchmark's own solutions, as a check of the grader.
-"""
+"""Grade answers, against a true answer or by a check of the benchmark. Processes with a time limit do the algebra."""
 
 from __future__ import annotations
 
@@ -29,6 +25,7 @@ from .normal import with_mixed_numbers
 
 Mark: TypeAlias = Literal["right", "wrong", "ungraded"]
 
+WORKERS = 2  # processes
 SECONDS = 10.0  # of computing, for one answer; the slowest of MATH500's solutions takes 0.2
 PATIENCE = 20.0  # times as long by the clock, for a process that does not even compute
 START = 120.0  # to import what algebra takes, on a machine that is busy
@@ -39,12 +36,6 @@ REPLIES = {b"true\n": True, b"false\n": False}
 SCRIPT = (sys.executable, "-P", str(Path(worker_script.__file__).resolve()))
 
 
-def require(metric: Metric) -> None:
-    """Raise `ConfigurationError` if *metric* needs what is not installed."""
-    if metric in NEEDS_ALGEBRA and importlib.util.find_spec(LIBRARY) is None:
-        raise ConfigurationError(f"grading needs math-verify: {install_command('evals')}")
-
-
 class Graders:
     """
     A few processes that compare answers, started when they are first needed.
@@ -53,8 +44,7 @@ class Graders:
     are not affected.
     """
 
-    def __init__(self, workers: int = 2, seconds: float = SECONDS) -> None:
-        self._seconds = seconds
+    def __init__(self, workers: int = WORKERS, seconds: float = SECONDS) -> None:
         self._workers = [_Worker(seconds) for _ in range(workers)]
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
 
@@ -190,6 +180,6 @@ class Answer:
 
 def require_graders(golds: Iterable[Gold]) -> None:
     """Raise `ConfigurationError` if some of *golds* need what is not installed."""
-    metrics: set[Metric] = {gold.metric for gold in golds if isinstance(gold, Answer)}
-    for metric in metrics:
-        require(metric)
+    algebra = any(isinstance(gold, Answer) and gold.metric in NEEDS_ALGEBRA for gold in golds)
+    if algebra and importlib.util.find_spec(LIBRARY) is None:
+        raise ConfigurationError(f"grading needs math-verify: {install_command('evals')}")

@@ -43,7 +43,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"^stepspec judge": "says with exit code 1 that an imitation is no judge: tests/evals/judge",
     r"^stepspec estimate": "says with exit code 1 that imitations do not pay: tests/integration/test_estimate.py",
     r"^stepspec calibrate problems\.jsonl -p bild": "needs hundreds of problems: tests/evals/calibration",
-    r"^python -m stepspec\.evals\.grading": "reads the solutions of a data set: tests/evals/test_grading.py",
+    r"^python -m lab\.grading": "reads the solutions of a data set: tests/lab/test_grading.py",
     r"^stepspec config path": "needs the settings file of its reader: tests/test_config_command.py",
 }
 """Patterns of single commands that are not run here, and why."""

@@ -85,7 +85,6 @@ def test_flags_that_cannot_be_are_named(
 @pytest.mark.parametrize(
     "words",
     [
-        "eval arithmetic --grading-seconds inf",
         "eval arithmetic --samples 2",
         "eval arithmetic --policy specreason:threshold=x",
         "eval arithmetic --policy reward",
@@ -197,8 +196,8 @@ def run_module(name: str, *words: str) -> int:
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"stepspec.evals.{name}" for name in ("math500", "gsm8k", "grading")),
-        *("lab.bench", "lab.calibration_simulation"),
+        *(f"stepspec.evals.{name}" for name in ("math500", "gsm8k")),
+        *("lab.grading", "lab.bench", "lab.calibration_simulation"),
     ],
 )
 def test_the_module_of_a_benchmark_has_examples_in_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
