@@ -30,7 +30,7 @@ FIRST = (  # what takes longest
     *("test_calibrate", "test_random_pair", "test_ray_serve", "test_serving", "test_eval", "test_hybrid"),
     "test_critic",
 )
-GROUPS = "groups.json"
+GROUPS, DEATHS = "groups.json", "deaths.txt"
 GROUP = pytest.StashKey[str | None]()
 
 
@@ -131,8 +131,19 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how long each phase took, and how much of that was setup, which is mostly starting servers."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Generator[None]:
+    """Print how long each phase took, and at the very end which servers ended by themselves."""
+    _print_phases(terminalreporter)
+    yield
+    deaths = shared_folder(config) / DEATHS
+    if deaths.exists():
+        terminalreporter.section("servers that ended by themselves")
+        terminalreporter.write_line(deaths.read_text())
+
+
+def _print_phases(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how much of each phase was setup, which is mostly starting servers."""
     phases: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for reports in terminalreporter.stats.values():
         for report in reports:

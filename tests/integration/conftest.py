@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -13,11 +14,15 @@ from anyio.from_thread import start_blocking_portal
 from lab.worlds import SHORT, TOOLS, find_world
 from stepspec.evals.testbed.servers import ENVIRONMENT, miniature_servers
 from stepspec.orchestrator.chain import THINK_END
+from stepspec.orchestrator.errors import ServerDied
 from stepspec.orchestrator.launcher import Served, Server, launch
 from stepspec.orchestrator.launcher.commands import ZEROS
 
-from ..conftest import shared_folder
+from ..conftest import DEATHS, shared_folder
 from .vllm_forks import forking
+
+
+_deaths: list[Path] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,12 @@ class Pair:
 
     large: Served
     small: Served
+
+
+@pytest.fixture(scope="session", autouse=True)
+def deaths(request: pytest.FixtureRequest) -> None:
+    """Keep the reports of servers that end by themselves: the summary prints them."""
+    _deaths.append(shared_folder(request.config) / DEATHS)
 
 
 @pytest.fixture(scope="session")
@@ -70,15 +81,26 @@ def paced_pair(forked: tuple[str, ...]) -> Generator[Pair]:
         yield Pair(served["large"], served["small"])
 
 
+def report_death(died: ServerDied) -> None:
+    """Have a death that nobody expects printed at the end of the run; it may explain many failures."""
+    for path in _deaths:
+        with path.open("a") as file:
+            file.write(f"{died}\n")
+    raise died
+
+
 @contextmanager
-def serving(servers: Iterable[Server], program: tuple[str, ...] = ()) -> Generator[Mapping[str, Served]]:
+def serving(
+    servers: Iterable[Server], program: tuple[str, ...] = (), on_death: Callable[[ServerDied], object] = report_death
+) -> Generator[Mapping[str, Served]]:
     """
     Run *servers* in an event loop of their own, so that tests in any loop can use them.
 
     *program* takes the place of vLLM's own, and the arguments of that.
     """
     with start_blocking_portal() as portal:
-        launching = launch([replace(server, program=program or server.program) for server in servers])
+        own = [replace(server, program=program or server.program) for server in servers]
+        launching = launch(own, on_death=on_death)
         with portal.wrap_async_context_manager(launching) as served:
             yield served
 
