@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from stepspec.orchestrator.launcher.commands import ZEROS
 
 from ..conftest import DEATHS, shared_folder
 from .vllm_forks import forking
-
 
 _deaths: list[Path] = []
 
@@ -81,28 +80,27 @@ def paced_pair(forked: tuple[str, ...]) -> Generator[Pair]:
         yield Pair(served["large"], served["small"])
 
 
-def report_death(died: ServerDied) -> None:
-    """Have a death that nobody expects printed at the end of the run; it may explain many failures."""
-    for path in _deaths:
-        with path.open("a") as file:
-            file.write(f"{died}\n")
-    raise died
-
-
 @contextmanager
 def serving(
-    servers: Iterable[Server], program: tuple[str, ...] = (), on_death: Callable[[ServerDied], object] = report_death
+    servers: Iterable[Server], program: tuple[str, ...] = (), *, doomed: bool = False
 ) -> Generator[Mapping[str, Served]]:
     """
     Run *servers* in an event loop of their own, so that tests in any loop can use them.
 
-    *program* takes the place of vLLM's own, and the arguments of that.
+    *program* takes the place of vLLM's own, and the arguments of that. Unless the servers are *doomed*, the end of one
+    is printed at the end of the test run: it may explain many failures.
     """
     with start_blocking_portal() as portal:
-        own = [replace(server, program=program or server.program) for server in servers]
-        launching = launch(own, on_death=on_death)
-        with portal.wrap_async_context_manager(launching) as served:
-            yield served
+        launching = launch([replace(server, program=program or server.program) for server in servers])
+        try:
+            with portal.wrap_async_context_manager(launching) as served:
+                yield served
+        except ServerDied as death:
+            if not doomed:
+                for path in _deaths:
+                    with path.open("a") as file:
+                        file.write(f"{death}\n")
+            raise
 
 
 def split_thinking(kept: Sequence[str]) -> tuple[list[str], str]:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -15,7 +15,7 @@ from stepspec import Solution, Solver
 from stepspec.evals.testbed.servers import miniature_servers
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY
-from stepspec.orchestrator.errors import EndpointUnavailable
+from stepspec.orchestrator.errors import EndpointUnavailable, ServerDied
 from stepspec.orchestrator.events import Committed, Event
 from stepspec.orchestrator.launcher import Served
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.servers
 @contextmanager
 def doomed(role: str, forked: tuple[str, ...]) -> Generator[Served]:
     """Start a server that is going to be killed."""
-    with serving(miniature_servers("paced", [role]), forked, on_death=lambda died: None) as served:
+    with suppress(ServerDied), serving(miniature_servers("paced", [role]), forked, doomed=True) as served:
         yield served[role]
 
 
