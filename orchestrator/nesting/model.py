@@ -38,9 +38,8 @@ class InnerModel(Budgeted):
     begins: int = 0
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
-        written = chain.text[self.begins :] if self.opening else ""
-        if self.opening.startswith(written):
-            options["opening"] = self.opening[len(written) :] + options.get("opening", "")
+        missing = self.opening[max(0, len(chain.text) - self.begins) :]
+        options["opening"] = missing + options.get("opening", "")
         options["top"] = max(options.get("top", 0), self.top)
         return await Budgeted.write(self, chain, **options)
 
