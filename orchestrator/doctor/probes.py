@@ -5,28 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping
 from dataclasses import replace
+from random import randrange
+from statistics import median
 from typing import TypeVar
 
-from ..chain import Step
+from ..chain import Chain, Step
 from ..endpoints import CriticEndpoint, Endpoint, RewardModelEndpoint, VllmEndpoint
-from ..endpoints.probe import RETRIES
+from ..endpoints.probe import LONG, RETRIES, Capabilities
 from ..endpoints.settings import Address
 from ..errors import EndpointError, EndpointUnreachable, StepspecError
-from ..events import Fallback
+from ..events import Called, Event, Fallback
 from ..verifiers import Candidate, ConnectedVerifier
 from ..verifiers.verifier import AnyVerifier
-from . import timing
 from .advice import conclude, conclude_critic
-from .report import CriticReport, Diagnosis, EndpointReport, Report
-from .timing import PROBLEM, STEP
+from .report import CriticReport, Diagnosis, EndpointReport, Pace, Reading, Report
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Address)
 
 QUESTION = "Grade the last step from 0, wrong, to 9, right. Reply with one digit."
 OPENING = "The grade is "
+PROBLEM = Chain.of("What is 2 + 2?")
+STEP = Step("2 + 2 is 4.\n\n", "small")
 WRONG = Step("2 + 2 is 7, as 7 + 7 is 1.\n\n", "small")
 PATIENCE = 120.0  # seconds for one request, if the settings allow more
+WRITTEN = 32  # tokens of one write to time
+WRITES = 3  # the first may be slower than the others
+VERDICTS = 3  # asked after a growing chain; the last one is what any further one costs
 
 
 async def examine(
@@ -154,13 +159,13 @@ class _Examination:
     async def _timed(self, endpoint: VllmEndpoint, report: EndpointReport) -> EndpointReport:
         can = report.can
         assert can is not None
-        pace = await self._attempt("writing", timing.pace(endpoint))
+        pace = await self._attempt("writing", _pace(endpoint))
         scores = can.prompt_logprobs and can.suffix_scoring is not False
-        verdicts = timing.verdicts(endpoint, can, self._question, self._opening) if report.digits else None
+        verdicts = _verdicts(endpoint, can, self._question, self._opening) if report.digits else None
         return replace(
             report,
             pace=pace,
-            scoring=await self._attempt("scoring", timing.scoring(endpoint)) if scores else None,
+            scoring=await self._attempt("scoring", _scoring(endpoint)) if scores else None,
             reading=await self._attempt("verdicts", verdicts) if verdicts else None,
             acceptance=await endpoint.acceptance(),
             failures=self._failures,
@@ -174,3 +179,47 @@ class _Examination:
         except StepspecError as exc:
             self._failures[check] = _cause(exc)
             return None
+
+
+async def _pace(endpoint: VllmEndpoint) -> Pace:
+    """Write a few tokens several times, one write after the other."""
+    firsts, gaps = list[float](), list[float]()
+    for _ in range(WRITES):
+        events: list[Event] = []
+        await endpoint.model(observe=events.append).write(PROBLEM, stop=(), limit=WRITTEN)
+        called = next(event for event in events if isinstance(event, Called))
+        first = called.first or 0.0
+        firsts.append(first)
+        gaps.append((called.seconds - first) / max(1, called.written - 1))
+    middle = median(gaps)
+    return Pace(median(firsts), middle, (max(gaps) - min(gaps)) / middle if middle else 0.0)
+
+
+async def _verdicts(endpoint: VllmEndpoint, can: Capabilities, question: str, opening: str) -> Reading:
+    """Measure verdicts on a chain that grows step by step, longer than one and a half blocks of the prefix cache."""
+    events: list[Event] = []
+    model = endpoint.model(observe=events.append)
+    step = len(await endpoint.encoder.encode(STEP.text))
+    block = can.cache.block if can.cache and can.cache.block else 0
+    length = min(max(LONG, block * 3 // 2), endpoint.room // 2)
+    begun = replace(STEP, text=f"{randrange(10**9)} is a number.\n\n" + STEP.text * max(1, length // step))
+    chain = PROBLEM.extend(begun)
+    for _ in range(VERDICTS):
+        chain = chain.extend(STEP)
+        await model.ask(chain, question, "0123456789", opening=opening)
+    calls = [event for event in events if isinstance(event, Called) and event.fate == "done"]
+    first, last = calls[0], calls[-1]
+    read = last.prompt - last.cached if can.cached_tokens else None
+    return Reading(len(await endpoint.encoder.chain(chain)), read, last.seconds, first.seconds)
+
+
+async def _scoring(endpoint: VllmEndpoint) -> float:
+    """Score a new step after a cached chain; return the seconds."""
+    events: list[Event] = []
+    model = endpoint.model(observe=events.append)
+    step = len(await endpoint.encoder.encode(STEP.text))
+    chain = PROBLEM.extend(replace(STEP, text=STEP.text * max(1, min(LONG, endpoint.room // 2) // step)))
+    await model.score(chain, STEP.text)
+    events.clear()
+    await model.score(chain, f"{randrange(10**9)} is a number.\n\n")
+    return sum(event.seconds for event in events if isinstance(event, Called))

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepspec.orchestrator.doctor import advice, probes, report, timing
+from stepspec.orchestrator.doctor import advice, probes, report
 from stepspec.orchestrator.doctor.report import ROWS
 
 from .reference import DOCS
 
-QUESTIONS = {probes.QUESTION, timing.PROBLEM.messages[0].content, timing.STEP.text, probes.WRONG.text}
+QUESTIONS = {probes.QUESTION, probes.PROBLEM.messages[0].content, probes.STEP.text, probes.WRONG.text}
 """What the doctor sends to the servers, and does not print."""
 
 WORDS = 4  # in a clause that has to be on the page; shorter ones are parts of sentences
