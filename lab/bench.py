@@ -31,7 +31,6 @@ from stepspec.evals.command_line import progress_bars, script
 from stepspec.evals.results import Result, summarise
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
-from stepspec.evals.testbed.commands import markdown, small_print, table
 from stepspec.evals.testbed.servers import (
     JUDGE,
     NO_SPECULATION,
@@ -42,13 +41,14 @@ from stepspec.evals.testbed.servers import (
     running,
     weights_digest,
 )
+from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import TokenSpeculation
 
 from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL
 from .published_specreason import PUBLISHED, PublishedSpecReason
-from .worlds import LONG, SHORT, accounts, find_world, fresh_tasks, long_tasks
+from .worlds import LONG, SHORT, SIZES, accounts, describe_pace, find_world, fresh_tasks, long_tasks
 
 THREE = Arm.of("three models", "specreason")
 NESTED: Mapping[str, Mapping[str, Any]] = {
@@ -62,6 +62,49 @@ NESTED_SMALL_PRINT = (
     "its drafts and goes on where it disagrees (BiLD), and the large one grades the resulting steps. The samples' "
     "ledgers count what each model wrote and read."
 )
+
+
+ROLES: tuple[Role, ...] = ("large", "small")
+COLUMNS = ("", "n", "accuracy", "seconds", "vs large", "vs floor", "by large", "accepted", "waste", "judging")
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """A table with one row per arm; `small_print` explains the columns."""
+    speculating: list[Role] = [role for role in ROLES if any(role in result.speculation for result in results)]
+    columns = (*COLUMNS, *(f"tokens of {role}" for role in speculating))
+    rule = tuple("---" if not column else "--:" for column in columns)
+    rows = (columns, rule, *(_row(result, speculating) for result in results))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _row(r: Result, speculating: Sequence[Role]) -> tuple[str, ...]:
+    (low, high), (least, most) = r.accuracy_interval, r.ratio_interval
+    return (
+        r.name,
+        str(r.n),
+        f"{r.accuracy:.1%} [{low:.1%}, {high:.1%}]",
+        f"{r.seconds:.2f}",
+        f"{r.ratio:.2f} [{least:.2f}, {most:.2f}]",
+        "" if r.ratio_to_floor is None else f"{r.ratio_to_floor:.2f}",
+        f"{r.share_large_tokens:.0%}",
+        "" if r.accept_rate is None else f"{r.accept_rate:.0%}",
+        f"{r.waste:.0%}",
+        f"{r.judge_tokens:.0f}" if r.judge_tokens else "",
+        *(str(r.speculation[role]) if role in r.speculation else "" for role in speculating),
+    )
+
+
+def small_print(profile: str, *more: str, world: str = SHORT) -> str:
+    """The explanation of the table: models of *world*, *profile* and columns; *more* names further models."""
+    sizes, pace = SIZES[find_world(world).name], describe_pace(profile, "large", "small", *more)
+    return (
+        f"The miniature pair: two models of {sizes} parameters, trained on arithmetic, served by real vLLM on "
+        f"this CPU; {pace}. Seconds are the mean of one problem. "
+        "Vs large: wall time divided by that of the large model alone. Vs floor: divided by the time to write every "
+        "kept token on the model that wrote it. Brackets are 95% intervals. By large: the large model's share of the "
+        "kept tokens. Accepted: share of the judged drafts. Waste: share of the written tokens that were not kept. "
+        "Judging: tokens read or written to judge one problem, without those in a prefix cache."
+    )
 
 
 STACKED = (LARGE, SHIPPED)
@@ -187,7 +230,7 @@ Examples:
 
   python -m lab.bench              # every arm at both samplings, 200 problems: three hours
 
-  python -m lab.bench --baselines --sampling greedy --problems 20 --markdown
+  python -m lab.bench --baselines --sampling greedy --problems 20
 
   python -m lab.bench --arm choose --arm "BiLD, tokens"
 
@@ -311,7 +354,6 @@ def main(
             "build/bench-stacked.json."
         ),
     ] = None,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown too.")] = False,
 ) -> None:
     """Measure the miniature pair, sampled and greedy, and compare the greedy runs with the bars."""
     if stacked and (arm or baselines):
@@ -333,10 +375,7 @@ def main(
     rows = [row for name, summary in results.items() for row in report(summary, profile, explanation, name, world)]
     output.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
     for name, summary in results.items():
-        console.print(heading(name), style="bold")
-        console.print(table(summary))
-        if as_markdown:
-            print(f"\n{heading(name)}:\n\n{markdown(summary)}\n")
+        print(f"\n{heading(name)}:\n\n{markdown(summary)}\n")
     console.print(f"{datetime.date.today()}   {platform.machine()}, {output}")
     console.print(explanation, style="dim")
     if not stacked:
@@ -384,10 +423,10 @@ def chosen(names: Sequence[str] | None, *, baselines: bool, world: str = SHORT) 
 
 def note(arms: Sequence[Arm], profile: str, *, stacked: bool, world: str = SHORT) -> str:
     """The explanation that goes with the figures. Raise `ConfigurationError` for an unknown *profile* or *world*."""
-    pair = small_print(profile, world=find_world(world))
+    pair = small_print(profile, world=world)
     if stacked:
         return f"{pair} {STACKED_SMALL_PRINT}"
-    return f"{small_print(profile, TINY, world=find_world(world))} {NESTED_SMALL_PRINT}" if THREE in arms else pair
+    return f"{small_print(profile, TINY, world=world)} {NESTED_SMALL_PRINT}" if THREE in arms else pair
 
 
 def _about(profile: str, *, stacked: bool, world: str) -> dict[str, Any]:

@@ -44,11 +44,10 @@ from stepspec.evals.estimate.prediction import Estimate, predict
 from stepspec.evals.estimate.report import record
 from stepspec.evals.results import Interval
 from stepspec.evals.sample import Arm
-from stepspec.evals.testbed.servers import describe_pace
 from stepspec.orchestrator.errors import ConfigurationError
 
 from .load import OTHERS, latency_ratio, miniature_deployment
-from .worlds import SHORT, find_world, fresh_tasks
+from .worlds import SHORT, describe_pace, find_world, fresh_tasks
 
 BAR = 0.25
 SEED = 2028

@@ -54,7 +54,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.stats import Z
 
-from .worlds import SHORT, WORLDS, find_world, fresh_tasks
+from .worlds import SHORT, WORLDS, find_world, fresh_tasks, with_judge
 
 OTHERS = 64  # problems that are not counted; they repeat
 SEQUENCES = 64  # requests that each miniature server takes: more than a run has, times the highest load
@@ -301,7 +301,7 @@ def main(
         raise ConfigurationError("no load: name one with --concurrency")
     if blocks > problems:
         raise ConfigurationError(f"--blocks {blocks}: every block needs a problem, and there are {problems}")
-    find_world(world).judged_by(judge)
+    with_judge(world, judge)
     own_servers = small is not None or large is not None
     if own_servers and data is None:
         raise ConfigurationError("name the problems for your servers: --data FILE")
@@ -413,7 +413,7 @@ async def miniature_deployment(
     """Start the miniature pair with the large weights of *judge*, with *two* large servers if asked for."""
     roles = ("large", "small", *(("large",) if two else ()))
     async with AsyncExitStack() as stack:
-        judging = replace(find_world(world).judged_by(judge), sequences=SEQUENCES)
+        judging = replace(with_judge(world, judge), sequences=SEQUENCES)
         starting = running(profile, roles, console=console, world=judging)
         served = await stack.enter_async_context(starting)
         groups = {name: server.pid for name, server in served.items()}

@@ -27,7 +27,7 @@ from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.command_line import numbers, progress_bars, script, writable
 from stepspec.evals.plan import turns
 from stepspec.evals.sample import Arm, Task
-from stepspec.evals.testbed.servers import JUDGE, describe_pace, weights_digest
+from stepspec.evals.testbed.servers import JUDGE, weights_digest
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 
@@ -47,7 +47,7 @@ from .matrix_tables import (
     method_sheet,
     verdict,
 )
-from .worlds import LONG, SHORT, accounts, find_world, fresh_tasks, long_tasks
+from .worlds import LONG, SHORT, accounts, describe_pace, find_world, fresh_tasks, long_tasks
 
 ARMS = (SHIPPED, BILD, REFLECTIVE, AUTO)
 STEPS = accounts.Difficulty(steps=(36, 52))  # so that the problems of a round end at nearly the same time

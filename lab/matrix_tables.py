@@ -28,7 +28,7 @@ from stepspec.policies import THRESHOLDS
 from .arms import AUTO, REFLECTIVE
 from .load import Cell, latency_ratio
 from .load import summarise as summarise_cells
-from .worlds import LONG, WORLDS, find_world
+from .worlds import JUDGES, LONG, find_world, with_judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ def conditions(worlds: Sequence[str], judges: Sequence[str], loads: Sequence[int
 
     Raise `ConfigurationError` for an unknown world, for a judge that no world has, and if there is no combination.
     """
-    known = {name for world in worlds for name in find_world(world).judges}
+    known = {name for world in worlds for name in JUDGES[find_world(world).name]}
     for judge in judges:
         if judge not in known:
-            find_world(worlds[0]).judged_by(judge)
-    pairings = [(world, judge) for world in worlds for judge in WORLDS[world].judges if not judges or judge in judges]
+            with_judge(worlds[0], judge)
+    pairings = [(world, judge) for world in worlds for judge in JUDGES[world] if not judges or judge in judges]
     if not pairings or not loads:
         raise ConfigurationError("no condition: name a world, a judge that it has, and a load")
     return [Condition(world, judge, load) for world, judge in pairings for load in loads]

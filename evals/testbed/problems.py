@@ -1,20 +1,16 @@
 """
-Multi-step arithmetic word problems: text, worked reasoning, answer, and a checker of every step.
+Multi-step arithmetic word problems: text, worked reasoning, and answer.
 
-Everything is a pure function of a problem, so that any text that a model writes can be checked step by step. Training
-and test problems are disjoint by construction: the hash of a problem's text decides its split.
+Training and test problems are disjoint by construction: the hash of a problem's text decides its split.
 """
 
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal, Protocol, TypeAlias, TypeVar
-
-from stepspec.orchestrator.errors import ConfigurationError
+from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["add", "sub", "double", "halve"]
 Split: TypeAlias = Literal["train", "test"]
@@ -32,9 +28,7 @@ PHRASES: dict[Kind, tuple[str, ...]] = {
     "halve": ("keeps half of them",),
 }
 SIGNS: dict[Kind, str] = {"add": "+", "sub": "-", "double": "*", "halve": "/"}
-CORRECTION = "Wait, that is wrong. "
 THINK_END = "</think>"
-RIGHT, WRONG = 9, 1  # grades
 LIMIT = 99
 
 
@@ -43,7 +37,6 @@ class Difficulty:
     """
     The ranges, inclusive, of the parameters of a problem: *steps* is the number of operations, *operand* the number
     that is added or taken away, *start* the number at the start. *doubling* is the share of doublings and halvings.
-    Raise `ConfigurationError` for impossible ranges.
     """
 
     steps: tuple[int, int] = (3, 6)
@@ -51,21 +44,8 @@ class Difficulty:
     doubling: float = 0.2
     start: tuple[int, int] = (2, 60)
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.steps[0] <= self.steps[1] <= len(DAYS):
-            raise ConfigurationError(f"steps {self.steps}: from 1 to {len(DAYS)}, the smaller first")
-        if (
-            not 1 <= self.operand[0] <= self.operand[1] <= LIMIT // 2
-        ):  # then the sum or the difference is within the limit
-            raise ConfigurationError(f"operand {self.operand}: from 1 to {LIMIT // 2}, the smaller first")
-        if not 0 <= self.doubling < 1:  # an odd number above half of the limit cannot be doubled or halved
-            raise ConfigurationError(f"doubling {self.doubling}: at least 0 and less than 1")
-        if not 1 <= self.start[0] <= self.start[1] <= LIMIT:
-            raise ConfigurationError(f"start {self.start}: from 1 to {LIMIT}, the smaller first")
-
 
 DEFAULT = Difficulty()
-SMALL_NUMBERS = Difficulty(start=(2, 12))  # more single digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,24 +143,6 @@ def final_answer(value: int) -> str:
     return f"\n\n\\boxed{{{value}}}"
 
 
-class Divided(Protocol):
-    """A problem of one split."""
-
-    @property
-    def split(self) -> Split: ...
-
-
-D = TypeVar("D", bound=Divided)
-
-
-def of_split(split: Split, draw: Callable[[], D]) -> Iterator[D]:
-    """Yield the drawn problems of one *split*, without end."""
-    while True:
-        problem = draw()
-        if problem.split == split:
-            yield problem
-
-
 def split_of(words: str) -> Split:
     """Return the split of the problem with these *words*: an eighth is for tests."""
     return "test" if blake2b(words.encode(), digest_size=1).digest()[0] < 32 else "train"
@@ -189,7 +151,10 @@ def split_of(words: str) -> Split:
 def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Iterator[Problem]:
     """Yield problems of one split, without end; the sequence depends on *seed* only."""
     rng = random.Random(f"{seed} {split}")
-    return of_split(split, lambda: draw(rng, difficulty))
+    while True:
+        problem = draw(rng, difficulty)
+        if problem.split == split:
+            yield problem
 
 
 def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
@@ -214,81 +179,9 @@ def draw_operation(rng: random.Random, value: int, difficulty: Difficulty) -> Op
             return operation
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """
-    The position in a chain of reasoning: the *index* of the next operation, and the current *value*.
-
-    *unchecked* is the last operation, if its check may follow, and *before* the value before it. *wrong* is the right
-    paragraph that a correction must give, if the last paragraph was wrong.
-    """
-
-    index: int
-    value: int
-    unchecked: Operation | None = None
-    before: int = 0
-    wrong: str = ""
-
-
-def paragraphs(text: str) -> list[str]:
-    """Split reasoning after each delimiter and after the end of the thinking."""
-    return [p for p in re.split(r"(?<=\n\n)|(?<=</think>)", text) if p]
-
-
-def begin(problem: Problem) -> State:
-    return State(0, problem.start)
-
-
-def expected(problem: Problem, state: State) -> str:
-    """Return the next paragraph of the worked reasoning."""
-    if state.wrong:
-        return CORRECTION + state.wrong
-    if state.unchecked is not None:
-        return check(state.unchecked, state.before)
-    if state.index == len(problem.operations):
-        return problem.close(state.value)
-    return problem.step(state.index, state.value)
-
-
-def is_right(problem: Problem, state: State, paragraph: str) -> bool:
-    """Whether *paragraph* is a right next step: the worked one, or the next operation without the check."""
-    return paragraph in (expected(problem, state), _unchecked(problem, state))
-
-
-def grade(problem: Problem, state: State, paragraph: str) -> int:
-    """Return the grade, 0 to 9, that a perfect judge gives *paragraph*."""
-    return RIGHT if is_right(problem, state, paragraph) else WRONG
-
-
-def _unchecked(problem: Problem, state: State) -> str:
-    if state.wrong:
-        return CORRECTION + state.wrong
-    return expected(problem, State(state.index, state.value))
-
-
-def advance(problem: Problem, state: State, paragraph: str) -> State:
-    """
-    Return the state after *paragraph*, right or wrong.
-
-    A wrong paragraph does not change the position, and the correction must come next.
-    """
-    if not is_right(problem, state, paragraph):
-        return replace(state, wrong=state.wrong or expected(problem, state))
-    step = paragraph.removeprefix(CORRECTION)
-    if state.unchecked is not None and step == check(state.unchecked, state.before):
-        return State(state.index, state.value)
-    if step.endswith(THINK_END):
-        return State(state.index + 1, state.value)
-    operation = problem.operations[state.index]
-    return State(
-        state.index + 1, operation.apply(state.value), operation if check(operation, state.value) else None, state.value
-    )
-
-
 def worked_steps(problem: Problem) -> list[str]:
     """Return the paragraphs of the worked reasoning; the last one ends the thinking."""
-    state, steps = begin(problem), list[str]()
-    while state.index <= len(problem.operations):
-        steps.append(expected(problem, state))
-        state = advance(problem, state, steps[-1])
-    return steps
+    steps: list[str] = []
+    for index, (operation, value) in enumerate(zip(problem.operations, problem.values, strict=False)):
+        steps += filter(None, (problem.step(index, value), check(operation, value)))
+    return [*steps, problem.close(problem.answer)]

@@ -87,20 +87,16 @@ SPECULATIONS: Mapping[str, Mapping[str, TokenSpeculation]] = {
 @dataclass(frozen=True, slots=True)
 class World:
     """
-    One kind of problems: the *folders* of its models, and *sizes*, the parameters of the small and the large one.
+    One kind of problems, with the *folders* of its models; *trainer* is the command that makes the models.
 
-    *trainer* is the command that makes the models. *context* is the longest in tokens, *cache* the size in MiB of a
-    server's key-value cache for it, and *sequences* how many requests a server takes at once. *judges* are the large
-    models to choose from, by the folders of their weights, with the AUROC that their verdicts are near; *judge* is the
-    one that is served. The large model is the judge, so that another judge also writes other steps.
+    *context* is the longest in tokens, *cache* the size in MiB of a server's key-value cache for it, and *sequences*
+    how many requests a server takes at once. *judge* names the weights of the large model, which is the judge.
     """
 
     name: str
     folders: tuple[Path, ...]
-    sizes: str
     context: int
     cache: int
-    judges: Mapping[str, float]
     judge: str = JUDGE
     sequences: int = SEQUENCES
     trainer: str = "`python -m lab.training train` in the repository"
@@ -111,12 +107,6 @@ class World:
             if (folder / name / "config.json").is_file():
                 return folder / name
         raise ConfigurationError(f"no miniature model at {self.folders[0] / name}; {self.trainer} makes it")
-
-    def judged_by(self, name: str) -> World:
-        """Return this world with another judge. Raise ConfigurationError if it has none called *name*."""
-        if name not in self.judges:
-            raise ConfigurationError(f"the world {self.name!r} has no judge {name!r}; it has: {', '.join(self.judges)}")
-        return replace(self, judge=name)
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -129,7 +119,7 @@ class World:
         }
 
 
-SHORT = World("short", (MODELS,), "0.1 and 1.3 million", context=2048, cache=64, judges={JUDGE: 0.998})
+SHORT = World("short", (MODELS,), context=2048, cache=64)
 
 
 def miniature(names: Iterable[str]) -> bool:
@@ -164,15 +154,6 @@ def read_pace(profile: str, role: str) -> Pace | None:
     if paces and role not in paces:
         raise ConfigurationError(f"the pacing profile {profile!r} has no pace for {role!r}; it has: {', '.join(paces)}")
     return Pace(**paces[role]) if paces else None
-
-
-def describe_pace(profile: str, *roles: str) -> str:
-    """Describe the pace of each of *roles* in words, for the small print of tables."""
-    paces = [(role, pace) for role in roles if (pace := read_pace(profile, role)) is not None]
-    if not paces:
-        return "passes are not paced"
-    parts = (f"{role} {p.seconds_per_pass * 1e3:g} ms + {p.seconds_per_token * 1e6:g} us a token" for role, p in paces)
-    return f"only the cost of a forward pass is set ({', '.join(parts)}), to have the shape of a GPU's"
 
 
 @contextmanager

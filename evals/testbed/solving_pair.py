@@ -15,13 +15,13 @@ from stepspec.orchestrator.launcher import TokenSpeculation
 from ..arms import measure
 from ..grading.graders import Answer
 from ..sample import Arm, Task
-from .problems import DEFAULT, Difficulty, generate
+from .problems import generate
 from .servers import NO_SPECULATION, endpoint, running
 
 
-def fresh_tasks(count: int, seed: int, difficulty: Difficulty = DEFAULT) -> list[Task]:
+def fresh_tasks(count: int, seed: int) -> list[Task]:
     """Return *count* problems of the test split, on which no model was trained."""
-    problems = islice(generate(seed, "test", difficulty), count)
+    problems = islice(generate(seed, "test"), count)
     return [Task(problem.text, Answer(str(problem.answer), "exact")) for problem in problems]
 
 

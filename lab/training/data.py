@@ -21,23 +21,22 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from stepspec.evals.testbed import problems
 from stepspec.orchestrator.endpoints.chat_template import Messages, Template, learn
 from stepspec.prompts import load
 
-from ..worlds import accounts, mistakes
+from ..worlds import accounts, mistakes, short
 from . import tokenizer as vocabulary
 
 Kind: TypeAlias = ModuleType
-"""A module with problems and their worked reasoning, `problems` or `accounts`, or with corruptions of it."""
-Problem: TypeAlias = problems.Problem | accounts.Problem
-State: TypeAlias = problems.State | accounts.State
-Difficulty: TypeAlias = problems.Difficulty | accounts.Difficulty
+"""A module with problems and their worked reasoning, `short` or `accounts`, or with corruptions of it."""
+Problem: TypeAlias = short.Problem | accounts.Problem
+State: TypeAlias = short.State | accounts.State
+Difficulty: TypeAlias = short.Difficulty | accounts.Difficulty
 
 
 def world_of(thing: Problem | Difficulty) -> Kind:
     """Return the module to which a problem or a difficulty belongs."""
-    return accounts if isinstance(thing, accounts.Problem | accounts.Difficulty) else problems
+    return accounts if isinstance(thing, accounts.Problem | accounts.Difficulty) else short
 
 
 def mistakes_of(problem: Problem) -> Kind:
@@ -163,9 +162,9 @@ class Writer:
     def prompt(self, problem: Problem, rng: random.Random | None = None) -> tuple[int, ...]:
         """Encode the prefix of a chain; with *rng*, sometimes with a system prompt or an earlier turn."""
         messages = [{"role": "user", "content": problem.text}]
-        if rng is not None and isinstance(problem, problems.Problem) and rng.random() < 0.04:
-            earlier = problems.draw(rng)
-            reply = problems.final_answer(earlier.answer).strip()
+        if rng is not None and isinstance(problem, short.Problem) and rng.random() < 0.04:
+            earlier = short.draw(rng)
+            reply = short.final_answer(earlier.answer).strip()
             messages = [{"role": "user", "content": earlier.text}, {"role": "assistant", "content": reply}, *messages]
         if rng is not None and rng.random() < 0.08:
             messages = [{"role": "system", "content": rng.choice(vocabulary.SYSTEM)}, *messages]
@@ -219,7 +218,7 @@ class Writer:
 
     def _abridged(self, rng: random.Random, problem: Problem, state: State) -> bool:
         """Whether to leave out the middle of the right step after *state*; the last one and corrections are whole."""
-        if self.whole == 1 or isinstance(problem, problems.Problem):
+        if self.whole == 1 or isinstance(problem, short.Problem):
             return False
         return not state.wrong and state.index < len(problem.operations) and rng.random() >= self.whole
 
@@ -316,7 +315,7 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 def batches(
     writer: Writer, *, seed: int | str, rows: int, length: int, branches: int, mistakes: Sequence[Mistake] = (),
-    mistaken: float = 0.25, difficulties: Sequence[Difficulty] = (problems.DEFAULT,),
+    mistaken: float = 0.25, difficulties: Sequence[Difficulty] = (short.DEFAULT,),
 ) -> Iterator[Batch]:  # fmt: skip
     """
     Yield batches without end; the sequence depends on *seed*. Rows longer than *length* tokens are left out.
@@ -360,7 +359,7 @@ def first_mistake(problem: Problem, reasoning: str) -> Mistake | None:
     """Return the first wrong step of a model's *reasoning*; None if all steps are right."""
     world = world_of(problem)
     state, before = world.begin(problem), list[str]()
-    for step in problems.paragraphs(reasoning):
+    for step in short.paragraphs(reasoning):
         if not world.is_right(problem, state, step):
             return Mistake(problem, tuple(before), step)
         before.append(step)

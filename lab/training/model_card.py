@@ -21,11 +21,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalL
 
 from stepspec.evals.results import Interval, wilson
 from stepspec.evals.testbed.problems import Problem as ShortProblem
-from stepspec.evals.testbed.problems import generate, paragraphs, worked_steps
+from stepspec.evals.testbed.problems import generate, worked_steps
 from stepspec.evals.testbed.servers import MODELS
 
 from ..worlds import SHORT, accounts, find_world
 from ..worlds.mistakes import corrupt
+from ..worlds.short import paragraphs
 from .data import Problem, Writer, world_of
 from .inference import JudgedStep, ModelSolution, Trunk, grades, recite, solve
 

@@ -20,6 +20,7 @@ from stepspec.evals.testbed import problems
 from stepspec.prompts import load
 
 from ..worlds import accounts
+from ..worlds.short import CORRECTION
 
 Numbers: TypeAlias = Literal["plain", "grouped", "dated"]
 
@@ -97,4 +98,4 @@ def _words() -> Iterator[str]:
     for _ in range(2000):
         yield from (f"{prompt.text}\n{prompt.opening}" for prompt in prompts)
         yield from ("system\n" + words for words in SYSTEM)
-        yield from ("user\n", "assistant\n", problems.CORRECTION, "Yes", "No", "\n\n")
+        yield from ("user\n", "assistant\n", CORRECTION, "Yes", "No", "\n\n")

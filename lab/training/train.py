@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from stepspec.evals.testbed.problems import DEFAULT, SMALL_NUMBERS, generate
-
 from ..worlds import accounts
+from ..worlds.short import DEFAULT, SMALL_NUMBERS, generate
 from .data import (
     DEFAULT_MISTAKES,
     IGNORED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.sample import Task
 from stepspec.evals.testbed import servers
-from stepspec.evals.testbed.servers import JUDGE, World
+from stepspec.evals.testbed.servers import JUDGE, World, read_pace
 from stepspec.evals.testbed.solving_pair import fresh_tasks as short_tasks
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -24,22 +24,22 @@ _SHORT = replace(servers.SHORT, folders=(*servers.SHORT.folders, MODELS))
 _LONG = World(
     LONG,
     (MODELS / "long",),
-    "0.5 and 2.9 million",
     context=8192,
     cache=768,
-    judges={JUDGE: 0.99, "judge-90": 0.9, "judge-75": 0.75},
     trainer="`python -m lab.training train --world long`",
 )
 _TOOLS = World(
     TOOLS,
     (MODELS / "tools",),
-    "0.4 and 1.3 million",
     context=4096,
     cache=384,
-    judges={JUDGE: 0.99},
     trainer="`python -m lab.training train --world tools`",
 )
 WORLDS: Mapping[str, World] = {world.name: world for world in (_SHORT, _LONG, _TOOLS)}
+SIZES: Mapping[str, str] = {SHORT: "0.1 and 1.3 million", LONG: "0.5 and 2.9 million", TOOLS: "0.4 and 1.3 million"}
+"""The parameters of the small and the large model of each world."""
+JUDGES: Mapping[str, Sequence[str]] = {SHORT: (JUDGE,), LONG: (JUDGE, "judge-90", "judge-75"), TOOLS: (JUDGE,)}
+"""The large models of each world; the number in a name is the AUROC, in per cent, that its verdicts are near."""
 
 
 def find_world(name: str) -> World:
@@ -49,6 +49,23 @@ def find_world(name: str) -> World:
             f"--world: there is no world {name!r} of miniature models; there are: {', '.join(WORLDS)}"
         )
     return WORLDS[name]
+
+
+def with_judge(world: str, judge: str) -> World:
+    """Return *world* with another judge. Raise ConfigurationError if it has none called *judge*."""
+    found = find_world(world)
+    if judge not in JUDGES[world]:
+        raise ConfigurationError(f"the world {world!r} has no judge {judge!r}; it has: {', '.join(JUDGES[world])}")
+    return replace(found, judge=judge)
+
+
+def describe_pace(profile: str, *roles: str) -> str:
+    """Describe the pace of each of *roles* in words, for the small print of tables."""
+    paces = [(role, pace) for role in roles if (pace := read_pace(profile, role)) is not None]
+    if not paces:
+        return "passes are not paced"
+    parts = (f"{role} {p.seconds_per_pass * 1e3:g} ms + {p.seconds_per_token * 1e6:g} us a token" for role, p in paces)
+    return f"only the cost of a forward pass is set ({', '.join(parts)}), to have the shape of a GPU's"
 
 
 def fresh_tasks(count: int, seed: int, *, world: str = SHORT) -> list[Task]:

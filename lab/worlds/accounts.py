@@ -3,7 +3,7 @@ Long arithmetic problems: an account with dozens of dated deeds, worked reasonin
 
 The chain has one step for each deed, of about 45 tokens, which needs only that deed and the balance before it: the
 equation, its columns from the ones on, and the new balance. The last step needs an early fact: the deed of an earlier
-day is done once more. The functions are those of `problems`, so that everything that works with one
+day is done once more. The functions are those of `short`, so that everything that works with one
 world works with the other.
 
 The text is like a bank statement, "18th -37.", so that all that is looked up follows a word that stands once in it: the
@@ -18,19 +18,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from stepspec.evals.testbed.problems import (
-    CORRECTION,
-    PEOPLE,
-    THINK_END,
-    Split,
-    final_answer,
-    of_split,
-    paragraphs,
-    split_of,
-)
+from stepspec.evals.testbed.problems import PEOPLE, THINK_END, Split, final_answer, split_of
 from stepspec.orchestrator.errors import ConfigurationError
 
-__all__ = ["final_answer", "paragraphs"]  # the same as in `problems`
+from .short import CORRECTION, of_split, paragraphs
+
+__all__ = ["final_answer", "paragraphs"]  # the same as in `short`
 
 Sign: TypeAlias = Literal["+", "-"]
 

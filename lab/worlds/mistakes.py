@@ -5,20 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from stepspec.evals.testbed.problems import (
-    CORRECTION,
-    PHRASES,
-    Kind,
-    Operation,
-    Problem,
-    State,
-    advance,
-    begin,
-    equation,
-    expected,
-    is_right,
-    worked_steps,
-)
+from stepspec.evals.testbed.problems import PHRASES, Kind, Operation, Problem, equation, worked_steps
+
+from .short import CORRECTION, State, advance, begin, expected, is_right
 
 
 def corrupt(rng: random.Random, problem: Problem, state: State, *, sums: float = 0.0) -> str:

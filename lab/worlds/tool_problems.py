@@ -21,10 +21,11 @@ from stepspec.evals.testbed.problems import (
     THINK_END,
     Split,
     final_answer,
-    of_split,
     split_of,
 )
 from stepspec.orchestrator.errors import ConfigurationError
+
+from .short import of_split
 
 Kind: TypeAlias = Literal["buy", "price", "stated"]
 Message: TypeAlias = dict[str, Any]

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from lab.worlds.mistakes import corrupt
+from lab.worlds.short import advance, begin
 from stepspec import Solver
 from stepspec.evals.judge.cases import Case
 from stepspec.evals.judge.figures import best, figures
 from stepspec.evals.judge.measuring import judge_cases, make_cases, try_drafts
-from stepspec.evals.testbed.problems import advance, begin, generate, worked_steps
+from stepspec.evals.testbed.problems import generate, worked_steps
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator import Chain, Step
 

@@ -33,7 +33,8 @@ from lab.worlds.accounts import (
     ordinal,
     worked_steps,
 )
-from stepspec.evals.testbed.problems import CORRECTION, final_answer, paragraphs
+from lab.worlds.short import CORRECTION, paragraphs
+from stepspec.evals.testbed.problems import final_answer
 from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.errors import ConfigurationError
 

@@ -16,11 +16,10 @@ import pytest
 from rich.console import Console
 
 from lab import bench
-from lab.bench import THREE
+from lab.bench import THREE, small_print
 from stepspec import Solution, Solver
 from stepspec.evals.arms import LARGE
 from stepspec.evals.sample import Arm
-from stepspec.evals.testbed.commands import small_print
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
@@ -79,7 +78,7 @@ def measured(*arm: str, problems: int = 2, profile: str = "paced", **changed: An
         "fresh_start": False,
         "output": None,
     }
-    options: dict[str, Any] = {**usual, "as_markdown": False, **changed}
+    options: dict[str, Any] = {**usual, **changed}
     bench.main(problems, profile, list(arm) or None, **options)
 
 
@@ -89,6 +88,15 @@ def notes(path: Path) -> set[str]:
 
 def samples(path: Path) -> Path:
     return path.with_suffix(".samples.jsonl")
+
+
+def test_the_small_print_has_the_sizes_and_the_paces_of_the_models() -> None:
+    short, long = small_print("paced"), small_print("slow", "tiny", world="long")
+    assert "0.1 and 1.3 million parameters" in short
+    assert "(large 30 ms + 60 us a token, small 6 ms + 20 us a token)" in short
+    assert "0.5 and 2.9 million parameters" in long
+    assert "(large 90 ms + 180 us a token, small 18 ms + 60 us a token, tiny 9 ms" in long
+    assert "passes are not paced. Seconds" in small_print("off")
 
 
 def test_a_pair_is_measured_once(servers: Servers) -> None:

@@ -20,7 +20,7 @@ from lab.training.data import (
 )
 from lab.training.model_card import auroc
 from lab.training.train import visible
-from stepspec.evals.testbed.problems import RIGHT, WRONG, generate, worked_steps
+from lab.worlds.short import RIGHT, WRONG, generate, worked_steps
 from stepspec.prompts import load
 
 

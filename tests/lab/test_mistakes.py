@@ -8,17 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.worlds.mistakes import corrupt, with_mistakes
-from stepspec.evals.testbed.problems import (
-    CORRECTION,
-    Problem,
-    State,
-    advance,
-    begin,
-    draw,
-    expected,
-    is_right,
-    worked_steps,
-)
+from lab.worlds.short import CORRECTION, State, advance, begin, expected, is_right, paragraphs
+from stepspec.evals.testbed.problems import Problem, check, draw, final_answer, worked_steps
 
 from ..orchestrator.arms import BOUNDED
 
@@ -76,3 +67,35 @@ def test_stumbling_reasoning_is_marked_with_the_verdicts_of_the_judge(problem: P
     assert mended == worked_steps(problem)
     if rate != 0.4:
         assert [good for _, good in steps] == [not rate, True][-1 - bool(rate) :] * len(worked_steps(problem))
+
+
+@given(problem=PROBLEMS)
+@BOUNDED
+def test_worked_reasoning_is_right_by_its_own_judge_and_splits_into_paragraphs(problem: Problem) -> None:
+    state, steps = begin(problem), worked_steps(problem)
+    for step in steps:
+        assert is_right(problem, state, step)
+        assert expected(problem, state) == step
+        state = advance(problem, state, step)
+        assert not state.wrong
+    assert state.index == len(problem.operations) + 1
+    answered = "".join(steps) + final_answer(problem.answer)
+    assert paragraphs(answered)[: len(steps)] == paragraphs("".join(steps)) == steps
+
+
+@given(problem=PROBLEMS)
+@BOUNDED
+def test_a_check_may_be_omitted_but_not_repeated_or_misplaced(problem: Problem) -> None:
+    state = begin(problem)
+    for index, operation in enumerate(problem.operations):
+        step, checking = problem.step(index, state.value), check(operation, state.value)
+        assert is_right(problem, state, step)
+        after = advance(problem, state, step)
+        assert after.index == index + 1
+        assert bool(checking) == (operation.kind in ("double", "halve"))
+        if checking:
+            checked = advance(problem, after, checking)
+            assert checked == State(after.index, after.value)
+            assert not is_right(problem, checked, checking)
+        state = after
+    assert is_right(problem, state, problem.close(problem.answer))

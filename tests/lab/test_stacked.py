@@ -12,12 +12,11 @@ import pytest
 from rich.console import Console
 
 from lab import bench as module
-from lab.bench import arms, measure_stacked, server_settings
+from lab.bench import COLUMNS, arms, markdown, measure_stacked, server_settings
 from stepspec import Solution
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.sample import acceptances_between, read_acceptances, sum_acceptances
 from stepspec.evals.store import SampleStore
-from stepspec.evals.testbed.commands import COLUMNS, markdown, table
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.launcher import TokenSpeculation
 from stepspec.orchestrator.stats import Acceptance
@@ -109,7 +108,6 @@ async def test_the_tables_show_the_acceptance_of_the_servers(pairs: Pairs, tmp_p
     assert head.endswith("| tokens of large | tokens of small |")
     assert over.endswith("| 50%, 3.00 a pass | 50%, 3.00 a pass |")
     assert plain.endswith("|  |  |")
-    assert len(table(results).columns) == len(COLUMNS) + 2
 
 
 async def test_looks_are_by_role_and_add_up() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from stepspec.evals.testbed import commands as testbed
-from stepspec.evals.testbed.commands import small_print, table
+from stepspec.evals.testbed.commands import SMALL_PRINT, table
 from stepspec.evals.testbed.servers import miniature_servers, speculations
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import up as launcher
@@ -118,5 +118,5 @@ def demo(
         print_json([dataclasses.asdict(result) for result in results])
         return
     stdout.print()
-    stdout.print(table(results, intervals=False))
-    stdout.print(small_print(profile, baseline="plain"), style="dim")
+    stdout.print(table(results))
+    stdout.print(SMALL_PRINT.format(profile=profile), style="dim")

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.worlds import accounts, find_world, fresh_tasks
+from lab.worlds import accounts, find_world, fresh_tasks, with_judge
 from stepspec.evals.testbed import serve_one
-from stepspec.evals.testbed.commands import small_print
 from stepspec.evals.testbed.servers import (
     SHORT,
     Pace,
@@ -49,7 +48,7 @@ def models(tmp_path: Path) -> Path:
 def test_another_judge_is_other_weights_of_the_large_role(models: Path) -> None:
     (models / "judge-75").mkdir()
     (models / "judge-75" / "config.json").write_text("{}")
-    world = of(models, LONG).judged_by("judge-75")
+    world = replace(of(models, LONG), judge="judge-75")
     large, small, second = miniature_servers("paced", ("large", "small", "large"), world=world)
     usual = miniature_servers("paced", ("large",), world=of(models, LONG))[0]
     assert [(each.name, each.model) for each in (large, small, second)] == [
@@ -59,8 +58,9 @@ def test_another_judge_is_other_weights_of_the_large_role(models: Path) -> None:
     ]
     assert (large.served_name, usual.served_name) == ("testbed-judge-75", "testbed-large")
     assert large.args == usual.args == second.args
+    assert with_judge("long", "judge-75") == replace(LONG, judge="judge-75")
     with pytest.raises(ConfigurationError, match="has no judge 'judge-7'; it has: large"):
-        LONG.judged_by("judge-7")
+        with_judge("long", "judge-7")
 
 
 def test_a_command_line_names_model_address_and_flags(models: Path) -> None:
@@ -145,11 +145,6 @@ def test_fresh_tasks_are_of_the_world() -> None:
     assert all(int(str(task.gold)) >= 2 * accounts.LEAST for task in long)
 
 
-def test_the_small_print_has_the_sizes_of_the_worlds_models() -> None:
-    assert "0.1 and 1.3 million parameters" in small_print("paced")
-    assert "0.5 and 2.9 million parameters" in small_print("paced", world=LONG)
-
-
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"{tmp_path / 'large'}; .*training train.* makes it"):
         miniature_servers(world=of(tmp_path))
@@ -210,12 +205,6 @@ def test_a_role_that_a_profile_forgot_is_refused_and_not_left_unpaced() -> None:
     ):
         read_pace("slow", "smol")
     assert read_pace("off", "smol") is None
-
-
-def test_a_table_states_the_pace() -> None:
-    assert "(large 30 ms + 60 us a token, small 6 ms + 20 us a token)" in small_print("paced")
-    assert "(large 90 ms + 180 us a token, small 18 ms + 60 us a token, tiny 9 ms" in small_print("slow", "tiny")
-    assert "passes are not paced. Seconds" in small_print("off")
 
 
 class Became(Exception):
