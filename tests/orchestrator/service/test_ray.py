@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from stepspec import service_factory
-from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.installation import install_command
 from stepspec.orchestrator.service import ray as service_on_ray
@@ -110,14 +109,6 @@ def test_replicas_begin_with_different_servers_of_a_model(small: Any) -> None:
     urls = [("http://a:1", "http://b:1"), ("http://b:1", "http://a:1"), ("http://a:1", "http://b:1")]
     assert [(each.small if isinstance(small, str) else each.small.large).urls for each in turned] == urls
     assert {each.large.urls for each in turned} == {("http://c:1",)}
-
-
-def test_an_endpoint_may_begin_with_any_of_its_servers() -> None:
-    three = Endpoint(role="small", url="http://a,http://b,http://c", model="m")
-    assert [three.turned(places).url for places in (-1, 0, 4)] == ["http://c", "http://a", "http://b"]
-    assert three.turned(5).urls == ("http://c", "http://a", "http://b")
-    assert three.turned(5).model == "m"
-    assert three.turned(3) == three
 
 
 def test_without_ray_the_error_names_the_package_to_install() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from stepspec import Candidate, Rating
 from stepspec.orchestrator.errors import EndpointUnavailable
-from stepspec.orchestrator.events import Finished, Started
+from stepspec.orchestrator.events import Answering, AnswerJudged, Finished, Started
 from stepspec.policies import SpecReason
 
 from ....fakes import constructed
@@ -89,6 +90,8 @@ async def test_continuous_usage_counts_what_each_chunk_has_brought() -> None:
     async with serving() as served:
         reply = await served.chat(stream=True, stream_options=options)
         unstreamed = await served.chat()
+        several = await served.chat(n=2, temperature=1.0, stream=True, stream_options=options)
+    assert several.chunks[-1]["usage"]["completion_tokens"] == 2 * 12
     usages = [chunk["usage"] for chunk in reply.chunks]
     assert [usage["prompt_tokens"] for usage in usages] == [35] * len(usages)
     assert all(usage["total_tokens"] == 35 + usage["completion_tokens"] for usage in usages)
@@ -96,15 +99,6 @@ async def test_continuous_usage_counts_what_each_chunk_has_brought() -> None:
     assert written[:4] == [0, 3, 6, 8]  # the role, then three steps
     assert written == sorted(written)
     assert usages[-2] == usages[-1] == unstreamed.json["usage"]
-
-
-async def test_continuous_usage_is_that_of_all_choices_together() -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    async with serving() as served:
-        reply = await served.chat(n=2, temperature=1.0, stream=True, stream_options=options)
-    written = [chunk["usage"]["completion_tokens"] for chunk in reply.chunks]
-    assert written == sorted(written)
-    assert (written[0], written[-1]) == (0, 2 * 12)
 
 
 @pytest.mark.parametrize(
@@ -272,3 +266,65 @@ async def test_a_policy_is_built_once_for_a_run_and_once_to_check_the_options_of
     assert (reply.status, len(built)) == (status, times)
     assert status == 200 or reply.error["param"] == "stepspec.options.read"
     assert [policy.read for policy in built[1:]] == ["greedy"] * (times - 1)
+
+
+# Under a verifier of answers: the answer is held back, and the reply says what became of it.
+
+
+def strict(candidate: Candidate) -> Rating:
+    return Rating(0.0, "not good enough")
+
+
+def easy(candidate: Candidate) -> float:
+    return 1.0
+
+
+def broken(candidate: Candidate) -> float:
+    raise RuntimeError("out of order")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_accepted_answer_comes_in_one_piece(stream: bool) -> None:
+    async with serving(critic=easy) as served:
+        reply = await served.chat(method="specreason", stream=stream)
+        events = served.recorded.events
+        metrics = (await served.get("/metrics")).body.decode()
+    last = reply.chunks[-1] if stream else reply.json
+    assert (last["stepspec"]["verified"], last["stepspec"]["rejection"]) == (True, None)
+    text = reply.joined("content") if stream else reply.message["content"]
+    assert text == ANSWER
+    if stream:
+        assert reply.joined("reasoning").strip() == THINKING
+        assert [
+            c["choices"][0]["delta"]["content"] for c in reply.chunks if c["choices"][0]["delta"].get("content")
+        ] == [ANSWER]
+    kinds = [type(event) for event in events if isinstance(event, Answering | AnswerJudged)]
+    assert kinds == [AnswerJudged, Answering]
+    assert 'stepspec_judged_answers_total{model="specreason",outcome="accepted"} 1.0' in metrics
+
+
+async def test_a_rejected_answer_is_marked_with_the_reason() -> None:
+    async with serving(critic={"kind": "function", "function": strict, "repairs": 0}) as served:
+        reply = await served.chat(method="specreason")
+        metrics = (await served.get("/metrics")).body.decode()
+    assert reply.message["content"] == ANSWER
+    about = reply.json["stepspec"]
+    assert (about["verified"], about["rejection"], about["degraded"]) == (False, "not good enough", [])
+    assert 'stepspec_judged_answers_total{model="specreason",outcome="rejected"} 1.0' in metrics
+
+
+async def test_a_failure_of_the_verifier_is_counted_and_named() -> None:
+    async with serving(critic={"kind": "function", "function": broken, "fallback": "accept"}) as served:
+        reply = await served.chat()
+        metrics = (await served.get("/metrics")).body.decode()
+    assert (reply.json["stepspec"]["verified"], reply.json["stepspec"]["degraded"]) == (None, ["critic"])
+    assert 'stepspec_verifier_failures_total{fallback="accept",stage="answer"} 1.0' in metrics
+    assert 'stepspec_upstream_errors_total{role="critic",verb="rate"} 1.0' in metrics
+
+
+async def test_a_run_that_fails_with_its_verifier_is_a_503() -> None:
+    async with serving(critic={"kind": "function", "function": broken, "fallback": "fail"}) as served:
+        reply = await served.chat()
+    assert (reply.status, reply.error["code"]) == (503, "upstream_unavailable")
+    assert "verifier broken" in reply.error["message"]
+    assert "out of order" in reply.error["message"]

@@ -28,7 +28,7 @@ CALCULATOR = {"name": "calculator", "parameters": {"type": "object", "properties
 TOOLS = [{"type": "function", "function": each} for each in (FUNCTION, CALCULATOR)]
 FLAT = [{"type": "function", **each} for each in (FUNCTION, CALCULATOR)]
 ASKED = {"role": "user", "content": "What does a cup cost?"}
-METHODS = ("large", "small", "specreason", "bild", "reflective", "cascade", "lookahead-reasoning", "random", "auto")
+METHODS = ("large", "small", "specreason", "bild", "lookahead-reasoning")
 FORCED = {"type": "function", "function": {"name": "calculator"}}
 
 
@@ -158,18 +158,6 @@ async def test_a_stream_has_the_calls_of_the_reply_in_pieces() -> None:
     reasoning = "".join(each["delta"].get("reasoning", "") for chunk in chunks for each in chunk["choices"])
     assert reasoning.count("\n\n") == 2
     assert "<tool_call>" not in "".join(orjson.dumps(chunk).decode() for chunk in chunks if chunk["choices"])
-
-
-async def test_a_plain_answer_streams_although_there_are_tools() -> None:
-    turns = [
-        ASKED,
-        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "lookup", "arguments": "{}"}}]},
-        {"role": "tool", "tool_call_id": "c", "content": "12"},
-    ]
-    async with standing_in() as pair:
-        chunks = await pair.stream(messages=turns, tools=TOOLS)
-    content = "".join(each["delta"].get("content", "") for chunk in chunks for each in chunk["choices"])
-    assert (content, joined(chunks)) == ("The answer is \\boxed{42}.", [])
 
 
 @pytest.mark.parametrize(

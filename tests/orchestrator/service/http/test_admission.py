@@ -76,27 +76,6 @@ def test_a_full_queue_refuses_at_once_and_a_slow_one_in_time() -> None:
     assert run(main())[0] == ["429 queue_full at 0", "429 queue_timeout at 5"]
 
 
-def test_a_waiting_request_that_is_cancelled_frees_its_place() -> None:
-    async def main() -> tuple[int, int]:
-        gate = Admission(ServiceSettings(max_running=1, max_waiting=5, max_wait=100))
-
-        async def visit() -> None:
-            async with gate.enter():
-                await asyncio.sleep(10)
-
-        visits = [asyncio.create_task(visit()) for _ in range(3)]
-        await asyncio.sleep(1)
-        for each in visits[:2]:
-            each.cancel()
-        await asyncio.sleep(1)
-        inside = gate.running, gate.waiting
-        await asyncio.wait(visits)
-        await gate.idle()
-        return inside
-
-    assert run(main()) == ((1, 0), 11)
-
-
 def test_the_running_count_stays_during_a_handover() -> None:
     async def main() -> tuple[int, float]:
         gate = Admission(ServiceSettings(max_running=1, max_waiting=1, max_wait=100))
@@ -171,20 +150,6 @@ async def test_a_disconnected_clients_requests_are_cancelled(stream: bool) -> No
     assert [request.status for request in served.recorded.requests] == [499]
 
 
-async def test_a_disconnected_waiting_client_leaves_the_queue() -> None:
-    async with serving(chosen(max_running=1)) as served:
-        served.small.gate = asyncio.Semaphore(0)
-        first = asyncio.create_task(served.chat())
-        await occupied(served, 1)
-        second = asyncio.create_task(served.chat())
-        await occupied(served, 1, 1)
-        second.cancel()
-        await occupied(served, 1, 0)
-        first.cancel()
-        await asyncio.wait([first, second])
-        await served.service.context.admission.idle()
-
-
 async def test_a_deadline_ends_with_the_best_answer_so_far() -> None:
     async with serving(chosen(max_seconds=4.0)) as served:
         served.small.gate = asyncio.Semaphore(3)
@@ -248,31 +213,6 @@ async def test_a_signal_to_the_process_is_a_drain_even_if_nothing_can_be_logged(
             served.small.gate.release()
         assert (await asking).status == 200
         await served.running
-
-
-async def test_a_signal_finishes_waiting_requests_as_well() -> None:
-    async with serving(chosen(max_running=1)) as served:
-        gate = served.service.context.admission
-        served.small.gate, served.large.gate = asyncio.Semaphore(0), asyncio.Semaphore(0)
-        first = asyncio.create_task(served.chat(method="large"))
-        await occupied(served, 1)
-        second = asyncio.create_task(served.chat(method="small"))
-        await occupied(served, 1, 1)
-        served.server.handle_exit(signal.SIGTERM, None)
-        await until(lambda: gate.closed)
-        gone = asyncio.create_task(gate.idle())
-        for _ in range(99):
-            served.large.gate.release()
-        assert (await first).status == 200
-        await occupied(served, 1)
-        assert (await served.get("/health")).status == 200
-        assert not gone.done()
-        assert not served.server.should_exit
-        for _ in range(99):
-            served.small.gate.release()
-        replies = [await first, await second]
-        await asyncio.gather(served.running, gone)
-    assert [reply.message["content"] for reply in replies] == [ANSWER] * 2
 
 
 async def test_runs_beyond_the_grace_period_are_cancelled() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import hmac
 from typing import Any
 
-import orjson
 import pytest
 from pydantic import ValidationError
 
@@ -20,7 +19,7 @@ from stepspec.orchestrator.service.settings import Client, ServiceSettings
 from stepspec.settings import load
 
 from ....fakes import run
-from ..served import Behind, chosen, put_behind, serving, until
+from ..served import chosen, serving, until
 
 
 class Clock:
@@ -203,26 +202,6 @@ async def test_a_cancelled_run_is_charged_too() -> None:
     assert request.large_tokens == account.written + account.judging > 0
 
 
-async def test_forwarded_tokens_are_charged_and_the_usage_stays_hidden() -> None:
-    behind = Behind()
-    behind.kind = "text/event-stream"
-    usage = b'data: {"choices":[],"usage":{"completion_tokens":9}}\n\n'
-    behind.pieces = [b'data: {"choices":[{}]}\n\nda', b'ta: {"choices":[{}]}\n\n' + usage, b"data: [DONE]\n\n"]
-    async with serving(LIMITED) as served:
-        runner = await put_behind(served, behind)
-        body = {"model": "huge", "prompt": "x", "stream": True}
-        reply = await served.post("/v1/completions", body, **by("b"))
-        asked = await served.post("/v1/completions", {**body, "stream_options": {"include_usage": True}}, **by("b"))
-        plain = await served.post("/v1/completions", body, **by("open"))
-        await runner.cleanup()
-        tokens = [request.large_tokens for request in served.recorded.requests]
-    assert reply.body == b'data: {"choices":[{}]}\n\n' * 2 + b"data: [DONE]\n\n"
-    assert asked.body == plain.body == b"".join(behind.pieces)
-    assert tokens == [9, 9, 0]
-    sent = [orjson.loads(content) for _, _, content in behind.got]
-    assert [each.get("stream_options") for each in sent] == [{"include_usage": True}] * 2 + [None]
-
-
 def test_an_answer_without_usage_is_counted_by_its_events() -> None:
     reading = ForwardedAnswer("/v1/completions", stream=True, counted=True)
     assert reading.add(b"data: {}\n\ndata: {}\n\ndata: {") == b"data: {}\n\ndata: {}\n\n"
@@ -312,20 +291,3 @@ def test_a_request_that_is_cancelled_as_its_slot_comes_passes_it_on() -> None:
         return gate.running + gate.waiting
 
     assert run(main()) == (0, 3)
-
-
-async def test_waiting_requests_of_a_better_priority_run_first() -> None:
-    settings = LIMITED.model_copy(update={"max_running": 1})
-    async with serving(settings) as served:
-        served.small.gate = asyncio.Semaphore(0)
-        tasks = [asyncio.create_task(served.chat(method="small", headers=by(key))) for key in ("open",)]
-        await until(lambda: served.service.context.admission.running == 1)
-        for waiting, key in enumerate(("b", "a"), 1):
-            tasks.append(asyncio.create_task(served.chat(method="small", headers=by(key))))
-            await until(lambda waiting=waiting: served.service.context.admission.waiting == waiting)  # type: ignore[misc]
-        for _ in range(999):
-            served.small.gate.release()
-        await asyncio.gather(*tasks)
-        await until(lambda: len(served.recorded.requests) == 3)
-        order = [request.client for request in served.recorded.requests]
-    assert order == ["", "alice", "bob"]

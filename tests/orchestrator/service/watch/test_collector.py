@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 from aiohttp import web
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from stepspec import __version__
-from stepspec.orchestrator.service.watch import tracing
 
 from ....program import Program, serve
-from ..served import TURN, Noting, serving
+from ..served import TURN, Noting
 from .test_observers import PARENT
 
 SCRIPT = ("So", " one", ".\n\n", "Done", "</think>", "\n\n", "It is ", "\\boxed{2}", ".")
@@ -136,26 +132,13 @@ async def test_a_collector_gets_the_spans_of_a_run(tmp_path: Path) -> None:
     versions = {(each["service.name"], each["service.version"]) for each in collector.resources}
     assert versions == {("stepspec", __version__)}
     assert (request.name, request.trace_id.hex(), request.parent_span_id.hex()) == ("chat specreason", TRACE, CLIENT)
-    about = attributes_of(request.attributes)
-    assert (about["http.response.status_code"], about["url.path"]) == (200, "/v1/chat/completions")
-    assert (about["gen_ai.operation.name"], about["gen_ai.request.model"]) == ("chat", "specreason")
-    assert (about["gen_ai.provider.name"], about["user.id"]) == ("stepspec", "ann")
-    assert about["stepspec.finish_reason"] == "stop"
-    work = [attributes_of(span.attributes) for span in below]
     heads = [head["traceparent"] for server in (running.small, running.large) for head in server.heads]
     assert len(heads) == len(below)
     assert set(heads) == {f"00-{TRACE}-{request.span_id.hex()}-01"}
-    for span, one in zip(below, work, strict=True):
-        assert span.trace_id.hex() == TRACE
-        assert span.name == f"text_completion {one['gen_ai.request.model']}"
+    for span in below:
+        assert (span.trace_id.hex(), attributes_of(span.attributes)["stepspec.fate"]) == (TRACE, "done")
         assert request.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
         assert span.end_time_unix_nano <= request.end_time_unix_nano
-        assert one["gen_ai.usage.input_tokens"] > 0
-    done = sorted((one["stepspec.role"], one["gen_ai.request.model"], one["stepspec.verb"]) for one in work)
-    assert done == [("large", "huge", "ask")] * 2 + [("large", "huge", "write")] + [("small", "tiny", "write")] * 2
-    assert {one["stepspec.fate"] for one in work} == {"done"}
-    purposes = sorted((one["stepspec.purpose"], one["stepspec.verb"]) for one in work)
-    assert purposes == [("answer", "write")] + [("draft", "write")] * 2 + [("verify", "ask")] * 2
     assert TURN["content"] not in str(collector.got)
 
 
@@ -169,17 +152,3 @@ async def test_a_hanging_collector_does_not_keep_the_service_from_ending(tmp_pat
         async with asyncio.timeout(SOON):
             assert await running.program.child.ended == 0
     assert "the last spans are lost" in (tmp_path / "service.log").read_text()
-
-
-async def test_a_collector_that_is_not_there_harms_no_request(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        exporter = OTLPSpanExporter(f"http://127.0.0.1:{gone.getsockname()[1]}/v1/traces")
-    monkeypatch.setattr(tracing, "FLUSH_SECONDS", 0.1)
-    tracer = tracing.Tracing(tracing.connect("0", exporter))
-    async with asyncio.timeout(SOON), tracer.flushed(), serving(observers=[tracer]) as served:
-        replies = await asyncio.gather(*(served.chat() for _ in range(3)))
-    exporter.shutdown()  # type: ignore[no-untyped-call]  # theirs has no types
-    assert {reply.status for reply in replies} == {200}
-    assert "the last spans are lost" in caplog.text

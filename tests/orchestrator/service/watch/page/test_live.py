@@ -106,33 +106,6 @@ async def colour(step: Locator) -> str:
     return str(await step.locator(".text").first.evaluate("one => getComputedStyle(one).color"))
 
 
-async def test_only_chosen_options_are_sent_and_nothing_without_a_problem(serve: Start, opened: Open) -> None:
-    service = await serve()
-    page = await opened(service.url)
-    await run(page, "  ")
-    await expect(page.get_by_role("alert")).to_contain_text("There is no problem to solve.")
-    await expect(page.get_by_label("Problem", exact=True)).to_be_focused()
-    assert service.requests == []
-    await page.get_by_label("Method").select_option("bild")
-    await expect(page.locator("#about")).to_have_text("Write until unsure.")
-    await page.get_by_text("Options of the method").click()
-    await page.get_by_label("scale").fill("0.25")
-    await page.get_by_label("strict").uncheck()
-    await page.get_by_label("cues").fill('["Wait"]')
-    await page.get_by_label("Ahead").fill("0")
-    await run(page)
-    await expect(page.locator("#status")).to_have_text(DONE)
-    await page.get_by_label("Method").select_option("large")
-    await page.get_by_label("Ahead").fill("")
-    await page.get_by_role("button", name="Run").click()
-    await expect(page.locator("#status")).to_have_text(DONE)
-    wishes = {"options": {"scale": 0.25, "strict": False, "cues": ["Wait"]}, "ahead": 0}
-    assert [(request["model"], request["stepspec"]) for request in service.requests] == [
-        ("bild", wishes),
-        ("large", {"options": {}}),
-    ]
-
-
 BUSY = {**DOWN, "type": "service_unavailable_error"}
 WRONG = {**DOWN, "type": "invalid_request_error", "param": "ahead"}
 HALF = until("Committed")
@@ -201,6 +174,8 @@ async def test_a_run_on_the_service_is_watched_to_its_end_with_its_options(opene
         served.large.gate = served.small.gate = asyncio.Semaphore(0)
         page = await opened(served.base)
         await expect(page.locator("#method option")).to_have_text(["auto (specreason)", *policies.METHODS])
+        await page.get_by_role("button", name="Run").click()
+        await expect(page.get_by_role("alert")).to_contain_text("There is no problem to solve.")
         await page.get_by_label("Problem", exact=True).fill(ASKED)
         async with page.expect_event("requestfinished", lambda request: request.method == "POST"):
             await page.get_by_role("button", name="Run").click()

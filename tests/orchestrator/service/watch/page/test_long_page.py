@@ -12,7 +12,6 @@ from stepspec.orchestrator.service.watch.page import html
 
 from .conftest import Open, violations, wide
 from .made import long_run, made
-from .render_time import work
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -139,12 +138,3 @@ async def test_nothing_is_on_paper_that_cannot_be_used_there(opened: Open, saved
     await expect(page.get_by_label("Rejected only")).to_be_hidden()
     assert await page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
     assert not await wide(page)
-
-
-async def test_a_long_run_takes_little_work(opened: Open, saved: Callable[[str], str]) -> None:
-    page = await opened("about:blank")
-    done = await work(page, saved(TRACE))
-    assert done.elements < 5000
-    assert done.layouts <= 6
-    unfolding = await work(page, None, page.get_by_role("button", name="Unfold all").click)
-    assert unfolding.layouts <= 6

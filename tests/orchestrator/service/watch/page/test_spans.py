@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.orchestrator import Accept, Rival, Rollback, Step, Token
-from stepspec.orchestrator.chain import Verdict
+from stepspec.orchestrator import Rival, Rollback, Step, Token
 from stepspec.orchestrator.events import (
     Called,
     Committed,
@@ -182,41 +181,3 @@ def test_a_rival_that_stands_within_a_pair_is_a_piece_and_its_draft_fell() -> No
     assert script("return ledger.ledgerOf(seen(given)).sifted", text.decode()) == [
         {"path": "small", "drafts": 1, "accepted": 1}
     ]
-
-
-def test_what_was_kept_of_a_fallen_draft_is_known_in_any_alphabet() -> None:
-    draft = written("🦊 + 🦊 = 🦊")
-    full = written("🦊 + 🐻", pieces=(written("🦊 + "), written("🐻", "large", "doubt")))
-    text = trace((1.0, JudgedWithin("small", 0, draft, Rollback(4, "doubt"))), (1.0, Drafted(0, full)))
-    (fallen,) = view(text)["drafts"][0]["rejectedWithin"]
-    assert fallen["text"].encode("utf-16-le")[: 2 * fallen["kept"]].decode("utf-16-le") == "🦊 + "
-
-
-def places(verdicts: list[tuple[str, Step, Verdict, int | None]], step: Step) -> list[dict[str, Any]]:
-    """The verdicts that made *step*, of those that were told; the owner of each, if it has one, comes last."""
-    text = trace(*[(1.0, JudgedWithin(path, 0, draft, verdict)) for path, draft, verdict, _ in verdicts])
-    made = trace((1.0, Drafted(0, step)))
-    body = """
-    const told = seen(given[0]).verdicts.map((one, place) => ({ ...one, owner: given[2][place] }));
-    return pieces.verdictsIn(told, trace.parseTrace(given[1])[1].draft);"""
-    found: list[dict[str, Any]] = script(body, [text.decode(), made.decode(), [owner for *_, owner in verdicts]])
-    return found
-
-
-def test_verdicts_that_do_not_fit_are_of_another_step() -> None:
-    one = written("one", pieces=(written("one", "large", "fallback"),))
-    assert places([("small", written("two"), Accept(), None)], one) == []
-    assert places([("small", written("two"), Rollback(0, "rollback"), None)], one) == []
-    assert places([("small", written("two"), Rollback(0, "fallback"), 7)], one) == []
-    assert places([("other", written("two"), Rollback(0, "fallback"), None)], one) == []
-    assert places([("small", written("two"), Rollback(0, "fallback"), None)], one) == [{"place": 0, "part": None}]
-
-
-def test_what_a_pair_in_a_pair_judged_ahead_is_of_a_later_draft() -> None:
-    middle = written("one", pieces=(written("one"),))
-    verdicts: list[tuple[str, Step, Verdict, int | None]] = [
-        (TINY, written("one"), Accept(), None),
-        ("small", middle, Accept(), None),
-        (TINY, written("one"), Accept(), None),  # reported before the step is complete
-    ]
-    assert places(verdicts, written("one", pieces=(middle,))) == [{"place": 0, "part": 1}, {"place": 1, "part": None}]

@@ -340,15 +340,6 @@ def test_a_pair_as_it_is_shown() -> None:
     assert shown["models"]["small.small"] == "tiny"
 
 
-def test_a_step_of_a_pair_is_cut_between_its_pieces_in_any_alphabet() -> None:
-    pieces = Step("🦊 + ", "small"), Step("🦊 = ", "large"), Step("🦊\n\n", "large")
-    full = Step("🦊 + 🦊 = 🦊\n\n", "small", pieces=pieces)
-    happened: list[Event] = [Started((), "bild"), Drafted(0, full), Committed(0, full.cut(6))]
-    (shown,) = view(trace_of(*happened))["drafts"]
-    assert [piece["text"] for piece in shown["pieces"]] == ["🦊 + ", "🦊 = 🦊\n\n"]
-    assert full.text.encode("utf-16-le")[: 2 * shown["kept"]["characters"]].decode("utf-16-le") == "🦊 + 🦊 "
-
-
 def test_a_model_within_a_pair_that_moves_is_named_by_its_path() -> None:
     happened: list[Event] = [Started((), "bild"), Moved("small", "a", "b", "gone", "small.large")]
     (notice,) = view(trace_of(*happened))["notices"]
