@@ -130,12 +130,12 @@ def front(arms: Sequence[ArmFigures]) -> list[ArmFigures]:
     """Return the Pareto front of the arms that ran, the fastest first."""
     ran = sorted(
         (f for f in arms if not f.bound),
-        key=lambda f: (f.standing.result.seconds, -f.standing.result.accuracy),
+        key=lambda f: (f.result.seconds, -f.result.accuracy),
     )
     best, optimal = -1.0, list[ArmFigures]()
     for f in ran:
-        if f.standing.result.accuracy > best:
-            best = f.standing.result.accuracy
+        if f.result.accuracy > best:
+            best = f.result.accuracy
             optimal.append(f)
     return optimal
 
@@ -155,8 +155,8 @@ def scatter(arms: Sequence[ArmFigures]) -> Markup:
     """Draw the accuracy of all arms against their mean seconds, with the Pareto front and a legend of the marks."""
     figure, axes = plot(WIDTH, 260 + 17 * -(-len(arms) // 2))
     markers = shapes(arms)
-    longest = 1.12 * max(f.standing.result.seconds for f in arms)
-    steps = [f.standing.result for f in front(arms)]
+    longest = 1.12 * max(f.result.seconds for f in arms)
+    steps = [f.result for f in front(arms)]
     axes.step(
         [*(r.seconds for r in steps), longest],
         [*(r.accuracy for r in steps), steps[-1].accuracy],
@@ -165,14 +165,14 @@ def scatter(arms: Sequence[ArmFigures]) -> Markup:
         linewidth=1.5,
     )
     for f in arms:
-        r, colour = f.standing.result, COLOURS[author(f)]
+        r, colour = f.result, COLOURS[author(f)]
         axes.plot([r.seconds] * 2, r.accuracy_interval, color=colour, linewidth=1.5, alpha=0.45)
         face = CARD if f.bound else colour
         marker = markers[f.arm.name]
         axes.plot(
             r.seconds, r.accuracy, marker, color=face, mec=EDGE if f.bound else CARD, ms=11, gid="mark", label=r.name
         )
-    lowest = min(f.standing.result.accuracy_interval[0] for f in arms)
+    lowest = min(f.result.accuracy_interval[0] for f in arms)
     axes.set(xlim=(0, longest), ylim=(max(0.0, lowest - 0.03), 1.04), xlabel="seconds per problem")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(visible=True, axis="y")
@@ -182,7 +182,7 @@ def scatter(arms: Sequence[ArmFigures]) -> Markup:
 
 
 def _standing(f: ArmFigures) -> str:
-    return f"{f.standing.result.accuracy:.1%}, {f.standing.result.seconds:.2f} s"
+    return f"{f.result.accuracy:.1%}, {f.result.seconds:.2f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def speed_chart(arms: Sequence[ArmFigures], baseline: str = LARGE.name) -> Marku
     """Draw the time of every arm that ran, divided by that of the *baseline*, the fastest first."""
     rows: list[Row] = []
     for f in by_time(arms):
-        r, itself = f.standing.result, f.arm.name == baseline
+        r, itself = f.result, f.arm.name == baseline
         low, high = r.ratio_interval
         figures = "1.00" if itself else f"{r.ratio:.2f} [{low:.2f}, {high:.2f}]"
         rows.append(Row(f, Interval(r.ratio, low, high), figures, exact=itself))

@@ -20,7 +20,7 @@ from stepspec.orchestrator.service.watch.page import html
 
 from ..evaluation import TRACES
 from .run_folder import merge_folders, read_folder
-from .section import Case, Section, build_section
+from .section import Section, build_section
 from .verdict import MAX_LOSS
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _origin() -> str:
 def _write_traces(folder: Path, section: Section, prefix: str) -> Links:
     """Write a page for the trace of each case that has one; return the pages' paths, relative to *folder*."""
     links: dict[tuple[int, str], str] = {}
-    for case in _all_cases(section):
+    for case in {case for cases in section.cases.values() for case in cases}:
         trace = section.run.trace(case.number, section.run.done[case.number, case.arm])
         if trace is not None:
             target = Path(TRACES) / f"{prefix}{trace.stem}.html"
@@ -122,8 +122,3 @@ def _write_traces(folder: Path, section: Section, prefix: str) -> Links:
             (folder / target).write_text(html(trace.read_bytes()), encoding="utf-8")
             links[case.number, case.arm] = target.as_posix()
     return links
-
-
-def _all_cases(section: Section) -> set[Case]:
-    cases = section.cases
-    return {*cases.slowest, *cases.disputed, *cases.lost, *cases.gained}

@@ -13,7 +13,7 @@ from stepspec.orchestrator.ledger import COUNTED, Account
 from stepspec.orchestrator.stats import Acceptance
 
 from ..arms import LARGE, PLAIN, SMALL
-from ..results import ORACLE, ArmSummary, compare_arms, complete, oracle
+from ..results import ORACLE, ArmSummary, Result, compare_arms, complete, oracle
 from ..sample import Arm, Sample, StepRecord
 from ..store import Place
 
@@ -126,6 +126,10 @@ class ArmFigures:
     rejections: Mapping[str, int]
 
     @property
+    def result(self) -> Result:
+        return self.standing.result
+
+    @property
     def bound(self) -> bool:
         """Whether this is the oracle, which is computed from the samples of both models alone and never ran."""
         return self.arm.name == ORACLE
@@ -164,7 +168,7 @@ def compute_figures(
 
 def by_time(arms: Iterable[ArmFigures]) -> list[ArmFigures]:
     """Return the arms that ran, the fastest first."""
-    return sorted((f for f in arms if not f.bound), key=lambda f: f.standing.result.ratio)
+    return sorted((f for f in arms if not f.bound), key=lambda f: f.result.ratio)
 
 
 def samples_by_number(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) -> dict[str, dict[int, Sample]]:
@@ -192,12 +196,8 @@ def _arm_figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> A
 
 
 def account(party: Party, sample: Sample) -> Account:
-    accounts: Mapping[Party, Account] = {
-        "small": sample.ledger.small,
-        "large": sample.ledger.large,
-        "critic": sample.ledger.critic,
-    }
-    return accounts[party]
+    found: Account = getattr(sample.ledger, party)
+    return found
 
 
 def _has_requests(party: Party, samples: Sequence[Sample]) -> bool:

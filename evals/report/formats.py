@@ -19,7 +19,6 @@ from .tables import Cell, Link, Table
 from .verdict import headline
 
 FOLDER = Path(__file__).parent
-HALF_PAGE = 76  # characters of a table row that fit into half of the page's width
 LONG_CELL = 40  # a cell with more characters gets a wider column
 CODE = re.compile(r"`([^`]+)`")
 
@@ -48,7 +47,7 @@ def _section(number: int, section: Section, links: Links) -> Markup:
     name = f"section-{number}"
     return element(
         "section",
-        element("div", element("h2", section.title, id=name), _models(section), class_="title"),
+        element("h2", section.title, id=name),
         element("p", section.stamp, class_="status"),
         _summary(summarise(section), section.stamp),
         _remarks(section),
@@ -58,20 +57,6 @@ def _section(number: int, section: Section, links: Links) -> Markup:
         class_="section",
         aria_labelledby=name,
     )
-
-
-def _models(section: Section) -> Markup:
-    letters = {"small": "S", "large": "L"}
-    return element(
-        "ul",
-        *(
-            element("li", element("span", letters[role], class_="badge", data_author=role, aria_hidden="true"),
-                    f"{role}: {section.models[role]}")
-            for role in letters
-        ),
-        class_="models",
-        aria_label="Models",
-    )  # fmt: skip
 
 
 def _summary(summary: Summary, stamp: str) -> Markup:
@@ -114,13 +99,12 @@ def _contents(number: int, shown: Sequence[Block]) -> Iterator[Markup]:
 def _block(name: str, block: Block, stamp: str) -> Markup:
     figures = [_figure(plot, stamp) for plot in block.plots]
     paired = element("div", *figures, class_="columns") if figures else Markup()
-    halves = _half_width(block.tables)
-    tables = [_table(table, stamp, half=index in halves) for index, table in enumerate(block.tables)]
+    tables = [_table(table, stamp) for table in block.tables]
     return element(
         "section",
         element("h3", block.title, id=f"block-{name}"),
         paired,
-        element("div", *tables, class_="columns"),
+        *tables,
         class_="block",
         aria_labelledby=f"block-{name}",
     )
@@ -139,23 +123,7 @@ def _key(key: tuple[str, str, bool]) -> Markup:
     return element("li", element("span", class_="swatch", data_author=author, data_wasted=wasted), name)
 
 
-def _half_width(tables: Sequence[Table]) -> set[int]:
-    """Return the indices of the *tables* that take half of the page's width: pairs of neighbours that are narrow."""
-    indices: set[int] = set()
-    for index in range(1, len(tables)):
-        if index - 1 not in indices and all(_width(table) <= HALF_PAGE for table in tables[index - 1 : index + 1]):
-            indices |= {index - 1, index}
-    return indices
-
-
-def _width(table: Table) -> int:
-    """Estimate the width of *table*, in characters."""
-    rows = (table.columns, *table.rows)
-    columns = zip(*(((cell.text if isinstance(cell, Link) else cell) for cell in row) for row in rows), strict=True)
-    return sum(max(map(len, column)) + 2 for column in columns)
-
-
-def _table(table: Table, stamp: str, *, half: bool) -> Markup:
+def _table(table: Table, stamp: str) -> Markup:
     head = element("tr", *(_head(name, words=index < table.words) for index, name in enumerate(table.columns)))
     rows = [element("tr", *(_cell(table, index, cell) for index, cell in enumerate(row))) for row in table.rows]
     content = element("table", element("thead", head), element("tbody", *rows))
@@ -165,7 +133,7 @@ def _table(table: Table, stamp: str, *, half: bool) -> Markup:
         element("div", content, class_="scroll", tabindex="0", role="region", aria_label=table.title),
         element("p", _with_code(table.note), class_="note") if table.note else Markup(),
         element("p", stamp, class_="stamp"),
-        class_="card" if half else "card all-columns",
+        class_="card",
     )
 
 

@@ -99,16 +99,14 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
     if section.counters:
         yield Block("Servers", (), (tables.servers_table(section),))
     yield Block("In the papers' layout", (), tuple(tables.paper_tables(section)))
-    cases = section.cases
-    lists = (
-        ("Slowest", cases.slowest),
-        ("Most disputed: most drafts rejected", cases.disputed),
-        (f"Lost: only {section.baseline} was right", cases.lost),
-        (f"Gained: {section.baseline} was wrong", cases.gained),
-    )
-    yield Block(
-        "Problems to look at", (), tuple(_case_table(title, cases, section, links) for title, cases in lists if cases)
-    )
+    titles = {
+        "slowest": "Slowest",
+        "disputed": "Most disputed: most drafts rejected",
+        "lost": f"Lost: only {section.baseline} was right",
+        "gained": f"Gained: {section.baseline} was wrong",
+    }
+    found = [_case_table(titles[kind], cases, section, links) for kind, cases in section.cases.items() if cases]
+    yield Block("Problems to look at", (), tuple(found))
 
 
 def _join_names(arms: list[ArmFigures]) -> str:
@@ -150,18 +148,10 @@ def _scores(judge: JudgeReport) -> Plot:
 
 def _case_table(title: str, cases: tuple[Case, ...], section: Section, links: Links) -> Table:
     linked = any((case.number, case.arm) in links for case in cases)
+    seconds = ("seconds", f"{section.baseline}, s")
     return Table(
         title,
-        (
-            "problem",
-            "",
-            "arm",
-            "outcome",
-            "seconds",
-            f"{section.baseline}, s",
-            "rejected",
-            *(("trace",) if linked else ()),
-        ),
+        ("problem", "", "arm", "outcome", *seconds, "rejected", *(("trace",) if linked else ())),
         tuple((*_case_row(case, section), *((_link(case, links),) if linked else ())) for case in cases),
         "" if linked else "No traces: `stepspec eval --traces` keeps them; this table then links to them.",
         words=4,
@@ -171,15 +161,8 @@ def _case_table(title: str, cases: tuple[Case, ...], section: Section, links: Li
 def _case_row(case: Case, section: Section) -> Row:
     problem = " ".join(section.run.problems[case.problem].split())
     shown = problem if len(problem) <= MAX_PROBLEM else f"{problem[: MAX_PROBLEM - 1]}…"
-    return (
-        str(case.problem + 1),
-        shown,
-        case.arm,
-        case.outcome,
-        number(case.seconds),
-        number(case.baseline_seconds),
-        f"{case.rejected} of {case.drafts}",
-    )
+    seconds = (number(case.seconds), number(case.baseline_seconds))
+    return str(case.problem + 1), shown, case.arm, case.outcome, *seconds, f"{case.rejected} of {case.drafts}"
 
 
 def _link(case: Case, links: Links) -> Cell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from stepspec.orchestrator.errors import ConfigurationError
@@ -47,14 +47,8 @@ class Case:
     rejected: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cases:
-    """The samples of the methods that are *slowest*, most *disputed*, and *lost* or *gained* against the baseline."""
-
-    slowest: tuple[Case, ...]
-    disputed: tuple[Case, ...]
-    lost: tuple[Case, ...]
-    gained: tuple[Case, ...]
+Cases: TypeAlias = Mapping[Literal["slowest", "disputed", "lost", "gained"], tuple[Case, ...]]
+"""Samples of the methods: those with the most seconds or rejected drafts, and those lost or gained on the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +75,7 @@ class Section:
     @property
     def problems(self) -> int:
         """The number of problems for which every arm has all its samples; all figures are about these."""
-        return self.figures[0].standing.result.n // self.run.repeats
+        return self.figures[0].result.n // self.run.repeats
 
     @property
     def dates(self) -> str:
@@ -143,14 +137,12 @@ class Section:
                 "Runs of different arms were in flight at the same time and shared the servers: an arm is slower "
                 "beside a demanding one. `stepspec eval --apart` runs the arms one after the other."
             )
-        servers = self.run.sessions[0]["servers"]
-        hosts: dict[str, set[str]] = {}
-        for server in servers:
-            hosts.setdefault(urlsplit(str(server["url"])).hostname or "", set()).add(server["role"])
-        if shared := [host for host, roles in hosts.items() if len(roles) > 1]:
+        places = [(server["role"], urlsplit(str(server["url"])).hostname) for server in self.run.sessions[0]["servers"]]
+        small, large = ({host for role, host in places if role == one} for one in ("small", "large"))
+        if shared := small & large:
             remarks.append(
-                f"Both models are served at {shared[0]}. If they share a card or CPU cores, work of the small model "
-                "slows the large one in every arm with both, as it would not on separate hardware."
+                f"Both models are served at {min(map(str, shared))}. If they share a card or CPU cores, work of the "
+                "small model slows the large one in every arm with both, as it would not on separate hardware."
             )
         return remarks
 
@@ -212,12 +204,13 @@ def choose_cases(
         for number, sample in samples[figures.arm.name].items()
     ]
     cases = [case for case, _ in compared]
-    return Cases(
-        tuple(sorted(cases, key=lambda case: -case.seconds)[:SHOWN]),
-        tuple(sorted((case for case in cases if case.rejected), key=lambda c: (-c.rejected, -c.seconds))[:SHOWN]),
-        tuple(case for case, difference in compared if difference < 0)[:SHOWN_APART],
-        tuple(case for case, difference in compared if difference > 0)[:SHOWN_APART],
-    )
+    disputed = sorted((case for case in cases if case.rejected), key=lambda case: (-case.rejected, -case.seconds))
+    return {
+        "slowest": tuple(sorted(cases, key=lambda case: -case.seconds)[:SHOWN]),
+        "disputed": tuple(disputed[:SHOWN]),
+        "lost": tuple(case for case, difference in compared if difference < 0)[:SHOWN_APART],
+        "gained": tuple(case for case, difference in compared if difference > 0)[:SHOWN_APART],
+    }
 
 
 def _case(number: int, repeats: int, sample: Sample, theirs: Sample) -> Case:

@@ -73,7 +73,7 @@ def accuracy_table(section: Section) -> Table:
 
 
 def _accuracy_row(f: ArmFigures, repeats: int, baseline: str) -> Row:
-    r, d = f.standing.result, f.standing.difference
+    r, d = f.result, f.standing.difference
     low, high = r.accuracy_interval
     itself = r.name == baseline
     return (
@@ -112,7 +112,7 @@ def time_table(section: Section) -> Table:
 
 
 def _time_row(f: ArmFigures) -> Row:
-    r = f.standing.result
+    r = f.result
     low, high = r.ratio_interval
     judged = sum(account.judged for account in f.spent.values())
     return (
@@ -148,16 +148,13 @@ def _token_row(f: ArmFigures) -> Row:
     judging = sum(account.judging for account in f.spent.values())
     return (
         f.arm.name,
-        number(small.kept if small else None, 1),
-        number(large.kept if large else None, 1),
-        number(small.discarded if small else None, 1),
-        number(large.discarded if large else None, 1),
-        percent(f.standing.result.waste),
+        *(number(account.kept if account else None, 1) for account in (small, large)),
+        *(number(account.discarded if account else None, 1) for account in (small, large)),
+        percent(f.result.waste),
         number(judging, 0) if judging else "",
-        percent(f.standing.result.share_large_tokens),
+        percent(f.result.share_large_tokens),
         number(sum(account.requests for account in f.spent.values()), 1),
-        percent(small.hits if small else None),
-        percent(large.hits if large else None),
+        *(percent(account.hits if account else None) for account in (small, large)),
     )
 
 
@@ -227,22 +224,17 @@ def paper_tables(section: Section) -> Iterator[Table]:
 
 
 def _specreason(ran: list[ArmFigures], large: ArmFigures) -> Table:
-    rows: list[Row] = [
-        (
-            f.arm.name,
-            percent(f.standing.result.accuracy, 1),
-            number(f.standing.result.seconds),
-            f"{1 / f.standing.result.ratio:.2f}x" if f.standing.result.ratio else "",
-            f"{100 * f.standing.difference.value:+.1f}",
-            percent(f.steps.share_small, 1),
-            f"{large.kept / f.kept:.2f}x" if f.kept else "",
-        )
-        for f in ran
-    ]
     return Table(
         "SpecReason (arXiv:2504.07891, section 5.2)",
         ("", "pass@1", "latency, s", "speed-up", "accuracy delta", "steps by small", "fewer tokens"),
-        tuple(rows),
+        tuple(
+            (
+                *(f.arm.name, percent(f.result.accuracy, 1), number(f.result.seconds), _speedup(f)),
+                *(_points(f.standing.difference.value), percent(f.steps.share_small, 1)),
+                f"{large.kept / f.kept:.2f}x" if f.kept else "",
+            )
+            for f in ran
+        ),
         "Speed-up: mean end-to-end seconds of the baseline divided by those of the method, so shorter chains "
         "count as speed. Steps by small: acceptance in the paper. The paper's gains in accuracy are those of a budget "
         "of 8,192 tokens.",
@@ -250,51 +242,42 @@ def _specreason(ran: list[ArmFigures], large: ArmFigures) -> Table:
 
 
 def _speculative_thinking(ran: list[ArmFigures]) -> Table:
-    rows: list[Row] = [
-        (
-            f.arm.name,
-            percent(f.standing.result.accuracy, 1),
-            number(f.kept, 0),
-            percent(f.standing.result.share_large_tokens, 1),
-            number(_pace(f), 1),
-        )
-        for f in ran
-    ]
     return Table(
         "Speculative Thinking (arXiv:2504.12329, table 2)",
         ("", "accuracy", "length", "modify ratio", "tokens per second"),
-        tuple(rows),
+        tuple(
+            (
+                *(f.arm.name, percent(f.result.accuracy, 1), number(f.kept, 0)),
+                *(percent(f.result.share_large_tokens, 1), number(_pace(f), 1)),
+            )
+            for f in ran
+        ),
         "Length: kept tokens, the answer included. Modify ratio: the large model's share of them. The paper estimates "
         "its speed from FLOPs; this speed is measured and not comparable with it.",
     )
 
 
 def _bild(ran: list[ArmFigures], large: ArmFigures) -> Table:
-    rows: list[Row] = [
-        (
-            f.arm.name,
-            percent(f.standing.result.accuracy, 1),
-            f"{1 / f.standing.result.ratio:.2f}x" if f.standing.result.ratio else "",
-            _per_token(f, "fallback"),
-            _per_token(f, "rollback"),
-        )
-        for f in ran
-        if f is large or f.arm.policy == "bild"
-    ]
     return Table(
         "Big Little Decoder (arXiv:2302.07863, table 1)",
         ("", "score", "speed-up", "fallbacks", "rollbacks"),
-        tuple(rows),
+        tuple(
+            (
+                *(f.arm.name, percent(f.result.accuracy, 1), _speedup(f)),
+                *(_per_token(f, "fallback"), _per_token(f, "rollback")),
+            )
+            for f in ran
+            if f is large or f.arm.policy == "bild"
+        ),
         "Fallbacks and rollbacks: in percent of the kept tokens. Speed-up: over the baseline, one problem "
         "at a time unless a remark above states otherwise.",
     )
 
 
 def _lookahead_reasoning(section: Section, ran: list[ArmFigures], small: ArmFigures | None, large: ArmFigures) -> Table:
-    methods = [f for f in ran if f.method]
     rows: list[Row] = [("small accuracy", _accuracy(small))] if small else []
     rows.append(("large accuracy", _accuracy(large)))
-    for f in methods:
+    for f in (f for f in ran if f.method):
         rows.append((f"{f.arm.name} accuracy", _accuracy(f)))
         rows.append((f"{f.arm.name} accept", number(f.accept_rate)))
         rows.append((f"{f.arm.name} speed-up", f"{_pace(f) / _pace(large):.2f}" if _pace(large) else ""))
@@ -308,34 +291,30 @@ def _lookahead_reasoning(section: Section, ran: list[ArmFigures], small: ArmFigu
 
 
 def _reward_guided(section: Section, ran: list[ArmFigures]) -> Table:
-    rows: list[Row] = [
-        (
-            f.arm.name,
-            f"{100 * f.standing.result.accuracy:.1f}",
-            percent(_kept_small(f), 1),
-        )
-        for f in ran
-    ]
     return Table(
         "Reward-guided Speculative Decoding (arXiv:2501.19324, table 2)",
         ("", section.title, "small kept"),
-        tuple(rows),
+        tuple((f.arm.name, f"{100 * f.result.accuracy:.1f}", percent(_kept_small(f), 1)) for f in ran),
         "Small kept: the share of the small model's written tokens that were kept; acceptance in the paper.",
     )
 
 
+def _speedup(f: ArmFigures) -> str:
+    return f"{1 / f.result.ratio:.2f}x" if f.result.ratio else ""
+
+
 def _accuracy(f: ArmFigures) -> str:
-    low, high = f.standing.result.accuracy_interval
-    return f"{100 * f.standing.result.accuracy:.1f}±{50 * (high - low):.1f}"
+    low, high = f.result.accuracy_interval
+    return f"{100 * f.result.accuracy:.1f}±{50 * (high - low):.1f}"
 
 
 def _pace(f: ArmFigures) -> float:
     """Kept tokens per second."""
-    return f.kept / f.standing.result.seconds if f.standing.result.seconds else 0.0
+    return f.kept / f.result.seconds if f.result.seconds else 0.0
 
 
 def _per_token(f: ArmFigures, reason: str) -> str:
-    kept = f.kept * f.standing.result.n
+    kept = f.kept * f.result.n
     return percent(f.rejections.get(reason, 0) / kept, 2) if kept and f.method else ""
 
 

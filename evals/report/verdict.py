@@ -86,7 +86,7 @@ def _judge(
 ) -> Verdict:
     ours = by_arm[f.arm.name]
     problems, apart = len(ours) // repeats, f.standing.difference
-    ratio = Interval(f.standing.result.ratio, *f.standing.result.ratio_interval)
+    ratio = Interval(f.result.ratio, *f.result.ratio_interval)
     speed: Speed = (
         "unknown" if not ratio.value else "faster" if ratio.high < 1 else "slower" if ratio.low > 1 else "unknown"
     )

@@ -132,11 +132,11 @@ def test_servers_that_do_not_speculate_have_no_acceptance() -> None:
 
 def test_cases_are_the_failed_and_the_slow_problems() -> None:
     chosen = choose_cases(compute_figures(samples(), ARMS), samples_by_number(samples(), ARMS, 1), 1)
-    assert [case.seconds for case in chosen.slowest] == [5.0, 4.0, 3.0, 2.0]
-    assert {case.arm for case in chosen.slowest} == {SHIPPED.name}
-    assert [(case.problem, case.outcome) for case in chosen.lost] == [(2, "wrong")]
-    assert [(case.problem, case.outcome, case.baseline_seconds) for case in chosen.gained] == [(3, "right", 4.0)]
-    assert [(case.rejected, case.drafts) for case in chosen.disputed] == [(1, 4)] * 4
+    assert [case.seconds for case in chosen["slowest"]] == [5.0, 4.0, 3.0, 2.0]
+    assert {case.arm for case in chosen["slowest"]} == {SHIPPED.name}
+    assert [(case.problem, case.outcome) for case in chosen["lost"]] == [(2, "wrong")]
+    assert [(case.problem, case.outcome, case.baseline_seconds) for case in chosen["gained"]] == [(3, "right", 4.0)]
+    assert [(case.rejected, case.drafts) for case in chosen["disputed"]] == [(1, 4)] * 4
 
 
 def test_the_most_disputed_are_those_with_the_most_rejected_drafts() -> None:
@@ -145,4 +145,4 @@ def test_the_most_disputed_are_those_with_the_most_rejected_drafts() -> None:
     sure = mixed(9.0)
     done[2, SHIPPED.name] = replace(sure, ledger=replace(sure.ledger, accepted=4))
     chosen = choose_cases(compute_figures(done, ARMS), samples_by_number(done, ARMS, 1), 1)
-    assert [(case.problem, case.rejected) for case in chosen.disputed] == [(1, 3), (3, 1), (0, 1)]
+    assert [(case.problem, case.rejected) for case in chosen["disputed"]] == [(1, 3), (3, 1), (0, 1)]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 HOSTILE = '</title></script><script>document.title = "owned"</script><img src=x onerror="document.title=1">{{style}}'
 (RUN,) = merge_folders([read_folder(RECORDED)])
 SECTION = build_section(RUN)
-LINKS = {(case.number, case.arm): "traces/one.html" for case in SECTION.cases.slowest}
+LINKS = {(case.number, case.arm): "traces/one.html" for case in SECTION.cases["slowest"]}
 DOCUMENT = to_html([(SECTION, LINKS)], "Made for a test")
 ARMS, DONE = crowd(10)
 CROWD_TEXTS = [f"What is {n} + 1?" for n in range(20)]

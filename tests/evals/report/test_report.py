@@ -120,7 +120,7 @@ def test_a_folder_without_a_report_is_an_error_of_one_line(capfd: pytest.Capture
 def document(tmp_path_factory: pytest.TempPathFactory) -> str:
     (run,) = merge_folders([read_folder(RECORDED)])
     recorded = build_section(run)
-    case = recorded.cases.slowest[0]
+    case = recorded.cases["slowest"][0]
     links = {(case.number, case.arm): "traces/one.html"}
     return to_html([(recorded, links), (make_section(tmp_path_factory.mktemp("made")), {})], "Made for a test")
 

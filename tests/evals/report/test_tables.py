@@ -59,7 +59,7 @@ def test_of_several_samples_a_problem_there_is_no_exact_test(tmp_path: Path) -> 
     section = make_section(tmp_path, repeats=2, texts=["one", "two"])
     assert row(tables.accuracy_table(section), SHIPPED.name)["p"] == ""
     assert "n = 2 x 2 samples" in section.stamp
-    assert [case.problem for case in section.cases.lost] == [1]
+    assert [case.problem for case in section.cases["lost"]] == [1]
 
 
 def test_sessions_that_were_killed_are_missed(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_markdown_leaves_no_sign_of_a_problem_to_be_read_as_its_own(tmp_path: Pa
 
 
 def test_links_lead_from_the_problems_to_their_traces(section: Section) -> None:
-    case = section.cases.lost[0]
+    case = section.cases["lost"][0]
     links = {(case.number, case.arm): "traces/2.html"}
     assert "[look](traces/2.html)" in to_markdown([(section, links)], "")
     assert "| 3 | What is 1 + 3? | SpecReason | wrong |" in to_markdown([(section, links)], "")
