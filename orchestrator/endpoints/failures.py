@@ -21,12 +21,18 @@ def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = 
 
     *seconds* is the deadline for a connection. *proxy* is the URL of the proxy that the environment names.
     """
+    if not isinstance(exc, aiohttp.ClientHttpProxyError | aiohttp.ClientProxyConnectionError):
+        return f"no connection: {_reason(exc, url, seconds)}"
+    scheme, _, rest = (proxy or "").partition("//")
+    shown = f"{scheme}//{rest.rpartition('@')[2]}"  # without a name and a password
+    around = (
+        f"the environment names it (http_proxy, https_proxy or all_proxy): add {urlsplit(url).hostname} to no_proxy "
+        "if the server needs no proxy"
+    )
     if isinstance(exc, aiohttp.ClientHttpProxyError):
-        return f"no connection: the proxy {_public(proxy)} answers with HTTP {exc.status}; {_without_proxy(url)}"
-    if isinstance(exc, aiohttp.ClientProxyConnectionError):
-        reason = _reason(exc.os_error, proxy or url, seconds)
-        return f"no connection to the proxy {_public(proxy)}: {reason.partition(';')[0]}; {_without_proxy(url)}"
-    return f"no connection: {_reason(exc, url, seconds)}"
+        return f"no connection: the proxy {shown} answers with HTTP {exc.status}; {around}"
+    reason = _reason(exc.os_error, proxy or url, seconds)
+    return f"no connection to the proxy {shown}: {reason.partition(';')[0]}; {around}"
 
 
 def _reason(exc: Exception, url: str, seconds: float) -> str:
@@ -63,16 +69,3 @@ def _reason(exc: Exception, url: str, seconds: float) -> str:
             return f"{os.strerror(number).lower()} at {host}:{port}; is the server running, and is the URL right?"
         case _:
             return f"the request to {host}:{port} failed; is the server running, and is the URL right?"
-
-
-def _public(proxy: str | None) -> str:
-    """Return the URL without a name and a password."""
-    scheme, _, rest = (proxy or "").partition("//")
-    return f"{scheme}//{rest.rpartition('@')[2]}"
-
-
-def _without_proxy(url: str) -> str:
-    return (
-        f"the environment names it (http_proxy, https_proxy or all_proxy): add {urlsplit(url).hostname} to no_proxy "
-        "if the server needs no proxy"
-    )

@@ -6,7 +6,7 @@ import random
 import re
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, Self, cast
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from pydantic import (
     AfterValidator,
@@ -40,23 +40,18 @@ def _meant(url: str) -> str:
 def base_url(url: str) -> str:
     """Strip the trailing slash and ``/v1``, which vLLM's own routes (``/tokenize``, ``/metrics``) do not have."""
     parts = urlsplit(url.strip())
-    if parts.scheme not in ("http", "https") or not _is_host(parts.hostname or ""):
+    if parts.scheme not in ("http", "https") or parts.query or parts.fragment or not _names_server(parts):
         raise ValueError(f"{url!r} is not the URL of a server; write it like {_meant(url)}")
-    try:
-        parts.port  # noqa: B018  # raises for a port that is no number from 0 to 65535
-    except ValueError:
-        raise ValueError(f"{url!r} has no valid port; write it like http://localhost:8000/v1") from None
-    if parts.query or parts.fragment:
-        raise ValueError(f"{url!r} has a query or a fragment; write it like http://localhost:8000/v1")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
-def _is_host(name: str) -> bool:
+def _names_server(parts: SplitResult) -> bool:
     try:
-        return bool(name.encode("idna")) and not any(character.isspace() for character in name)
-    except UnicodeError:  # an empty part between two dots, or one of more than 63 characters
+        name, _ = (parts.hostname or "").encode("idna"), parts.port
+    except ValueError:  # a part between two dots is empty or longer than 63 characters; no port has such a number
         return False
+    return bool(name) and not re.search(rb"\s", name)
 
 
 def none_if_empty(key: object) -> object:
