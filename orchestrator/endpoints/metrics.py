@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from math import gcd
-from typing import Protocol
 
 from ..concurrency import background
 from ..stats import Acceptance
@@ -56,16 +55,12 @@ def read_queue(metrics: bytes) -> QueueGauges | None:
     return QueueGauges(gauges[RUNNING], gauges[WAITING], read_cache_tokens(metrics))
 
 
-class QueueSource(Protocol):
-    """A server or an endpoint that reports its queue; None if it does not."""
-
-    async def queue(self) -> QueueGauges | None: ...
-
-
 @asynccontextmanager
-async def poll_queue(server: QueueSource, report: Callable[[int, int, int | None], None]) -> AsyncGenerator[None]:
+async def poll_queue(
+    read: Callable[[], Awaitable[QueueGauges | None]], report: Callable[[int, int, int | None], None]
+) -> AsyncGenerator[None]:
     """
-    Call *report* every second with the running and waiting requests and the tokens of the cache.
+    Call *report* every second with the running and waiting requests and the tokens of the cache, as *read* has them.
 
     A poll that fails or takes longer than `POLL_TIMEOUT` seconds reports nothing.
     """
@@ -74,7 +69,7 @@ async def poll_queue(server: QueueSource, report: Callable[[int, int, int | None
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_TIMEOUT):
-                    gauges = await server.queue()
+                    gauges = await read()
                 if gauges is not None:
                     report(gauges.running, gauges.waiting, gauges.cache)
             await asyncio.sleep(POLL_SECONDS)

@@ -168,7 +168,7 @@ class Solver:
                 log.warning("%s is down, going on without it until it works: %s", url, cause)
             if self.settings.calibration:
                 self.settings.calibration.warn_of_differences(self.conditions(self.settings.run))
-            await stack.enter_async_context(poll_queue(self.large, self.auto.queue))
+            await stack.enter_async_context(poll_queue(self.large.queue, self.auto.queue))
             self._exit = stack.pop_all()
         return self
 

@@ -128,19 +128,18 @@ def test_polling_continues_over_errors_and_stalls_and_ends_with_the_block() -> N
     answers = [QueueGauges(1, 0), None, "stall", QueueGauges(2, 9, 4096)]
     reports: list[tuple[float, int, int, int | None]] = []
 
-    class Server:
-        async def queue(self) -> QueueGauges | None:
-            answer = answers.pop(0) if answers else None
-            if isinstance(answer, str):
-                await asyncio.sleep(1e9)
-                return None
-            return answer
+    async def read() -> QueueGauges | None:
+        answer = answers.pop(0) if answers else None
+        if isinstance(answer, str):
+            await asyncio.sleep(1e9)
+            return None
+        return answer
 
     def tell(running: int, waiting: int, cache: int | None) -> None:
         reports.append((asyncio.get_running_loop().time(), running, waiting, cache))
 
     async def main() -> None:
-        async with poll_queue(Server(), tell):
+        async with poll_queue(read, tell):
             await asyncio.sleep(20)
 
     run(main())
