@@ -171,20 +171,16 @@ class Connection:
         """Fetch *path*. If it is not *queued*, it waits for none of the ``max_concurrency`` slots."""
         return await self._fetch(call, path, None, retries, queued=queued)
 
-    async def model_names(self) -> list[str]:
-        """List the names of the served models, adapters last."""
-        call = self.call("connect")
-        return model_names(call, parse_object(call, await self.get(call, MODELS)))
-
     async def model_name(self) -> str:
         """Return the model that the settings name, or the first. Raise `EndpointRejected` if it is not served."""
+        call, wanted = self.call("connect"), self.endpoint.model
         async with background(self._report_waiting()):
-            wanted, served = self.endpoint.model, await self.model_names()
+            served = model_names(call, parse_object(call, await self.get(call, MODELS)))
         if served and wanted in (None, *served):
             return wanted or served[0]
         message = f"no model {wanted or 'at all'!r} is served here; served: {', '.join(map(repr, served)) or 'none'}"
         cure = f"; name one of them as model in [{self._table}], or leave model out" if served else ""
-        raise self.call("connect").error(EndpointRejected, f"{message}{cure}")
+        raise call.error(EndpointRejected, f"{message}{cure}")
 
     @asynccontextmanager
     async def stream(self, call: Call, body: Body, *, path: str = COMPLETIONS) -> AsyncGenerator[Events]:

@@ -99,11 +99,6 @@ class Call:
         return kind(message, role=self.role, url=self.url, verb=self.verb)
 
 
-def retryable(status: int) -> bool:
-    """Whether a request that failed with the HTTP *status* may succeed when it is sent again."""
-    return status in (408, 429) or status >= 500
-
-
 def retry_after(header: str | None, now: float) -> float:
     """
     Read the seconds of a Retry-After header, a number or a date; 0 without one, and for anything else.
@@ -138,7 +133,8 @@ def _http_error(call: Call, status: int, message: str, path: str) -> EndpointErr
     if status in (401, 403):
         return call.error(EndpointRejected, _refused_key(call, status, message))
     if status == 404 and path in PRIORITISED and "model" in message.lower():
-        return call.error(ModelGone, f"HTTP 404: {_another_model(call, message)}")
+        cure = f"does the server serve another model now? Correct model in [{call.table or call.role}]"
+        return call.error(ModelGone, f"HTTP 404: {message.rstrip('.')}; {cure}")
     if status == 404:
         return call.error(EndpointRejected, f"HTTP 404: {_not_found(call, message, path)}")
     if status in NOT_READY:
@@ -146,7 +142,7 @@ def _http_error(call: Call, status: int, message: str, path: str) -> EndpointErr
             f"HTTP {status}: {message}; wait until the server is ready: it may be loading its model, or be overloaded"
         )
         return call.error(EndpointUnavailable, cause)
-    if retryable(status):
+    if status in (408, 429) or status >= 500:
         return call.error(EndpointUnavailable, f"HTTP {status}: {message}")
     if TOO_LONG.search(message):
         return call.error(ContextTooLong, message)
@@ -160,11 +156,6 @@ def _refused_key(call: Call, status: int, message: str) -> str:
     table = call.table or call.role
     setting = f"api_key in [{table}], or STEPSPEC_{table.upper().replace('.', '__')}__API_KEY"
     return f"{refused} (HTTP {status}: {message}); set {'the right' if call.keyed else 'it as'} {setting}"
-
-
-def _another_model(call: Call, message: str) -> str:
-    table = call.table or call.role
-    return f"{message.rstrip('.')}; does the server serve another model now? Correct model in [{table}]"
 
 
 def _not_found(call: Call, message: str, path: str) -> str:

@@ -267,12 +267,6 @@ def test_one_replica_that_is_up_is_enough_to_begin_and_the_other_joins_later() -
     assert (late.entered, early.entered) == (0, 0)
 
 
-def test_no_replica_at_all_is_an_error_that_names_them() -> None:
-    servers = server(A, dies=0), server(B, dies=0)
-    with pytest.raises(EndpointUnavailable, match=rf"{A}: {A} is dead; {B}: {B} is dead"):
-        entered(replicated(*servers), never)
-
-
 async def never(endpoint: ReplicatedEndpoint) -> None:
     raise AssertionError("entered")
 
