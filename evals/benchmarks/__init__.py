@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,7 @@ from .math500 import MATH500
 FILES = (".jsonl", ".parquet")
 BOXED = "eval.boxed"  # the prompt of mathematical benchmarks
 
-__all__ = [
-    "BENCHMARKS",
-    "CALIBRATED_ON",
-    "Benchmark",
-    "bare",
-    "choose",
-    "find",
-    "half",
-    "load",
-    "overlaps",
-    "own",
-]
+__all__ = ["BENCHMARKS", "CALIBRATED_ON", "Benchmark", "bare", "choose", "find", "half", "load", "overlaps", "own"]
 
 BUILT_IN: Mapping[str, Benchmark] = {
     benchmark.name: benchmark for benchmark in (MATH500, GSM8K, AIME24, AIME25, AMC23, GPQA_DIAMOND, ARITHMETIC)
@@ -79,7 +68,11 @@ def own(
     *prompt* is the name of a template with the placeholder ``{problem}``; None: the problem alone.
     """
     name = path.stem.strip(".") or "problems"  # It becomes the name of a folder, which ".." would lead out of.
-    return Benchmark(name, "the owner's", (problem, answer), _Columns(problem, answer, metric), prompt=prompt)
+
+    def read(row: Row, seed: int) -> Task:
+        return Task(row[problem], Answer(row[answer], metric), name=row.get("id", ""))
+
+    return Benchmark(name, "the owner's", (problem, answer), read, prompt=prompt)
 
 
 def choose(
@@ -106,11 +99,9 @@ def choose(
         return find(name), file
     if metric is not None and metric not in METRICS:
         raise ConfigurationError(f"--metric {metric}: there is no such metric; the metrics: {', '.join(METRICS)}")
-    chosen: Any = {"problem": problem, "answer": answer, "metric": metric}
-    chosen = {key: value for key, value in chosen.items() if value is not None}
-    if prompt is not None:
-        chosen["prompt"] = _template(prompt)
-    return own(own_file, **chosen), file
+    chosen: dict[str, Any] = {"problem": problem, "answer": answer, "metric": metric}
+    template = BOXED if prompt is None else _template(prompt)
+    return own(own_file, prompt=template, **{key: value for key, value in chosen.items() if value is not None}), file
 
 
 def _template(prompt: str) -> str | None:
@@ -126,15 +117,3 @@ def _template(prompt: str) -> str | None:
     if "problem" not in found.original.placeholders:
         raise ConfigurationError(f"--prompt {prompt}: the text needs {{problem}}, where the problem stands")
     return found.name
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Reads the columns of a user's file that hold a problem and its answer."""
-
-    problem: str
-    answer: str
-    metric: Metric
-
-    def __call__(self, row: Row, seed: int) -> Task:
-        return Task(row[self.problem], Answer(row[self.answer], self.metric), name=row.get("id", ""))

@@ -21,12 +21,6 @@ def read(row: Row, seed: int) -> Task:
     return Task(row["problem"], Answer(row["answer"], "number"), name=name, reference=row.get("solution", ""))
 
 
-AIME24 = Benchmark(
-    "aime24",
-    "none stated",
-    ("problem", "answer"),
-    read,
-    source="HuggingFaceH4/aime_2024",
-    split="train",
-)
-AIME25 = Benchmark("aime25", "Apache-2.0", ("problem", "answer"), read, source="math-ai/aime25")
+COLUMNS = ("problem", "answer")
+AIME24 = Benchmark("aime24", "none stated", COLUMNS, read, source="HuggingFaceH4/aime_2024", split="train")
+AIME25 = Benchmark("aime25", "Apache-2.0", COLUMNS, read, source="math-ai/aime25")

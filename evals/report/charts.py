@@ -251,9 +251,10 @@ def _intervals(
     for place, row in enumerate(rows):
         _interval(axes, place, row, scale, markers[row.arm.arm.name], bar=bars)
     for value, name, style in references:
+        side = "center" if len(references) == 1 else "right" if value < 0 else "left"
         axes.axvline(value, color=COLOURS["wrong"] if style == "--" else EDGE, linestyle=style, linewidth=1.5, zorder=0)
         axes.annotate(
-            name, (value, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points", ha="center"
+            name, (value, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points", ha=side
         )
     axes.set(xlim=scale, ylim=(len(rows) - 0.5, -0.5))
     axes.set_yticks(range(len(rows)), [row.arm.arm.name for row in rows])

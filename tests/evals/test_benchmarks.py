@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 import pytest
 
-from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, choose, find, load, own, read_benchmark
+from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, choose, find, load, read_benchmark
 from stepspec.evals.grading.answers import LETTERS
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.sample import Task
@@ -116,12 +116,6 @@ def test_a_value_that_is_neither_text_nor_number_is_refused_with_its_row(
         load(find(name), write(tmp_path / "rows.jsonl", row))
 
 
-def test_anybodys_own_problems_are_a_benchmark(tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.jsonl", {"problem": "What is 1 + 1?", "answer": 2, "id": 9})
-    (task,) = load(own(path), path)
-    assert (own(path).name, str(task.gold), task.name) == ("mine", "2", "9")
-
-
 def test_a_parquet_file_has_the_same_rows(tmp_path: Path) -> None:
     if importlib.util.find_spec("pyarrow") is None:
         pytest.skip("without pyarrow")
@@ -163,12 +157,9 @@ def test_a_file_that_will_not_do_is_refused_by_its_line(tmp_path: Path, content:
         load(find("gsm8k"), path)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_file_or_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no data at .*nowhere\.jsonl"):
         load(find("gsm8k"), tmp_path / "nowhere.jsonl")
-
-
-def test_an_unknown_name_is_refused_with_a_guess() -> None:
     with pytest.raises(ConfigurationError, match=r"\(did you mean 'math500'\?\); the benchmarks: math500, gsm8k"):
         find("math-50")
 
@@ -200,7 +191,7 @@ def test_columns_metric_and_prompt_of_a_file_are_the_users_choice(tmp_path: Path
     (task,) = load(benchmark, file)
     assert task.problem == "Think, then answer in \\boxed{}.\nWhat is {this}?"
     assert (task.question, task.gold, task.name) == ("What is {this}?", Answer("7", "number"), "first")
-    assert benchmark.prompt == str(template)
+    assert (benchmark.name, benchmark.prompt) == ("mine", str(template))
     bare_one, _ = choose(str(path), problem="q", answer="a", prompt="none")
     (bare_task,) = load(bare_one, path)
     assert (bare_task.problem, bare_task.gold) == ("What is {this}?", Answer("7"))
@@ -223,11 +214,11 @@ def test_a_wrong_choice_for_a_file_names_the_flag(flags: dict[str, Any], complai
         choose(str(path), **flags)
 
 
-@pytest.mark.parametrize("flag", ["problem", "answer", "metric", "prompt"])
-def test_choices_for_a_file_are_refused_for_a_benchmark_with_a_name(flag: str) -> None:
-    chosen: Any = {flag: "number"}
-    with pytest.raises(ConfigurationError, match=f"--{flag}.* is for a file of your own"):
-        choose("math500", **chosen)
+def test_choices_for_a_file_are_refused_for_a_benchmark_with_a_name() -> None:
+    for flag in ("problem", "answer", "metric", "prompt"):
+        chosen: Any = {flag: "number"}
+        with pytest.raises(ConfigurationError, match=f"--{flag}.* is for a file of your own"):
+            choose("math500", **chosen)
 
 
 def no_problems(seed: int, count: int) -> list[Task]:

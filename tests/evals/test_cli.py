@@ -147,12 +147,13 @@ def test_a_file_is_a_benchmark_of_its_own(tmp_path: Path) -> None:
 def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(tmp_path: Path) -> None:
     put = eval_cli._put  # pyright: ignore[reportPrivateUsage]
     path = write_rows(tmp_path / "mine.jsonl")
-    tasks = tuple(load(own(path), path))
+    mine = own(path)
+    tasks = tuple(load(mine, path))
     assert all("boxed" in task.problem for task in tasks)
     whole = replace(plan(), tasks=tasks[:3])
     theirs = {"small": "Qwen/Qwen3-1.7B", "large": "testbed-large"}
-    assert put(own(path), whole, tasks, theirs) == (own(path), whole, tasks)
-    benchmark, planned, every = put(own(path), whole, tasks, {"small": "testbed-small", "large": "testbed-judge-75"})
+    assert put(mine, whole, tasks, theirs) == (mine, whole, tasks)
+    benchmark, planned, every = put(mine, whole, tasks, {"small": "testbed-small", "large": "testbed-judge-75"})
     assert benchmark.prompt is None
     assert [task.problem for task in every] == [task.problem for task in TASKS]
     assert planned.tasks == every[:3]
