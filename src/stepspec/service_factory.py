@@ -45,7 +45,7 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
     from stepspec.orchestrator.service.http.app import ServiceServer, listen
 
     async with built(solver, settings) as (service, logs):
-        server = ServiceServer(service, settings, logs.info)
+        server = ServiceServer(service, settings, logs.log.info)
         names = ", ".join(service.context.models.served)
         with listen(settings.host, settings.port) as listening:
             host, port = listening.getsockname()[:2]
@@ -56,7 +56,7 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
                 "clients": len(settings.clients),
             }
             await solver.warm_up()
-            logs.info("serving", **serving)
+            logs.log.info("serving", **serving)
             await server.serve([listening])
 
 

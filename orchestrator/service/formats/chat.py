@@ -135,8 +135,6 @@ ResponseFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaJson, Field(di
 class ChatRequest(Request):
     """The body of a chat completion."""
 
-    parts = (Turn,)
-
     model: ModelName
     messages: Annotated[Items[Turn], Field(min_length=1)]
     stream: bool | None = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from starlette.responses import Response
 
 from ...chain import ToolCall
 from ...events import Answered, Answering, Called, Calling, Committed, Event, Started
-from ...ledger import COUNTED, Account, Ledger
+from ...ledger import Ledger
 from ...solution import Solution
 from ..settings import Thinking
 from ..watch.records import MESSAGES_PATH, RunEvent, RunResult
@@ -247,37 +246,9 @@ def steps(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
     ]
 
 
-def ledger(ledgers: Iterable[Ledger]) -> dict[str, Any]:
-    """Return the sum of the *ledgers* of some runs."""
-    runs = tuple(ledgers)
-    small, large, critic = (_sum([getattr(run, role) for run in runs]) for role in ("small", "large", "critic"))
-    counts = {name: sum(getattr(run, name) for run in runs) for name in ("drafts", "accepted", "chosen")}
-    nested = _by_path([account for run in runs for account in run.nested])
-    sums = Ledger(small, large, critic=critic, nested=nested, sifted=_nested_drafts(runs))
-    total = replace(sums, **counts)
-    return dataclasses.asdict(total) | {
-        "accept_rate": total.accept_rate,
-        "share_large": total.share_large,
-    }
-
-
-def _sum(accounts: Sequence[Account]) -> Account:
-    return replace(accounts[0], **{name: sum(getattr(account, name) for account in accounts) for name in COUNTED})
-
-
-def _by_path(accounts: Sequence[Account]) -> tuple[Account, ...]:
-    paths = sorted({account.path for account in accounts})
-    return tuple(_sum([account for account in accounts if account.path == path]) for path in paths)
-
-
-def _nested_drafts(ledgers: Sequence[Ledger]) -> tuple[tuple[str, int, int], ...]:
-    """Add up, for each path of a nested pair, its judged and its accepted drafts."""
-    judged, accepted = Counter[str](), Counter[str]()
-    for ledger in ledgers:
-        for path, drafts, good in ledger.sifted:
-            judged[path] += drafts
-            accepted[path] += good
-    return tuple((path, judged[path], accepted[path]) for path in sorted(judged))
+def ledger(ledger: Ledger) -> dict[str, Any]:
+    """Return the *ledger* of a run with its rates."""
+    return dataclasses.asdict(ledger) | {"accept_rate": ledger.accept_rate, "share_large": ledger.share_large}
 
 
 def failure(path: str) -> bytes:
@@ -310,7 +281,7 @@ def json_response(body: Mapping[str, Any], status: int = 200) -> Response:
 
 def solution(solution: Solution) -> dict[str, Any]:
     """Return the summary that follows the events of a run."""
-    total = ledger([solution.ledger])
+    total = ledger(solution.ledger)
     return {
         "answer": solution.answer,
         "text": solution.text,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import orjson
 from pydantic import BeforeValidator, Field
@@ -26,7 +26,6 @@ from .schemas import (
     Items,
     ModelName,
     Name,
-    Part,
     Positive,
     Request,
     Rules,
@@ -281,8 +280,6 @@ class NamedToolChoice(CacheablePart):
 
 class Conversation(CacheablePart):
     """What the models read."""
-
-    parts: ClassVar[tuple[type[Part], ...]] = (UserTurn, TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)
 
     model: ModelName
     messages: Annotated[Items[MessageTurn], Field(min_length=1)]

@@ -197,8 +197,6 @@ class ResponsesStreamOptions(Part):
 class ResponsesRequest(Request):
     """The body of a response."""
 
-    parts = (MessageItem, ReasoningItem, FunctionCallItem, FunctionCallOutputItem)
-
     model: ModelName
     input: str | Annotated[Items[InputItem], Field(min_length=1)]
     instructions: str | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
@@ -384,9 +384,7 @@ class Wanted:
 
 
 class Request(CacheablePart):
-    """A request to a method; *parts* are what its messages consist of."""
-
-    parts: ClassVar[tuple[type[Part], ...]] = ()
+    """A request to a method."""
 
     stepspec: StepspecOptions | None = None
 

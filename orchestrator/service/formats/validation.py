@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails
 from ...budget import Budget
 from ...errors import near
 from ..http.errors import ApiError, bad_request, format_path
-from .messages import OWN_TOOLS, Conversation
-from .schemas import FUNCTIONS, MAX_ITEMS, SERVED, Request, StepspecOptions, check_bounds
+from .messages import OWN_TOOLS
+from .schemas import FUNCTIONS, MAX_ITEMS, SERVED, StepspecOptions, check_bounds
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -76,12 +76,6 @@ CURES: Mapping[str, str] = {
 }
 """The cure for a parameter, by its path without indices."""
 
-ANTHROPIC_CURES: Mapping[str, str] = {
-    "tool_choice": "choose the type auto, any, none, or tool with a name",
-    "seed": "this API has no seed; use /v1/chat/completions, or leave it out",
-}
-"""The same for the requests of Anthropic's API, in addition."""
-
 CODES: Mapping[str, str] = {"thread": "thread_unsupported_request"}
 """The codes that clients wait for, by parameter: after this one, Anthropic's SDK sends the whole conversation."""
 
@@ -127,8 +121,7 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
     others = [other for names in SAME if name in names for other in names if other in schema.model_fields]
     if unknown and others:
         return bad_request(f"{param} is called {others[0]} in this API", param, "unknown_parameter")
-    cure = (ANTHROPIC_CURES.get(name) if issubclass(schema, Conversation) else None) or CURES.get(name)
-    if cure is not None:
+    if (cure := CURES.get(name)) is not None:
         verb = "is not supported" if unknown else "cannot have this value"
         return bad_request(f"{param} {verb}: {cure}", param, CODES.get(name, "unsupported_parameter"))
     if unknown:
@@ -189,6 +182,4 @@ def _joined(messages: Iterable[str]) -> str:
 def _known(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:
     if path[0] == "stepspec":
         return [*StepspecOptions.model_fields, *[field.name for field in fields(Budget)]]
-    if path[0] in ("messages", "input", "system") and issubclass(schema, Request | Conversation):
-        return [field for part in schema.parts for field in part.model_fields]
     return [*schema.model_fields] if len(path) == 1 else []

@@ -60,20 +60,13 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-@dataclass(eq=False)
 class Allowance:
-    """What one client has left; a bucket is None if the client has no such limit."""
+    """What the *client* called *name* has left; a bucket is None if the client has no such limit."""
 
-    client: Client
-    name: str
-    requests: Bucket | None
-    tokens: Bucket | None
-
-    @classmethod
-    def of(cls, name: str, client: Client, clock: Callable[[], float]) -> Allowance:
+    def __init__(self, name: str, client: Client, clock: Callable[[], float]) -> None:
+        self.name = name
         sizes = client.requests_per_minute, client.large_tokens_per_minute
-        requests, tokens = (Bucket(size, clock) if size is not None else None for size in sizes)
-        return cls(client, name, requests, tokens)
+        self.requests, self.tokens = (Bucket(size, clock) if size is not None else None for size in sizes)
 
     def admit(self) -> None:
         """Take one request out of the bucket. Raise `ApiError` if a bucket is empty; nothing is taken then."""
@@ -83,19 +76,17 @@ class Allowance:
             if bucket is not None and (seconds := bucket.wait()) > 0
         }
         if waits:
-            limit = max(waits, key=lambda name: waits[name])
-            raise self._refusal(limit, waits[limit])
+            limit, seconds = max(waits.items(), key=lambda each: each[1])
+            wait = max(1, ceil(seconds - ROUNDING))
+            message = f"client {self.name!r} has used up its {limit}: try again in {wait} s"
+            headers = {"Retry-After": str(wait)}
+            raise ApiError(429, message, code="rate_limit_exceeded", retry=True, headers=headers)
         if self.requests is not None:
             self.requests.take(1)
 
     def charge(self, tokens: int) -> None:
         if self.tokens is not None:
             self.tokens.take(max(0, tokens))
-
-    def _refusal(self, limit: str, seconds: float) -> ApiError:
-        wait = max(1, ceil(seconds - ROUNDING))
-        message = f"client {self.name!r} has used up its {limit}: try again in {wait} s"
-        return ApiError(429, message, code="rate_limit_exceeded", retry=True, headers={"Retry-After": str(wait)})
 
 
 class Clients:
@@ -150,7 +141,7 @@ class Clients:
         if not name:
             return None
         if name not in self._allowances:
-            self._allowances[name] = Allowance.of(name, self._clients[name], self._clock)
+            self._allowances[name] = Allowance(name, self._clients[name], self._clock)
         return self._allowances[name]
 
 
@@ -223,7 +214,6 @@ class Admission:
         self._slots, self._max_wait = Slots(settings), settings.max_wait
         self._idle = asyncio.Event()
         self._idle.set()
-        self._changed: Callable[[], None] = lambda: None
         self.running = self.waiting = 0
         self.closed = False
         self.aborted = asyncio.Event()
@@ -246,10 +236,6 @@ class Admission:
         finally:
             release()
             self._count(running=-1)
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Call *changed* whenever another number of requests runs or waits."""
-        self._changed = changed
 
     def close(self) -> None:
         """Admit no more requests."""
@@ -277,7 +263,6 @@ class Admission:
             self._idle.clear()
         else:
             self._idle.set()
-        self._changed()
 
 
 class Drain:

@@ -30,7 +30,7 @@ from ..watch.records import ServiceObserver, notify
 from . import routes
 from .admission import Drain
 from .errors import ApiError
-from .middleware import RequestMiddleware, service_request
+from .middleware import RequestMiddleware, error_response, service_request
 from .runs import ServiceContext
 
 MAX_HEADERS = 64 * 1024  # bytes
@@ -178,7 +178,7 @@ class Service:
 async def _error_response(request: Request, exc: Exception) -> Response:
     record = service_request(request)
     record.error = error = record.in_its_api(exc if isinstance(exc, ApiError) else _http_error(request, exc))
-    return Response(record.error_body(error), error.status, error.all_headers, "application/json")
+    return error_response(error, record)
 
 
 def _http_error(request: Request, exc: Exception) -> ApiError:

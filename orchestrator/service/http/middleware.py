@@ -108,7 +108,8 @@ class RequestMiddleware:
             if not isinstance(exc, ApiError):
                 self._observe(RequestFailed(request, exc))
             if not request.status:
-                await send_error(error, request, send)  # A response that has begun is broken off by the server.
+                response = error_response(error, request)
+                await response(scope, receive, send)  # A response that has begun is broken off by the server.
 
     def _check(self, request: ServiceRequest) -> None:
         if self._checks_origin:
@@ -173,13 +174,9 @@ def request_path(scope: Scope) -> str:
     return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
 
 
-async def send_error(error: ApiError, request: ServiceRequest, send: Send) -> None:
+def error_response(error: ApiError, request: ServiceRequest) -> Response:
     """Answer *request* with *error*."""
-    body = request.error_body(error)
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.all_headers}
-    raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+    return Response(request.error_body(error), error.status, error.all_headers, "application/json")
 
 
 def check_origin(headers: Mapping[str, str], origins: Sequence[str]) -> None:

@@ -207,10 +207,11 @@ class Runs:
     def extension(self, choices: Sequence[int]) -> dict[str, Any]:
         """The fields beyond OpenAI's API, about the runs of some *choices* that are over."""
         solutions = [self.solutions[choice] for choice in choices]
+        ledgers = [payloads.ledger(solution.ledger) for solution in solutions]
         about = [payloads.about(self.solutions[choice], self.run_requests[choice]) for choice in choices]
         return {
             "steps": payloads.steps(solutions),
-            "ledger": payloads.ledger(solution.ledger for solution in solutions),
+            "ledger": ledgers[0] if len(ledgers) == 1 else ledgers,
             "stepspec": about[0] if len(about) == 1 else about,
         }
 

@@ -270,8 +270,14 @@ class Forwarding:
 
     async def refuse(self, exc: EndpointError) -> None:
         """Answer when no server has: with the answer of the last one that failed, or with an error of its own."""
-        if isinstance(exc, EndpointRejected) and exc.status in (401, 403):
-            raise _key_refused(self.model, exc, keyed=self.endpoint.settings.api_key is not None)
+        if isinstance(exc, EndpointRejected) and exc.status in (401, 403):  # the client's own key was accepted already
+            role, keyed = self.model.role, self.endpoint.settings.api_key is not None
+            key = "the service's key for it" if keyed else "a request without a key; the service has none"
+            message = (
+                f"the {role} model's server at {exc.url} refused {key} (HTTP {exc.status}): the operator has to set "
+                f"STEPSPEC_{role.upper()}__API_KEY"
+            )
+            raise ApiError(500, message, code="upstream_error", retry=False)
         if self.failed is not None and not isinstance(exc, EndpointRejected):
             await self._pass_on(self.failed)
             return
@@ -407,14 +413,3 @@ async def _all(response: aiohttp.ClientResponse, part: bytes, between: float) ->
         part = await _read(response, between)
         whole += part
     return whole
-
-
-def _key_refused(model: ServedModel, exc: EndpointError, *, keyed: bool) -> ApiError:
-    """Make the error for the operator: the service's key is wrong; the client's was accepted already."""
-    key = "the service's key for it" if keyed else "a request without a key; the service has none"
-    variable = f"STEPSPEC_{model.role.upper()}__API_KEY"
-    message = (
-        f"the {model.role} model's server at {exc.url} refused {key} (HTTP {exc.status}): the operator has to set "
-        f"{variable}"
-    )
-    return ApiError(500, message, code="upstream_error", retry=False)

@@ -51,10 +51,6 @@ class RequestLog:
         self._up: dict[Role, bool] = {}
         self.log = _logger(settings)
 
-    def info(self, message: str, **fields: Any) -> None:
-        """Write a line about the service itself."""
-        self.log.info(message, **fields)
-
     def __call__(self, event: ServiceEvent) -> None:
         match event:
             case RunEvent(request, choice, _, run_event):

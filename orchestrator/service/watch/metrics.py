@@ -79,11 +79,9 @@ class Metrics:
             "client_large_tokens", "Tokens that the large model wrote, or read to judge, for a client.", "client"
         )
         self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
-        self._running = gauge("requests_running", "Requests that are running.")
-        self._waiting = gauge("requests_waiting", "Requests that wait for admission.")
+        gauge("requests_running", "Requests that are running.").set_function(lambda: admission.running)
+        gauge("requests_waiting", "Requests that wait for admission.").set_function(lambda: admission.waiting)
         self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.")
-        self._admission = admission
-        admission.watch(self._count_admitted)
         Info("stepspec", "Version of the service.", registry=registry).info({"version": version})
 
     def scrape(self) -> tuple[bytes, str]:
@@ -91,10 +89,6 @@ class Metrics:
         with suppress(RuntimeError):  # outside of an event loop
             self._tasks.set(len(asyncio.all_tasks()))
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
-
-    def _count_admitted(self) -> None:
-        self._running.set(self._admission.running)
-        self._waiting.set(self._admission.waiting)
 
     def __call__(self, event: ServiceEvent) -> None:
         match event:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stepspec.orchestrator.chain import Chain, Step, Token
 from stepspec.orchestrator.events import Answered, Answering, Called, Committed, Event
-from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason, Outcome
 from stepspec.orchestrator.service.formats import deltas as payloads
 from stepspec.orchestrator.service.formats.deltas import DeltaBuilder, TokenCounts
@@ -101,22 +99,3 @@ def test_usage_counts_the_tokens_of_a_single_model() -> None:
 )
 def test_every_truncation_has_the_finish_reason_length(reason: FinishReason, finish: str) -> None:
     assert payloads.finish_reason(solved("x", reason)) == finish
-
-
-def test_ledgers_add_up() -> None:
-    one = Ledger(Account("small", kept=3, discarded=1, writing=0.5), Account("large", kept=1), drafts=2, accepted=1)
-    both = payloads.ledger([one, replace(one, accepted=2, chosen=1)])
-    assert (both["small"]["kept"], both["small"]["writing"], both["small"]["role"]) == (6, 1.0, "small")
-    assert (both["accept_rate"], both["share_large"], both["chosen"]) == (0.75, 0.25, 1)
-    assert (both["nested"], both["sifted"]) == ((), ())
-
-
-def test_the_accounts_of_a_nested_pair_add_up_by_their_paths() -> None:
-    tiny, small = Account("small", 3, path="small.small"), Account("small", 1, path="small.large")
-    one = Ledger(Account("small", 4), Account("large"), nested=(small, tiny), sifted=(("small", 2, 1),))
-    both = payloads.ledger([one, one, replace(one, nested=(tiny,), sifted=())])
-    assert [(account["path"], account["kept"]) for account in both["nested"]] == [
-        ("small.large", 2),
-        ("small.small", 9),
-    ]
-    assert both["sifted"] == (("small", 4, 2),)

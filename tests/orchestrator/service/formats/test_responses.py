@@ -115,7 +115,7 @@ async def test_what_a_load_generator_sends_has_no_effect() -> None:
         ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0]", "send the item itself"),
         ({"input": [{"id": "m"}]}, "input[0]", "send the item itself"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content", "read text only"),
-        ({"input": [{"role": "user", "contents": "x"}]}, "input[0].contents", "did you mean 'content'"),
+        ({"input": [{"role": "user", "contents": "x"}]}, "input[0].contents", "/openapi.json lists all"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "missing"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "called reasoning"),

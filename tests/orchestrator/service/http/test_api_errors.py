@@ -88,7 +88,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content", "read text only"),
     ({"messages": [{**TURN, "name": "Bob"}]}, "messages[0].name", "leave it out"),
-    ({"messages": [{**TURN, "contents": ""}]}, "messages[0].contents", "did you mean 'content'"),
+    ({"messages": [{**TURN, "contents": ""}]}, "messages[0].contents", "/openapi.json lists all"),
     ({"temperatures": 1}, "temperatures", "did you mean 'temperature'"),
     ({"temperature": 3}, "temperature", "less than or equal to 2"),
     ({"n": 0}, "n", "greater than"),

@@ -36,7 +36,7 @@ def client(**limits: Any) -> Client:
 
 
 def allowance(clock: Clock, **limits: Any) -> Allowance:
-    return Allowance.of("alice", client(**limits), clock)
+    return Allowance("alice", client(**limits), clock)
 
 
 def refused(left: Allowance) -> ApiError:
