@@ -104,6 +104,9 @@ def test_scores_are_counted_above_the_line_if_accepted_and_below_if_rejected() -
     drawn = charts.histogram(judged(9.0, 9.0, 8.0, 1.0))
     assert {"accepted, n = 3", "rejected, n = 1"} <= {*texts(drawn)}
     assert label(drawn) == "Scores of SpecReason: 3 accepted, 1 rejected"
+    bars = re.findall(r'class="part">\s*<path d="([^"]*)"', drawn)
+    places = [[float(y) for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", bar)] for bar in bars]
+    assert max(map(max, places[: charts.BINS])) <= min(map(min, places[charts.BINS :]))
     assert charts.span(judged(3.0)) == (0.0, 9.0)
     assert charts.span(replace(judged(0.2, 0.9), policy="reflective")) == (0.0, 1.0)
     assert charts.span(replace(judged(-3.0, 4.0), policy="reward")) == (-3.0, 4.0)
