@@ -164,22 +164,21 @@ def test_the_small_model_drafts_for_the_large_one_and_ngram_serves_both(models: 
         "large": {"method": "draft_model", "num_speculative_tokens": 4, "model": str(models / "small")}
     }
     assert configured("draft_model", Path("/elsewhere"))["large"]["model"] == "/elsewhere"
-
-
-def test_a_method_without_a_drafter_for_the_pair_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="no speculation method 'eagle3'; it has: none, ngram, draft_model"):
         speculations("eagle3")
 
 
-def test_the_default_profile_paces_large_and_small_differently() -> None:
+def test_a_profile_has_the_pace_of_every_role_or_is_refused() -> None:
     assert read_pace("paced", "large") == Pace(seconds_per_pass=0.030, seconds_per_token=0.000060)
     assert read_pace("paced", "small") == read_pace("paced", "small-other") == Pace(0.006, 0.000020)
     assert read_pace("paced", "tiny") == Pace(0.003, 0.000010)
-
-
-def test_an_unknown_profile_is_refused_with_the_names_there_are() -> None:
+    assert read_pace("off", "smol") is None
     with pytest.raises(ConfigurationError, match="no pacing profile 'fast'; there are: off, paced, slow"):
         read_pace("fast", "large")
+    with pytest.raises(
+        ConfigurationError, match="'slow' has no pace for 'smol'; it has: large, small, small-other, ti"
+    ):
+        read_pace("slow", "smol")
 
 
 def test_a_drafter_is_paced_by_a_configuration_of_its_own(tmp_path: Path) -> None:
@@ -197,14 +196,6 @@ def test_a_drafter_is_paced_by_a_configuration_of_its_own(tmp_path: Path) -> Non
     assert (tmp_path / "model.safetensors").exists()
     with paced_drafter(tmp_path, None) as folder:
         assert folder == tmp_path
-
-
-def test_a_role_that_a_profile_forgot_is_refused_and_not_left_unpaced() -> None:
-    with pytest.raises(
-        ConfigurationError, match="'slow' has no pace for 'smol'; it has: large, small, small-other, ti"
-    ):
-        read_pace("slow", "smol")
-    assert read_pace("off", "smol") is None
 
 
 class Became(Exception):
@@ -226,17 +217,14 @@ def become(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> Became:
     return found.value
 
 
-@pytest.mark.parametrize("role", serve_one.ROLES)
-def test_it_becomes_the_server_of_its_role_for_everybody(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = become(role, monkeypatch=monkeypatch)
-    (server,) = miniature_servers("paced", (role,))
-    assert found.program == sys.executable
-    assert found.command == tuple("0.0.0.0" if word == "127.0.0.1" else word for word in server.command(8000))
-    assert server.env.items() <= found.environment.items()
-    assert found.environment["HTTP_PROXY"] == "http://proxy"
-
-
-def test_it_listens_at_the_configured_address_with_the_configured_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_becomes_the_server_of_its_role_at_its_address_with_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    for role in serve_one.ROLES:
+        found = become(role, monkeypatch=monkeypatch)
+        (server,) = miniature_servers("paced", (role,))
+        assert found.program == sys.executable
+        assert found.command == tuple("0.0.0.0" if word == "127.0.0.1" else word for word in server.command(8000))
+        assert server.env.items() <= found.environment.items()
+        assert found.environment["HTTP_PROXY"] == "http://proxy"
     options = ("large", "--host", "127.0.0.1", "--port", "81", "--profile", "off")
     (server,) = miniature_servers("off", ("large",))
     assert become(*options, monkeypatch=monkeypatch).command == server.command(81)
