@@ -196,10 +196,7 @@ NEUTRAL: list[dict[str, Any]] = [
     {"stepspec": {"options": None, "budget": None, "ahead": None}},
     {"stream": True, "stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}},
     {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-    {"stream": True, "stream_options": None},
     {"ignore_eos": True},
-    {"ignore_eos": False},
-    {"min_tokens": 0},
     {"min_tokens": 5, "max_tokens": 5, "ignore_eos": True},
 ]
 

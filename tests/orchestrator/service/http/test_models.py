@@ -46,10 +46,7 @@ async def test_models_of_the_same_name_are_distinguished_by_role() -> None:
     assert "same" not in listed
     assert [reply.status for reply in replies] == [404, 200]
     assert b'"model":"same"' in behind.got[0][2]
-
-
-async def test_a_served_model_called_like_a_method_keeps_its_role_before_its_name() -> None:
-    async with serving(names=("tiny", "large")) as served:
+    async with serving(names=("tiny", "large")) as served:  # the name of a method
         listed = [entry["id"] for entry in (await served.get("/v1/models")).json["data"]]
     assert listed[-2:] == ["tiny", "large:large"]
 

@@ -230,9 +230,6 @@ async def test_a_failed_request_is_a_failed_span() -> None:
     (request,) = tree.spans
     assert about(request)["error.type"] == "model_not_found"
     assert request.status.status_code is StatusCode.UNSET
-
-
-async def test_a_request_to_a_model_that_fails_is_a_failed_span() -> None:
     async with traced_service() as (served, finished):
         served.large.faults.extend([Refuse(500)] * 9)
         await served.chat(method="large")

@@ -169,7 +169,7 @@ async def test_a_key_is_requested_and_kept_for_the_tab(serve: Start, opened: Ope
 # The real service.
 
 
-async def test_a_run_on_the_service_is_watched_to_its_end_with_its_options(opened: Open) -> None:
+async def test_runs_on_the_service_are_watched_to_their_end_or_stopped(opened: Open) -> None:
     async with serving(chosen(keep_alive=0.2)) as served:  # A stream without a step begins after so many seconds.
         served.large.gate = served.small.gate = asyncio.Semaphore(0)
         page = await opened(served.base)
@@ -196,6 +196,15 @@ async def test_a_run_on_the_service_is_watched_to_its_end_with_its_options(opene
         await page.get_by_role("button", name="Run").click()
         await expect(page.locator(".step[data-fate='rejected'] .attempt + .attempt")).to_have_count(3)
         await expect(page.locator("#status")).to_contain_text("Finished in")
+        served.small.gate = asyncio.Semaphore(2)
+        served.small.left.clear()
+        await page.get_by_role("button", name="Run").click()
+        await expect(page.locator("#status")).to_contain_text("Running")
+        await page.get_by_role("button", name="Stop").click()
+        await expect(page.get_by_role("button", name="Run")).to_be_visible()
+        await expect(page.get_by_role("alert")).to_be_hidden()
+        async with asyncio.timeout(60):
+            await served.small.left.wait()
 
 
 async def test_no_page_of_another_site_may_frame_the_service_or_run_something(
@@ -215,16 +224,3 @@ async def test_no_page_of_another_site_may_frame_the_service_or_run_something(
         assert served.small.heads == served.large.heads == []
         await page.goto(served.base)
         await expect(page.locator("#problem")).to_be_visible()
-
-
-async def test_stopping_ends_the_run_on_the_servers(opened: Open) -> None:
-    async with serving() as served:
-        served.small.gate = asyncio.Semaphore(2)
-        page = await opened(served.base)
-        await run(page, ASKED)
-        await expect(page.locator("#status")).to_contain_text("Running")
-        await page.get_by_role("button", name="Stop").click()
-        await expect(page.get_by_role("button", name="Run")).to_be_visible()
-        await expect(page.get_by_role("alert")).to_be_hidden()
-        async with asyncio.timeout(60):
-            await served.small.left.wait()

@@ -129,12 +129,3 @@ async def test_the_time_line_zooms_and_follows_the_keys(opened: Open, saved: Cal
     assert room
     assert room["x"] <= shown["x"] <= shown["x"] + shown["width"] <= room["x"] + room["width"]
     assert not await wide(page)
-
-
-async def test_nothing_is_on_paper_that_cannot_be_used_there(opened: Open, saved: Callable[[str], str]) -> None:
-    page = await opened(saved(TRACE), color_scheme="dark", viewport={"width": 794, "height": 1123})
-    await page.emulate_media(media="print", color_scheme="dark")
-    await expect(page.get_by_role("button", name="Open trace")).to_be_hidden()
-    await expect(page.get_by_label("Rejected only")).to_be_hidden()
-    assert await page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
-    assert not await wide(page)

@@ -13,7 +13,6 @@ from stepspec.orchestrator import Accept, Rollback, Step, Token
 from stepspec.orchestrator.events import Committed, Degraded, Drafted, Event, Finished, Judged, Repaired, Started
 from stepspec.orchestrator.trace import Moment, dump
 
-from .made import made
 from .script import script
 
 # How the page reads the stream of the service and its refusals.
@@ -158,15 +157,20 @@ def test_runs_of_accepted_steps_are_one_row() -> None:
     assert (fold["authors"], fold["open"]) == (["small"], False)
 
 
-def test_a_short_chain_is_not_folded() -> None:
-    assert kinds(rows(made())) == ["draft"] * 4
-    assert kinds(rows(chain("a" * 23))) == ["draft"] * 23
-    assert kinds(rows(chain("a" * 24))) == ["24 folded"]
-
-
-def test_four_accepted_steps_are_worth_a_fold() -> None:
-    assert kinds(rows(chain("r" * 20 + "aaaa" + "r"))) == [*["draft"] * 20, "4 folded", "draft"]
-    assert kinds(rows(chain("r" * 21 + "aaa" + "r"))) == ["draft"] * 25
+@pytest.mark.parametrize(
+    ("fates", "finished", "expected"),
+    [
+        ("a" * 23, True, ["draft"] * 23),  # a short chain
+        ("a" * 24, True, ["24 folded"]),
+        ("r" * 20 + "aaaa" + "r", True, [*["draft"] * 20, "4 folded", "draft"]),
+        ("r" * 21 + "aaa" + "r", True, ["draft"] * 25),
+        ("a" * 14 + "n" + "a" * 14, True, ["14 folded", "notice", "14 folded"]),
+        ("a" * 30, False, ["27 folded", *["draft"] * 3]),  # the newest steps stay in sight
+        ("a" * 30 + "r", False, ["30 folded", "draft"]),
+    ],
+)
+def test_four_accepted_steps_of_a_long_chain_are_folded(fates: str, finished: bool, expected: list[str]) -> None:
+    assert kinds(rows(chain(fates, finished=finished))) == expected
 
 
 def test_an_open_fold_is_followed_by_its_steps() -> None:
@@ -174,15 +178,6 @@ def test_an_open_fold_is_followed_by_its_steps() -> None:
     assert kinds(rows(trace, opened=[1])) == ["draft", "30 folded", *["draft"] * 30]
     assert rows(trace, opened=[1])[1]["open"]
     assert kinds(rows(trace, opened=[2])) == ["draft", "30 folded"]
-
-
-def test_a_notice_stands_between_two_folds() -> None:
-    assert kinds(rows(chain("a" * 14 + "n" + "a" * 14))) == ["14 folded", "notice", "14 folded"]
-
-
-def test_the_newest_steps_of_a_run_that_goes_on_stay_in_sight() -> None:
-    assert kinds(rows(chain("a" * 30, finished=False))) == ["27 folded", *["draft"] * 3]
-    assert kinds(rows(chain("a" * 30 + "r", finished=False))) == ["30 folded", "draft"]
 
 
 def test_only_what_was_rejected_is_left_by_the_filter() -> None:

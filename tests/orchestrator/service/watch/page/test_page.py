@@ -54,6 +54,19 @@ async def test_a_trace_is_shown_whole(opened: Open, saved: Callable[[str], str])
     await expect(page.locator(".span")).to_have_count(11)
     await expect(page.locator("#composer")).to_be_hidden()
     await expect(page.locator("#so-far")).to_be_hidden()
+    await expect(page.locator("#speed p").first).to_have_text(
+        "1.4\N{MULTIPLICATION SIGN} as fast as the large model alone, estimated"
+    )
+    await page.get_by_text("How this is estimated").click()
+    await expect(page.locator("#factor-how")).to_contain_text("34.3 ms a token, measured on 21")
+    await expect(page.locator("#factor-how")).to_contain_text("the run took 1.32 s")
+    rows = page.locator("#ledger-figures tbody tr")
+    await expect(rows.first).to_have_text("drafting0.50 s\N{EN DASH}")
+    await expect(page.locator("#ledger-figures .legend")).to_contain_text("repaired 0.44 s")
+    await page.get_by_role("radio", name="Seconds").focus()
+    await page.keyboard.press("ArrowRight")
+    await expect(rows.first).to_contain_text("tokens kept")
+    await expect(page.locator("#ledger-figures .legend")).to_contain_text("repaired 13")
     # Bars and ticks have the numbers of steps, those of the ticks below the name of their row.
     await expect(page.locator(".commit text")).to_have_text(["1", "2", "3", "4"])
     numbers = await page.locator(".inside text").all_text_contents()
@@ -105,23 +118,6 @@ async def test_the_time_line_is_read_with_keyboard_and_mouse(opened: Open, saved
     await expect(selected).to_have_count(0)
 
 
-async def test_speed_and_ledger_are_explained(opened: Open, saved: Callable[[str], str]) -> None:
-    page = await opened(saved(html(TRACE)))
-    await expect(page.locator("#speed p").first).to_have_text(
-        "1.4\N{MULTIPLICATION SIGN} as fast as the large model alone, estimated"
-    )
-    await page.get_by_text("How this is estimated").click()
-    await expect(page.locator("#factor-how")).to_contain_text("34.3 ms a token, measured on 21")
-    await expect(page.locator("#factor-how")).to_contain_text("the run took 1.32 s")
-    rows = page.locator("#ledger-figures tbody tr")
-    await expect(rows.first).to_have_text("drafting0.50 s\N{EN DASH}")
-    await expect(page.locator("#ledger-figures .legend")).to_contain_text("repaired 0.44 s")
-    await page.get_by_role("radio", name="Seconds").focus()
-    await page.keyboard.press("ArrowRight")
-    await expect(rows.first).to_contain_text("tokens kept")
-    await expect(page.locator("#ledger-figures .legend")).to_contain_text("repaired 13")
-
-
 async def test_the_theme_can_be_chosen_and_motion_left_out(opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(html(TRACE)), color_scheme="light")
     light, switch = await ground(page), page.get_by_role("button", name="Theme")
@@ -137,6 +133,12 @@ async def test_the_theme_can_be_chosen_and_motion_left_out(opened: Open, saved: 
     assert await page.evaluate(moving) == "none"
     await page.emulate_media(reduced_motion="no-preference")
     assert await page.evaluate(moving) == "appear"
+    # On paper there is nothing that can only be used on a screen.
+    await page.emulate_media(media="print", color_scheme="dark")
+    await expect(page.get_by_role("button", name="Open trace")).to_be_hidden()
+    await expect(page.get_by_label("Rejected only")).to_be_hidden()
+    assert await ground(page) == "rgb(255, 255, 255)"
+    assert not await wide(page)
 
 
 DROP = """([name, text]) => {
@@ -236,11 +238,7 @@ async def test_every_piece_of_a_pair_tells_who_wrote_it(opened: Open, saved: Cal
     await expect(folded.nth(0).locator("li .meta")).to_contain_text("kept in part")
     await expect(folded.nth(0).locator("li del")).to_have_text(WRONG.removeprefix(KEPT).strip())
     await expect(folded.nth(0).locator("li .text")).to_have_text(WRONG.strip())
-
-
-async def test_a_draft_that_was_kept_in_part_is_cut_between_its_pieces(
-    opened: Open, saved: Callable[[str], str]
-) -> None:
+    # A draft that was kept in part is cut between its pieces.
     page = await opened(saved(html(PARTLY)))
     partly = page.locator(".step[data-fate='rejected'] .attempt").first
     await expect(partly.locator(".kept-text .piece")).to_have_text(
