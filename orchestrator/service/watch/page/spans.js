@@ -57,11 +57,13 @@ function ownedBy(span, drafts, view) {
   return isRepair(span) && repaired ? repairOf(span, repaired) : [];
 }
 
-// What a pair made together: a request names the step of the chain, but not what became of its own text.
+// What a pair made together: a request names the step of the chain, and shares the fate of that step.
 function withinPair(span, drafts) {
   const draft = drafts.find(({ index }) => index === span.step);
   const what = { draft: "draft", verify: "verdict", repair: "repair", hedge: "repair" }[span.purpose];
-  return draft && what ? whole(span, { draft: draft.number, what, fate: "unknown" }) : [];
+  if (!draft || !what || span.fate === "failed") return [];
+  const fate = what === "verdict" ? "done" : draft.fate;
+  return [{ from: span.started, to: span.ended, draft: draft.number, what, fate }];
 }
 
 // The times of events have microseconds, those of requests more digits.

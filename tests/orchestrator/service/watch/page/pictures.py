@@ -14,12 +14,9 @@ from .made import long_run
 TRACES = Path(__file__).parent / "traces"
 IMAGES = Path(__file__).parents[5] / "docs" / "images"
 DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "device_scale_factor": 1.5}
-PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 1180}, "device_scale_factor": 2}
-CUT = ("page-phone", "page-long")  # after one screen
+CUT = ("page-long",)  # after one screen
 PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "page-light": ("specreason", {**DESK, "color_scheme": "light"}),
-    "page-dark": ("specreason", {**DESK, "color_scheme": "dark"}),
-    "page-phone": ("specreason", {**PHONE, "color_scheme": "light"}),
     "page-nested": ("nested", {**DESK, "color_scheme": "light", "device_scale_factor": 1.2}),
     "page-long": ("long", {**DESK, "color_scheme": "light", "device_scale_factor": 1.2}),
 }

@@ -147,12 +147,12 @@ def test_every_model_has_a_lane_the_cheapest_first() -> None:
     ]
 
 
-def test_a_request_of_a_pair_belongs_to_the_step_that_it_names() -> None:
-    owned = [(span["model"], part["what"], part["draft"]) for span in spans(nested()) for part in span["parts"]]
-    assert [one for one in owned if one[0] == "small.large"] == [
-        *(("small.large", what, draft) for what, draft in (("verdict", 0), ("verdict", 1), ("repair", 1))),
-        ("small.large", None, None),  # a verdict on a draft that was never complete
-        *(("small.large", what, draft) for what, draft in (("verdict", 2), ("repair", 2), ("verdict", 3))),
+def test_a_request_of_a_pair_belongs_to_the_step_that_it_names_and_shares_its_fate() -> None:
+    shown = [(span["model"], part) for span in spans(nested()) for part in span["parts"]]
+    assert [(part["what"], part["draft"], part["fate"]) for model, part in shown if model == "small.large"] == [
+        *(("verdict", 0, "done"), ("verdict", 1, "done"), ("repair", 1, "rejected")),
+        (None, None, "unknown"),  # a verdict on a draft that was never complete
+        *(("verdict", 2, "done"), ("repair", 2, "kept"), ("verdict", 3, "done")),
     ]
 
 
