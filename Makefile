@@ -19,12 +19,14 @@ UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orche
 # Four workers for two cores: while tests wait for servers, others run (tests/conftest.py).
 TESTS := $(RUN)/pytest -n 4 --dist loadgroup
 # What `make quick` leaves out: each takes more than five seconds of one core.
-SLOW := integration docs docker examples fidelity evals/calibration evals/report evals/testbed lab \
-  test_cli.py $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py ray_pool.py benchmarks.py) \
-  $(addprefix orchestrator/service/,watch/page formats/test_description.py test_ray.py) test_packaging.py test_docs_site.py \
-  $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py) \
+SLOW := integration docs docker examples fidelity lab \
+  $(addprefix evals/,calibration estimate judge report testbed) \
+  $(addprefix evals/test_,benchmarks.py cli.py evaluation.py full_disk.py grading.py ray_pool.py ray_worker.py) \
+  $(addprefix orchestrator/,doctor test_auto.py test_state_machines.py nesting/test_promises.py) \
+  $(addprefix orchestrator/endpoints/test_,families.py retries.py sse.py vocabularies.py) \
   $(addprefix orchestrator/launcher/test_,dry_run.py launch.py up.py) \
-  orchestrator/nesting/test_promises.py
+  $(addprefix orchestrator/service/,formats/test_description.py formats/test_tools.py http watch test_ray.py) \
+  $(addprefix test_,cli.py docs_site.py odd_text.py packaging.py regular_expressions.py release.py solve_many.py)
 # The theme prints an advertisement against MkDocs 2 without the variable.
 SITE := NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs
 # Without its bytecode, every program that a test starts would compile the package again.
@@ -52,7 +54,7 @@ test: $(STAMP) ## every test, those against real servers included
 	-@$(TIMED) clients $(RUN)/python -m tests.integration.clients.environments install
 	$(TESTS) --durations=20
 
-quick: $(STAMP) ## the tests for the inner loop: no servers, no browser, no charts, no real vocabularies; 90 s at most
+quick: $(STAMP) ## the tests for the inner loop: no servers, no browser, no charts, no real vocabularies; 60 s at most
 	$(RUN)/pytest -n 2 --dist loadgroup -q -m "not servers" $(addprefix --ignore=tests/,$(SLOW))
 
 check: $(STAMP) ## format, lint, types, layers, spelling

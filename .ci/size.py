@@ -71,16 +71,34 @@ def table(root: Path) -> list[Row]:
         Row("docs: lines", lines(pages)),
         Row("docs: decisions", len(decisions)),
         Row("wheel: bytes", wheel_bytes(root), 3_300_000),
-        Row("functions above the limits", len(list(too_large(root)))),
+        Row("functions above the limits", len(list(too_large(root))), 0),
     ]
 
 
 def too_large(root: Path) -> Iterator[str]:
-    """Yield where each function of the package above a limit is, and what it has."""
+    """
+    Yield where each function of the package above a limit is, and what it has.
+
+    A decision defends one by the sentence "`Class.function` has 12 parameters".
+    """
+    texts = (path.read_text(encoding="utf-8") for path in tracked(root, "docs/decisions", suffix=".md"))
+    decisions = " ".join(" ".join(texts).split())
     for path in tracked(root, *PACKAGE, suffix=".py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (what := excess(node)):
-                yield f"{path.relative_to(root)}:{node.lineno} {node.name}: {', '.join(what)}"
+        for name, function in functions(ast.parse(path.read_text(encoding="utf-8"))):
+            what = [each for each in excess(function) if f"`{name}` has {each}" not in decisions]
+            if what:
+                yield f"{path.relative_to(root)}:{function.lineno} {name}: {', '.join(what)}"
+
+
+def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, Function]]:
+    """Yield every function in *tree*, with its name after the names of the classes and functions around it."""
+    for node in ast.iter_child_nodes(tree):
+        name = within
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{within}.{node.name}".lstrip(".")
+            if not isinstance(node, ast.ClassDef):
+                yield name, node
+        yield from functions(node, name)
 
 
 def excess(function: Function) -> list[str]:

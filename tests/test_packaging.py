@@ -102,8 +102,7 @@ def test_the_installed_entry_points_are_those_declared() -> None:
     assert "entry-points" not in declared  # a plugin of vLLM would be loaded by every vLLM of the environment
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+@pytest.mark.parametrize(("kind", "version"), [*(("wheel", version) for version in VERSIONS), ("sdist", VERSIONS[0])])
 def test_a_fresh_environment_runs_it_without_any_extra(
     distributions: Distributions, kind: str, version: str, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -61,7 +61,7 @@ def rendered(outcomes: Mapping[str, Tree]) -> Mapping[str, list[Tree]]:
 @pytest.fixture(scope="session")
 def parsed(rendered: Mapping[str, list[Tree]]) -> Mapping[str, str]:
     """What vLLM's parser says of the command lines of compose files, charts and recipes, by where they stand."""
-    lines: dict[str, list[str]] = {"a wrong one": ["model", "--no-such-flag"]}
+    lines: dict[str, Sequence[str]] = {"a wrong one": ["model", "--no-such-flag"]}
     for name in COMPOSED:
         for service, one in composed(name)["services"].items():
             if one.get("entrypoint") == ["vllm", "serve"]:
@@ -74,7 +74,7 @@ def parsed(rendered: Mapping[str, list[Tree]]) -> Mapping[str, str]:
                 lines[f"chart {name} {each['metadata']['name']}"] = container["args"]
     for recipe in sorted((ROOT / "recipes").glob("*.toml")):
         for server in servers(load(recipe)):
-            lines[f"recipe {recipe.stem} {server.name}"] = [str(server.model), *server.args]
+            lines[f"recipe {recipe.stem} {server.name}"] = server.command(8000)[len(server.program) :]
     refused = refusals(lines)
     assert not isinstance(refused, str), refused
     return refused

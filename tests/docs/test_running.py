@@ -37,7 +37,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"^stepspec demo": "starts the miniature pair: tests/integration",
     r"^python -m lab\.load\b": "runs at the root of a clone: tests/integration/test_load.py",
     r"--ray\b": "needs a cluster: tests/evals/test_ray_pool.py",
-    r"^stepspec up (?!.*--dry-run)": "needs a GPU",
+    r"^stepspec up": "needs a GPU; its dry runs: tests/test_recipes.py",
     r"--critic": "needs a reward model: tests/integration/test_critic.py",
     r"^\$EDITOR": "opens an editor",
     r"^stepspec judge": "says with exit code 1 that an imitation is no judge: tests/evals/judge",
@@ -51,9 +51,9 @@ ELSEWHERE: Mapping[str, str] = {
 STAYS = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:stepspec serve|python -m tests\.stand_in)\b")
 
 HERE: Mapping[str, str] = {
-    r"(--small|--large|--second-large) (?:\.\.\.|URL|https?://\S+)": r"\1 {\1}",
+    r" --(?:small|large) (?:\.\.\.|URL|https?://\S+)": "",  # the environment names the servers
     r"http://a:8000/v1 http://b:8000/v1": f"{SMALL}/v1 {LARGE}/v1",
-    r" \.\.\.$": "",  # the servers, which the environment names
+    r" \.\.\.$": "",
     r"^(stepspec (?:eval|calibrate) (?:gsm8k|math500|aime24)(?!.* --data))": r"\1 --data problems.parquet",
     r"(stepspec (?:eval|estimate) .*?)(?: (?:--limit|-n) \d+|$)": r"\1 -n 4",
     r"^(stepspec eval .*)$": r"\1 --fresh",  # the folder has what an earlier command left
@@ -67,7 +67,6 @@ HERE: Mapping[str, str] = {
     r"--port 800\d": "--port 0",
 }
 """What is replaced in a command, in this order: servers, data sets on the hub, and what takes long."""
-ROLES = {"{--small}": f"{SMALL}/v1", "{--large}": f"{LARGE}/v1", "{--second-large}": f"{LARGE}/v1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +77,16 @@ class Servers:
     large: str
 
 
-def to_run() -> list[ParameterSet]:
-    return [
-        pytest.param(block, id=f"{document.relative_to(ROOT)}:{block.line}")
-        for document in DOCUMENTS
-        if document != PAGE
-        for block in blocks(document.read_text(encoding="utf-8"))
-        if block.language in SHELLS and not block.mark.startswith("needs")
-    ]
+def to_run() -> Iterator[ParameterSet]:
+    """Yield each block with its commands as a test runs them: those of `ELSEWHERE` left out, and each command once."""
+    seen = set[str]()
+    for document in DOCUMENTS:
+        for block in blocks(document.read_text(encoding="utf-8")):
+            if document != PAGE and block.language in SHELLS and not block.mark.startswith("needs"):
+                wanted = [here(command) for command in block.commands if elsewhere(command) is None]
+                if commands := [command for command in dict.fromkeys(wanted) if command not in seen]:
+                    seen.update(commands)
+                    yield pytest.param(block, commands, id=f"{document.relative_to(ROOT)}:{block.line}")
 
 
 def elsewhere(command: str) -> str | None:
@@ -98,8 +99,6 @@ def here(command: str) -> str:
     command = " ".join(re.sub(r"(?<=\s)#.*$", "", command).split())
     for pattern, text in HERE.items():
         command = re.sub(pattern, text, command)
-    for name, url in ROLES.items():
-        command = command.replace(name, url)
     return command
 
 
@@ -131,17 +130,13 @@ def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path
     for name in ("exam.parquet", "problems.parquet"):
         pq.write_table(table, folder / name)
     pq.write_table(pa.Table.from_pylist(graded), folder / "gsm8k.parquet")
-    for name in ("recipes", "docs", "examples"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "examples").mkdir()
     made = run(
         Block("console", "", "", 0),
         [
             "stepspec eval math500 --data math500.jsonl -p specreason -n 4 --traces",
             "stepspec eval gsm8k --data gsm8k.jsonl -p specreason -n 4 --traces",
-            *(
-                f"stepspec calibrate problems.jsonl -p {policy} --max-loss {MAX_LOSS} --values 8 --output {policy}.toml"
-                for policy in ("specreason", "bild")
-            ),
+            f"stepspec calibrate problems.jsonl --max-loss {MAX_LOSS} --values 8 --output calibrated.toml",
             "stepspec solve 'What is 6 x 7?' --trace run.jsonl",
         ],
         folder,
@@ -150,8 +145,7 @@ def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path
     assert made == []
     for trials in folder.glob("*.trials.jsonl"):  # of other problems than those that a document calibrates on
         trials.unlink()
-    for name in ("policy", "calibrated"):
-        shutil.copy(folder / "specreason.toml", folder / f"{name}.toml")
+    shutil.copy(folder / "calibrated.toml", folder / "policy.toml")
     (folder / "traces").mkdir()
     shutil.copy(folder / "run.jsonl", folder / "traces")
     return folder
@@ -173,11 +167,10 @@ def run(block: Block, commands: list[str], folder: Path, servers: Servers) -> li
     return failed
 
 
-@pytest.mark.parametrize("block", to_run())
-def test_commands_run(block: Block, servers: Servers, material: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("block", "commands"), to_run())
+def test_commands_run(block: Block, commands: list[str], servers: Servers, material: Path, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     shutil.copytree(material, folder, symlinks=True)
-    commands = [here(command) for command in block.commands if elsewhere(command) is None]
     assert run(block, commands, folder, servers) == []
 
 
@@ -199,7 +192,7 @@ def test_a_command_that_fails_is_reported(tmp_path: Path) -> None:
 
 def test_a_command_gets_the_servers_and_the_data_of_the_test() -> None:
     assert here("stepspec eval gsm8k  -p bild --small ... --large URL  # all") == (
-        f"stepspec eval gsm8k --data problems.parquet -p bild --small {SMALL}/v1 --large {LARGE}/v1 -n 4 --fresh"
+        "stepspec eval gsm8k --data problems.parquet -p bild -n 4 --fresh"
     )
     assert (
         here("stepspec calibrate x.jsonl --max-loss 0.01 ...")

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +48,6 @@ class Session:
     """
     A shell in a *folder* that runs the blocks of the page, on servers at these base URLs instead of the page's.
 
-    The *programs* are those of a folder, by default of this environment; the *variables* are those around the shell.
     What is exported stays; what runs in the background is ended by `close`.
     """
 
@@ -56,15 +55,13 @@ class Session:
     small: str
     large: str
     port: int
-    programs: Path = Path(sys.executable).parent
-    variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
     exports: list[str] = field(default_factory=list[str])
     background: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
 
     def run(self, block: Block) -> Iterator[Ran]:
         """Run the commands of *block* one after the other."""
         if block.language == "python":
-            yield self._foreground(block.text, [str(self.programs / "python"), "-c", self._here(block.text)])
+            yield self._foreground(block.text, [sys.executable, "-c", self._here(block.text)])
             return
         for command in block.commands:
             if command.startswith("export "):
@@ -118,9 +115,9 @@ class Session:
 
     @property
     def _environment(self) -> dict[str, str]:
-        tools = os.pathsep.join((str(self.programs), self.variables["PATH"]))
+        tools = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         plain = {"NO_COLOR": "1", "COLUMNS": str(WIDTH), "TERM": "dumb", "STEPSPEC_SERVICE__PORT": str(self.port)}
-        return {**self.variables, "PATH": tools, **plain}
+        return {**os.environ, "PATH": tools, **plain}
 
     @property
     def _places(self) -> Sequence[tuple[str, str]]:

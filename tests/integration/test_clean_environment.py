@@ -20,7 +20,6 @@ from typing import TypeAlias
 import pytest
 
 from ..distributions import ROOT, Distributions, fresh, outside
-from ..docs.tutorial import PAGE, Session, free_port, runnable
 from ..stand_in import stand_in_process
 
 Run: TypeAlias = Callable[..., str]
@@ -143,7 +142,9 @@ def test_the_doctor_checks_both_servers(run: Run, servers: Sequence[str]) -> Non
 
 @pytest.mark.parametrize("policy", ["specreason", *(name for policies in plugins().values() for name in policies)])
 def test_a_problem_is_solved(run: Run, servers: Sequence[str], policy: str) -> None:
-    assert run("stepspec", "solve", PROBLEMS[0], "--policy", policy, *servers).strip() == ANSWER
+    words = ["--policy", policy, "--trace", f"{policy}.jsonl"]
+    assert run("stepspec", "solve", PROBLEMS[0], *words, *servers).strip() == ANSWER
+    assert run("stepspec", "trace", f"{policy}.jsonl").strip() == f"wrote {policy}.html"
 
 
 def test_policies_are_measured_and_reported(run: Run, servers: Sequence[str], home: Path) -> None:
@@ -159,23 +160,10 @@ def test_policies_are_measured_and_reported(run: Run, servers: Sequence[str], ho
     assert "100.0%" in report
 
 
-def test_the_commands_of_the_tutorial_work(programs: Path, servers: Sequence[str], tmp_path: Path) -> None:
-    _, small, _, large = (url.removesuffix("/v1") for url in servers)
-    session = Session(tmp_path, small, large, free_port(), programs, environment(tmp_path))
-    try:
-        ran = [each for block in runnable(PAGE.read_text(encoding="utf-8")) for each in session.run(block)]
-    finally:
-        session.close()
-    assert {each.command.split()[1] for each in ran} >= {"doctor", "solve", "trace", "eval", "report", "calibrate"}
-    assert [(each.command, each.output) for each in ran if each.code] == []
-
-
 def test_the_policy_of_the_plugin_is_measured_and_calibrated(run: Run, servers: Sequence[str], home: Path) -> None:
     arms = json.loads(run("stepspec", "eval", "units", "-p", "confident", "--limit", "2", "--json", *servers))
     assert "confident" in json.dumps(arms)
     assert "confident" in (home / "runs/units/samples.jsonl").read_text()
-    words = ["--policy", "confident"]
-    assert run("stepspec", "solve", PROBLEMS[0], *words, *servers).strip() == ANSWER
     rows = [json.dumps({"problem": f"What is {n} + {42 - n}?", "answer": ANSWER}) for n in range(24)]
     (home / "many.jsonl").write_text("\n".join(rows) + "\n")
     run("stepspec", "calibrate", "many.jsonl", "--policy", "confident", "--max-loss", "0.3", *servers)
