@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import sys
 import tomllib
 from collections.abc import Coroutine, Mapping, Sequence
@@ -28,7 +27,7 @@ from stepspec.settings import Settings
 from . import provenance
 from .arms import LARGE, PLAIN, SMALL
 from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
-from .command_line import only_without_testbed, script
+from .command_line import only_without_testbed, parameters_of, script, with_parameters
 from .evaluation import Evaluation, evaluate
 from .flags import (
     BUDGET,
@@ -402,8 +401,6 @@ def alone(benchmark: str) -> None:
     def only(**arguments: Any) -> None:
         command(benchmark=benchmark, **arguments)
 
-    signature = inspect.signature(command)
-    parameters = [each for name, each in signature.parameters.items() if name != "benchmark"]
-    only.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_parameters(only, [each for each in parameters_of(command) if each.name != "benchmark"])
     only.__name__ = benchmark
     script(only, ALONE.format(name=benchmark))

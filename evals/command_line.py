@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
@@ -95,20 +95,29 @@ Verbosity: TypeAlias = Annotated[
 
 def _with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     """Give *command* the flag ``--verbose``, and its values plain words in the help."""
-    signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
-    verbose = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=Verbosity)
-    own = [
-        each.replace(annotation=_named_value(each.name, hints.get(each.name, each.annotation)), kind=each.KEYWORD_ONLY)
-        for each in signature.parameters.values()
-    ]
 
     @functools.wraps(command)
     def run(*, verbose: int = 0, **arguments: Any) -> None:
         _log_to_stderr(verbose)
         command(**arguments)
 
-    parameters = [*own, verbose]
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    verbose = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=Verbosity)
+    own = [each.replace(annotation=_named_value(each.name, each.annotation)) for each in parameters_of(command)]
+    return with_parameters(run, [*own, verbose])
+
+
+def parameters_of(command: Callable[..., None]) -> list[inspect.Parameter]:
+    """Return the parameters of *command*, each by its name only, with their annotations evaluated."""
+    hints = get_type_hints(command, include_extras=True)
+    return [
+        each.replace(annotation=hints.get(each.name, each.annotation), kind=each.KEYWORD_ONLY)
+        for each in inspect.signature(command).parameters.values()
+    ]
+
+
+def with_parameters(run: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """Let *run* have these *parameters* for typer, which reads the signature and the annotations."""
+    vars(run)["__signature__"] = inspect.Signature(parameters)
     run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
     return run
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, cast, get_type_hints
+from typing import Annotated, Any, TypeAlias, cast
 
 import orjson
 import typer
@@ -23,7 +23,7 @@ from stepspec.orchestrator.run_options import option_types, run_options
 from stepspec.setting_sources import CommandLine, Place, with_command_line
 
 from .benchmarks import BENCHMARKS
-from .command_line import finite
+from .command_line import finite, parameters_of, with_parameters
 
 NUMBERS: Mapping[str, type] = {"integer": int, "number": float}
 
@@ -38,19 +38,6 @@ def complete_benchmarks(incomplete: str) -> list[str]:
     return [name for name in BENCHMARKS if name.startswith(incomplete)]
 
 
-REPLICAS = "; several replicas are separated by commas."
-SmallUrl: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--small", help=f"Base URL of the small model's server{REPLICAS}", metavar="URL"),
-]
-LargeUrl: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--large", help=f"Base URL of the large model's server{REPLICAS}", metavar="URL"),
-]
-CriticUrl: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--critic", help="Base URL of the reward model's server, for methods that need one.", metavar="URL"),
-]
 ARMS_METAVAR = "NAME[:OPTION=VALUE,...]"
 BenchmarkName: TypeAlias = Annotated[
     str,
@@ -119,21 +106,40 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON ob
 @dataclass(frozen=True, slots=True)
 class Flag:
     """
-    A flag that sets the setting at *place*.
+    A flag that sets the setting at *place*: its *names*, the type of its value, its *help*, and *more* for typer.
 
-    *annotation* declares it for typer. *parse* turns what typer made of the words into the value of the setting.
+    *parse* turns what typer made of the words into the value of the setting.
     """
 
     place: Place
-    annotation: Any
+    names: tuple[str, ...]
+    kind: Any
+    help: str
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
     parse: Callable[[Any], Any] = lambda value: value
 
     @property
     def name(self) -> str:
         """The flag as a user writes it."""
-        option = self.annotation.__metadata__[0]
-        declared = (option.default, *(option.param_decls or ()))  # typer takes the first name for a default
-        return next(str(name).partition("/")[0] for name in declared if str(name).startswith("--"))
+        return next(name.partition("/")[0] for name in self.names if name.startswith("--"))
+
+    @property
+    def variable(self) -> str:
+        """The name of the flag's parameter."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """The parameter that declares the flag for typer; None is its default."""
+        option = typer.Option(*self.names, help=self.help, show_default=False, **self.more)
+        annotation = Annotated[self.kind | None, option]
+        return inspect.Parameter(self.variable, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def flag(place: str, kind: Any, help: str, name: str = "", **more: Any) -> Flag:
+    """Declare the flag of the setting at *place*, such as ``sampling.top_p``; by default it is called ``--top-p``."""
+    keys = tuple(place.split("."))
+    return Flag(keys, (name or f"--{keys[-1].replace('_', '-')}",), kind, help, more)
 
 
 def _key(role: str, model: str) -> Flag:
@@ -141,75 +147,39 @@ def _key(role: str, model: str) -> Flag:
         f"API key of the {model} model's server. Other users of this machine can see it; "
         f"STEPSPEC_{role.upper()}__API_KEY is safer."
     )
-    option = typer.Option(f"--{role}-api-key", help=words, metavar="KEY", show_envvar=False)
-    return Flag((role, "api_key"), Annotated[str | None, option])
+    return flag(f"{role}.api_key", str, words, f"--{role}-api-key", metavar="KEY")
 
 
-SERVERS: Mapping[str, Flag] = {
-    "small": Flag(("small", "url"), SmallUrl),
-    "large": Flag(("large", "url"), LargeUrl),
-    "critic": Flag(("critic", "url"), CriticUrl),
-    "small_api_key": _key("small", "small"),
-    "large_api_key": _key("large", "large"),
-    "critic_api_key": _key("critic", "reward"),
-}
-PAIR: Mapping[str, Flag] = {name: flag for name, flag in SERVERS.items() if not name.startswith("critic")}
-KEYS: Mapping[str, Flag] = {name: flag for name, flag in PAIR.items() if name.endswith("key")}
-SAMPLING: Mapping[str, Flag] = {
-    "temperature": Flag(
-        ("sampling", "temperature"),
-        Annotated[float | None, typer.Option("--temperature", help="Sampling temperature; 0 is greedy.")],
-    ),
-    "top_p": Flag(
-        ("sampling", "top_p"),
-        Annotated[float | None, typer.Option("--top-p", help="Sample from the likeliest tokens of this total.")],
-    ),
-    "top_k": Flag(
-        ("sampling", "top_k"),
-        Annotated[int | None, typer.Option("--top-k", help="Sample from this number of likeliest tokens; 0: all.")],
-    ),
-}
-SEED: Mapping[str, Flag] = {
-    "seed": Flag(
-        ("sampling", "seed"),
-        Annotated[
-            int | None, typer.Option("--seed", help="Seed of the sampling; the same seed writes the same chain.")
-        ],
-    ),
-}
-BUDGET: Mapping[str, Flag] = {
-    "max_tokens": Flag(
-        ("budget", "tokens"),
-        Annotated[
-            int | None,
-            typer.Option("--max-tokens", help="Budget of a run in tokens, for thinking and answer together."),
-        ],
-    ),
-    "max_steps": Flag(
-        ("budget", "steps"),
-        Annotated[int | None, typer.Option("--max-steps", help="Budget of a run in thinking steps.")],
-    ),
-    "max_seconds": Flag(
-        ("budget", "seconds"),
-        Annotated[float | None, typer.Option("--max-seconds", help="Budget of a run in seconds of wall time.")],
-    ),
-}
-CONFIG = "config"
-CONFIG_FLAG = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        help="Settings file; it comes before the one that STEPSPEC_CONFIG names, and before stepspec.toml.",
-        metavar="FILE",
-    ),
-]
+REPLICAS = "; several replicas are separated by commas."
+KEYS = (_key("small", "small"), _key("large", "large"))
+PAIR = (
+    flag("small.url", str, f"Base URL of the small model's server{REPLICAS}", "--small", metavar="URL"),
+    flag("large.url", str, f"Base URL of the large model's server{REPLICAS}", "--large", metavar="URL"),
+    *KEYS,
+)
+CRITIC = "Base URL of the reward model's server, for methods that need one."
+SERVERS = (*PAIR, flag("critic.url", str, CRITIC, "--critic", metavar="URL"), _key("critic", "reward"))
+SAMPLING = (
+    flag("sampling.temperature", float, "Sampling temperature; 0 is greedy."),
+    flag("sampling.top_p", float, "Sample from the likeliest tokens of this total."),
+    flag("sampling.top_k", int, "Sample from this number of likeliest tokens; 0: all."),
+)
+SEED = (flag("sampling.seed", int, "Seed of the sampling; the same seed writes the same chain."),)
+BUDGET = (
+    flag("budget.tokens", int, "Budget of a run in tokens, for thinking and answer together.", "--max-tokens"),
+    flag("budget.steps", int, "Budget of a run in thinking steps.", "--max-steps"),
+    flag("budget.seconds", float, "Budget of a run in seconds of wall time.", "--max-seconds"),
+)
+CONFIG = flag(
+    "config",
+    Path,
+    "Settings file; it comes before the one that STEPSPEC_CONFIG names, and before stepspec.toml.",
+    metavar="FILE",
+)
 
 
 def with_settings(
-    command: str,
-    *groups: Mapping[str, Flag],
-    before: str | None = None,
-    help: Mapping[str, str] | None = None,
+    command: str, *groups: Sequence[Flag], before: str | None = None, help: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """
     Give the function of a *command* ``--config`` and flags for settings.
@@ -218,33 +188,22 @@ def with_settings(
     *before* the parameter of that name in ``--help``, or at the end. *help* replaces the help of some run options. The
     function loads its settings as usual: while it runs, they come from the flags first.
     """
-    runs = {
-        name: _run_flag(name, (help or {}).get(name)) for name, it in run_options().items() if command in it.commands
-    }
-    flags: dict[str, Flag] = {name: flag for group in (*groups[:1], runs, *groups[1:]) for name, flag in group.items()}
+    runs = [_run_flag(name, help or {}) for name, option in run_options().items() if command in option.commands]
+    flags = {flag.variable: flag for group in (*groups[:1], runs, *groups[1:]) for flag in group}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
-        added = [_parameter(name, flag.annotation) for name, flag in flags.items()]
-        added.append(_parameter(CONFIG, CONFIG_FLAG))
-        parameters: list[inspect.Parameter] = []
-        for parameter in signature.parameters.values():
-            if parameter.name == before:
-                parameters += added
-            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY))
-        if before is None:
-            parameters += added
+        parameters = parameters_of(function)
+        at = [*(each.name for each in parameters), before].index(before)
+        parameters[at:at] = [*(flag.parameter for flag in flags.values()), CONFIG.parameter]
 
         @functools.wraps(function)
-        def run(**arguments: Any) -> None:
-            config = arguments.pop(CONFIG, None)
+        def run(*, config: Path | None = None, **arguments: Any) -> None:
             words = {name: arguments.pop(name, None) for name in flags}
             with with_command_line(read_flags(flags, words, config)):
                 function(**arguments)
 
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {"return": None}
-        return run
+        vars(run)["flags"] = flags
+        return with_parameters(run, parameters)
 
     return decorate
 
@@ -254,7 +213,7 @@ def read_flags(flags: Mapping[str, Flag], words: Mapping[str, Any], config: Path
     values: dict[str, Any] = {}
     names: dict[Place, str] = {}
     for name, flag in flags.items():
-        if words.get(name) in (None, []):
+        if words[name] in (None, []):
             continue
         value = flag.parse(words[name])
         finite(flag.name, value)
@@ -285,39 +244,25 @@ def _parse_option(word: str) -> tuple[str, Any]:
         return name.strip(), value
 
 
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _run_flag(name: str, help: str | None) -> Flag:
+def _run_flag(name: str, helps: Mapping[str, str]) -> Flag:
     """Derive the flag of the run option *name* from its declaration."""
     option, schema = run_options()[name], TypeAdapter(option_types()[name]).json_schema()
-    declared, words = option.flags or (f"--{name.replace('_', '-')}",), help or option.help
+    names, help = option.flags or (f"--{name.replace('_', '-')}",), helps.get(name, option.help)
     kinds = {kind.get("type"): kind for kind in schema.get("anyOf", [schema])}
     if "object" in kinds:
-        return Flag(
-            (name,),
-            Annotated[list[str] | None, typer.Option(*declared, help=words, metavar="NAME=VALUE")],
-            parse_options,
-        )
+        return Flag((name,), names, list[str], help, {"metavar": "NAME=VALUE"}, parse_options)
     if "array" in kinds:
-        return Flag((name,), Annotated[list[str] | None, typer.Option(*declared, help=words)], _unescape_all)
+        return Flag((name,), names, list[str], help, parse=_unescape_all)
     if "boolean" in kinds:
-        both = (*declared[:-1], f"{declared[-1]}/--no-{declared[-1].removeprefix('--')}")
-        return Flag((name,), Annotated[bool | None, typer.Option(*both, help=words)])
+        both = (*names[:-1], f"{names[-1]}/--no-{names[-1].removeprefix('--')}")
+        return Flag((name,), both, bool, help)
     for kind, number in NUMBERS.items():
         if (limits := kinds.get(kind)) is not None:
             most = limits.get("maximum", limits.get("exclusiveMaximum"))
-            least = limits.get("minimum")
-            return Flag((name,), Annotated[number | None, typer.Option(*declared, help=words, min=least, max=most)])
-    complete = complete_policies if name == "policy" else None
-    return Flag((name,), Annotated[str | None, typer.Option(*declared, help=words, autocompletion=complete)])
+            return Flag((name,), names, number, help, {"min": limits.get("minimum"), "max": most})
+    return Flag((name,), names, str, help, {"autocompletion": complete_policies} if name == "policy" else {})
 
 
 def _unescape_all(texts: Sequence[str]) -> list[str]:
-    return [_unescape(text) for text in texts]
-
-
-def _unescape(text: str) -> str:
     r"""Replace ``\n`` and ``\t`` as typed on a command line."""
-    return text.replace("\\n", "\n").replace("\\t", "\t")
+    return [text.replace("\\n", "\n").replace("\\t", "\t") for text in texts]

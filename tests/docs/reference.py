@@ -177,28 +177,13 @@ def _cell(text: str) -> str:
 
 def flags() -> Mapping[str, Sequence[str]]:
     """The flags of `solve` and `serve` that set each setting, by its path."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for name in ("solve", "serve"):
         for parameter in command(name).params:
-            path = _setting_of(name, str(parameter.name))
-            if path:
+            if flag := command(name).callback.flags.get(parameter.name):
                 words = "`, `".join((*parameter.opts, *parameter.secondary_opts))
-                found.setdefault(path, []).append(f"`{words}`")
-    return {path: list(dict.fromkeys(words)) for path, words in found.items()}
-
-
-def _setting_of(command_name: str, parameter: str) -> str | None:
-    """The path of the setting that a *parameter* of a command sets; None for a parameter that sets none."""
-    places: list[tuple[str, type[BaseModel], str]] = [("", Settings, parameter), ("sampling.", Sampling, parameter)]
-    if command_name == "serve":
-        places.insert(0, ("service.", ServiceSettings, parameter))
-    elif parameter.startswith("max_"):
-        places.append(("budget.", Limits, parameter.removeprefix("max_")))
-    for path, model, name in places:
-        for field in (name, f"{name}s"):
-            if field in model.model_fields:
-                return path + field
-    return "small" if parameter == "small" else None
+                found.setdefault(".".join(flag.place).removesuffix(".url"), {})[f"`{words}`"] = None
+    return {path: list(words) for path, words in found.items()}
 
 
 # --- command line -----------------------------------------------------------------------------------------------------
@@ -251,130 +236,6 @@ def _examples(epilog: str) -> Iterator[str]:
 # --- HTTP -------------------------------------------------------------------------------------------------------------
 
 
-FIELDS: Mapping[str, str] = {
-    "model": "the method, or a served model, to which the request is forwarded",
-    "messages": "the conversation, whose last turn poses the problem",
-    "problem": "the problem, instead of `messages`",
-    "input": "the problem, or the conversation whose last item poses it",
-    "instructions": "the system message",
-    "stream": "send every step once it is verified",
-    "stream_options": "what a stream contains",
-    "include_usage": "the last chunk has the usage",
-    "continuous_usage_stats": "every chunk has the usage so far",
-    "n": "the number of parallel runs; above 1 it needs a temperature above 0",
-    "stop": "at most 4 texts that end the answer, never the thinking",
-    "max_tokens": "the budget of thinking and answer together",
-    "max_completion_tokens": "the same as `max_tokens`",
-    "max_output_tokens": "the budget of thinking and answer together",
-    "reasoning_effort": "the share of the thinking's budget",
-    "effort": "the share of the thinking's budget",
-    "reasoning": "how much to think",
-    "temperature": "of the text of both models; 0 is greedy",
-    "top_p": "sample from the likeliest tokens of this total",
-    "top_k": "sample from this number of likeliest tokens; 0: all",
-    "min_p": "leave out tokens less likely than this share of the likeliest",
-    "presence_penalty": "only 0",
-    "frequency_penalty": "only 0",
-    "repetition_penalty": "divides the likelihood of tokens that the chain has; 1: none",
-    "seed": "of the sampling; random if left out, and returned in the reply",
-    "user": "recorded in logs and spans",
-    "safety_identifier": "recorded in logs and spans",
-    "response_format": "the format of the answer",
-    "text": "a text",
-    "ResponsesRequest.text": "the format of the answer",
-    "format": "the format of the answer",
-    "prompt_cache_key": "accepted without effect",
-    "prompt_cache_retention": "accepted without effect",
-    "metadata": "accepted; `/v1/responses` returns it",
-    "ignore_eos": "accepted without effect, for load generators",
-    "stepspec": "what only this service has",
-    "type": "what it is",
-    "role": "who wrote it; `developer` is read as `system`",
-    "content": "a text, or parts, which are joined by line breaks",
-    "id": "accepted without effect",
-    "status": "accepted without effect",
-    "phase": "accepted without effect",
-    "caller": "accepted without effect",
-    "encrypted_content": "accepted without effect",
-    "ReasoningItem.summary": "accepted without effect",
-    "ReasoningItem.content": "the thinking of an earlier answer, for the chat templates",
-    "ReasoningPart.text": "the thinking",
-    "Turn.reasoning": "the thinking of an earlier answer, for the chat templates",
-    "reasoning_content": "the same as `reasoning`",
-    "provider_specific_fields": "what LiteLLM adds, which is dropped",
-    "ItemPart.annotations": "accepted without effect",
-    "ItemPart.logprobs": "accepted without effect",
-    "name": "the name of the schema",
-    "description": "what the schema is for",
-    "schema": "the JSON schema",
-    "strict": "accepted: the answer always matches",
-    "json_schema": "the schema that the answer matches",
-    "options": "options of the method",
-    "budget": "limits of this run",
-    "thinking": "the place of the thinking in the reply",
-    "tokens": "for thinking and answer together",
-    "steps": "of the thinking",
-    "seconds": "of wall time",
-    "min_tokens": "accepted without effect, for load generators; at most the limit of tokens",
-    "tools": "the functions that the answer may call; the client runs them",
-    "tool_choice": "whether the answer has to call a tool, and which",
-    "parallel_tool_calls": "false keeps the first call of an answer",
-    "system": "the system message",
-    "output_config": "the format of the answer, and how much to think",
-    "stop_sequences": "at most 4 texts that end the answer, never the thinking",
-    "cache_control": "accepted without effect: the servers cache prefixes by themselves",
-    "ttl": "accepted without effect",
-    "context_management": "accepted without effect",
-    "ContextManagement.edits": "accepted without effect",
-    "ClearThinking.keep": "accepted without effect",
-    "speed": "accepted without effect",
-    "display": "`omitted` leaves the thinking out of the reply",
-    "budget_tokens": "the tokens for thinking",
-    "input_schema": "the JSON schema of the arguments",
-    "parameters": "the JSON schema of the arguments",
-    "eager_input_streaming": "accepted without effect",
-    "allowed_callers": "accepted without effect",
-    "input_examples": "accepted without effect",
-    "arguments": "an object, also as JSON text",
-    "NamespaceTool.name": "the models read `NAME__FUNCTION` for each function",
-    "NamespaceTool.tools": "functions, up to 128",
-    "call_id": "what a call and its result have in common",
-    "output": "the result",
-    "function": "the function",
-    "disable_parallel_tool_use": "true keeps the first call of an answer",
-    "RedactedThinkingBlock.data": "accepted without effect",
-    "signature": "accepted without effect",
-    "ToolCallPart.index": "accepted without effect",
-    "ToolCallPart.id": "what the tool's message refers to",
-    "ToolUseBlock.id": "what the result refers to",
-    "tool_use_id": "the call that this is the result of",
-    "tool_call_id": "in a message of the role `tool`: the call that this is the result of",
-    "is_error": "marks the result as an error",
-    "tool_calls": "in a message of the assistant: the calls of an earlier answer",
-    "user_id": "recorded in logs and spans",
-    "CalledFunction.name": "the name of the function",
-    "FunctionPart.name": "the name of the function",
-    "FunctionPart.description": "what the models read about it",
-    "FunctionPart.strict": "true keeps the arguments to the schema",
-    "FunctionTool.name": "the name of the function",
-    "FunctionTool.description": "what the models read about it",
-    "FunctionTool.strict": "true keeps the arguments to the schema",
-    "NamedFunction.name": "the name of the function",
-    "ChosenFunction.name": "the name of the function",
-    "NamedToolChoice.name": "the name of the tool",
-    "FunctionCallItem.name": "the name of the function",
-    "CustomTool.name": "the name of the tool",
-    "CustomTool.description": "what the models read about it",
-    "CustomTool.strict": "true keeps the arguments to the schema",
-    "ToolUseBlock.name": "the name of the tool",
-    "BudgetOptions.answer": "tokens that are reserved for the answer",
-}
-"""What each field of a body is, by its name or by that of its schema and its own."""
-EMPTY = {"null", "empty list", "empty object", "`false`"}  # types of fields that clients send and that say nothing
-WITHOUT_EFFECT = {
-    "function_call", "top_logprobs", "service_tier", "verbosity", "modalities",
-    "truncation",
-}  # fmt: skip
 UNUSED = "422"  # FastAPI lists it for every parameter of a path; here each is a text, which is never wrong
 
 
@@ -389,20 +250,17 @@ async def description() -> Schema:
 
 
 def http_page(openapi: Schema) -> Iterator[str]:
-    """Every route with its body and its statuses, then the schemas, line by line."""
-    schemas: Mapping[str, Schema] = openapi["components"]["schemas"]
+    """Every route with its statuses, and what these mean, line by line."""
     operations = [
         (method.upper(), path, operation)
         for path, methods in openapi["paths"].items()
         for method, operation in methods.items()
     ]
-    yield from ("### Routes", "", "| route | key | body | statuses | |", "|---|---|---|---|---|")
+    yield from ("### Routes", "", "| route | key | statuses | |", "|---|---|---|---|")
     for method, path, operation in operations:
-        body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
         cells = (
             f"`{method} {path}`",
             "yes" if operation.get("security") else "no",
-            _link(body) if body else "",
             ", ".join(status for status in operation["responses"] if status != UNUSED),
             _cell(" ".join(operation.get("description", operation.get("summary", "")).split())),
         )
@@ -420,71 +278,6 @@ def http_page(openapi: Schema) -> Iterator[str]:
         "The body of an error is OpenAI's: `error` with `message`, `type`, `param` and `code`. In Anthropic's",
     )
     yield "API it is Anthropic's: `type`, `error` with `type` and `message`, and `request_id`."
-    for name in sorted(_used(operations, schemas)):
-        yield from ("", f"### {name}", "")
-        if text := schemas[name].get("description"):
-            yield from (_prose(text), "")
-        yield from _fields(name, schemas[name])
-
-
-def _fields(name: str, described: Schema) -> Iterator[str]:
-    """The fields of the schema called *name*: a table, and a sentence about those that have to be empty."""
-    kinds = {field: _http_type(field, schema) for field, schema in described.get("properties", {}).items()}
-    empty = {field: kind for field, kind in kinds.items() if kind in EMPTY or field in WITHOUT_EFFECT}
-    if len(empty) < len(kinds):
-        yield from ("| field | type | |", "|---|---|---|")
-    for field, kind in kinds.items():
-        if field not in empty:
-            words = _words(name, field)
-            yield f"| `{field}` | {kind} | {words}{'; required' * (field in described.get('required', ()))} |"
-    if empty:
-        listed = ", ".join(f"`{field}` ({kind})" for field, kind in empty.items())
-        yield from ("", _prose(f"Without effect, and refused with any other value: {listed}."))
-
-
-def _words(name: str, field: str) -> str:
-    """What a *field* of the schema called *name* is. Raise `ValueError` if nothing says it."""
-    helps = {option: each.help for option, each in run_options().items()} if name == "StepspecOptions" else {}
-    words = FIELDS.get(f"{name}.{field}") or helps.get(field) or FIELDS.get(field)
-    if not words:
-        raise ValueError(f"nothing says what the field {name}.{field} is: add it to FIELDS")
-    return _cell(words.removesuffix("."))
-
-
-def _used(operations: Iterable[tuple[str, str, Schema]], schemas: Mapping[str, Schema]) -> set[str]:
-    """The schemas that bodies of requests refer to, directly or not."""
-    found: set[str] = set()
-    waiting = [str(operation.get("requestBody", "")) for _, _, operation in operations]
-    while waiting:
-        for name in re.findall(r"#/components/schemas/(\w+)", waiting.pop()):
-            if name not in found:
-                found.add(name)
-                waiting.append(str(schemas[name]))
-    return found
-
-
-def _link(schema: Schema) -> str:
-    name = schema["$ref"].rpartition("/")[2]
-    return f"[{name}](#{name.lower()})"
-
-
-def _http_type(field: str, schema: Schema) -> str:
-    if field == "model":
-        return "a name that `GET /v1/models` lists"
-    if "$ref" in schema:
-        return _link(schema)
-    kinds: Sequence[Schema] = schema.get("anyOf") or schema.get("oneOf") or ()
-    if kinds:
-        return " or ".join(dict.fromkeys(_http_type("", kind) for kind in kinds if kind.get("type") != "null"))
-    if schema.get("type") == "null":
-        return "null"
-    if schema.get("type") == "array":
-        return "empty list" if schema.get("maxItems") == 0 else f"list of: {_http_type('', schema.get('items', {}))}"
-    if schema.get("type") == "object" and schema.get("maxProperties") == 0:
-        return "empty object"
-    if schema.get("const") is False:
-        return "`false`"
-    return _type(schema, {}).replace("table", "object")
 
 
 def _prose(text: str) -> str:

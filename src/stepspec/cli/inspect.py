@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from stepspec.evals.flags import SERVERS, with_settings
+from stepspec.evals.flags import SERVERS, Json, with_settings
 from stepspec.orchestrator.doctor import examine, render, report_json, report_schema
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.nesting import neighbours
@@ -22,7 +20,7 @@ from stepspec.prompts import load, replacing
 
 from .. import policies
 from ..api import Solver
-from .terminal import Json, print_json, stderr, stdout, wait
+from .terminal import print_json, stderr, stdout, wait
 
 TRACE_EXAMPLES = """
 Examples:
@@ -56,9 +54,6 @@ Examples:
   # before a run that needs the reward model
   stepspec doctor --critic http://localhost:8003/v1 || exit 1
 """
-
-INDENT = 11  # columns of the labels: "  options  "
-NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def show_trace(
@@ -151,8 +146,8 @@ def _full(name: str) -> dict[str, Any]:
 def _print_brief(name: str) -> None:
     brief = _brief(name)
     stdout.print(Text.assemble((name, "bold"), f"  {brief['about']}"), highlight=False)
-    options = (piece for key, default in brief["options"].items() for piece in pieces(key, default))
-    _print_rows(paper=brief["paper"], options=_fit(options), needs=brief["needs"], cost=brief["cost"])
+    options = " ".join(f"{key}={default!r}" for key, default in brief["options"].items())
+    _print_rows(paper=brief["paper"], options=options, needs=brief["needs"], cost=brief["cost"])
 
 
 def _print_full(name: str) -> None:
@@ -162,7 +157,7 @@ def _print_full(name: str) -> None:
         stdout.print(Text(" ".join(paragraph.split())), end="\n\n")
     for key, option in options.items():
         stdout.print(Text.assemble((key, "bold"), f"  {option.values}"), highlight=False)
-        _print_rows(default=_fit(pieces("", option.default)), means=option.means)
+        _print_rows(default=repr(option.default), means=option.means)
     if options:
         stdout.print()
     _print_rows(paper=method.paper, needs=method.needs, cost=method.cost)
@@ -176,25 +171,3 @@ def _print_rows(**rows: str) -> None:
             table.add_row(Text(f"  {label}", "dim"), Text(text))
     if table.row_count:
         stdout.print(table)
-
-
-def _fit(pieces: Iterable[str]) -> str:
-    return wrap(pieces, stdout.width - INDENT)
-
-
-def pieces(name: str, default: object) -> Iterator[str]:
-    """Split ``name=default`` into pieces; a line may break between two of them."""
-    head = f"{name}=" if name else ""
-    if not isinstance(default, tuple):
-        yield f"{head}{default!r}"
-        return
-    *first, last = map(repr, cast("tuple[object, ...]", default))
-    parts = [*(f"{item}," for item in first), last]
-    parts[0], parts[-1] = f"{head}({parts[0]}", f"{parts[-1]})"
-    yield from parts
-
-
-def wrap(pieces: Iterable[str], width: int) -> str:
-    """Join *pieces* into lines of at most *width* columns, without breaking any piece."""
-    text = " ".join(piece.replace(" ", NO_BREAK_SPACE) for piece in pieces)
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False).replace(NO_BREAK_SPACE, " ")

@@ -13,22 +13,13 @@ import typer
 from stepspec.evals.command_line import progress_bars, writable
 from stepspec.evals.flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Limit, with_settings
 from stepspec.evals.problems import Problem, read_problems
-from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.events import Event, Observer
-from stepspec.orchestrator.nesting import leaves
+from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.solution import Solution
 
 from ..api import Solver
 from .many import SolutionFile, settings_digest, solve_all
-from .terminal import (
-    RunPrinter,
-    nested_lines,
-    stderr,
-    stdout,
-    summary,
-    wait,
-)
+from .terminal import RunPrinter, nested_lines, stderr, stdout, summary, wait
 
 EXAMPLES = """
 Examples:
@@ -154,7 +145,6 @@ async def _many(
 ) -> int:
     """Solve the *problems* that are not solved yet; return how many failed."""
     async with solver:
-        _print_replicas_down(solver)
         with SolutionFile(output, settings_digest(solver), fresh=fresh) as file, progress_bars(stderr) as progress:
             missing = [problem for problem in problems if problem.key not in file.solved]
             bar = progress.add_task("solving", total=len(problems), completed=len(problems) - len(missing))
@@ -165,23 +155,8 @@ async def _many(
 
 async def _solve(solver: Solver, problem: str, trace: Path | None, *, quiet: bool) -> Solution:
     async with solver:
-        if not quiet:
-            _print_replicas_down(solver)
-        observe: Observer = _ignore if quiet else RunPrinter(stderr)
+        observe: Observer = (lambda event: None) if quiet else RunPrinter(stderr)
         return await solver.solve(problem, observe=observe, trace_to=trace)
-
-
-def _print_replicas_down(solver: Solver) -> None:
-    for endpoint in (*leaves(solver.small), solver.large):
-        if isinstance(endpoint, ReplicatedEndpoint):
-            for url, cause in endpoint.down.items():
-                stderr.print(
-                    f"the {endpoint.role} model at {url} is down, continuing without it: {cause}", style="yellow"
-                )
-
-
-def _ignore(event: Event) -> None:
-    pass
 
 
 def _print_costs(solution: Solution) -> None:

@@ -13,27 +13,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stepspec.evals.flags import Json, LargeUrl, SmallUrl
-from stepspec.evals.flags import Pace as Profile
 from stepspec.orchestrator.events import AnswerJudged, Degraded, Event, FellBack, Moved
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
-
-__all__ = [
-    "Json",
-    "LargeUrl",
-    "Profile",
-    "RunPrinter",
-    "SmallUrl",
-    "nested_lines",
-    "print_json",
-    "stderr",
-    "stdout",
-    "step_line",
-    "summary",
-    "wait",
-]
 
 T = TypeVar("T")
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from stepspec.evals.flags import Json, Pace
 from stepspec.evals.testbed import commands as testbed
 from stepspec.evals.testbed.commands import SMALL_PRINT, table
 from stepspec.evals.testbed.servers import miniature_servers, speculations
@@ -15,7 +16,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import up as launcher
 
 from ..run_parts import check_nested_policies
-from .terminal import Json, Profile, RunPrinter, print_json, stderr, stdout, wait
+from .terminal import RunPrinter, print_json, stderr, stdout, wait
 
 EXAMPLES = """
 Examples:
@@ -42,18 +43,10 @@ Examples:
 """
 
 
-TESTBED_OPTIONS = {
-    "profile": "`flags.hf-overrides` of a model sets its pace, if it is a miniature one",
-    "speculation": "set `speculation` of each model that is to have any",
-}
-"""Options that only apply to the miniature models, and what does the same in a pair's file."""
-
-
 def up(
-    context: typer.Context,
     pair: Annotated[Path | None, typer.Argument(help="A pair of models as a TOML file; see recipes/.")] = None,
     use_testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair, on this CPU.")] = False,
-    profile: Profile = "paced",
+    profile: Pace = "paced",
     speculation: Annotated[
         str, typer.Option(help="Token-level speculation under the miniature pair: none, ngram, draft_model.")
     ] = "none",
@@ -74,7 +67,11 @@ def up(
     if use_testbed == (pair is not None):
         raise ConfigurationError("name a pair's file, as in recipes/, or pass --testbed for the miniature pair")
     if pair is not None:
-        _refuse_testbed_options(context, pair)
+        if (profile, speculation) != ("paced", "none"):
+            raise ConfigurationError(
+                "--profile and --speculation are only for --testbed: write `flags.hf-overrides` and `speculation` "
+                f"of each model into {pair}"
+            )
         checked = launcher.load_checked(pair, stderr)
         check_nested_policies(checked.nested)
         if dry_run:
@@ -92,20 +89,10 @@ def up(
     wait(testbed.up(profile, json_output=json, log_dir=log_dir, speculation=chosen))
 
 
-def _refuse_testbed_options(context: typer.Context, pair: Path) -> None:
-    """Raise `ConfigurationError` for an option that has no effect on a file."""
-    for option in context.command.params:
-        source = context.get_parameter_source(option.name) if option.name in TESTBED_OPTIONS else None
-        if source is not None and source.name != "DEFAULT":
-            raise ConfigurationError(
-                f"{option.opts[0]} is only for --testbed: in {pair}, {TESTBED_OPTIONS[option.name]}"
-            )
-
-
 def demo(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of problems.")] = 6,
     seed: Annotated[int, typer.Option(help="Seed that selects the problems.")] = 0,
-    profile: Profile = "paced",
+    profile: Pace = "paced",
     json: Json = False,
 ) -> None:
     """
