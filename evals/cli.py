@@ -365,7 +365,6 @@ async def contact(solver: Solver) -> None:
     """Connect to the servers once. Raise a `StepspecError` if one cannot be used."""
     async with solver:
         solver.require_both()
-        pass
 
 
 def _put(

@@ -81,15 +81,8 @@ def _first_clause(text: str) -> str:
     return re.split(r"[.;:](?:\s|$)", " ".join(text.split()), maxsplit=1)[0] + "."
 
 
-Verbosity: TypeAlias = Annotated[
-    int,
-    typer.Option(
-        "--verbose",
-        "-v",
-        count=True,
-        show_default=False,
-        help="Log requests and retries on standard error; -vv: what libraries log, too.",
-    ),
+Verbose: TypeAlias = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Log requests and retries on standard error.")
 ]
 
 
@@ -97,11 +90,12 @@ def _with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     """Give *command* the flag ``--verbose``, and its values plain words in the help."""
 
     @functools.wraps(command)
-    def run(*, verbose: int = 0, **arguments: Any) -> None:
-        _log_to_stderr(verbose)
+    def run(*, verbose: bool = False, **arguments: Any) -> None:
+        if verbose:
+            log.setLevel(logging.DEBUG)
         command(**arguments)
 
-    verbose = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=Verbosity)
+    verbose = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose)
     own = [each.replace(annotation=_named_value(each.name, each.annotation)) for each in parameters_of(command)]
     return with_parameters(run, [*own, verbose])
 
@@ -183,29 +177,15 @@ class _Stderr(logging.Handler):
 def logging_to_stderr() -> Generator[None]:
     """Print the project's warnings, and what it waits for, on standard error; ``--verbose`` prints more."""
     handler, waiting = _Stderr(), logging.getLogger(WAITING)
-    loggers = log, waiting, logging.getLogger()
-    levels = [each.level for each in loggers]
+    levels = log.level, waiting.level
     waiting.setLevel(logging.INFO)
     log.addHandler(handler)
     try:
         yield
     finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.removeHandler(handler)
+        log.removeHandler(handler)
+        for each, level in zip((log, waiting), levels, strict=True):
             each.setLevel(level)
-
-
-def _log_to_stderr(verbosity: int) -> None:
-    """Show debugging records of the project, and with a *verbosity* of 2 those of all libraries."""
-    if verbosity:
-        log.setLevel(logging.DEBUG)
-    if verbosity > 1:
-        root = logging.getLogger()
-        root.setLevel(logging.DEBUG)
-        for handler in [each for each in log.handlers if isinstance(each, _Stderr)]:
-            log.removeHandler(handler)
-            root.addHandler(handler)
-            handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
 
 
 def numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:

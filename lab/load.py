@@ -429,7 +429,7 @@ async def miniature_deployment(
 @asynccontextmanager
 async def _connected(small: str | None, large: str | None, second: str | None) -> AsyncGenerator[Deployment]:
     """Connect to the user's own servers."""
-    settings = unlimited(Solver.load(small, large).settings)
+    settings = unlimited(Solver(small, large).settings)
     wide = settings.large
     assert wide is not None
     async with AsyncExitStack() as stack:

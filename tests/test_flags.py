@@ -176,7 +176,7 @@ def test_one_thing_has_one_spelling() -> None:
     assert used & {other for others in SPELLINGS.values() for other in others} == set()
 
 
-@pytest.mark.parametrize("flag", [name for group in (SERVERS, SAMPLING, SEED, BUDGET) for name in group])
+@pytest.mark.parametrize("flag", [flag.variable for flag in (*SERVERS, *SAMPLING, *SEED, *BUDGET)])
 def test_the_flags_of_settings_are_those_of_every_command_that_runs_models(flag: str) -> None:
     known = {name: {each.name for each in options(command)} for name, command in COMMANDS.items()}
     solving = {"solve", "serve", "eval", "calibrate", "estimate", "config show"}
@@ -190,7 +190,7 @@ def test_every_command_that_reads_settings_takes_a_file() -> None:
     with_config = {name for name, command in COMMANDS.items() if "config" in {each.name for each in options(command)}}
     reading = {"solve", "serve", "eval", "calibrate", "estimate", "judge", "doctor", "config show"}
     assert with_config == {f"stepspec {name}" for name in reading}
-    assert {each.name for each in options(COMMANDS["stepspec doctor"])} >= {*KEYS}
+    assert {each.name for each in options(COMMANDS["stepspec doctor"])} >= {key.variable for key in KEYS}
 
 
 def test_every_setting_is_described_where_it_is_declared() -> None:

@@ -1,33 +1,70 @@
-"""One precedence, unknown keys refused everywhere."""
+"""Settings: one precedence, what hides what, the names in errors, and the commands that show and begin them."""
 
 from __future__ import annotations
 
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
-from stepspec import Endpoint, NestedPair, settings
+from stepspec import Endpoint, NestedPair, Solver, settings
 from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.setting_sources import CommandLine, Place, is_setting, layers, merged, origin, places, with_command_line
+from stepspec.settings import Settings
+
+from .test_cli import call
+
+SERVERS = "http://localhost:8001/v1", "http://localhost:8002/v1"
+FILE = """\
+policy = "bild"
+[options]
+scale = "step"
+[large]
+url = "http://admin:hunter2@host:1/v1"
+api_key = "SECRET-OF-THE-FILE"
+[service]
+keys = ["SECRET-OF-CLIENTS"]
+"""
 
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
     return tmp_path
 
 
-def test_arguments_go_before_variables_before_the_file_before_defaults(
+def key_of(endpoint: object) -> str | None:
+    assert isinstance(endpoint, Endpoint)
+    return endpoint.api_key.get_secret_value() if endpoint.api_key else None
+
+
+def flags(**values: Any) -> CommandLine:
+    """Flags called as the keys of their settings."""
+    names: dict[Place, str] = {(table, key): f"--{table}-{key}" for table, keys in values.items() for key in keys}
+    return CommandLine(values, names)
+
+
+def test_flags_go_before_arguments_before_variables_before_the_file_before_defaults(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (nowhere / "stepspec.toml").write_text('policy = "large"\nahead = 5\n[budget]\nsteps = 7\n')
     assert settings.load().policy == "large"
     monkeypatch.setenv("STEPSPEC_POLICY", "small")
+    monkeypatch.setenv("STEPSPEC_SAMPLING__TOP_P", "0.5")
     loaded = settings.load(ahead=0)
     assert (loaded.policy, loaded.ahead, loaded.budget.steps, loaded.budget.tokens) == ("small", 0, 7, 8192)
     assert settings.load(policy="specreason").policy == "specreason"
+    with with_command_line(flags(sampling={"temperature": 0.1})):
+        sampling = settings.load(sampling={"temperature": 0.2, "top_k": 4}).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.1, 4, 0.5)
+    assert settings.load(sampling={"seed": 3}).sampling.temperature == 0.6
 
 
 def test_an_endpoint_is_a_url_or_a_table(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,35 +77,39 @@ def test_an_endpoint_is_a_url_or_a_table(nowhere: Path, monkeypatch: pytest.Monk
     assert (loaded.large.role, loaded.large.v1) == ("large", "http://b:2/v1")
 
 
-@pytest.mark.parametrize(
-    ("file", "variables", "arguments", "url"),
-    [
-        ('large = "http://f:1"', {}, {}, "http://f:1"),
-        ('[large]\nurl = "http://f:1"', {}, {}, "http://f:1"),
-        ("", {"STEPSPEC_LARGE": "http://v:1"}, {}, "http://v:1"),
-        ("", {}, {"large": "http://a:1"}, "http://a:1"),
-        ('[large]\nurl = "http://f:1"\nmodel = "other"', {}, {"large": "http://a:1"}, "http://a:1"),
-    ],
-    ids=["line", "table", "variable", "argument", "argument before table"],
-)
-def test_the_key_of_a_variable_is_used_wherever_the_url_stands(
-    file: str,
-    variables: dict[str, str],
-    arguments: dict[str, Any],
-    url: str,
-    nowhere: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_key_joins_the_url_of_another_source_but_no_key_goes_to_another_server(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (nowhere / "stepspec.toml").write_text(file)
-    for name, value in {**variables, "STEPSPEC_LARGE__API_KEY": "secret"}.items():
-        monkeypatch.setenv(name, value)
-    large = settings.load(**arguments).large
-    assert large is not None
-    assert (large.url, large.model) == (url, None)
-    assert large.api_key is not None
-    assert large.api_key.get_secret_value() == "secret"
-    monkeypatch.setenv("STEPSPEC_CRITIC__API_KEY", "other")
-    critic = settings.load(critic="http://c:1", **arguments).critic
+    (nowhere / "stepspec.toml").write_text('[large]\nurl = "http://file:1"\napi_key = "of the file"\n')
+    assert key_of(settings.load().large) == "of the file"
+    with with_command_line(flags(large={"api_key": "of the flag"})):
+        loaded = settings.load().large
+        assert (key_of(loaded), loaded and loaded.url) == ("of the flag", "http://file:1")
+    with with_command_line(flags(large={"url": "http://flag:1"})):
+        assert key_of(settings.load().large) is None
+    assert key_of(settings.load(large="http://argument:1").large) is None
+    assert key_of(settings.load(large=Endpoint(role="large", url="http://argument:1")).large) is None
+    monkeypatch.setenv("STEPSPEC_LARGE", "http://variable:1")
+    assert key_of(settings.load().large) is None
+    monkeypatch.setenv("STEPSPEC_LARGE__API_KEY", "of the variable")
+    loaded = settings.load().large
+    assert (key_of(loaded), loaded and loaded.url) == ("of the variable", "http://variable:1")
+
+
+def test_a_key_without_a_server_is_for_the_one_that_is_named_elsewhere(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nowhere / "stepspec.toml").write_text('[large]\nurl = "http://file:1"\napi_key = "of the file"\n')
+    monkeypatch.setenv("STEPSPEC_LARGE__API_KEY", "of the variable")
+    for loaded in (settings.load(), settings.load(large="http://argument:1")):
+        assert key_of(loaded.large) == "of the variable"
+    with with_command_line(flags(large={"url": "http://flag:1"})):
+        assert key_of(settings.load().large) == "of the variable"
+    monkeypatch.setenv("STEPSPEC_LARGE__URL", "http://variable:1")  # now the key is for this server
+    with with_command_line(flags(large={"url": "http://flag:1"})):
+        assert key_of(settings.load().large) is None
+    monkeypatch.setenv("STEPSPEC_CRITIC__API_KEY", "of the critic")
+    critic = settings.load(critic="http://c:1").critic
     assert isinstance(critic, CriticEndpoint)
     assert critic.api_key is not None
 
@@ -103,9 +144,15 @@ def test_replicas_are_a_list_in_the_file_and_separated_by_commas_in_a_variable(
     assert (loaded.small.urls, loaded.large.urls) == (("http://a:1", "http://a:2"), ("http://b:1", "http://b:2"))
 
 
-def test_a_partial_sampling_keeps_the_other_defaults() -> None:
-    sampling = settings.load(sampling={"seed": 3}).sampling
-    assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.6, 0.95, 3)
+def test_options_belong_to_the_policy_that_was_set_with_them(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (nowhere / "stepspec.toml").write_text("[options]\nthreshold = 8\n")
+    monkeypatch.setenv("STEPSPEC_OPTIONS__SKIP", "2")
+    assert settings.load().options == {"threshold": 8, "skip": "2"}
+    assert settings.load(policy="specreason").options == {"threshold": 8, "skip": "2"}
+    assert settings.load(policy="bild", options={"scale": "step"}).options == {"scale": "step"}
+    (nowhere / "stepspec.toml").write_text('policy = "bild"\n[options]\nrollback = 3\n')
+    assert settings.load().options == {"rollback": 3, "skip": "2"}  # the variable is for the policy of the file
+    assert settings.load(policy="specreason").options == {}
 
 
 @pytest.mark.parametrize(
@@ -125,19 +172,171 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], complaint: str) ->
         settings.load(**arguments)
 
 
-def test_unknown_variables_and_keys_of_the_file_are_errors(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (nowhere / "stepspec.toml").write_text("aheda = 1\n")
-    with pytest.raises(ConfigurationError, match=r"unknown setting 'aheda' \(did you mean 'ahead'\?\)"):
-        settings.load()
-    (nowhere / "stepspec.toml").write_text("ahead = \n")
-    with pytest.raises(ConfigurationError):
-        settings.load()
-    monkeypatch.setenv("STEPSPEC_AHAED", "1")
-    with pytest.raises(ConfigurationError, match=r"STEPSPEC_AHAED \(did you mean 'STEPSPEC_AHEAD'\?\)"):
+@pytest.mark.parametrize(
+    ("flag_values", "variables", "file", "complaint"),
+    [
+        ({"sampling": {"temperature": 9.0}}, {}, "", "--sampling-temperature 9.0: Input should be less than"),
+        ({}, {"STEPSPEC_SAMPLING__TEMPERATURE": "9"}, "", "STEPSPEC_SAMPLING__TEMPERATURE 9: Input should be less"),
+        ({}, {"stepspec_ahead": "-1"}, "", "stepspec_ahead -1: Input should be greater"),
+        ({}, {"STEPSPEC_SAMPLING": '{"top_p": 9}'}, "", "STEPSPEC_SAMPLING, top_p 9: Input should be less than"),
+        ({}, {"STEPSPEC_LARGE": "ftp://h"}, "", "STEPSPEC_LARGE: 'ftp://h' is not the URL of a server"),
+        ({}, {"STEPSPEC_OPTIONS": "{"}, "", "STEPSPEC_OPTIONS: .* the value has to be JSON"),
+        ({}, {}, "[sampling]\ntemperature = 9\n", r"stepspec\.toml: sampling\.temperature: Input should be less"),
+        ({}, {}, '[large]\napi_key = "k"\n', r"stepspec\.toml: large\.url: Field required"),
+        ({}, {}, "[large]\nurll = 1\n", r"stepspec\.toml: unknown setting 'large\.urll'"),
+        ({}, {}, "aheda = 1\n", r"stepspec\.toml: unknown setting 'aheda' \(did you mean 'ahead'\?\)"),
+        ({}, {}, "ahead = ", r"stepspec\.toml is no settings file: Invalid value"),
+        ({}, {"STEPSPEC_AHEAD": "x"}, "lead = -1\n", r"STEPSPEC_AHEAD: .*; stepspec\.toml: lead: "),
+    ],
+)
+def test_an_error_has_the_name_of_its_source(
+    flag_values: dict[str, Any],
+    variables: dict[str, str],
+    file: str,
+    complaint: str,
+    nowhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (nowhere / "stepspec.toml").write_text(file)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with with_command_line(flags(**flag_values)), pytest.raises(ConfigurationError, match=complaint):
         settings.load()
 
 
-def test_a_file_that_is_named_has_to_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STEPSPEC_CONFIG", "/does/not/exist.toml")
-    with pytest.raises(ConfigurationError, match=r"exist\.toml"):
+def test_no_error_shows_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSPEC_LARGE__URL", "http://h:1")
+    with with_command_line(flags(large={"api_key": 1234})), pytest.raises(ConfigurationError) as raised:
         settings.load()
+    assert str(raised.value) == "--large-api_key: Input should be a valid string"
+
+
+def test_errors_of_policies_have_the_name_of_their_source(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers: Any = {"small": "http://a:1", "large": "http://b:1"}
+    (nowhere / "stepspec.toml").write_text("[options]\nthreshold = 80\n")
+    with pytest.raises(
+        ConfigurationError, match=r"^stepspec\.toml: options\.threshold: policy 'specreason', option 'threshold'"
+    ):
+        Solver(**servers)
+    monkeypatch.setenv("STEPSPEC_POLICY", "bidl")
+    with pytest.raises(ConfigurationError, match=r"^STEPSPEC_POLICY: there is no policy 'bidl'"):
+        Solver(**servers)
+    with pytest.raises(ConfigurationError, match=r"^there is no policy 'specreasn'"):
+        Solver(**servers, policy="specreasn")
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("STEPSPEC_LARGE__APIKEY", "STEPSPEC_LARGE__API_KEY"),
+        ("STEPSPEC_LARG__URL", "STEPSPEC_LARGE__URL"),
+        ("STEPSPEC_SERVICE__MAX_RUNING", "STEPSPEC_SERVICE__MAX_RUNNING"),
+        ("STEPSPEC_SMALL__DEADLINES__CONECT", "STEPSPEC_SMALL__DEADLINES__CONNECT"),
+        ("STEPSPEC_SMALL__SMALL__DEADLINES__CONECT", "STEPSPEC_SMALL__SMALL__DEADLINES__CONNECT"),
+        ("STEPSPEC_AHEAD__DEPTH", "STEPSPEC_AHEAD"),
+        ("stepspec_polcy", "STEPSPEC_POLICY"),
+    ],
+)
+def test_a_misspelt_variable_suggests_the_right_one(variable: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigurationError, match=rf"unknown setting {variable} \(did you mean '{meant}'\?\)"):
+        settings.load()
+
+
+def test_a_variable_that_is_like_none_lists_the_first_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSPEC_QQQQQQQQQQQQQQQQ", "1")
+    with pytest.raises(ConfigurationError, match=r"exist: .*STEPSPEC_AHEAD, .*STEPSPEC_SMALL"):
+        settings.load()
+
+
+def test_every_place_is_a_setting_and_tables_of_any_keys_take_any() -> None:
+    known = list(places(Settings, 4))
+    assert len(known) > 150
+    assert [place for place in known if not is_setting(Settings, place)] == []
+    assert is_setting(Settings, ("options", "anything"))
+    assert is_setting(Settings, ("small", "template", "enable_thinking"))
+    assert not is_setting(Settings, ("sampling", "polcy"))
+    assert not is_setting(Settings, ("sampling", "temperature", "more"))
+
+
+def test_a_file_that_is_named_on_the_command_line_comes_first(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, ahead in (("stepspec.toml", 1), ("variable.toml", 2), ("flag.toml", 3)):
+        (nowhere / name).write_text(f"ahead = {ahead}\n")
+    assert settings.load().ahead == 1
+    monkeypatch.setenv("STEPSPEC_CONFIG", "variable.toml")
+    assert settings.load().ahead == 2
+    with with_command_line(CommandLine(file=Path("flag.toml"))):
+        assert settings.load().ahead == 3
+    with (
+        with_command_line(CommandLine(file=Path("other.toml"))),
+        pytest.raises(ConfigurationError, match=r"^--config names 'other\.toml', which is not a file"),
+    ):
+        settings.load()
+    monkeypatch.setenv("STEPSPEC_CONFIG", "gone.toml")
+    with pytest.raises(ConfigurationError, match=r"^STEPSPEC_CONFIG names 'gone\.toml'"):
+        settings.load()
+
+
+def test_the_origin_of_a_value_is_the_first_layer_that_sets_it(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (nowhere / "stepspec.toml").write_text('ahead = 1\nlead = 1\n[small]\nurl = "http://file:1"\nmodel = "m"\n')
+    monkeypatch.setenv("STEPSPEC_LEAD", "2")
+    with with_command_line(flags(small={"url": "http://flag:1"})):
+        found = layers(Settings, {})
+        assert merged(found) == {"ahead": 1, "lead": "2", "small": {"url": "http://flag:1"}}
+        names = {place: (layer := origin(found, place)) and layer.name(place) for place in (("ahead",), ("lead",))}
+        assert names == {("ahead",): "stepspec.toml: ahead", ("lead",): "STEPSPEC_LEAD"}
+        model = origin(found, ("small", "model"))
+        assert model is not None
+        assert model.source == "flag"  # the table of the file is hidden
+        assert origin(found, ("hedge",)) is None
+
+
+def test_every_setting_is_shown_with_its_source_and_no_secret(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / "mine.toml").write_text(FILE)
+    monkeypatch.setenv("STEPSPEC_AHEAD", "4")
+    monkeypatch.setenv("STEPSPEC_SMALL", "http://small:1")
+    monkeypatch.setenv("STEPSPEC_SMALL__API_KEY", "SECRET-OF-THE-VARIABLE")
+    flags = "--config", "mine.toml", "--large-api-key", "SECRET-OF-THE-FLAG", "--top-p", "0.5", "-O", "rollback=3"
+    assert call("config", "show", "--json", *flags) == 0
+    printed = capfd.readouterr().out
+    assert "SECRET" not in printed
+    assert "hunter2" not in printed
+    shown = orjson.loads(printed)
+    assert shown["ahead"] == {"value": 4, "source": "variable", "name": "STEPSPEC_AHEAD"}
+    assert shown["policy"] == {"value": "bild", "source": "file", "name": "mine.toml: policy"}
+    assert shown["options.scale"] == {"value": "step", "source": "file", "name": "mine.toml: options.scale"}
+    assert shown["options.rollback"] == {"value": 3, "source": "flag", "name": "--option rollback"}
+    assert shown["large.url"]["value"] == "http://admin:***@host:1"
+    assert shown["large.api_key"] == {"value": "**********", "source": "flag", "name": "--large-api-key"}
+    assert shown["small.api_key"]["name"] == "STEPSPEC_SMALL__API_KEY"
+    assert shown["small.url"]["name"] == "STEPSPEC_SMALL"
+    assert shown["service.keys"] == {"value": ["**********"], "source": "file", "name": "mine.toml: service.keys"}
+    assert shown["sampling.top_p"] == {"value": 0.5, "source": "flag", "name": "--top-p"}
+    assert shown["sampling.top_k"] == {"value": 0, "source": "default", "name": ""}
+    assert call("config", "show", *flags) == 0
+    table = capfd.readouterr().out
+    assert "SECRET" not in table
+    for name, each in shown.items():
+        row = next(line.split() for line in table.splitlines() if line.split()[0] == name)
+        assert row[-1] == (each["name"] or each["source"]).split()[-1]
+
+
+def test_a_new_file_has_both_servers_and_is_never_overwritten(nowhere: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("config", "init", *SERVERS) == 0
+    text = (nowhere / "stepspec.toml").read_text()
+    loaded = settings.load()
+    assert loaded.large is not None
+    assert (loaded.policy, loaded.large.url) == ("specreason", "http://localhost:8002")
+    uncommented = "\n".join(
+        line.removeprefix("# ") if " = " in line or "# [" in line else line for line in text.split("\n")[2:]
+    )
+    assert set(tomllib.loads(uncommented)) == {"policy", "ahead", "small", "large", "options", "sampling", "budget"}
+    (nowhere / "stepspec.toml").write_text(uncommented)
+    assert settings.load().options == {"threshold": 7}
+    assert call("config", "init", *SERVERS) == 2
+    assert "stepspec.toml exists" in capfd.readouterr().err
+    assert call("config", "init", "nonsense", SERVERS[1], "-o", "x.toml") == 2
+    assert "'nonsense' is not the URL of a server" in capfd.readouterr().err
+    assert not (nowhere / "x.toml").exists()

@@ -6,6 +6,7 @@ Reasoning-step-level speculation over two vLLM endpoints.
 records of runs.
 """
 
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator import Budget, Chain, Ledger, Message, errors, events, trace
@@ -76,23 +77,18 @@ __all__ = [
     "trace",
 ]
 
+LAZY = {
+    "Answer": "stepspec.evals.grading.graders",
+    "Benchmark": "stepspec.evals.benchmarks",
+    "Task": "stepspec.evals.sample",
+}
+"""The modules of names that are seldom needed."""
+
 
 def __getattr__(name: str) -> Any:
     """Look up what is seldom needed when it is first used."""
     if name == "__version__":
-        from importlib.metadata import version
-
-        return version("stepspec")
-    if name == "Answer":
-        from stepspec.evals.grading.graders import Answer
-
-        return Answer
-    if name == "Benchmark":
-        from stepspec.evals.benchmarks import Benchmark
-
-        return Benchmark
-    if name == "Task":
-        from stepspec.evals.sample import Task
-
-        return Task
+        return importlib.metadata.version("stepspec")
+    if name in LAZY:
+        return getattr(importlib.import_module(LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

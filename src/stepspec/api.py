@@ -109,7 +109,8 @@ class Solver:
     """
     Keeps connections to both models and solves many problems, at the same time if asked to.
 
-    Made of complete `Settings`, or as `load` does of both models and other settings as keyword arguments::
+    Made of complete `Settings`, or of both models and other settings as keyword arguments, which come before variables,
+    the TOML file and the defaults; see `stepspec.settings`::
 
         async with Solver(small="http://localhost:8001/v1", large="http://localhost:8002/v1") as solver:
             solutions = await asyncio.gather(*map(solver.solve, problems))
@@ -142,17 +143,6 @@ class Solver:
         self.critic = connected_critic(settings)
         self.auto = Auto(settings.prior)
         self.sure_bets = SureBets()
-
-    @classmethod
-    def load(
-        cls, small: Small | None = None, large: str | Endpoint | None = None, **overrides: Unpack[SettingsOverrides]
-    ) -> Self:
-        """
-        Make a solver of settings that are loaded: *overrides* first, then variables, the TOML file, and the defaults.
-
-        See `stepspec.settings`. ``Solver(small, large, ...)`` does the same.
-        """
-        return cls(small, large, **overrides)
 
     def _endpoint(self, role: Role) -> Endpoint | NestedPair:
         endpoint = self.settings.small if role == "small" else self.settings.large

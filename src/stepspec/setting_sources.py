@@ -204,22 +204,15 @@ def _names_server(table: object) -> bool:
     return not isinstance(table, Mapping) or not keys.isdisjoint(cast("Mapping[str, Any]", table))
 
 
-def config_file() -> Path | None:
-    """The settings file: of ``--config``, of ``STEPSPEC_CONFIG``, or ``stepspec.toml`` if it exists; else None."""
-    named = command_line().file
+def _file(named: Path | None) -> Iterator[Layer]:
+    """The settings file: of ``--config``, of ``STEPSPEC_CONFIG``, or ``stepspec.toml`` if it exists."""
     by = "--config" if named is not None else CONFIG
     if named is None and CONFIG in os.environ:
         named = Path(os.environ[CONFIG])
-    if named is None:
-        return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
-    if not named.is_file():
+    if named is not None and not named.is_file():
         raise ConfigurationError(f"{by} names {str(named)!r}, which is not a file")
-    return named
-
-
-def _file(named: Path | None) -> Iterator[Layer]:
-    path = config_file()
-    if path is None:
+    path = named or Path(DEFAULT_FILE)
+    if not path.is_file():
         return
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -273,11 +273,6 @@ def http_page(openapi: Schema) -> Iterator[str]:
         if status not in ("200", UNUSED) and "Error" in str(response)
     }
     yield from (f"| {status} | {text} |" for status, text in sorted(statuses.items()))
-    yield from (
-        "",
-        "The body of an error is OpenAI's: `error` with `message`, `type`, `param` and `code`. In Anthropic's",
-    )
-    yield "API it is Anthropic's: `type`, `error` with `type` and `message`, and `request_id`."
 
 
 def _prose(text: str) -> str:

@@ -39,12 +39,10 @@ ELSEWHERE: Mapping[str, str] = {
     r"--ray\b": "needs a cluster: tests/evals/test_ray_pool.py",
     r"^stepspec up": "needs a GPU; its dry runs: tests/test_recipes.py",
     r"--critic": "needs a reward model: tests/integration/test_critic.py",
-    r"^\$EDITOR": "opens an editor",
     r"^stepspec judge": "says with exit code 1 that an imitation is no judge: tests/evals/judge",
     r"^stepspec estimate": "says with exit code 1 that imitations do not pay: tests/integration/test_estimate.py",
     r"^stepspec calibrate problems\.jsonl -p bild": "needs hundreds of problems: tests/evals/calibration",
     r"^python -m lab\.grading": "reads the solutions of a data set: tests/lab/test_grading.py",
-    r"^stepspec config path": "needs the settings file of its reader: tests/test_config_command.py",
 }
 """Patterns of single commands that are not run here, and why."""
 

@@ -1,9 +1,8 @@
-"""The commands about settings: ``config show``, ``path`` and ``init``."""
+"""The commands about settings: ``config show`` and ``config init``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -18,7 +17,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.toml import one_line
 
 from .. import settings as configuration
-from ..setting_sources import DEFAULT_FILE, Layer, Place, config_file, layers, origin
+from ..setting_sources import DEFAULT_FILE, Layer, Place, layers, origin
 from ..settings import Settings
 from .terminal import print_json, stderr, stdout
 
@@ -30,14 +29,6 @@ Examples:
   stepspec config show --config policy.toml --json | jq '."options.threshold"'
 
   STEPSPEC_AHEAD=4 stepspec config show --temperature 0
-"""
-
-PATH_EXAMPLES = """
-Examples:
-
-  stepspec config path
-
-  $EDITOR "$(stepspec config path)"
 """
 
 INIT_EXAMPLES = """
@@ -78,15 +69,6 @@ url = {large}
 app = new_app(help="Show where the settings come from, or begin a settings file.", no_args_is_help=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """One setting: its *value*, without secrets, and where it comes from: the *source*, and its *name* there."""
-
-    value: Any
-    source: str
-    name: str = ""
-
-
 @with_settings("serve", SERVERS, SAMPLING, SEED, BUDGET)
 def show(json: Json = False) -> None:
     """
@@ -94,15 +76,14 @@ def show(json: Json = False) -> None:
 
     API keys are hidden. The flags are those of `solve` and `serve`: with them, show what such a command would use.
     """
-    shown = effective(configuration.load(), layers(Settings, {}))
+    found = layers(Settings, {})
+    shown = {".".join(place): _shown(place, value, found) for place, value in _leaves(configuration.load())}
     if json:
-        print_json(
-            {name: {"value": each.value, "source": each.source, "name": each.name} for name, each in shown.items()}
-        )
+        print_json(shown)
         return
     rows = [("setting", "value", "from")]
     rows += [
-        (name, "none" if each.value is None else one_line(each.value), each.name or each.source)
+        (name, "none" if each["value"] is None else one_line(each["value"]), each["name"] or each["source"])
         for name, each in shown.items()
     ]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
@@ -110,15 +91,6 @@ def show(json: Json = False) -> None:
         style = "bold" if source == "from" else "dim" if source == "default" else ""
         line = f"{name:<{first}}  {value:<{second}}  {source}"
         stdout.print(Text(line, style), soft_wrap=True)  # a setting is one line, also for grep
-
-
-def path() -> None:
-    """Print the path of the settings file; the exit code is 1 if there is none."""
-    found = config_file()
-    if found is None:
-        stderr.print(f"no settings file: there is no {DEFAULT_FILE} here, and STEPSPEC_CONFIG is not set")
-        raise typer.Exit(1)
-    stdout.print(str(found.resolve()), markup=False, highlight=False, soft_wrap=True)
 
 
 def init(
@@ -140,11 +112,6 @@ def init(
     stderr.print(f"wrote {output}", highlight=False, soft_wrap=True)
 
 
-def effective(settings: Settings, found: tuple[Layer, ...]) -> Mapping[str, Shown]:
-    """All of the *settings* by their dotted names, with the layer of those that were *found*."""
-    return {".".join(place): _shown(place, value, found) for place, value in _leaves(settings)}
-
-
 def _leaves(model: BaseModel) -> Iterator[tuple[Place, object]]:
     for name, value in model:
         if name == "role":  # it follows from the place
@@ -157,11 +124,12 @@ def _leaves(model: BaseModel) -> Iterator[tuple[Place, object]]:
             yield (name,), value
 
 
-def _shown(place: Place, value: object, found: tuple[Layer, ...]) -> Shown:
+def _shown(place: Place, value: object, found: tuple[Layer, ...]) -> dict[str, Any]:
+    """The *value* of one setting, without secrets, its source, and its name there."""
     layer = origin(found, place)
     if layer is None or layer.depth(place) < len(place):
-        return Shown(_public(value), "default")
-    return Shown(_public(value), layer.source, layer.name(place))
+        return {"value": _public(value), "source": "default", "name": ""}
+    return {"value": _public(value), "source": layer.source, "name": layer.name(place)}
 
 
 def _public(value: object) -> Any:
@@ -185,5 +153,4 @@ def _without_password(url: str) -> str:
 
 
 add_command(app, show, SHOW_EXAMPLES)
-add_command(app, path, PATH_EXAMPLES)
 add_command(app, init, INIT_EXAMPLES)
