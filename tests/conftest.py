@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -93,6 +94,14 @@ def shared_folder(config: pytest.Config) -> Path:
 def distributions(request: pytest.FixtureRequest) -> Distributions:
     """The wheel and the sdist of this clone."""
     return built_once(shared_folder(request.config))
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, and a command line that a test may replace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    return tmp_path
 
 
 def _works(config: pytest.Config) -> bool:

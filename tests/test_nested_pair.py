@@ -29,6 +29,8 @@ from stepspec.orchestrator.nesting import (
 
 from .orchestrator.endpoints.server import Break, FakeVllm
 
+pytestmark = pytest.mark.usefixtures("nowhere")
+
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
 PROBLEM = "What is 1 + 1?"
 RECORDED = Path(__file__).parent / "orchestrator/service/watch/page/traces/nested.jsonl"
@@ -44,13 +46,6 @@ large = { url = "http://small:1", model = "middle" }
 small = "http://tiniest:1"
 large = "http://tiny:1"
 """
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_pairs_nest_in_the_file_to_any_depth(nowhere: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,8 @@ from stepspec.orchestrator.endpoints import GREEDY
 
 from .orchestrator.endpoints.server import IM_START, THINK, THINK_END, FakeVllm
 
+pytestmark = pytest.mark.usefixtures("nowhere")
+
 HEAD = f"{IM_START}assistant\n{THINK}\n"
 HALF = "\ufffd"
 TYPED = ("</", "think", ">")  # the mark, as a model spells it out when it writes about it
@@ -33,12 +34,6 @@ class Writer(FakeVllm):
 
     def continuation(self, prompt: str) -> list[bytes]:
         return super().continuation(HEAD + prompt.partition(HEAD)[2] if HEAD in prompt else prompt)
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
 
 
 async def solved(scripts: Mapping[str, Sequence[str]], policies: Sequence[str]) -> dict[tuple[str, str], Solution]:

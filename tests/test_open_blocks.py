@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -20,6 +19,8 @@ from stepspec.orchestrator.events import Event, Started
 from stepspec.orchestrator.markers import pair_of
 
 from .orchestrator.endpoints.server import IM_END, IM_START, FakeVllm
+
+pytestmark = pytest.mark.usefixtures("nowhere")
 
 Conversation: TypeAlias = tuple[Message, ...]
 
@@ -73,12 +74,6 @@ class Templated(FakeVllm):
         assert full.startswith(begun), (full, begun)
         marked = full[len(begun) :].replace(self.opening, "\0").replace(self.closing, "\1")
         return [{"\0": self.opening, "\1": self.closing}.get(piece, piece).encode() for piece in marked]
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
 
 
 async def solved(

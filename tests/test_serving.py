@@ -20,11 +20,7 @@ from stepspec.orchestrator.service.settings import ServiceSettings
 from .orchestrator.endpoints.server import FakeVllm
 from .test_cli import call
 
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
+pytestmark = pytest.mark.usefixtures("nowhere")
 
 
 def test_flags_override_variables_and_variables_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

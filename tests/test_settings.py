@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from stepspec.settings import Settings
 
 from .test_cli import call
 
+pytestmark = pytest.mark.usefixtures("nowhere")
+
 SERVERS = "http://localhost:8001/v1", "http://localhost:8002/v1"
 FILE = """\
 policy = "bild"
@@ -29,15 +30,6 @@ api_key = "SECRET-OF-THE-FILE"
 [service]
 keys = ["SECRET-OF-CLIENTS"]
 """
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    return tmp_path
 
 
 def key_of(endpoint: object) -> str | None:
@@ -294,6 +286,7 @@ def test_the_origin_of_a_value_is_the_first_layer_that_sets_it(nowhere: Path, mo
 def test_every_setting_is_shown_with_its_source_and_no_secret(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     (nowhere / "mine.toml").write_text(FILE)
     monkeypatch.setenv("STEPSPEC_AHEAD", "4")
     monkeypatch.setenv("STEPSPEC_SMALL", "http://small:1")

@@ -29,16 +29,10 @@ from stepspec.orchestrator.events import Started
 from .stand_in import Latency, StandIn
 from .test_cli import call
 
+pytestmark = pytest.mark.usefixtures("nowhere")
+
 ROOT = Path(__file__).parents[1]
 TOO_LONG = "long " * 3000  # more than the stand-in's context holds
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    return tmp_path
 
 
 @contextmanager

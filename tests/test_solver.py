@@ -31,6 +31,8 @@ from .fakes import constructed
 from .orchestrator.endpoints.server import Break, FakeVllm, Refuse
 from .orchestrator.service.served import until
 
+pytestmark = pytest.mark.usefixtures("nowhere")
+
 USUAL: dict[str, Any] = {"sampling": GREEDY, "ending": "small", "answer": "large", "auto": False}
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
 PROBLEM = "What is 1 + 1?"
@@ -48,12 +50,6 @@ class Servers:
     def solver(self, **settings: Any) -> Solver:
         """A solver whose small model may end the thinking and whose large one answers, unless the *settings* differ."""
         return Solver(*self.endpoints, **{**USUAL, **settings})
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
 
 
 @asynccontextmanager

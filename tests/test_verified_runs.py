@@ -25,15 +25,10 @@ from stepspec.settings import load
 
 from .stand_in import StandIn
 
+pytestmark = pytest.mark.usefixtures("nowhere")
+
 PROBLEM = "What is 6 x 7?"
 ANSWER = "The answer is \\boxed{42}."
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @asynccontextmanager
