@@ -131,9 +131,10 @@ class Flag:
     @property
     def parameter(self) -> inspect.Parameter:
         """The parameter that declares the flag for typer; None is its default."""
-        option = typer.Option(*self.names, help=self.help, show_default=False, **self.more)
-        annotation = Annotated[self.kind | None, option]
-        return inspect.Parameter(self.variable, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        kind, option = self.kind, typer.Option(*self.names, help=self.help, show_default=False, **self.more)
+        return inspect.Parameter(
+            self.variable, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+        )
 
 
 def flag(place: str, kind: Any, help: str, name: str = "", **more: Any) -> Flag:
