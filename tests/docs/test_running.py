@@ -165,7 +165,7 @@ def run(block: Block, commands: list[str], folder: Path, servers: Servers) -> li
     return failed
 
 
-@pytest.mark.parametrize(("block", "commands"), to_run())
+@pytest.mark.parametrize(("block", "commands"), [*to_run()])
 def test_commands_run(block: Block, commands: list[str], servers: Servers, material: Path, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     shutil.copytree(material, folder, symlinks=True)
