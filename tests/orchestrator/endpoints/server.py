@@ -23,6 +23,7 @@ __all__ = [
     "IM_END",
     "IM_START",
     "ROOM",
+    "SPECULATES",
     "THINK",
     "THINK_END",
     "Break",
@@ -33,3 +34,8 @@ __all__ = [
     "event",
     "prompts",
 ]
+
+SPECULATES = b"".join(
+    b"vllm:spec_decode_num_%s_total 0.0\n" % name for name in (b"drafts", b"draft_tokens", b"accepted_tokens")
+)
+"""What ``/metrics`` of a server shows that speculates on tokens."""

@@ -17,7 +17,7 @@ from stepspec.orchestrator.errors import (
 from stepspec.orchestrator.stats import Acceptance
 
 from .conftest import Meet, eventually
-from .server import IM_END, IM_START, ROOM, THINK, THINK_END, FakeVllm, Refuse
+from .server import IM_END, IM_START, ROOM, SPECULATES, THINK, THINK_END, FakeVllm, Refuse
 
 PROBLEM = Chain.of("What is 1 + 1?")
 STEP = Step("So 2.\n\n", "small")
@@ -91,8 +91,7 @@ async def test_if_a_server_fails_on_chosen_tokens_the_likeliest_are_requested(me
 
 
 async def test_a_speculating_server_gets_no_chosen_tokens(meet: Meet) -> None:
-    counters = b"vllm:spec_decode_num_drafts_total 0.0\nvllm:spec_decode_num_draft_tokens_total 0.0\n"
-    server = FakeVllm(SCRIPT, digits=GRADES, metrics=counters + b"vllm:spec_decode_num_accepted_tokens_total 0.0\n")
+    server = FakeVllm(SCRIPT, digits=GRADES, metrics=SPECULATES)
     async with meet(server) as met:
         assert (await met.model.ask(PROBLEM, "Right?", "79")) == pytest.approx({"7": 0.5, "9": 0.25})
         can = await met.endpoint.capabilities()
