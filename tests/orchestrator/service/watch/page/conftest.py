@@ -76,7 +76,8 @@ def saved(tmp_path: Path) -> Callable[[str], str]:
 
 async def violations(page: Page) -> list[Any]:
     """What axe finds on *page*."""
-    await page.evaluate("Promise.all(document.getAnimations().map((one) => one.finished))")
+    # A redrawn time line cancels the transitions of its old bars: they are over then, too.
+    await page.evaluate("Promise.allSettled(document.getAnimations().map((one) => one.finished))")
     await page.evaluate(AXE)
     found: list[Any] = (await page.evaluate("axe.run()"))["violations"]
     return [(one["id"], [(node["target"], node["failureSummary"]) for node in one["nodes"]]) for one in found]
