@@ -394,8 +394,8 @@ class VllmModel:
         self._room(call, prompt)
         with self._tally(verb, len(prompt)) as tally:
             reply = await self._endpoint.connection.post(call, path, body, retries=retries)
-            read, cached, written = vllm_protocol.usage(reply)
-            tally.add(written, read, cached)
+            _, cached, written = vllm_protocol.usage(reply)
+            tally.add(min(written, 1), len(prompt), cached)  # scoring writes one token
             return reply
 
     def _room(self, call: Call, prompt: EncodedPrompt) -> int:

@@ -261,7 +261,8 @@ class Forwarding:
             await connection.fail(error)
             return
         finally:
-            self.request.large_tokens += answer.written if self.counted else 0
+            most = most_tokens(self.content, self.endpoint.room)
+            self.request.large_tokens += min(answer.written, most) if self.counted else 0
         await connection.finish(rest)
 
     async def _pass_on(self, answer: FailedAnswer) -> None:
@@ -301,6 +302,14 @@ def asking_for_usage(path: str, content: Mapping[str, Any]) -> Mapping[str, Any]
         return None
     kept = dict(cast("Mapping[str, Any]", options)) if isinstance(options, Mapping) else {}
     return {**content, "stream_options": {**kept, "include_usage": True}}
+
+
+def most_tokens(content: Mapping[str, Any], room: int) -> int:
+    """Return how many tokens an answer to *content* can have: *room*, the model's, for each prompt and choice."""
+    prompt, choices = content.get("prompt"), content.get("n")
+    prompts = cast("list[object]", prompt) if isinstance(prompt, list) else []
+    several = any(type(each) is not int for each in prompts)  # a list of numbers is one prompt
+    return room * (len(prompts) if several else 1) * (choices if type(choices) is int and choices > 0 else 1)
 
 
 class ForwardedAnswer:

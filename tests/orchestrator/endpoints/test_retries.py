@@ -101,8 +101,9 @@ async def test_an_error_with_the_status_of_success_fails_any_request(meet: Meet)
             await met.model.score(PROBLEM, "So")
 
 
-async def test_more_cached_tokens_than_the_prompt_has_are_not_counted(meet: Meet) -> None:
-    usage = {"prompt_tokens": 9, "completion_tokens": -4, "prompt_tokens_details": {"cached_tokens": 9000}}
+@pytest.mark.parametrize(("written", "counted"), [(-4, 0), (10**18, 1)])
+async def test_a_usage_counts_no_more_than_was_sent_and_asked_for(meet: Meet, written: int, counted: int) -> None:
+    usage = {"prompt_tokens": 10**18, "completion_tokens": written, "prompt_tokens_details": {"cached_tokens": 10**18}}
     row = {"1": {"logprob": -1.0, "rank": 1, "decoded_token": "So"}}
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
@@ -111,7 +112,8 @@ async def test_more_cached_tokens_than_the_prompt_has_are_not_counted(meet: Meet
         with pytest.raises(MalformedReply):
             await met.model.score(PROBLEM, "So")
     [called] = met.calls
-    assert (called.prompt, called.cached, called.written) == (9, 9, 0)
+    [(_, body)] = [request for request in server.requests if "prompt_logprobs" in request[1]]
+    assert (called.prompt, called.cached, called.written) == (len(body["prompt"]), len(body["prompt"]), counted)
 
 
 async def test_the_seconds_up_to_a_date_are_kept_and_are_in_the_error(meet: Meet) -> None:

@@ -131,6 +131,18 @@ async def test_an_answer_in_one_piece_is_charged_and_a_negative_usage_fills_no_l
     assert [reply.status for reply in replies] == [200] * 4
 
 
+async def test_no_answer_is_charged_more_tokens_than_its_model_can_write() -> None:
+    behind = Behind()
+    behind.pieces = [b'{"usage": {"prompt_tokens": 3, "completion_tokens": 1000000000000000000}}']
+    bodies: tuple[dict[str, Any], ...] = ({"prompt": [1, 2]}, {"prompt": ["x", "y"]}, {"prompt": ["x", "y"], "n": 3})
+    async with serving(chosen(clients={"b": {"key": "b-key"}})) as served:
+        runner, room = await put_behind(served, behind), served.service.context.offer.engine.large.room
+        for body in bodies:
+            await served.post("/v1/completions", {"model": "huge", **body}, **BY)
+        await runner.cleanup()
+        assert [request.large_tokens for request in served.recorded.requests] == [room, 2 * room, 6 * room]
+
+
 # Streams that break off.
 
 HALF = b'data: {"choices": [{"text": "a"}]}\n\ndata: {"choices": [{"te'
