@@ -218,7 +218,8 @@ class Sampling(BaseModel):
     seed: int | None = None
     """
     Every request has a seed of its own, derived from this seed and the request's place in the chain: the same seed
-    gives the same chain, if the server gives equal requests equal tokens. None draws a new seed for each run.
+    gives the same chain, if the server gives equal requests equal tokens. None draws a new seed for each run, but for
+    one that decides by the time who writes (`auto`), which has none.
     """
     logprobs: int | None = Field(default=0, ge=0, le=20)
     """
@@ -253,6 +254,10 @@ class Sampling(BaseModel):
         if self.temperature == 0 or self.seed is not None:
             return self
         return self.model_copy(update={"seed": random.getrandbits(31)})
+
+    def unseeded(self) -> Sampling:
+        """Return this sampling without its seed."""
+        return self.model_copy(update={"seed": None})
 
     def within(self, role: Role) -> Sampling:
         """Return the sampling for the models of a nested pair in *role*, with other seeds than outside the pair."""

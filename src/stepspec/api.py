@@ -258,9 +258,10 @@ class Solver:
         about them, and the answer, which is the large model's, may call them: the solution's `calls`. Raise
         `MissingCapability` if its server has no parser for calls.
 
-        *seed* is that of the *sampling*. Without one, each run draws its own, which the solution tells. With the same
-        seed a run writes the same chain, however far it works ahead and whatever else the servers do, as far as these
-        give equal requests equal tokens.
+        *seed* is that of the *sampling*. Without one, each run draws its own, which the solution tells, unless `auto`
+        decides: nothing repeats a run that depends on the time, and without seeds one stream writes many steps. With
+        the same seed a run writes the same chain, however far it works ahead and whatever else the servers do, as far
+        as these give equal requests equal tokens.
 
         *observe* sees every event as it happens. The times in events and trace are from *clock*, which no other run has
         used; by default it is a new one. *trace_to* receives the trace, also of a run that fails; if that file cannot
@@ -301,10 +302,11 @@ class Solver:
             self._explain(event, auto)
             observe(event)
 
-        sampling = run.sampling.seeded()
+        decides = _decides(run)
+        sampling = run.sampling.unseeded() if decides else run.sampling.seeded()
         models = self._connections.models(prepared.budget, sampling, watch, recorder.clock, prepared.answering)
         large = models.policy("large", {})
-        auto = self.auto.run(run.policy, run.options, run.ahead, large if _decides(run) else None)
+        auto = self.auto.run(run.policy, run.options, run.ahead, large if decides else None)
         baseline = run.policy in policies.BASELINES
         parts = models.parts(
             run,

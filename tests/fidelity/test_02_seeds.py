@@ -13,6 +13,7 @@ import pytest
 
 from stepspec import Endpoint, Sampling, Solution, Solver, policies
 from stepspec.orchestrator import Chain, reason
+from stepspec.orchestrator.auto import Prior
 from stepspec.orchestrator.chain import Message, Role, Step
 from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
@@ -138,6 +139,20 @@ async def test_every_sampled_step_is_a_request_with_a_seed_of_its_own() -> None:
         drafting.rng = None
         await solver.solve(PROBLEM, policy="small", ahead=2, sampling=GREEDY)
         assert sum(path == "/v1/completions" for path, _ in drafting.requests) < sampled
+
+
+async def test_a_run_that_decides_who_writes_has_no_seed_and_one_request_for_many_steps() -> None:
+    never = Prior(accept_rate=0.0, verdict_seconds=9.0)
+    async with (
+        servers() as (_, writing, small, large),
+        Solver(load(small=small, large=large, seed=7, auto=True, prior=never)) as solver,
+    ):
+        solutions = [await solver.solve(PROBLEM), await solver.solve(PROBLEM)]
+    assert [(solution.seed, solution.share_alone) for solution in solutions] == [(None, 1.0)] * 2
+    assert kept(solutions[0]) != kept(solutions[1])
+    sent = [body for path, body in writing.requests if path == "/v1/completions" and body.get("stream")]
+    assert not any("seed" in body for body in sent)
+    assert len(sent) < 2 * writing.length
 
 
 async def test_a_request_that_is_repeated_keeps_its_seed() -> None:

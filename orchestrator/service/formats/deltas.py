@@ -228,7 +228,7 @@ def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
         "answer": solution.answer,
         "finish_reason": solution.finish_reason,
         "seconds": solution.seconds,
-        "seed": run_request.run.sampling.seed,
+        "seed": solution.seed,
         "accept_rate": ledger.accept_rate,
         "share_large": ledger.share_large,
         "degraded": list(solution.degraded),
