@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .chain import Accept, Role, Rollback, Verdict
+from .chain import Accept, Rollback, Step, Verdict
 from .events import Called, Choice, Chosen, Committed, Decided, Drafted, Finished, Judged, Repaired, Started
 from .interfaces import Policy
 from .trace import Moment
@@ -37,6 +37,7 @@ EXTRA = 0.015  # of the time, that they may take in addition
 FIRST_PROBES, FIRST_EXTRA = 2, 0.04  # the same for the first probes of a method
 MOST = 64  # methods with their options that a solver keeps records of; the oldest is dropped first
 FEW = 8  # verdicts below which the evidence is thin: decisions are frequent, probes short
+SLOW = 0.8  # of the large model's seconds per token, above which a small model cannot pay
 FULL = 0.85  # the share of the large server's cache that the chains of all runs may take
 
 T = TypeVar("T")
@@ -99,6 +100,11 @@ class Estimate:
     def thin(self) -> bool:
         """Whether few verdicts are known."""
         return self.drafts < FEW
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the method would take longer than the large model alone if every draft were accepted."""
+        return self.costs is not None and self.large is not None and self.costs.step(1.0, 1) > self.large
 
     def method(self, ahead: int) -> float | None:
         """Seconds that the method takes for a committed step, *ahead* drafts ahead."""
@@ -171,7 +177,8 @@ class Record:
     """
     What the runs of one method with its options measured, and which mode they are in.
 
-    *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair. *judged*
+    *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair, and
+    *paces* the same for each token. *judged*
     are those from a draft to its verdict, *repairs* those from a rollback to its repair. *steps* counts the steps of
     the runs that decide, and *probed* is their number at the last probe or change of mode. *spent* counts the steps
     that the last of its *probes* wrote; a rejected draft ends one. *explained* says whether the user was told why runs
@@ -180,6 +187,7 @@ class Record:
 
     prior: Prior = field(default_factory=Prior)
     drafts: Recent[float] = field(default_factory=Recent[float])
+    paces: Recent[float] = field(default_factory=Recent[float])
     judged: Recent[float] = field(default_factory=Recent[float])
     repairs: Recent[float] = field(default_factory=Recent[float])
     accepted: Recent[bool] = field(default_factory=Recent[bool])
@@ -199,18 +207,22 @@ class Record:
         share = USUAL if self.prior.accept_rate is None else self.prior.accept_rate
         weight = WEIGHT if streak < STREAK else 1
         accepted = (share * weight + sum(outcomes)) / (weight + len(outcomes))
-        costs = self._costs(large, 1 if streak >= STREAK else LEAST)
+        costs = self._costs(large, seconds_per_token, 1 if streak >= STREAK else LEAST)
         return Estimate(costs, accepted, large, busy, full, len(outcomes))
 
-    def _costs(self, large: float | None, least: int) -> Costs | None:
+    def _costs(self, large: float | None, pace: float | None, least: int) -> Costs | None:
         """
-        The medians of the timings. Before the first repair, one is assumed to take the large model's time.
+        The medians of the timings. Before the first repair, one is assumed to take the *large* model's time.
+
+        One verdict is enough if it took longer than the large model takes for a step, or a token of its draft about as
+        long as the large model's *pace*: then no share of accepted drafts can pay.
 
         With the prior's seconds of a verdict and without any timing, the draft is assumed to take no time.
         """
         drafts, judged, repairs = self.drafts.values(), self.judged.values(), self.repairs.values()
         repair = median_low(repairs) if repairs else large or 0.0
-        slow = large is not None and bool(judged) and min(judged) > large  # even one verdict says that this cannot pay
+        slow = large is not None and bool(judged) and min(judged) > large
+        slow |= pace is not None and bool(paces := self.paces.values()) and min(paces) > SLOW * pace
         if drafts and len(judged) >= (1 if slow else least):
             return Costs(median_low(drafts), median_low(judged), repair)
         if self.prior.accept_rate is not None and self.prior.verdict_seconds is not None and not drafts:
@@ -414,7 +426,7 @@ class AutoRun:
             wanted = False
         else:
             steps = record.spent or PROBE["large" if estimate.thin else other]
-            extra = FIRST_EXTRA if estimate.thin and record.probes < FIRST_PROBES else EXTRA
+            extra = FIRST_EXTRA if estimate.thin and not estimate.hopeless and record.probes < FIRST_PROBES else EXTRA
             wanted = age >= steps * max(1 / SHARE, _excess(event) / extra)
         if not wanted:
             return event
@@ -438,7 +450,7 @@ class AutoRun:
             case Called():
                 self._called(event)
             case Drafted(index, draft):
-                self._drafted(at, index, draft.author)
+                self._drafted(at, index, draft)
             case Judged(index, _, verdict) if index in pending.drafts:
                 self.record.judged.add(self.auto.steps, at - pending.drafts.pop(index))
                 pending.verdicts[index] = at, verdict
@@ -471,13 +483,14 @@ class AutoRun:
         if repairs and event.fate == "done" and event.first is not None and event.written > 1:
             self.auto.repairing.add(self.auto.steps, (event.seconds - event.first) / (event.written - 1))
 
-    def _drafted(self, at: float, index: int, author: Role) -> None:
+    def _drafted(self, at: float, index: int, draft: Step) -> None:
         pending = self._pending
-        if author == "large":
+        if draft.author == "large":
             self._by_large.add(index)
         else:
             if pending.free is not None:
                 self.record.drafts.add(self.auto.steps, at - pending.free)
+                self.record.paces.add(self.auto.steps, (at - pending.free) / max(1, len(draft.tokens)))
             pending.drafts[index] = at
         pending.free = None
 

@@ -145,8 +145,9 @@ def share_alone(traces: Sequence[Sequence[Moment]]) -> float:
         (replace(GOOD, good=0.5, verdict=1.5), True),
         (replace(GOOD, good=0.0), True),
         (replace(GOOD, good=0.0, small=0.19, verdict=0.4, steps=10), True),
+        (World(0.55, small=0.0096, large=0.0092, verdict=0.027, first=0.018, steps=8), True),
     ],
-    ids=["good pair", "half", "slow judge", "bad drafts", "waiting", "slow drafts", "even", "deaf", "short"],
+    ids=["good pair", "half", "slow judge", "bad drafts", "waiting", "slow drafts", "even", "deaf", "short", "equals"],
 )
 def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(world: World, aside: bool) -> None:
     """And where the pair is bad, little from the first problem on."""
