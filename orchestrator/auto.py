@@ -366,6 +366,11 @@ class AutoRun:
         """How many drafts may be made ahead now."""
         return self.most if self.decided is None else self.decided.ahead
 
+    @property
+    def exploring(self) -> bool:
+        """Whether the method is hardly known, so that the large model should write its own steps meanwhile."""
+        return self.aside is not None and len(self.record.accepted.entries) < LEAST
+
     def due(self, index: int) -> bool:
         """Whether the run has to decide again before step *index*, although no draft was rolled back."""
         decided = self.decided
@@ -456,7 +461,8 @@ class AutoRun:
                 pending.verdicts[index] = at, verdict
             case Repaired(index, _, rollback):
                 judged, _ = pending.verdicts.get(index, (pending.settled, rollback))
-                self.record.repairs.add(self.auto.steps, at - max(judged, pending.settled))
+                if not self.exploring:  # else it began before the verdict
+                    self.record.repairs.add(self.auto.steps, at - max(judged, pending.settled))
                 self.record.accepted.add(self.auto.steps, False)
                 pending.anew = True
             case Chosen():

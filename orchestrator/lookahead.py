@@ -45,8 +45,9 @@ class LookaheadControl:
     one draft, then its verdict; but what a policy can `prepare` for a verdict always starts together with the draft.
     A hedge is a repair that starts before the verdict. A draft is hedged if its `confidence` is at most *hedge* (0:
     none). With a *hedge* of 1 every draft is, and the repair starts together with the draft. With *sure_bets* no draft
-    is made beyond one that is not sure enough; None bets on every draft. With *auto* the depth is what it decided, and
-    hedges depend on how busy the large model's server is.
+    is made beyond one that is not sure enough; None bets on every draft. With *auto* the depth is what it decided, the
+    first drafts of a method are all hedged, so that trying it costs little, and none is while the large model has a
+    queue.
     """
 
     ahead: int = 0
@@ -68,7 +69,9 @@ class LookaheadControl:
     @property
     def hedging(self) -> float:
         """The confidence up to which drafts are hedged at the moment: none where the large model has a queue."""
-        return 0.0 if self.auto is not None and self.auto.auto.busy else self.hedge
+        if self.auto is None:
+            return self.hedge
+        return 0.0 if self.auto.auto.busy else 1.0 if self.auto.exploring else self.hedge
 
     def hedges(self, draft: Step) -> bool:
         """Whether the repair of *draft* starts before its verdict."""

@@ -127,6 +127,10 @@ def decisions(traces: Sequence[Sequence[Moment]]) -> list[Decided]:
     return [event for event in events(traces) if isinstance(event, Decided)]
 
 
+def hedge(event: object) -> bool:
+    return isinstance(event, Called) and event.purpose == "hedge"
+
+
 def share_alone(traces: Sequence[Sequence[Moment]]) -> float:
     """The share of the steps that the large model wrote alone."""
     found = [each for trace in traces for each in stretches([moment.event for moment in trace])]
@@ -161,6 +165,17 @@ def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(world: Worl
         first, second, *others = (ours / alone for ours, alone in zip(taken, large, strict=True))
         assert (first <= 1.25, second <= 1.1) == (True, True)
         assert sum(others) / len(others) <= (1.03 if not world.queue else 1.05)
+
+
+def test_the_large_model_writes_its_own_step_while_the_first_drafts_are_tried() -> None:
+    auto, bad = Auto(), replace(GOOD, good=0.0)
+    hedges = [[each for each in events([bad.solve(problem, "auto", auto)]) if hedge(each)] for problem in range(20)]
+    assert hedges[0]
+    assert not any(hedges[1:])
+    assert len(auto.record("specreason", {}).repairs.entries) > 0  # of later drafts, whose repairs are not early
+    busy = Auto()
+    busy.queue(running=1, waiting=9)
+    assert not any(map(hedge, events([bad.solve(0, "auto", busy)])))
 
 
 @pytest.mark.parametrize(
