@@ -61,7 +61,7 @@ def cut_and_continued(journal: Path, room: int, *words: str) -> None:
 
 def test_a_calibration_on_a_full_disk_is_gone_on_with(servers: tuple[str, ...], folder: Path) -> None:
     options = ("-p", "specreason", "--max-loss", "0.5", "--values", "8", "-o", "c.toml")
-    cut_and_continued(Path("c.trials.jsonl"), 3_000, "calibrate", "problems.jsonl", *options, *servers)
+    cut_and_continued(Path("c.trials.jsonl"), 1_000, "calibrate", "problems.jsonl", *options, *servers)
 
 
 def test_an_evaluation_on_a_full_disk_is_gone_on_with_and_its_report_is_an_error_of_one_line(

@@ -72,7 +72,7 @@ async def test_with_a_seed_a_chain_is_the_same_however_far_the_run_works_ahead(m
 
 async def test_with_a_seed_a_nested_pair_repeats_itself() -> None:
     async with servers() as (_, _, small, large):
-        pair = {"small": small, "large": small.model_copy(update={"role": "large"}), "policy": "specreason", "ahead": 2}
+        pair = {"small": small, "large": small.model_copy(update={"role": "large"}), "policy": "specreason"}
         async with Solver(pair, large, seed=7) as solver:
             chains = {kept(await solver.solve(PROBLEM, ahead=ahead)) for ahead in (0, 1, 3)}
     assert len(chains) == 1

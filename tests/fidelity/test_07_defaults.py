@@ -50,7 +50,7 @@ def temperature(run: SolveCall) -> float:
 def test_the_bench_interleaves_both_samplings_and_shows_the_default_first(
     servers: Servers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured(sampling="both", as_markdown=True)
+    measured(sampling="both")
     rows = orjson.loads(FIGURES.read_bytes())
     assert [row["sampling"]["temperature"] for row in rows] == [0.6] * ARMS + [0.0] * ARMS
     assert [row["name"] for row in rows[:ARMS]] == [row["name"] for row in rows[ARMS:]]
