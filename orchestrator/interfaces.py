@@ -16,13 +16,12 @@ from typing import Any, Literal, Protocol, TypeAlias, TypedDict, cast
 from .chain import Chain, Rating, Role, Rollback, Step, Token, Verdict
 from .events import Calling, Purpose
 
-EndedBy: TypeAlias = Literal["large", "judge", "small"]
+EndedBy: TypeAlias = Literal["large", "small"]
 """
 Who may end the thinking.
 
 "small": either model; a draft of the small one that ends the thinking has to be accepted. "large": the large model
-only; the end is cut off a draft, and the large model writes the next step. "judge": a draft too, if the large model
-agrees that the reasoning is complete.
+only; the end is cut off a draft, and the large model writes the next step.
 """
 AnsweredBy: TypeAlias = Literal["large", "method", "small"]
 """Who writes the final answer: one model, or the "method", which drafts, verifies and repairs it like the thinking."""

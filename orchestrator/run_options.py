@@ -146,7 +146,7 @@ class RunOptions(BaseModel):
     lead: Annotated[Count, RunOption("First steps that the large model writes.")] = 0
     ending: Annotated[
         EndedBy | None,
-        RunOption("Who may end the thinking: large, judge (it is asked) or small; by default as in the paper."),
+        RunOption("Who may end the thinking: large, or small (either model); by default as in the paper."),
     ] = None
     answer: Annotated[
         AnsweredBy | None,

@@ -26,11 +26,10 @@ from .relay import Relay
 from .reward import Reward
 from .specreason import SpecReason
 from .speculative_thinking import SpeculativeThinking
-from .wrappers import COMPLETE, Ending, Guarded, Led
+from .wrappers import Ending, Guarded, Led
 
 __all__ = [
     "BASELINES",
-    "COMPLETE",
     "METHODS",
     "THRESHOLDS",
     "BiLD",

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from stepspec.orchestrator import Accept, Chain, Model, Policy, Rollback, Step, Verdict
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.interfaces import foreseeable, prepare, unkept, verify
-from stepspec.prompts import load
-
-COMPLETE = load("ending.complete")
-YES, NO = "Yes", "No"
-SURE = 0.05  # of the judge's probability; less on Yes and No together is no approval
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +75,19 @@ class Ending(_Wrapper):
     """
     A draft of the small model does not end the thinking by itself; *policy* does the rest.
 
-    A step that is right may still come too early to be the last. With *by* "large" only the large model ends the
-    thinking: the end is cut off a draft, the rest is judged, and the large model writes the next step, which nobody
-    judges and which may consist of the end alone. With *by* "judge" the large model is asked, at the same time as for
-    the verdict, whether the reasoning is complete; if it says no, it continues the draft without its end.
+    A step that is right may still come too early to be the last. The end is cut off a draft, the rest is judged, and
+    the large model writes the next step, which nobody judges and which may consist of the end alone.
 
     The authors' code of SpecReason cuts off the end as well, also that of the large model's steps, lets both models
     continue, and stops at a step that holds a box. Here the large model writes the next step, so that two models that
     disagree come to an end. Models without a thinking block end their turn in the same way.
     """
 
-    large: Model
-    by: Literal["large", "judge"] = "large"
-
     async def draft(self, chain: Chain) -> Step:
         if _is_open(chain):
             return await self._continue(chain, chain.steps[-1])
         draft = await self.policy.draft(chain)
-        if self.by == "judge" or not _ends(chain, draft):
+        if not _ends(chain, draft):
             return draft
         opened = _open(chain, draft)
         return opened if opened.text.strip() else await self._continue(chain, draft)
@@ -109,31 +98,13 @@ class Ending(_Wrapper):
     async def verify(self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None) -> Verdict:
         if draft.author == "large":
             return Accept()
-        verdict = await self._judge(chain, draft, prepared)
+        verdict = await verify(self.policy, chain, draft, prepared)
         rivals = [replace(rival, step=_open(chain, rival.step)) for rival in verdict.rivals]
         return replace(verdict, rivals=tuple(rivals))
 
     async def _continue(self, chain: Chain, draft: Step) -> Step:
         with unkept():
             return await self.policy.repair(chain, draft, Rollback(reason="end"))
-
-    async def _judge(self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None) -> Verdict:
-        if self.by == "large" or not _ends(chain, draft):
-            return await verify(self.policy, chain, draft, prepared)
-        opened = _open(chain, draft)
-        if not opened.text.strip():
-            return await self._complete(chain, opened)
-        judged, complete = await at_once([verify(self.policy, chain, draft, prepared), self._complete(chain, opened)])
-        if isinstance(judged, Rollback) or isinstance(complete, Accept):
-            return judged
-        return replace(complete, score=judged.score)
-
-    async def _complete(self, chain: Chain, opened: Step) -> Verdict:
-        """Ask whether the reasoning is complete with *opened*, a draft without its end."""
-        answer = await self.large.ask(chain.extend(opened), COMPLETE.text, (YES, NO), opening=COMPLETE.opening)
-        if answer[YES] > answer[NO] and sum(answer.values()) >= SURE:
-            return Accept(answer[YES])
-        return Rollback(len(opened.text), reason="incomplete", score=answer[YES])
 
 
 def _ends(chain: Chain, draft: Step) -> bool:

@@ -154,9 +154,8 @@ class Models:
         policy = policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
         if name in policies.BASELINES:
             return policy
-        by = ending or ended_by(policy)
-        if by != "small":
-            policy = policies.Ending(policy, large, by)
+        if (ending or ended_by(policy)) == "large":
+            policy = policies.Ending(policy)
         return policies.Led(policy, large, lead) if lead else policy
 
     def policy_of(self, run: RunOptions) -> Policy:

@@ -164,8 +164,7 @@ def conditions(run: RunOptions) -> dict[str, Any]:
     method = policies.METHODS.find(run.policy)
     roles = {"ending": run.ending or ended_by(method.source), "answer": run.answer or answered_by(method.source)}
     known = prompts.known()
-    names = (*method.prompts, *([policies.COMPLETE.name] if roles["ending"] == "judge" else []))
-    texts = {PROMPTS: {name: known[name].sha256[:HASH] for name in sorted(names)}} if names else {}
+    texts = {PROMPTS: {name: known[name].sha256[:HASH] for name in sorted(method.prompts)}} if method.prompts else {}
     options = {**policies.defaults(run.policy), **run.options}
     set_options = {name: value for name, value in options.items() if value is not None}
     return run.calibrated() | roles | {"options": set_options} | texts

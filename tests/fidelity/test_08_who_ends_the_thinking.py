@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from stepspec import policies
 from stepspec.orchestrator import (
-    Accept,
     Budget,
     Chain,
     Ledger,
@@ -21,10 +20,9 @@ from stepspec.orchestrator import (
 )
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Rival, Role, Verdict
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.events import Committed, Event
+from stepspec.orchestrator.events import Committed
 from stepspec.orchestrator.interfaces import EndedBy, ended_by
 from stepspec.policies import METHODS, Ending, Led, LookaheadReasoning, SpecReason
-from stepspec.policies.wrappers import COMPLETE
 from stepspec.run_parts import Models
 from stepspec.settings import load
 
@@ -41,14 +39,13 @@ def says(role: Role, length: int) -> Callable[[Previous], str]:
     )
 
 
-def pair(*, complete: bool = False) -> tuple[ScriptedModel, ScriptedModel]:
+def pair() -> tuple[ScriptedModel, ScriptedModel]:
     """A small model that ends the thinking two paragraphs early, and a judge to whom every step is right in itself."""
-
-    def judge(chain: Chain, question: str) -> Mapping[str, float]:
-        return {"Yes" if complete else "No": 1.0} if question == COMPLETE.text else {"9": 1.0, "Yes": 0.0}
-
     small = ScriptedModel("small", says("small", EAGER))
-    return small, ScriptedModel("large", says("large", PATIENT), log=small.log, judge=judge)
+    large = ScriptedModel(
+        "large", says("large", PATIENT), log=small.log, judge=lambda chain, question: {"9": 1.0, "Yes": 0.0}
+    )
+    return small, large
 
 
 def built(
@@ -92,49 +89,12 @@ def test_the_large_model_may_agree_that_it_is_over_in_no_more_time() -> None:
     assert seconds("large", 0) == seconds("small", 0) + 1
 
 
-@pytest.mark.parametrize("complete", [True, False])
-def test_a_judge_may_decide_whether_the_reasoning_is_complete(complete: bool) -> None:
-    events: list[Event] = []
-    (chain, _), took = run(reason(built(*pair(complete=complete), "judge"), PROBLEM, observe=events.append))
-    if complete:
-        assert authors_and_texts(chain)[-1] == ("small", f"The small one says 1{THINK_END}")
-        assert took == 4.0  # both questions about the last draft are concurrent
-    else:
-        assert authors_and_texts(chain) == TOGETHER
-        assert {step.note for step in chain.steps if step.author == "large"} == {"incomplete"}
-
-
-def test_a_step_that_is_wrong_is_rolled_back_whether_or_not_it_ends_the_thinking() -> None:
-    small, large = pair(complete=True)
-    large.judge = lambda chain, question: {"Yes": 1.0} if question == COMPLETE.text else {"2": 1.0}
-    (chain, _), _ = run(reason(built(small, large, "judge"), PROBLEM))
+def test_a_step_that_is_wrong_is_rolled_back_although_it_ends_the_thinking() -> None:
+    small, large = pair()
+    large.judge = lambda chain, question: {"2": 1.0}
+    (chain, _), _ = run(reason(built(small, large), PROBLEM))
     assert {step.note for step in chain.steps} == {"grade"}
     assert len(chain.steps) == PATIENT
-
-
-@pytest.mark.parametrize(
-    ("probabilities", "stands"), [({"Yes": 0.03}, False), ({"Yes": 0.3, "No": 0.3}, False), ({"Yes": 0.3}, True)]
-)
-def test_without_the_judges_yes_the_thinking_stays_open(probabilities: Mapping[str, float], stands: bool) -> None:
-    small, large = pair()
-    large.judge = lambda chain, question: probabilities if question == COMPLETE.text else {"9": 1.0}
-    draft = Step(f"So.\n{THINK_END}", "small", "end")
-    verdict, _ = run(built(small, large, "judge").verify(PROBLEM, draft))
-    assert verdict == (Accept(9.0) if stands else Rollback(4, "incomplete", 9.0))
-
-
-def test_the_judge_sees_the_reasoning_while_it_is_open() -> None:
-    judged: list[Chain] = []
-
-    def judge(chain: Chain, question: str) -> Mapping[str, float]:
-        if question == COMPLETE.text:
-            judged.append(chain)
-        return {"9": 1.0, "Yes": 0.0}
-
-    small, large = pair()
-    large.judge = judge
-    run(built(small, large, "judge").verify(PROBLEM, Step(f"So.\n{THINK_END}", "small", "end")))
-    assert [chain.text for chain in judged] == ["So.\n"]
 
 
 def test_a_small_model_that_wants_nothing_but_to_end_cannot_hold_the_run_up() -> None:
@@ -162,7 +122,7 @@ def test_a_rival_does_not_end_the_thinking_either() -> None:
             return Rollback(reason="grade", rivals=(Rival(Step(f"So.\n{THINK_END}", "small", "end"), 8.0),))
 
     small, large = pair()
-    verdict, _ = run(Ending(Chosen(small, large), large).verify(PROBLEM, Step("Hm.\n\n", "small")))
+    verdict, _ = run(Ending(Chosen(small, large)).verify(PROBLEM, Step("Hm.\n\n", "small")))
     assert verdict.rivals == (Rival(Step("So.\n", "small", "open"), 8.0),)
 
 
@@ -170,7 +130,7 @@ def test_the_step_compared_with_the_draft_still_starts_at_the_same_time() -> Non
     small, large = pair()
     large.script = says("small", PATIENT)
     large.latency = lambda chain: 5.0
-    policy = Ending(LookaheadReasoning(small, large), large)
+    policy = Ending(LookaheadReasoning(small, large))
     (chain, _), _ = run(reason(policy, PROBLEM))
     assert [step.author for step in chain.steps[:2]] == ["small", "small"]
     assert large.log.index("large write 1") < small.log.index("small write 1 done")
@@ -179,21 +139,20 @@ def test_the_step_compared_with_the_draft_still_starts_at_the_same_time() -> Non
 @given(
     seed=st.integers(0, 10_000),
     name=st.sampled_from([name for name in METHODS if name not in (*policies.BASELINES, "reward")]),
-    ending=st.sampled_from(["large", "judge"]),
     ahead=st.builds(working, st.sampled_from([1, 2, 5]), hedge=st.sampled_from([0.0, 1.0])),
 )
 @BOUNDED
-def test_the_chain_is_the_same_at_any_lookahead(seed: int, name: str, ending: EndedBy, ahead: object) -> None:
+def test_the_chain_is_the_same_at_any_lookahead(seed: int, name: str, ahead: object) -> None:
     def tried() -> Arm:
         made = arm(name, seed, trouble=0.5)
-        made.policy = Ending(made.policy, made.large, "judge" if ending == "judge" else "large")
+        made.policy = Ending(made.policy)
         return made
 
     plain, (chain, end) = tried(), run(tried().run(0))[0]
     other = tried()
     found, _ = run(other.run(ahead))[0]  # type: ignore[arg-type]
     assert (found, other.small.open, other.large.open) == (chain, 0, 0)
-    if end == "finished" and ending == "large":
+    if end == "finished":
         assert chain.steps[-1].author == "large"
     kept = sum(len(e.step.tokens) for e in other.events if isinstance(e, Committed))
     ledger = Ledger.of(other.events)
@@ -221,6 +180,6 @@ def test_ending_is_a_setting_that_bears_on_a_calibration() -> None:
     assert load().ending is None
     assert load().conditions()["ending"] == "large"
     assert load(policy="bild").conditions()["ending"] == "small"
-    assert load(ending="judge").with_overrides({"ending": "small"}).conditions()["ending"] == "small"
-    with pytest.raises(ConfigurationError, match=r"ending: .*'large', 'judge' or 'small'"):
+    assert load(ending="large").with_overrides({"ending": "small"}).conditions()["ending"] == "small"
+    with pytest.raises(ConfigurationError, match=r"ending: .*'large' or 'small'"):
         load(ending="nobody")
