@@ -12,7 +12,7 @@ from playwright.async_api import expect
 from stepspec.evals.testbed.problems import generate
 
 from ..browser import CURE, browsing, find
-from .clients.service import KEY, serving_pair
+from .clients.conftest import KEY, serving_pair
 from .conftest import Pair
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]

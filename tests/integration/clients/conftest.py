@@ -7,21 +7,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from stepspec.evals.testbed.problems import Difficulty, Problem, generate
 from stepspec.orchestrator.answer import extract
 
+from ...program import logged, serve
 from ..conftest import Pair
 from .environments import FOLDER, installed
-from .service import KEY, Service, serving_pair
 
 MARKS = [pytest.mark.servers, pytest.mark.timeout(900)]  # the first test of each has to install it, from a network
 PATIENCE = 240.0  # seconds; most of them go into imports
+KEY = "sesame"
+SETTINGS = {"STEPSPEC_SERVICE__KEYS": KEY, "STEPSPEC_SAMPLING__TEMPERATURE": "0"}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 MODEL = "auto"
 FOLLOWING, _, PROBLEM, *EXAMPLES = islice(generate(4, "test", Difficulty(steps=(3, 3))), 13)
@@ -29,10 +34,43 @@ FOLLOWING, _, PROBLEM, *EXAMPLES = islice(generate(4, "test", Difficulty(steps=(
 Report: TypeAlias = Mapping[str, Any]
 
 
-class Run(Protocol):
-    """Runs the program of one client against the service, and returns what it printed."""
+@dataclass(frozen=True, slots=True)
+class Service:
+    """``stepspec serve`` as a program of its own: where it is reached, and what it logs."""
 
-    def __call__(self, client: str, *arguments: str, key: str = KEY, folder: Path | None = None) -> str: ...
+    base_url: str
+    log: Path
+
+    def run(self, client: str, *arguments: str, folder: Path) -> str:
+        """Run the program of *client* in a *folder* against this service; return what it prints."""
+        pinned = (FOLDER / client / "requirements.txt").is_file()
+        programs = installed(client) if pinned else Path(sys.executable).parent
+        script = FOLDER / client / "client.py"
+        program = [programs / "python", script] if script.is_file() else [script.with_suffix(".sh")]
+        path = os.pathsep.join([str(programs), os.environ["PATH"]])
+        env = {"HOME": str(folder), "PATH": path, "OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": KEY, **OFFLINE}
+        ended = subprocess.run(
+            [*program, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert ended.returncode == 0, ended.stderr[-4000:]
+        return ended.stdout
+
+    def report(self, client: str, *arguments: str, folder: Path) -> Report:
+        """Return what *client*, which prints it as JSON, has seen."""
+        report: Report = json.loads(self.run(client, *arguments, folder=folder).splitlines()[-1])
+        return report
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in logged(self.log) if line["event"] == event]
+
+
+@contextmanager
+def serving_pair(pair: Pair, log: Path) -> Generator[Service]:
+    """Start a service with a key over *pair*, greedy unless a request says otherwise, and stop it."""
+    logging = ("--log-level", "debug", "--log-prompts")
+    starting = serve(pair.small.base_url, pair.large.base_url, log, *logging, settings=SETTINGS)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as program:
+        yield Service(f"{program.base}/v1", log)
 
 
 @pytest.fixture(scope="package")
@@ -41,51 +79,6 @@ def service(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[S
         yield running
 
 
-@pytest.fixture(scope="package")
-def run(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    def run(client: str, *arguments: str, key: str = KEY, folder: Path | None = None) -> str:
-        home = folder or tmp_path_factory.mktemp(client)
-        openai = {"OPENAI_BASE_URL": service.base_url, "OPENAI_API_KEY": key}
-        anthropic = {"ANTHROPIC_BASE_URL": service.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": key}
-        env = {"HOME": str(home), **openai, **anthropic, **OFFLINE}
-        ended = subprocess.run(
-            [*_program(client), *arguments],
-            cwd=home,
-            env=env | {"PATH": _path(client)},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-        assert ended.returncode == 0, ended.stderr[-4000:]
-        return ended.stdout
-
-    return run
-
-
-def _program(client: str) -> list[str]:
-    script, pins = FOLDER / client / "client.py", FOLDER / client / "requirements.txt"
-    if not script.is_file():
-        return [str(script.with_suffix(".sh"))]
-    return [str(installed(client) / "python") if pins.is_file() else sys.executable, str(script)]
-
-
-def _path(client: str) -> str:
-    own = [str(installed(client))] if (FOLDER / client / "requirements.txt").is_file() else []
-    return os.pathsep.join([*own, os.environ["PATH"]])
-
-
-def run_client(run: Run, client: str, *arguments: str) -> Report:
-    """Return what a client sees that asks for the same two problems in every way that it knows."""
-    printed = run(client, MODEL, PROBLEM.text, FOLLOWING.text, *arguments)
-    report: Report = json.loads(printed.splitlines()[-1])
-    return report
-
-
 def solved(text: str, problem: Problem = PROBLEM) -> bool:
     """Whether *text* ends in the right answer."""
     return extract(text) == str(problem.answer)
-
-
-def counted(usage: Mapping[str, int], prompt: str = "prompt_tokens", completion: str = "completion_tokens") -> bool:
-    """Whether the tokens add up."""
-    return usage["total_tokens"] == usage[prompt] + usage[completion] and min(usage[prompt], usage[completion]) > 0

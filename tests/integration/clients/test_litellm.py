@@ -1,42 +1,26 @@
-"""The LiteLLM SDK."""
+"""The LiteLLM SDK: the thinking is read, and sent back with the next turn."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from .conftest import (
-    FOLLOWING,
-    MARKS,
-    PROBLEM,
-    Report,
-    Run,
-    counted,
-    run_client,
-    solved,
-)
+from .conftest import FOLLOWING, MARKS, MODEL, PROBLEM, Service, solved
 
 pytestmark = MARKS
 
 
-@pytest.fixture(scope="module")
-def report(run: Run) -> Report:
-    return run_client(run, "litellm")
-
-
-@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
-@pytest.mark.parametrize("way", ["whole", "stream", "second turn"])
-def test_litellm_gets_answer_reasoning_and_usage(report: Report, provider: str, way: str) -> None:
-    result = report[f"{provider} {way}"]
-    problem = FOLLOWING if way == "second turn" else PROBLEM
-    assert solved(result["content"], problem)
-    assert f" = {problem.answer}" in result["reasoning_content"]
-    assert result["finish_reason"] == "stop"
-    assert counted(result["usage"])
-    if way == "stream":
-        assert result["pieces"] >= len(PROBLEM.operations)
-
-
-def test_litellm_works_asynchronously_and_raises_typed_errors(report: Report) -> None:
+def test_litellm_gets_answer_reasoning_and_usage_and_raises_typed_errors(service: Service, tmp_path: Path) -> None:
+    report = service.report("litellm", MODEL, PROBLEM.text, FOLLOWING.text, folder=tmp_path)
+    for way in (f"{provider} {way}" for provider in ("openai", "hosted_vllm") for way in ("stream", "second turn")):
+        result, problem = report[way], FOLLOWING if way.endswith("turn") else PROBLEM
+        assert solved(result["content"], problem), way
+        assert f" = {problem.answer}" in result["reasoning_content"]
+        assert result["finish_reason"] == "stop"
+        usage = result["usage"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        assert min(usage["prompt_tokens"], usage["completion_tokens"]) > 0
+        if way.endswith("stream"):
+            assert result["pieces"] >= len(PROBLEM.operations)
     assert solved(report["async"]["content"])
     assert report["wrong key"] == {"error": "AuthenticationError", "status": 401}
     assert report["unknown model"] == {"error": "NotFoundError", "status": 404}

@@ -12,8 +12,7 @@ import pytest
 from stepspec.evals.testbed.problems import Problem, worked_steps
 from stepspec.orchestrator.answer import extract
 
-from .conftest import EXAMPLES, MARKS, MODEL, Run
-from .service import Service, logged
+from .conftest import EXAMPLES, MARKS, MODEL, Service
 
 pytestmark = MARKS
 SHOTS = 5  # examples that gsm8k shows before each of its problems
@@ -56,9 +55,9 @@ def lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def results(run: Run, folder: Path) -> Path:
+def results(service: Service, folder: Path) -> Path:
     """The folder that the harness writes its results to."""
-    run("lm_eval", MODEL, folder=folder)
+    service.run("lm_eval", MODEL, folder=folder)
     return folder / "results" / MODEL
 
 
@@ -88,6 +87,5 @@ def test_its_samples_and_our_log_have_the_same_answers(results: Path, service: S
 
 def answers(service: Service) -> Mapping[str, str]:
     """Return the answers of the service by conversation."""
-    events = logged(service.log)
-    prompts = {line["request_id"]: json.dumps(line["messages"]) for line in events if line["event"] == "started"}
-    return {prompts[line["request_id"]]: line["answer"] for line in events if line["event"] == "solved"}
+    prompts = {line["request_id"]: json.dumps(line["messages"]) for line in service.logged("started")}
+    return {prompts[line["request_id"]]: line["answer"] for line in service.logged("solved")}

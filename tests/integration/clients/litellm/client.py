@@ -61,7 +61,6 @@ def refused(**changed: Any) -> dict[str, Any]:
 print(
     json.dumps(
         {
-            **{f"{provider} whole": as_dict(ask(provider)) for provider in PROVIDERS},
             **{f"{provider} stream": stream(provider) for provider in PROVIDERS},
             **{f"{provider} second turn": second_turn(provider) for provider in PROVIDERS},
             "async": asyncio.run(asynchronous()),

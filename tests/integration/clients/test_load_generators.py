@@ -1,0 +1,88 @@
+"""``vllm bench serve`` and GuideLLM, against a method and against the large model by its own name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepspec.evals.testbed.servers import SHORT
+
+from ..conftest import Pair
+from .conftest import EXAMPLES, MARKS, PROBLEM, Report, Service, solved
+
+pytestmark = MARKS
+TOKENIZER = str(SHORT.model("large"))
+PROBLEMS = [PROBLEM, *EXAMPLES][:3]
+ROOM, FORCED = 400, 40  # tokens, which are asked for with ignore_eos
+
+
+def write_rows(folder: Path, room: int) -> None:
+    rows = [{"prompt": problem.text, "output_tokens_count": room} for problem in PROBLEMS]
+    (folder / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def guidellm(service: Service, folder: Path, model: str, room: int, more: str = "") -> Sequence[Report]:
+    """Run GuideLLM, and return its requests, if all succeeded."""
+    write_rows(folder, room)
+    service.run("guidellm", model, TOKENIZER, more, folder=folder)
+    (benchmark,) = json.loads((folder / "report.json").read_text())["benchmarks"]
+    requests = benchmark["requests"]
+    assert (requests["errored"], requests["incomplete"]) == ([], [])
+    assert len(requests["successful"]) == len(PROBLEMS)
+    made: Sequence[Report] = requests["successful"]
+    return made
+
+
+@pytest.mark.parametrize("api", ["/v1/chat/completions", "/v1/responses"])
+def test_guidellm_measures_a_method(service: Service, tmp_path: Path, api: str) -> None:
+    requests = guidellm(service, tmp_path, "specreason", ROOM, f",request_format={api}")
+    kept = Counter(line["kept"] for line in service.logged("solved"))
+    for request in requests:
+        body: dict[str, Any] = json.loads(request["request_args"])["body"]
+        assert body["ignore_eos"] is True
+        (problem,) = [problem for problem in PROBLEMS if problem.text in request["request_args"]]
+        assert solved(request["output"], problem)
+        assert 0 < request["output_metrics"]["text_tokens"] < ROOM  # ignore_eos makes no run longer
+        timings = request["info"]["timings"]
+        assert timings["first_token_iteration"] <= timings["last_token_iteration"]
+        if api == "/v1/chat/completions":  # In the other API it sees the answer alone, which may be one piece.
+            assert timings["first_token_iteration"] < timings["last_token_iteration"]
+            assert len(request["reasoning_output"].split("\n\n")) > 2
+    assert not Counter(request["output_metrics"]["text_tokens"] for request in requests) - kept
+
+
+def test_guidellm_measures_the_large_model_by_its_own_name(service: Service, pair: Pair, tmp_path: Path) -> None:
+    requests = guidellm(service, tmp_path, pair.large.served_name, FORCED)
+    assert {request["output_metrics"]["text_tokens"] for request in requests} == {FORCED}  # vLLM honours ignore_eos
+
+
+def test_the_benchmark_of_vllm_measures_a_method(service: Service, tmp_path: Path) -> None:
+    model = "specreason"
+    write_rows(tmp_path, ROOM)
+    service.run(
+        *("vllm_bench", "--backend", "openai-chat", "--model", model, "--tokenizer", TOKENIZER),
+        *("--base-url", service.base_url.removesuffix("/v1"), "--endpoint", "/v1/chat/completions"),
+        *("--num-prompts", str(len(PROBLEMS)), "--max-concurrency", "3", "--temperature", "0", "--disable-tqdm"),
+        *("--save-result", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "measured.json"),
+        *("--dataset-name", "custom", "--dataset-path", "problems.jsonl", "--custom-output-len", str(ROOM)),
+        *("--ignore-eos", "--extra-body", json.dumps({"min_tokens": ROOM}), "--request-id-prefix", model),
+        *("--disable-shuffle", "--skip-chat-template"),
+        folder=tmp_path,
+    )
+    measured = json.loads((tmp_path / "measured.json").read_text())
+    assert (measured["completed"], measured["failed"]) == (len(PROBLEMS), 0)
+    for text, problem in zip(measured["generated_texts"], PROBLEMS, strict=True):
+        assert solved(text, problem)
+    written = measured["output_lens"]
+    assert 0 < max(written) < ROOM  # neither ignore_eos nor min_tokens makes a run longer
+    assert measured["total_output_tokens"] == sum(written)
+    solutions = [line for line in service.logged("solved") if str(line["request_id"]).startswith(model)]
+    assert not Counter(written) - Counter(line["kept"] for line in solutions)
+    for first, gaps, problem in zip(measured["ttfts"], measured["itls"], PROBLEMS, strict=True):
+        assert first > 0
+        assert len(gaps) >= len(problem.operations)  # a chunk for each step
