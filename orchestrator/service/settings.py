@@ -156,8 +156,6 @@ class ServiceSettings(BaseModel):
     """The least severe messages that are logged."""
     log_prompts: bool = False
     """Log the text of problems and answers."""
-    tracing: bool = False
-    """Send spans even if ``OTEL_EXPORTER_OTLP_ENDPOINT`` is not set."""
     ray: Scaling = Scaling()
     """The replicas of the Ray Serve application."""
 

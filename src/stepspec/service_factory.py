@@ -22,7 +22,7 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from stepspec.orchestrator.service.http.app import Service
-    from stepspec.orchestrator.service.watch.log import RequestLog
+    from stepspec.orchestrator.service.watch.observers import RequestLog
 
 VERSION = importlib.metadata.version("stepspec")
 TRACING_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -81,7 +81,7 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
     """Hold the connections of *solver*, and yield a service over it with its log."""
     from stepspec.orchestrator.service.formats.requests import AUTO
     from stepspec.orchestrator.service.http.app import Service
-    from stepspec.orchestrator.service.watch.log import RequestLog
+    from stepspec.orchestrator.service.watch.observers import RequestLog
     from stepspec.orchestrator.service.watch.records import ServiceObserver
 
     logs = RequestLog(settings)
@@ -92,7 +92,7 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
                 cure = "start its server with --served-model-name and the model's own name"
                 logs.log.warning("served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure)
         observers: list[ServiceObserver] = [logs]
-        if settings.tracing or any(os.environ.get(name) for name in TRACING_VARIABLES):
+        if any(os.environ.get(name) for name in TRACING_VARIABLES):
             from stepspec.orchestrator.service.watch import tracing
 
             tracer = tracing.Tracing(tracing.connect(VERSION))

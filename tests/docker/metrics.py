@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from stepspec.orchestrator.service.http.admission import Admission
 from stepspec.orchestrator.service.settings import ServiceSettings
-from stepspec.orchestrator.service.watch.metrics import Metrics
+from stepspec.orchestrator.service.watch.observers import Metrics
 
 Known: TypeAlias = Mapping[str, frozenset[str]]
 

@@ -16,7 +16,7 @@ from ..http.runs import PROGRESS, RunItem, Runs
 from ..settings import Thinking
 from ..watch.records import RunResult, ServiceRequest
 from . import deltas
-from .deltas import Delta, DeltaBuilder, TokenCounts, written_arguments
+from .deltas import Delta, DeltaBuilder, written_arguments
 from .schemas import (
     SPEAKERS,
     AnyJson,
@@ -106,7 +106,7 @@ class Turn(CacheablePart):
 
 
 class StreamOptions(Part):
-    """Options of a stream: *continuous_usage_stats* adds the usage so far to each chunk, if there is any usage."""
+    """Options of a stream. *continuous_usage_stats*, which load generators send, has no effect."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
@@ -227,23 +227,16 @@ class ChatReply:
 
     def __init__(self, runs: Runs, request: ServiceRequest, chat: ChatRequest, thinking: Thinking) -> None:
         self._runs, self._model, self._streamed = runs, chat.model, bool(chat.stream)
-        options = chat.stream_options or StreamOptions()
-        self._include_usage = options.include_usage
-        self._continuous = self._include_usage and bool(options.continuous_usage_stats)
-        self._counts, self._prompt = [TokenCounts() for _ in runs.run_requests], 0
+        self._include_usage = chat.stream_options is not None and chat.stream_options.include_usage
         self._id, self._created = f"chatcmpl-{request.id}", int(time.time())
         self._builders = [DeltaBuilder(thinking, thinks=runs.thinks) for _ in runs.run_requests]
         fields = deltas.FIELDS[thinking] if runs.thinks else ()
         self._texts = [dict.fromkeys(("content", *fields), "") for _ in runs.run_requests]
 
     async def opening(self) -> bytes:
-        if self._continuous:
-            self._prompt = await self._runs.prompt_tokens()
         return b"".join(self._chunk(choice, {"role": "assistant", "content": ""}) for choice in range(len(self._texts)))
 
     def render(self, item: RunItem) -> bytes:
-        if not isinstance(item, RunResult):
-            self._counts[item.choice](item.event)  # not `Runs.counts`, which are those of events to come as well
         delta = self._builders[item.choice].add(item)
         if not self._streamed:
             for name, text in delta.fields.items():
@@ -287,18 +280,12 @@ class ChatReply:
 
     def _chunk(self, choice: int, delta: Mapping[str, Any], **fields: object) -> bytes:
         body = _choice(choice, "delta", delta, None) | fields
-        return deltas.event(self._head(CHUNK) | {"choices": [body]} | self._usage_so_far())
+        return deltas.event(self._head(CHUNK) | {"choices": [body]})
 
     def _last(self, item: RunResult) -> bytes:
         choice = _choice(item.choice, "delta", {}, deltas.finish_reason(item.solution))
         extension = self._runs.extension([item.choice])
-        return deltas.event(self._head(CHUNK) | {"choices": [choice]} | self._usage_so_far() | extension)
-
-    def _usage_so_far(self) -> dict[str, Any]:
-        """The usage of what was rendered until now, of all choices; empty unless it is continuous."""
-        if not self._continuous:
-            return {}
-        return {"usage": deltas.usage(self._prompt, self._counts, thinks=self._runs.thinks)}
+        return deltas.event(self._head(CHUNK) | {"choices": [choice]} | extension)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}

@@ -12,19 +12,15 @@ from pydantic_core import ErrorDetails
 from ...budget import Budget
 from ...errors import near
 from ..http.errors import ApiError, bad_request, format_path
-from .messages import OWN_TOOLS
 from .schemas import FUNCTIONS, MAX_ITEMS, SERVED, StepspecOptions, check_bounds
 
 P = TypeVar("P", bound=BaseModel)
 
-OTHER = f"a method cannot apply it; leave it out, or {SERVED}"
-NOTHING = "the service has nothing of the kind; leave it out"
 EFFORT = "a method always thinks; send low or more"
 
 CURES: Mapping[str, str] = {
     **dict.fromkeys(("tools.type", "messages.tool_calls.type", "tool_choice.type"), FUNCTIONS),
-    **dict.fromkeys(("functions", "function_call"), "send tools and tool_choice, which have replaced it"),
-    "messages.function_call": "send tool_calls, which have replaced it",
+    **dict.fromkeys(("functions", "function_call", "messages.function_call"), "send tools, which have replaced it"),
     "tools.function.strict": "send true or false",
     **dict.fromkeys(
         ("logprobs", "top_logprobs", "prompt_logprobs"),
@@ -43,36 +39,12 @@ CURES: Mapping[str, str] = {
         f"send response_format with a JSON schema, or {SERVED}",
     ),
     **dict.fromkeys(
-        (
-            *("chat_template", "add_generation_prompt", "add_special_tokens", "documents", "continue_final_message"),
-            *("echo", "mm_processor_kwargs", "bad_words", "best_of", "use_beam_search", "length_penalty"),
-            *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "cache_salt"),
-            *("truncate_prompt_tokens", "logits_processors", "prediction"),
-        ),
-        OTHER,
-    ),
-    **dict.fromkeys(
-        (
-            *("messages.refusal", "messages.annotations", "messages.audio", "messages.name", "audio", "modalities"),
-            *("include", "truncation", "reasoning.summary", "reasoning.generate_summary", "verbosity"),
-            *("text.verbosity", "stream_options.include_obfuscation", "web_search_options", "max_tool_calls"),
-            *("service_tier", "speed", "inference_geo", "diagnostics", "fallbacks", "context_management.edits"),
-            "messages.content.citations",
-        ),
-        NOTHING,
-    ),
-    **dict.fromkeys(
         ("chat_template_kwargs", "enable_thinking"), f"a method always thinks; send reasoning_effort, or {SERVED}"
     ),
     **dict.fromkeys(("reasoning_effort", "reasoning.effort", "output_config.effort"), EFFORT),
     "thinking_token_budget": "send max_completion_tokens or reasoning_effort",
     "include_reasoning": 'send {"stepspec": {"thinking": "none"}} for the answer alone',
     "priority": 'send {"stepspec": {"priority": 0}}, for servers that schedule by priority',
-    "session_id": "send it in the header X-Session-ID",
-    "request_id": "send it in the header X-Request-Id",
-    **dict.fromkeys(("mcp_servers", "container", "tools.allowed_callers", "tools.defer_loading"), OWN_TOOLS),
-    "thinking": "choose the type enabled, adaptive or disabled",
-    "output_config.format": "send a format of the type json_schema with a schema",
 }
 """The cure for a parameter, by its path without indices."""
 
@@ -93,6 +65,7 @@ SAME: Sequence[tuple[str, ...]] = (
 Path: TypeAlias = tuple[int | str, ...]
 
 EXPECTED = "Input should be "
+LISTED = f"/openapi.json lists all parameters of a method; or {SERVED}"
 OBJECTS = ("model_type", "model_attributes_type", "dict_type")  # pydantic names its class, which clients do not know
 
 
@@ -125,8 +98,10 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
         verb = "is not supported" if unknown else "cannot have this value"
         return bad_request(f"{param} {verb}: {cure}", param, CODES.get(name, "unsupported_parameter"))
     if unknown:
-        hint = near(str(path[-1]), _known(schema, path)) or "; /openapi.json lists all parameters"
+        hint = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
         return bad_request(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
+    if error["type"] == "none_required":
+        return bad_request(f"{param} is not supported: leave it out", param, "unsupported_parameter")
     messages = _joined(_message(other) for other, other_path in errors if other_path == path)
     return bad_request(f"{param}: {messages}", param, "invalid_value")
 

@@ -145,35 +145,61 @@ class Clients:
         return self._allowances[name]
 
 
-class Slots:
+class Admission:
     """
-    `max_running` slots with a queue of `max_waiting`.
+    Lets `max_running` requests run at the same time; `max_waiting` more may wait, each `max_wait` seconds at most.
 
-    Of the requests that wait, the one with the best priority is admitted first (the lowest number, and the earliest of
-    equal ones). So that no request is passed over for ever, every fourth slot that becomes free goes to the one that
-    has waited longest.
+    Of those, the one with the best priority is admitted first (the lowest number, and the earliest of equal ones). So
+    that no request is passed over for ever, every fourth slot that becomes free goes to the one that has waited
+    longest. After `close` no request is admitted. Those that run or wait may finish, until *aborted* is set.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
-        self._free, self._limit = settings.max_running, settings.max_running + settings.max_waiting
-        self._inside = self._handed = 0
+        self._settings = settings
         self._queue: list[tuple[int, asyncio.Future[None]]] = []  # priorities, in the order of arrival
+        self._handed = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.running = 0
+        self.closed = False
+        self.aborted = asyncio.Event()
 
-    async def acquire(self, priority: int) -> Callable[[], None]:
-        """Wait for a slot; return the function that gives it back. Raise `ApiError` if the queue is full."""
-        if self._inside >= self._limit:
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting())
+
+    @asynccontextmanager
+    async def enter(self, priority: int = 0) -> AsyncGenerator[float]:
+        """Wait for a slot, hold it while the block lasts, and yield the seconds waited. Raise `ApiError`."""
+        settings = self._settings
+        if self.closed:
+            raise ApiError(503, "the service is shutting down and takes no new requests", code="draining", retry=True)
+        if self.running + self.waiting >= settings.max_running + settings.max_waiting:
             raise ApiError(429, "too many requests are running and waiting already", code=QUEUE_FULL, retry=True)
-        self._inside += 1
+        arrived = asyncio.get_running_loop().time()
         try:
-            await self._wait(priority)
-        except BaseException:
-            self._inside -= 1
-            raise
-        return self._release
+            async with asyncio.timeout(settings.max_wait):
+                await self._wait(priority)
+        except TimeoutError:
+            message = f"no slot became free within {settings.max_wait:g} s"
+            raise ApiError(429, message, code=QUEUE_TIMEOUT, retry=True) from None
+        try:
+            yield asyncio.get_running_loop().time() - arrived
+        finally:
+            self._release()
+
+    def close(self) -> None:
+        """Admit no more requests."""
+        self.closed = True
+
+    async def idle(self) -> None:
+        """Wait until no request runs or waits."""
+        await self._idle.wait()
 
     async def _wait(self, priority: int) -> None:
-        if self._free:
-            self._free -= 1
+        if self.running < self._settings.max_running:
+            self.running += 1
+            self._idle.clear()
             return
         place = priority, asyncio.get_running_loop().create_future()
         self._queue.append(place)
@@ -183,18 +209,16 @@ class Slots:
             if place in self._queue:
                 self._queue.remove(place)
             elif not place[1].cancelled():
-                self._hand_on()  # The slot came when the request was about to leave.
+                self._release()  # The slot came when the request was about to leave.
             raise
 
     def _release(self) -> None:
-        self._inside -= 1
-        self._hand_on()
-
-    def _hand_on(self) -> None:
-        """Hand a slot to one of those that wait, or keep it."""
-        self._queue = [place for place in self._queue if not place[1].done()]  # A cancelled task has yet to leave.
+        """Hand a slot to one of those that wait, or free it."""
+        self._queue = self._waiting()
         if not self._queue:
-            self._free += 1
+            self.running -= 1
+            if not self.running:
+                self._idle.set()
             return
         self._handed += 1
         oldest = self._handed % OLDEST_EVERY == 0
@@ -202,67 +226,8 @@ class Slots:
         _, slot = self._queue.pop(first)
         slot.set_result(None)
 
-
-class Admission:
-    """
-    Runs a request when it has one of the `Slots`.
-
-    After `close` no request is admitted. Those that run or wait may finish, until `abort` sets *aborted*.
-    """
-
-    def __init__(self, settings: ServiceSettings) -> None:
-        self._slots, self._max_wait = Slots(settings), settings.max_wait
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.running = self.waiting = 0
-        self.closed = False
-        self.aborted = asyncio.Event()
-
-    @asynccontextmanager
-    async def enter(self, priority: int = 0) -> AsyncGenerator[float]:
-        """Wait for a slot, hold it while the block lasts, and yield the seconds waited. Raise `ApiError`."""
-        if self.closed:
-            raise ApiError(503, "the service is shutting down and takes no new requests", code="draining", retry=True)
-        arrived = asyncio.get_running_loop().time()
-        self._count(waiting=1)
-        try:
-            release = await self._wait(priority)
-        except BaseException:
-            self._count(waiting=-1)
-            raise
-        self._count(running=1, waiting=-1)  # at once, so that the sum never drops to 0
-        try:
-            yield asyncio.get_running_loop().time() - arrived
-        finally:
-            release()
-            self._count(running=-1)
-
-    def close(self) -> None:
-        """Admit no more requests."""
-        self.closed = True
-
-    def abort(self) -> None:
-        """Give up the requests that run or wait."""
-        self.aborted.set()
-
-    async def idle(self) -> None:
-        """Wait until no request runs or waits."""
-        await self._idle.wait()
-
-    async def _wait(self, priority: int) -> Callable[[], None]:
-        try:
-            async with asyncio.timeout(self._max_wait):
-                return await self._slots.acquire(priority)
-        except TimeoutError:
-            message = f"no slot became free within {self._max_wait:g} s"
-            raise ApiError(429, message, code=QUEUE_TIMEOUT, retry=True) from None
-
-    def _count(self, running: int = 0, waiting: int = 0) -> None:
-        self.running, self.waiting = self.running + running, self.waiting + waiting
-        if self.running + self.waiting:
-            self._idle.clear()
-        else:
-            self._idle.set()
+    def _waiting(self) -> list[tuple[int, asyncio.Future[None]]]:
+        return [place for place in self._queue if not place[1].done()]  # A cancelled request has yet to leave.
 
 
 class Drain:
@@ -281,7 +246,7 @@ class Drain:
     def signal(self) -> None:
         """Begin to drain; the second time, end at once."""
         if self._draining is not None:
-            self._admission.abort()
+            self._admission.aborted.set()
             self._end()
             return
         self._admission.close()
@@ -296,6 +261,6 @@ class Drain:
                 await admission.idle()
         except TimeoutError:
             self._log(f"aborting {admission.running + admission.waiting} requests")
-            admission.abort()
+            admission.aborted.set()
         finally:
             self._end()

@@ -25,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ...errors import ConfigurationError
 from ..formats.requests import Offer
 from ..settings import ServiceSettings
-from ..watch.metrics import Metrics
+from ..watch.observers import Metrics
 from ..watch.records import ServiceObserver, notify
 from . import routes
 from .admission import Drain

@@ -119,7 +119,7 @@ async def test_what_a_load_generator_sends_has_no_effect() -> None:
         ({"input": [{"role": "user"}]}, "input[0].content", "missing"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "missing"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "called reasoning"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "leave it out"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "should be False"),
         ({"stepspec": {"options": {"threshold": "x"}}}, "stepspec.options.threshold", "a threshold like x"),
         ({"max_output_tokens": 1}, "max_output_tokens", "max_output_tokens=1"),
         ({"previous_response_id": "r"}, "previous_response_id", "send the whole conversation"),

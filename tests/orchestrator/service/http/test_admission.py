@@ -14,7 +14,7 @@ from stepspec.orchestrator.events import Called
 from stepspec.orchestrator.service.http.admission import Admission, Drain
 from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.settings import ServiceSettings
-from stepspec.orchestrator.service.watch.log import RequestLog
+from stepspec.orchestrator.service.watch.observers import RequestLog
 
 from ....fakes import run
 from ..served import (

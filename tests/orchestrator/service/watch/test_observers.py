@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stepspec import __version__
 from stepspec.orchestrator.events import Called, Drafted, Started
 from stepspec.orchestrator.service.watch import tracing
-from stepspec.orchestrator.service.watch.log import RequestLog
+from stepspec.orchestrator.service.watch.observers import RequestLog
 from stepspec.orchestrator.service.watch.records import (
     RequestArrived,
     RequestFailed,
