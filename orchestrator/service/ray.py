@@ -2,7 +2,7 @@
 The service as a Ray Serve application, for more requests than one process can serve.
 
     serve run stepspec.orchestrator.service.ray:app
-    serve run stepspec.orchestrator.service.ray:build small=http://a:8000/v1 service.ray.max_replicas=8
+    serve run stepspec.orchestrator.service.ray:build small=http://a:8000/v1 large=http://b:8000/v1
 
 Each replica is a complete service, and their number follows the load. This is the only module of the service that
 imports Ray, and the only one that imports from above (docs/decisions/0008).
@@ -84,11 +84,11 @@ class ServiceReplica:
 
 def build(arguments: dict[str, Any]) -> Application:
     """
-    Build the application. *arguments* are settings, nested or with dots; they override variables and file.
+    Build the application. *arguments* are settings, nested as in a settings file; they override variables and file.
 
     Raise `ConfigurationError` if one is unknown or wrong.
     """
-    settings = service_factory.read(_nested(arguments))
+    settings = service_factory.read(arguments)
     service, scaling = settings.service, settings.service.ray
     max_requests = service.max_running + service.max_waiting + SPARE
     replicas = serve.deployment(
@@ -166,27 +166,3 @@ class ScrapedMetrics(Collector):
                 samples = [sample._replace(labels={**sample.labels, NAME: name}) for sample in scraped.samples]
                 families.setdefault(scraped.name, new).samples += samples
         return families.values()
-
-
-def _nested(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn ``service.max_running=8`` into nested settings."""
-    nested: dict[str, Any] = {}
-    for name, value in arguments.items():
-        inner = value
-        for part in reversed(name.split(".")):
-            inner = {part: inner}
-        nested = _merged(nested, cast("dict[str, Any]", inner))
-    return nested
-
-
-def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(first)
-    for name, value in second.items():
-        known = merged.get(name)
-        if isinstance(known, dict) and isinstance(value, dict):
-            merged[name] = _merged(cast("dict[str, Any]", known), cast("dict[str, Any]", value))
-        elif name in merged:
-            raise ConfigurationError(f"{name!r} is set twice")
-        else:
-            merged[name] = value
-    return merged

@@ -19,8 +19,7 @@ from ...errors import StepspecError
 from ...nesting import leaves
 from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
 from ..formats.deltas import json_response
-from ..formats.message_reply import MessagesReply
-from ..formats.messages import CountTokensRequest, MessagesRequest
+from ..formats.messages import CountTokensRequest, MessagesReply, MessagesRequest
 from ..formats.requests import AUTO, ModelCatalog, Resolver, ServedModel, forwarded_priority
 from ..formats.responses import ResponsesReply, ResponsesRequest
 from ..formats.schemas import MAX_ITEMS, parse_json

@@ -11,8 +11,7 @@ from stepspec.orchestrator.chain import ToolCall
 from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.service.formats.chat import ChatRequest
 from stepspec.orchestrator.service.formats.deltas import CallPieces, Delta, written_arguments
-from stepspec.orchestrator.service.formats.message_reply import ContentBlocks
-from stepspec.orchestrator.service.formats.messages import MessagesRequest
+from stepspec.orchestrator.service.formats.messages import ContentBlocks, MessagesRequest
 from stepspec.orchestrator.service.formats.responses import ResponseEvents, ResponsesRequest
 from stepspec.orchestrator.service.formats.schemas import Request, arguments_object
 from stepspec.orchestrator.service.formats.validation import parse_request

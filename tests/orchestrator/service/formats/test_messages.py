@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.service.formats.deltas import Delta
-from stepspec.orchestrator.service.formats.message_reply import ContentBlocks
+from stepspec.orchestrator.service.formats.messages import ContentBlocks
 
 from ....stand_in import tools as stand_in_tools
 from ...endpoints.server import Refuse
