@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from stepspec.orchestrator.service.watch.page import allowed, script, style
+from stepspec.orchestrator.service.watch.page import allowed, style
 
 from .canvas import Markup, element, join
 from .layout import Block, Links, Plot, Summary, blocks, summarise
@@ -26,16 +26,11 @@ CODE = re.compile(r"`([^`]+)`")
 def to_html(sections: Sequence[tuple[Section, Links]], origin: str) -> str:
     """Render the document; *origin* is a line with the program's version, the date and the command."""
     styles = f"{style()}{_read('page.css')}"
-    code = f"{script(('element', 'theme'))}\nconnectTheme();\n"
-    security = (
-        f"default-src 'none'; script-src {allowed(code)}; style-src {allowed(styles)}; img-src data:; base-uri 'none'; "
-        "form-action 'none'; require-trusted-types-for 'script'"
-    )
+    security = f"default-src 'none'; style-src {allowed(styles)}; img-src data:; base-uri 'none'; form-action 'none'"
     values = {
         "security": security,
         "title": join("stepspec report: ", ", ".join(section.title for section, _ in sections)),
         "style": styles,
-        "script": code,
         "sections": join(*(_section(number, *pair) for number, pair in enumerate(sections, 1))),
         "made": join(origin),
     }

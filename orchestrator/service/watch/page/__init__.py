@@ -12,12 +12,12 @@ from ....errors import ConfigurationError
 from ....events import Started
 from ....trace import parse
 
-__all__ = ["allowed", "headers", "html", "script", "style"]
+__all__ = ["allowed", "headers", "html", "style"]
 
 FOLDER = Path(__file__).parent
 # In the order of their imports: they are joined into one script, so that no name may occur in two of them.
 MODULES = (
-    "element", "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "spans", "theme",
+    "element", "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "spans",
     "announce", "text", "chain", "highlight", "timeline", "keys", "speed", "summary", "form", "live", "page",
 )  # fmt: skip
 LIVE = "'self'"  # the only origin that the live page may connect to
@@ -60,7 +60,7 @@ def headers() -> dict[str, str]:
 @cache
 def _policy(connect: str) -> str:
     return (
-        f"default-src 'none'; script-src {allowed(script(MODULES))}; style-src {allowed(style())}; "
+        f"default-src 'none'; script-src {allowed(script())}; style-src {allowed(style())}; "
         f"connect-src {connect}; img-src data:; base-uri 'none'; form-action 'none'; "
         "require-trusted-types-for 'script'"
     )
@@ -70,7 +70,7 @@ def _page(*, connect: str, composer: str, trace: str) -> str:
     places = {
         "security": _policy(connect),
         "style": style(),
-        "script": script(MODULES),
+        "script": script(),
         "composer": composer,
         "trace": trace,
     }
@@ -89,9 +89,9 @@ def style() -> str:
 
 
 @cache
-def script(modules: tuple[str, ...]) -> str:
-    """Join *modules*, in the order of their imports, into one script."""
-    return "\n" + "\n".join(_EXPORT.sub("", _IMPORT.sub("", _read(f"{name}.js"))) for name in modules)
+def script() -> str:
+    """Join the modules into one script."""
+    return "\n" + "\n".join(_EXPORT.sub("", _IMPORT.sub("", _read(f"{name}.js"))) for name in MODULES)
 
 
 @cache

@@ -14,7 +14,6 @@ import { showSpeed } from "./speed.js";
 import { showLedger } from "./summary.js";
 import { describe, showLegend, showModels, showTimeline } from "./timeline.js";
 import { formatTrace, parseTrace } from "./trace.js";
-import { connectTheme } from "./theme.js";
 
 let events = [];
 let view = EMPTY;
@@ -51,7 +50,6 @@ function draw() {
   for (const id of ["run", "aside"]) find(id).hidden = !begun;
   find("empty").hidden = begun;
   find("save").disabled = !begun;
-  find("copy").disabled = !(view.finished?.answer || view.answer?.text);
   const width = find("timeline-plot").clientWidth;
   spans = spansOf(view); // Everything is measured above and written below, so that the page is laid out once.
   showModels(find("models"), view);
@@ -218,16 +216,6 @@ function save() {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-async function copy() {
-  const answer = view.finished?.answer || view.answer?.text || "";
-  const done = await navigator.clipboard.writeText(answer).then(
-    () => "Copied",
-    () => "Not allowed",
-  );
-  find("copy").textContent = done;
-  setTimeout(() => (find("copy").textContent = "Copy answer"), 1500);
-}
-
 function connect() {
   find("composer").addEventListener("submit", (event) => (event.preventDefault(), start()));
   find("composer").addEventListener("keydown", (event) => {
@@ -241,7 +229,6 @@ function connect() {
     ({ target }) => target.files[0] && open(target.files[0]).then(() => (target.value = "")),
   );
   find("save").addEventListener("click", save);
-  find("copy").addEventListener("click", copy);
   find("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     keepKey(find("key").value.trim());
@@ -252,7 +239,6 @@ function connect() {
   connectPointer();
   connectDrop();
   connectSteps();
-  connectTheme();
   connectKeys((row) => showBars(row.dataset.draft ?? row.dataset.first), toggleRow);
   connectZoom();
   for (const unit of document.querySelectorAll("[name='unit']")) unit.addEventListener("change", drawLedger);

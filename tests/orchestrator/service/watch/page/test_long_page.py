@@ -1,4 +1,4 @@
-"""A run of 300 steps in a real browser: folded, filtered, gone through with keys, and drawn without waste."""
+"""A run of 300 steps in a real browser: folded, filtered, and gone through with keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from playwright.async_api import Locator, Page, expect
 
 from stepspec.orchestrator.service.watch.page import html
 
-from .conftest import Open, violations, wide
+from .conftest import Open, wide
 from .made import long_run, made
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -55,34 +55,11 @@ async def test_accepted_steps_are_folded_and_rejected_ones_filtered(opened: Open
     await expect(page.locator(".fold").first).to_be_visible()
 
 
-async def test_keys_go_through_the_chain(opened: Open, saved: Callable[[str], str]) -> None:
-    page = await opened(saved(TRACE))
-    for key, expected in (
-        *(("j", "7 accepted steps, 1.4 s"), ("j", "8"), ("ArrowUp", "7 accepted steps, 1.4 s")),
-        *(("Enter", "7 accepted steps, 1.4 s"), ("ArrowDown", "1"), ("n", "8"), ("n", "10"), ("p", "8"), ("k", "7")),
-    ):
-        await page.keyboard.press(key)
-        assert await focused(page) == expected, key
-    await page.keyboard.press("f")
-    await expect(page.locator(".row")).to_have_count(REJECTED)
-    await page.keyboard.press("?")
-    await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
-    assert await violations(page) == []
-    await page.get_by_label("Keys of a single character work").uncheck()
-    await page.get_by_role("button", name="Close").click()
-    await page.get_by_role("button", name="Keys").focus()
-    await page.keyboard.press("j")
-    assert await focused(page) == "help"
-    await page.reload()
-    await page.keyboard.press("?")
-    await expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
-
-
 async def test_steps_and_bars_lead_to_each_other(opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(SHORT))
-    await page.keyboard.press("j")
-    await page.keyboard.press("j")
-    await page.keyboard.press("Enter")
+    await page.locator(".row").first.focus()
+    for key in ("ArrowDown", "Enter"):
+        await page.keyboard.press(key)
     requests = page.locator(".step").nth(1).locator(".requests li")
     await expect(requests).to_have_count(3)
     await expect(requests.nth(0)).to_contain_text("small writes: draft of step 2, rejected")
@@ -94,10 +71,19 @@ async def test_steps_and_bars_lead_to_each_other(opened: Open, saved: Callable[[
     await page.keyboard.press("Enter")
     await expect(page.get_by_label("Rejected only")).not_to_be_checked()
     assert await focused(page) == "1"
+
+
+async def test_the_keys_and_the_pointer_go_through_a_long_chain(opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(TRACE))
     bars = page.locator(".span[data-selected]")
-    await page.keyboard.press("j")
-    await page.keyboard.press("j")
+    await page.locator(".row").first.focus()
+    for key, expected in (
+        *(("ArrowUp", "7 accepted steps, 1.4 s"), ("ArrowDown", "8"), ("ArrowUp", "7 accepted steps, 1.4 s")),
+        *(("Enter", "7 accepted steps, 1.4 s"), ("ArrowDown", "1"), ("ArrowUp", "7 accepted steps, 1.4 s")),
+        *(("Enter", "7 accepted steps, 1.4 s"), ("ArrowDown", "8")),
+    ):
+        await page.keyboard.press(key)
+        assert await focused(page) == expected, key
     assert await selected(bars) == {"7"}
     await expect(page.locator(".commit[data-selected]")).to_have_count(1)
     bar = page.locator(".span[data-draft='3'][data-author='small']")
@@ -122,7 +108,8 @@ async def test_the_time_line_zooms_and_follows_the_keys(opened: Open, saved: Cal
     for _ in range(3):
         await page.get_by_role("button", name="Zoom in").click()
     assert await plot.evaluate("plot => plot.scrollWidth") == pytest.approx(8 * width, abs=2)
-    await page.keyboard.press("n")
+    await page.locator(".row").nth(1).focus()
+    await page.keyboard.press("ArrowDown")
     bar = page.locator(".span[data-selected]").first
     shown, room = await bar.bounding_box(), await plot.bounding_box()
     assert shown

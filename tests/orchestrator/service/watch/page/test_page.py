@@ -31,10 +31,6 @@ DEEP = drawn_nested("specreason", "bild", "keeping", seed=5, ahead=3)
 PARTLY = drawn_nested("keeping", "bild", seed=30, ahead=0)
 
 
-async def ground(page: Page) -> str:
-    return str(await page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
-
-
 async def test_a_trace_is_shown_whole(opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(html(TRACE)), viewport={"width": 1280, "height": 800})
     steps = page.locator(".step")
@@ -117,26 +113,17 @@ async def test_the_time_line_is_read_with_keyboard_and_mouse(opened: Open, saved
     await expect(selected).to_have_count(0)
 
 
-async def test_the_theme_can_be_chosen_and_motion_left_out(opened: Open, saved: Callable[[str], str]) -> None:
-    page = await opened(saved(html(TRACE)), color_scheme="light")
-    light, switch = await ground(page), page.get_by_role("button", name="Theme")
-    await switch.click()
-    assert await ground(page) == light
-    await switch.click()
-    await expect(switch).to_have_text("Theme: dark")
-    assert await ground(page) != light
-    await page.reload()
-    assert await ground(page) != light
+async def test_motion_and_what_only_a_screen_can_use_are_left_out(opened: Open, saved: Callable[[str], str]) -> None:
+    page = await opened(saved(html(TRACE)), reduced_motion="reduce")
     moving = "getComputedStyle(document.querySelector('.step')).animationName"
-    await page.emulate_media(reduced_motion="reduce")
     assert await page.evaluate(moving) == "none"
     await page.emulate_media(reduced_motion="no-preference")
     assert await page.evaluate(moving) == "appear"
-    # On paper there is nothing that can only be used on a screen.
     await page.emulate_media(media="print", color_scheme="dark")
     await expect(page.get_by_role("button", name="Open trace")).to_be_hidden()
     await expect(page.get_by_label("Rejected only")).to_be_hidden()
-    assert await ground(page) == "rgb(255, 255, 255)"
+    ground = await page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert ground == "rgb(255, 255, 255)"
     assert not await wide(page)
 
 
