@@ -138,7 +138,7 @@ class ServiceSettings(BaseModel):
     """Seconds that running requests have to finish on shutdown."""
     max_body_bytes: PositiveInt = 4 * 2**20
     """The largest body of a request, in bytes."""
-    max_messages: PositiveInt = 1024
+    max_messages: int = Field(default=1024, ge=1, le=4096)
     """The most messages of a request."""
     max_choices: PositiveInt = 8
     """The most choices (``n``) of a request."""

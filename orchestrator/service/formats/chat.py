@@ -37,6 +37,8 @@ from .schemas import (
     Request,
     Rules,
     Schema,
+    Stop,
+    Stops,
     Temperature,
     ToolCallPart,
     Tools,
@@ -140,7 +142,7 @@ class ChatRequest(Request):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Positive | None = None
-    stop: str | Items[str] | None = None
+    stop: Stop | Stops | None = None
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     reasoning_effort: Effort | None = None

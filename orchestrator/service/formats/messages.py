@@ -39,6 +39,7 @@ from .schemas import (
     Request,
     Rules,
     Schema,
+    Stops,
     Temperature,
     TextPart,
     TopK,
@@ -350,7 +351,7 @@ class MessagesRequest(Conversation, Request):
 
     max_tokens: Positive
     stream: bool | None = None
-    stop_sequences: Items[str] | None = None
+    stop_sequences: Stops | None = None
     temperature: Temperature = None
     top_p: TopP = None
     top_k: TopK = None
@@ -377,7 +378,6 @@ class MessagesRequest(Conversation, Request):
             thinking=most,
             effort="minimal" if isinstance(self.thinking, DisabledThinking) else EFFORTS[effort] if effort else None,
             stops=self.stop_sequences or (),
-            stops_name="stop_sequences",
             rest_for_answer=True,
         )
 

@@ -33,8 +33,6 @@ from .schemas import Effort, Request, StepspecOptions, Wanted
 AUTO = "auto"
 ROLES: tuple[Role, ...] = ("small", "large")
 
-MAX_STOPS = 4  # OpenAI's limit, and vLLM's
-MAX_STOP = 1024  # characters of one stop string
 EFFORT: Mapping[Effort, float] = {"minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0}
 """The share of the configured tokens for thinking that a request gets; the tokens for the answer stay."""
 
@@ -240,7 +238,7 @@ class Resolver:
         run = RunRequest(
             wanted.conversation,
             self._run_options(request, sampling, self._budget(request.overrides, wanted)),
-            _stops(wanted),
+            tuple(wanted.stops),
             wanted.format,
             _toolset(wanted),
         )
@@ -386,20 +384,6 @@ def _check_answer(answer: int | None, tokens: int) -> None:
     if answer is not None and answer >= tokens:
         message = f"{answer} tokens for the answer leave none of {tokens} to think"
         raise bad_request(message, "stepspec.budget.answer", "invalid_value")
-
-
-def _stops(wanted: Wanted) -> tuple[str, ...]:
-    stops, longest = tuple(wanted.stops), max(map(len, wanted.stops), default=0)
-    wrong = ""
-    if len(stops) > MAX_STOPS:
-        wrong = f"{len(stops)} stop strings: at most {MAX_STOPS} are allowed"
-    elif longest > MAX_STOP:
-        wrong = f"a stop string has {longest} characters: at most {MAX_STOP} are allowed"
-    elif "" in stops:
-        wrong = "a stop string is empty"
-    if wrong:
-        raise bad_request(wrong, wanted.stops_name, "invalid_value")
-    return stops
 
 
 def _toolset(wanted: Wanted) -> Toolset | None:

@@ -54,6 +54,9 @@ Temperature: TypeAlias = Annotated[float, Field(ge=0, le=2)] | None
 TopP: TypeAlias = Annotated[float, Field(gt=0, le=1)] | None
 TopK: TypeAlias = Annotated[int, Field(ge=-1)] | None
 """As vLLM has it: 0 and -1 sample among all tokens."""
+Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=1024)]
+Stops: TypeAlias = Annotated[list[Stop], Field(max_length=4, fail_fast=True)]
+"""As many stop strings as OpenAI allows, and vLLM."""
 Effort: TypeAlias = Literal["minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -89,16 +92,16 @@ def too_deep(value: object) -> bool:
     return bool(level)
 
 
-def check_bounds(content: Mapping[str, Any], max_items: int = MAX_ITEMS) -> None:
-    """Raise `ApiError` if *content* has too many values, or one list or object more than *max_items* items."""
-    if len(content) > max_items:
-        raise bad_request(f"{len(content)} parameters: at most {max_items} are allowed", code="invalid_value")
+def check_bounds(content: Mapping[str, Any]) -> None:
+    """Raise `ApiError` if *content* has too many values, or one list or object too many items."""
+    if len(content) > MAX_ITEMS:
+        raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed", code="invalid_value")
     values = 0
     for name, value in content.items():
         level = _containers_in([value])
         while level:
-            if (longest := max(map(len, level))) > max_items:
-                message = f"{name} has a list or an object of {longest} items: at most {max_items} are allowed"
+            if (longest := max(map(len, level))) > MAX_ITEMS:
+                message = f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are allowed"
                 raise bad_request(message, name, "invalid_value")
             values += sum(map(len, level))
             if values > MAX_VALUES:
@@ -373,7 +376,6 @@ class Wanted:
     least: int | None = None
     effort: Effort | None = None
     stops: Sequence[str] = ()
-    stops_name: str = "stop"
     format: Format | None = None
     format_name: str = "response_format"
     tools: tuple[Tool, ...] = ()

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from ...budget import Budget
 from ...errors import near
 from ..http.errors import ApiError, bad_request, format_path
-from .schemas import FUNCTIONS, MAX_ITEMS, SERVED, StepspecOptions, check_bounds
+from .schemas import FUNCTIONS, SERVED, StepspecOptions, check_bounds
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -69,13 +69,9 @@ LISTED = f"/openapi.json lists all parameters of a method; or {SERVED}"
 OBJECTS = ("model_type", "model_attributes_type", "dict_type")  # pydantic names its class, which clients do not know
 
 
-def parse_request(schema: type[P], content: Mapping[str, Any], max_items: int = MAX_ITEMS) -> P:
-    """
-    Validate a request, none of whose lists may have more than *max_items* items.
-
-    Raise `ApiError`, which names the wrong parameter and a cure.
-    """
-    check_bounds(content, max_items)
+def parse_request(schema: type[P], content: Mapping[str, Any]) -> P:
+    """Validate a request. Raise `ApiError`, which names the wrong parameter and a cure."""
+    check_bounds(content)
     try:
         return schema.model_validate(content)
     except ValidationError as exc:

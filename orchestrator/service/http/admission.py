@@ -60,35 +60,6 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Allowance:
-    """What the *client* called *name* has left; a bucket is None if the client has no such limit."""
-
-    def __init__(self, name: str, client: Client, clock: Callable[[], float]) -> None:
-        self.name = name
-        sizes = client.requests_per_minute, client.large_tokens_per_minute
-        self.requests, self.tokens = (Bucket(size, clock) if size is not None else None for size in sizes)
-
-    def admit(self) -> None:
-        """Take one request out of the bucket. Raise `ApiError` if a bucket is empty; nothing is taken then."""
-        waits = {
-            f"{bucket.size} {unit} per minute": seconds
-            for bucket, unit in ((self.requests, "requests"), (self.tokens, "tokens of the large model"))
-            if bucket is not None and (seconds := bucket.wait()) > 0
-        }
-        if waits:
-            limit, seconds = max(waits.items(), key=lambda each: each[1])
-            wait = max(1, ceil(seconds - ROUNDING))
-            message = f"client {self.name!r} has used up its {limit}: try again in {wait} s"
-            headers = {"Retry-After": str(wait)}
-            raise ApiError(429, message, code="rate_limit_exceeded", retry=True, headers=headers)
-        if self.requests is not None:
-            self.requests.take(1)
-
-    def charge(self, tokens: int) -> None:
-        if self.tokens is not None:
-            self.tokens.take(max(0, tokens))
-
-
 class Clients:
     """
     The clients of a service, found by their keys, and what each has left.
@@ -103,7 +74,7 @@ class Clients:
         named = ((name, client.key.get_secret_value()) for name, client in settings.clients.items())
         self._digests = [(name, hashlib.sha256(key.encode()).digest()) for name, key in (*unnamed, *named)]
         self._clients: Mapping[str, Client] = settings.clients
-        self._allowances: dict[str, Allowance] = {}
+        self._buckets: dict[str, tuple[Bucket | None, Bucket | None]] = {}
 
     def find(self, authorization: str | None, api_key: str | None = None) -> str | None:
         """
@@ -127,22 +98,41 @@ class Clients:
         return self._clients[name].priority if name else None
 
     def admit(self, request: ServiceRequest) -> None:
-        """Count *request*, if it is for a model. Raise `ApiError` if its client is over a limit."""
-        if request.path in MODEL_PATHS and request.method == "POST" and (allowance := self._of(request)):
-            allowance.admit()
+        """
+        Count *request*, if it is for a model.
+
+        Raise `ApiError` if a bucket of its client is empty; nothing is taken then.
+        """
+        if request.path not in MODEL_PATHS or request.method != "POST" or not request.client:
+            return
+        requests, tokens = self._buckets_of(request.client)
+        waits = {
+            f"{bucket.size} {unit} per minute": seconds
+            for bucket, unit in ((requests, "requests"), (tokens, "tokens of the large model"))
+            if bucket is not None and (seconds := bucket.wait()) > 0
+        }
+        if waits:
+            limit, seconds = max(waits.items(), key=lambda each: each[1])
+            wait = max(1, ceil(seconds - ROUNDING))
+            message = f"client {request.client!r} has used up its {limit}: try again in {wait} s"
+            headers = {"Retry-After": str(wait)}
+            raise ApiError(429, message, code="rate_limit_exceeded", retry=True, headers=headers)
+        if requests is not None:
+            requests.take(1)
 
     def charge(self, request: ServiceRequest) -> None:
         """Charge the tokens of the large model that *request* has used."""
-        if allowance := self._of(request):
-            allowance.charge(request.large_tokens)
+        if request.client and (tokens := self._buckets_of(request.client)[1]) is not None:
+            tokens.take(max(0, request.large_tokens))
 
-    def _of(self, request: ServiceRequest) -> Allowance | None:
-        name = request.client
-        if not name:
-            return None
-        if name not in self._allowances:
-            self._allowances[name] = Allowance(name, self._clients[name], self._clock)
-        return self._allowances[name]
+    def _buckets_of(self, name: str) -> tuple[Bucket | None, Bucket | None]:
+        """The buckets of the requests and of the tokens of a client; None if it has no such limit."""
+        if name not in self._buckets:
+            client = self._clients[name]
+            sizes = client.requests_per_minute, client.large_tokens_per_minute
+            requests, tokens = (Bucket(size, self._clock) if size is not None else None for size in sizes)
+            self._buckets[name] = requests, tokens
+        return self._buckets[name]
 
 
 class Admission:

@@ -130,7 +130,7 @@ class Service:
     def __init__(self, offer: Offer, settings: ServiceSettings, observers: Sequence[ServiceObserver] = ()) -> None:
         all_observers: list[ServiceObserver] = [*observers]
         observe = notify(all_observers)
-        self.context = context = ServiceContext.of(offer, settings, observe)
+        self.context = context = ServiceContext(offer, settings, observe)
         self.metrics = metrics = Metrics(context.admission, offer.version, offer.unjudged)
         all_observers.append(metrics)
 

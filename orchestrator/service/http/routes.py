@@ -22,8 +22,8 @@ from ..formats.deltas import json_response
 from ..formats.messages import CountTokensRequest, MessagesReply, MessagesRequest
 from ..formats.requests import AUTO, ModelCatalog, Resolver, ServedModel, forwarded_priority
 from ..formats.responses import ResponsesReply, ResponsesRequest
-from ..formats.schemas import MAX_ITEMS, parse_json
 from ..formats.schemas import Request as RunRequestBody
+from ..formats.schemas import parse_json
 from ..formats.validation import parse_request
 from ..settings import Thinking
 from ..watch.records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
@@ -175,14 +175,11 @@ def page_router(context: ServiceContext) -> APIRouter:
     @router.post("/live", **_calls("The events of the run.", "LiveRequest", STREAM))
     async def live(http_request: Request) -> Response:
         """Run a problem; stream every event as it happens, and the solution at the end."""
-        request = service_request(http_request)
-        body = parse_request(LiveRequest, parse_json(await http_request.body()), _max_items(context))
-        request.model, request.stream = context.models.label(body.model), True
-        method = context.models.find(body.model)
-        if isinstance(method, ServedModel):
-            raise bad_request(f"{body.model!r} is a served model, and only the runs of methods have events", "model")
-        call = ModelCall(context, request, b"", {"model": body.model}, method)
-        return call.reply(call.runs(method, body), LiveReply(), stream=True)
+        call = await ModelCall.read(context, http_request, AUTO)
+        call.request.stream = True
+        if isinstance(call.model, ServedModel):
+            raise bad_request("model is a served model, and only the runs of methods have events", "model")
+        return call.reply(call.runs(call.model, call.parsed(LiveRequest)), LiveReply(), stream=True)
 
     return router
 
@@ -237,13 +234,13 @@ class ModelCall:
     model: str | ServedModel
 
     @classmethod
-    async def read(cls, context: ServiceContext, http_request: Request) -> ModelCall:
-        """Read the body and find the model. Raise `ApiError`."""
+    async def read(cls, context: ServiceContext, http_request: Request, usual: str | None = None) -> ModelCall:
+        """Read the body and find the model, by default the *usual* one. Raise `ApiError`."""
         request = service_request(http_request)
         body = await http_request.body()
         content = parse_json(body)
-        name = content.get("model")
-        if "model" not in content:
+        name = content.get("model", usual)
+        if name is None and "model" not in content:
             raise bad_request("model is missing", "model", "missing")
         if not isinstance(name, str) or not name:
             raise bad_request("model has to be a name", "model")
@@ -253,11 +250,11 @@ class ModelCall:
 
     def parsed(self, schema: type[P]) -> P:
         """Validate the body. Raise `ApiError`."""
-        return parse_request(schema, self.content, _max_items(self.context))
+        return parse_request(schema, self.content)
 
     def runs(self, method: str, body: RunRequestBody) -> Runs:
         """Make the runs of *method* that *body* asks for. Raise `ApiError`."""
-        context, auto = self.context, self.content.get("model") == AUTO
+        context, auto = self.context, self.content.get("model", AUTO) == AUTO
         best = context.clients.best_priority(self.request.client)
         resolver = Resolver(method, context.offer, context.settings, auto, best)
         return Runs(context, self.request, resolver.runs(body))
@@ -316,11 +313,6 @@ async def answer(
     call.request.log_fields["user"] = body.end_user
     runs, thinking = call.runs(call.model, body), body.place_of_thinking(context.settings.thinking)
     return call.reply(runs, format(runs, call.request, body, thinking), stream=call.request.stream)
-
-
-def _max_items(context: ServiceContext) -> int:
-    """The most items of a list in a request: a configured number of messages is one, if it is larger than usual."""
-    return max(MAX_ITEMS, context.settings.max_messages)
 
 
 def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[], dict[str, Any]]:

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeAlias
 
 import aiohttp
@@ -39,27 +38,20 @@ LEAST_SECONDS = 0.001  # for a run whose deadline was over before it began
 GRACE = 10.0  # seconds that a run may exceed its deadline; it keeps the deadline unless a server does not even tokenize
 
 
-@dataclass(eq=False)
 class ServiceContext:
     """
     Settings, admission, models, clients and connections of one service.
 
-    `http` and `health` exist while the context is `open`; *created* is in seconds since 1970.
+    `http` and `health` exist while the context is `open`; `created` is in seconds since 1970.
     """
 
-    offer: Offer
-    settings: ServiceSettings
-    observe: ServiceObserver
-    admission: Admission
-    models: ModelCatalog
-    clients: Clients
-    created: int = field(default_factory=lambda: int(time.time()))
-    http: aiohttp.ClientSession = field(init=False)
-    health: HealthMonitor = field(init=False)
+    http: aiohttp.ClientSession
+    health: HealthMonitor
 
-    @classmethod
-    def of(cls, offer: Offer, settings: ServiceSettings, observe: ServiceObserver) -> ServiceContext:
-        return cls(offer, settings, observe, Admission(settings), ModelCatalog(offer), Clients(settings))
+    def __init__(self, offer: Offer, settings: ServiceSettings, observe: ServiceObserver) -> None:
+        self.offer, self.settings, self.observe = offer, settings, observe
+        self.admission, self.models, self.clients = Admission(settings), ModelCatalog(offer), Clients(settings)
+        self.created = int(time.time())
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:

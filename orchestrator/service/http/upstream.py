@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import aiohttp
@@ -91,15 +90,6 @@ class BrokenAnswer(Exception):
     """A server broke off its answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailedAnswer:
-    """The answer of a server that failed, which is passed on if no other server answers."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
 class Forwarding:
     """
     Forwards a *request* to the servers of *model*, an *endpoint*, over *http*, and the answer over *connection*.
@@ -129,7 +119,6 @@ class Forwarding:
         self.hidden = asking is not None  # whether the client has not asked for their number
         self.content = asking or changed
         self.client_body = body if self.content is content else None
-        self.failed: FailedAnswer | None = None  # the answer of the server that failed last
 
     async def run(self, seconds: float) -> None:
         """Answer within so many *seconds*. Raise `ApiError`."""
@@ -138,7 +127,7 @@ class Forwarding:
             async with asyncio.timeout(seconds):
                 await self.endpoint.call(self.to)
         except EndpointError as exc:
-            await self.refuse(exc)
+            raise self.refusal(exc) from exc
         except TimeoutError:
             error = ApiError(504, f"the {self.model.role} model did not answer in time", code="deadline", retry=False)
             if not self.connection.started:
@@ -159,7 +148,6 @@ class Forwarding:
 
     async def _try(self, server: ModelServer, call: Call, *, prioritised: bool) -> bool:
         """Send the request once; return False if the server refuses the priority that was added to it."""
-        self.failed = None
         with self.request.calling(self.model.role, self.model.name, call.url) as record:
             response = await self._open(server, call, prioritised=prioritised)
             async with response:
@@ -171,7 +159,8 @@ class Forwarding:
                         return False
                     if isinstance(error := http_error(call, response.status, body, self.request.path), ContextTooLong):
                         raise error
-                    await self._pass_on(FailedAnswer(response.status, _returned(response), body))
+                    await self.connection.start(_returned(response), response.status)
+                    await self.connection.finish(body)
                 else:
                     await self._answer(response, server, call)
         self.request.upstream = self.request.seconds - (self.request.admitted or 0.0)
@@ -224,7 +213,6 @@ class Forwarding:
         """Read a failed answer. Raise `EndpointError` if another server may answer, or the service's key is wrong."""
         body = await response.content.read(LARGEST_FAILURE)
         if response.status >= 500 or response.status in (401, 403):
-            self.failed = FailedAnswer(response.status, _returned(response), body)
             error = http_error(call, response.status, body, self.request.path)
             if isinstance(error, EndpointUnavailable):
                 now = http_date(response.headers.get("Date")) or time.time()
@@ -265,12 +253,8 @@ class Forwarding:
             self.request.large_tokens += min(answer.written, most) if self.counted else 0
         await connection.finish(rest)
 
-    async def _pass_on(self, answer: FailedAnswer) -> None:
-        await self.connection.start(answer.headers, answer.status)
-        await self.connection.finish(answer.body)
-
-    async def refuse(self, exc: EndpointError) -> None:
-        """Answer when no server has: with the answer of the last one that failed, or with an error of its own."""
+    def refusal(self, exc: EndpointError) -> ApiError:
+        """Return the error of a request that no server has answered."""
         if isinstance(exc, EndpointRejected) and exc.status in (401, 403):  # the client's own key was accepted already
             role, keyed = self.model.role, self.endpoint.settings.api_key is not None
             key = "the service's key for it" if keyed else "a request without a key; the service has none"
@@ -278,11 +262,8 @@ class Forwarding:
                 f"the {role} model's server at {exc.url} refused {key} (HTTP {exc.status}): the operator has to set "
                 f"STEPSPEC_{role.upper()}__API_KEY"
             )
-            raise ApiError(500, message, code="upstream_error", retry=False)
-        if self.failed is not None and not isinstance(exc, EndpointRejected):
-            await self._pass_on(self.failed)
-            return
-        raise api_error(exc) from exc
+            return ApiError(500, message, code="upstream_error", retry=False)
+        return api_error(exc)
 
 
 def _begins_events(part: bytes) -> bool:

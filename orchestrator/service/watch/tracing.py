@@ -21,10 +21,8 @@ from urllib.parse import urlsplit
 from ...errors import ConfigurationError
 from ...events import Called, Event, Started
 from ...installation import install_command
-from ...solution import Solution
 from .records import (
     COUNT_PATH,
-    MESSAGES_PATH,
     MODEL_PATHS,
     HealthChecked,
     RequestArrived,
@@ -34,7 +32,6 @@ from .records import (
     RunResult,
     ServiceEvent,
     ServiceRequest,
-    UpstreamCall,
 )
 
 try:
@@ -50,17 +47,9 @@ except ImportError as exc:
 log = logging.getLogger("stepspec")
 
 FLUSH_SECONDS = 3.0  # for the last spans to be sent
-PROVIDER = "vllm"
 CALL = "text_completion"
-OPERATIONS: Mapping[str, tuple[str, str]] = {
-    "/v1/chat/completions": ("chat", "chat"),
-    "/v1/completions": (CALL, CALL),
-    "/v1/responses": ("respond", "chat"),
-    MESSAGES_PATH: ("message", "chat"),
-    COUNT_PATH: ("count_tokens", "count_tokens"),
-    "/live": ("live", "chat"),
-}
-"""By path: the first word of a request's span, and the convention's name of the operation."""
+OPERATIONS: Mapping[str, str] = {"/v1/completions": CALL, COUNT_PATH: "count_tokens"}
+"""The convention's name of the operation by path; "chat" for all others."""
 
 
 def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvider:
@@ -124,7 +113,13 @@ class Tracing:
             case RunEvent(_, choice, at, run_event):
                 self._run_event(traced, choice, at, run_event)
             case RunResult(choice=0, solution=solution):
-                traced.span.set_attributes(_run_attributes(solution))
+                ledger = solution.ledger
+                about = {
+                    "stepspec.finish_reason": solution.finish_reason,
+                    "stepspec.share_large": ledger.share_large,
+                    "stepspec.accept_rate": ledger.accept_rate,
+                }
+                traced.span.set_attributes(_known(about))
             case RequestFailed(_, exception):
                 traced.span.record_exception(exception)
             case RequestFinished(request):
@@ -140,40 +135,15 @@ class Tracing:
                 began, names = traced.runs[choice]
                 model = names.get(event.path or event.role, event.role)
                 times = began + int(event.started * 1e9), event.seconds
-                attributes = _call_attributes(event, model) | {"stepspec.choice": choice}
-                self._client_span(traced.span, f"{CALL} {model}", times, attributes, failed=event.fate == "failed")
+                more = _call_attributes(event) | {"stepspec.choice": choice}
+                self._client_span(traced.span, CALL, model, event.url, times, more)
             case _:
                 pass
 
     def _finished(self, request: ServiceRequest, span: Span) -> None:
-        word, operation = OPERATIONS[request.path]
-        span.update_name(f"{word} {request.model}" if request.model else f"{request.method} {request.path}")
-        span.set_attributes(_request_attributes(request, operation))
-        if request.status >= 500:
-            span.set_status(Status(StatusCode.ERROR))
-        arrived = time.time_ns() - int(request.seconds * 1e9)
-        for call in request.calls:
-            times, failed = (arrived + int(call.started * 1e9), call.seconds), call.failure is not None
-            attributes = _forwarded_attributes(call, operation)
-            self._client_span(span, f"{operation} {call.model}", times, attributes, failed=failed)
-        span.end()
-
-    def _client_span(
-        self, parent: Span, name: str, times: tuple[int, float], attributes: Mapping[str, Any], *, failed: bool
-    ) -> None:
-        """Make the span of a request to a model. *times* are its start in nanoseconds since 1970, and its seconds."""
-        start, seconds = times
-        context = set_span_in_context(parent)
-        span = self._tracer.start_span(name, context, SpanKind.CLIENT, attributes, start_time=start)
-        if failed:
-            span.set_status(Status(StatusCode.ERROR))
-        span.end(start + int(seconds * 1e9))
-
-
-def _request_attributes(request: ServiceRequest, operation: str) -> dict[str, Any]:
-    error = request.error
-    return _known(
-        {
+        operation, error = OPERATIONS.get(request.path, "chat"), request.error
+        span.update_name(f"{operation} {request.model}" if request.model else f"{request.method} {request.path}")
+        about = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "stepspec",
             "gen_ai.request.model": request.model,
@@ -181,62 +151,62 @@ def _request_attributes(request: ServiceRequest, operation: str) -> dict[str, An
             "user.id": request.log_fields.get("user") or None,
             "error.type": None if error is None else error.code or str(error.status),
         }
-    )
+        span.set_attributes(_known(about))
+        if request.status >= 500:
+            span.set_status(Status(StatusCode.ERROR))
+        arrived = time.time_ns() - int(request.seconds * 1e9)
+        for call in request.calls:
+            more = {
+                "http.response.status_code": call.status or None,
+                "gen_ai.response.time_to_first_chunk": call.first,
+                "error.type": call.failure,
+                "stepspec.role": call.role,
+            }
+            times = arrived + int(call.started * 1e9), call.seconds
+            self._client_span(span, operation, call.model, call.url, times, more)
+        span.end()
 
-
-def _run_attributes(solution: Solution) -> dict[str, Any]:
-    ledger = solution.ledger
-    return _known(
-        {
-            "stepspec.finish_reason": solution.finish_reason,
-            "stepspec.share_large": ledger.share_large,
-            "stepspec.accept_rate": ledger.accept_rate,
-            "stepspec.tokens.kept": ledger.small.kept + ledger.large.kept,
-            "stepspec.tokens.discarded": ledger.small.discarded + ledger.large.discarded,
-        }
-    )
-
-
-def _call_attributes(call: Called, model: str) -> dict[str, Any]:
-    return _client_attributes(CALL, model, call.url) | _known(
-        {
-            "gen_ai.usage.input_tokens": call.prompt,
-            "gen_ai.usage.output_tokens": call.written,
-            "gen_ai.usage.cache_read.input_tokens": call.cached,
-            "gen_ai.response.time_to_first_chunk": call.first,
-            "error.type": call.fate if call.fate == "failed" else None,
-            "stepspec.role": call.role,
-            "stepspec.path": call.path or None,
-            "stepspec.verb": call.verb,
-            "stepspec.purpose": call.purpose or None,
-            "stepspec.step": call.step if call.step >= 0 else None,
-            "stepspec.fate": call.fate,
-        }
-    )
-
-
-def _forwarded_attributes(call: UpstreamCall, operation: str) -> dict[str, Any]:
-    return _client_attributes(operation, call.model, call.url) | _known(
-        {
-            "http.response.status_code": call.status or None,
-            "gen_ai.response.time_to_first_chunk": call.first,
-            "error.type": call.failure,
-            "stepspec.role": call.role,
-        }
-    )
-
-
-def _client_attributes(operation: str, model: str, url: str) -> dict[str, Any]:
-    address = urlsplit(url)
-    return _known(
-        {
+    def _client_span(
+        self,
+        parent: Span,
+        operation: str,
+        model: str,
+        url: str,
+        times: tuple[int, float],
+        attributes: Mapping[str, Any],
+    ) -> None:
+        """Make the span of a request to a model. *times* are its start in nanoseconds since 1970, and its seconds."""
+        (start, seconds), address = times, urlsplit(url)
+        about = {
             "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.provider.name": "vllm",
             "gen_ai.request.model": model,
             "server.address": address.hostname,
             "server.port": address.port,
+            **attributes,
         }
-    )
+        span = self._tracer.start_span(
+            *(f"{operation} {model}", set_span_in_context(parent), SpanKind.CLIENT, _known(about)), start_time=start
+        )
+        if attributes["error.type"] is not None:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(start + int(seconds * 1e9))
+
+
+def _call_attributes(call: Called) -> dict[str, Any]:
+    return {
+        "gen_ai.usage.input_tokens": call.prompt,
+        "gen_ai.usage.output_tokens": call.written,
+        "gen_ai.usage.cache_read.input_tokens": call.cached,
+        "gen_ai.response.time_to_first_chunk": call.first,
+        "error.type": call.fate if call.fate == "failed" else None,
+        "stepspec.role": call.role,
+        "stepspec.path": call.path or None,
+        "stepspec.verb": call.verb,
+        "stepspec.purpose": call.purpose or None,
+        "stepspec.step": call.step if call.step >= 0 else None,
+        "stepspec.fate": call.fate,
+    }
 
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:

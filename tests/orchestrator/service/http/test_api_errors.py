@@ -97,7 +97,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 1}, "max_tokens", "no room to think"),
     ({"max_tokens": 9, "max_completion_tokens": 8}, "max_tokens", "differ"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
-    ({"stop": ["a", ""]}, "stop", "empty"),
+    ({"stop": ["a", ""]}, "stop[1]", "at least 1 character"),
     ({"stop": 5}, "stop", "a valid string or a valid list"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "set stream to true"),
     (

@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Called
 from stepspec.orchestrator.ledger import Ledger
-from stepspec.orchestrator.service.http.admission import Admission, Allowance, Bucket, Clients
+from stepspec.orchestrator.service.http.admission import Admission, Bucket, Clients
 from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.http.upstream import ForwardedAnswer
-from stepspec.orchestrator.service.settings import Client, ServiceSettings
+from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.orchestrator.service.watch.records import ServiceRequest
 from stepspec.settings import load
 
 from ....fakes import run
@@ -31,12 +32,17 @@ class Clock:
         return self.now
 
 
-def client(**limits: Any) -> Client:
-    return Client.model_validate({"key": "k", **limits})
+class Allowance:
+    """What a client with these *limits* has left."""
 
+    def __init__(self, clock: Clock, **limits: int) -> None:
+        self._clients = Clients(chosen(clients={"alice": {"key": "k", **limits}}), clock)
 
-def allowance(clock: Clock, **limits: Any) -> Allowance:
-    return Allowance("alice", client(**limits), clock)
+    def admit(self) -> None:
+        self._clients.admit(ServiceRequest("r", "POST", "/v1/completions", {}, client="alice"))
+
+    def charge(self, tokens: int) -> None:
+        self._clients.charge(ServiceRequest("r", "POST", "/live", {}, client="alice", large_tokens=tokens))
 
 
 def refused(left: Allowance) -> ApiError:
@@ -58,7 +64,7 @@ def test_a_bucket_holds_one_minute_and_fills_continuously() -> None:
 
 def test_requests_beyond_the_limit_are_refused_for_the_true_time() -> None:
     clock = Clock()
-    left = allowance(clock, requests_per_minute=3)
+    left = Allowance(clock, requests_per_minute=3)
     for _ in range(3):
         left.admit()
     error = refused(left)
@@ -74,7 +80,7 @@ def test_requests_beyond_the_limit_are_refused_for_the_true_time() -> None:
 
 def test_a_debt_of_tokens_refuses_until_it_is_paid() -> None:
     clock = Clock()
-    left = allowance(clock, large_tokens_per_minute=600)
+    left = Allowance(clock, large_tokens_per_minute=600)
     left.admit()
     left.charge(1200)  # of one long run
     error = refused(left)
@@ -85,7 +91,7 @@ def test_a_debt_of_tokens_refuses_until_it_is_paid() -> None:
 
 def test_a_refused_request_takes_nothing() -> None:
     clock = Clock()
-    left = allowance(clock, requests_per_minute=2, large_tokens_per_minute=60)
+    left = Allowance(clock, requests_per_minute=2, large_tokens_per_minute=60)
     left.charge(61)
     refused(left)
     clock.now += 2
