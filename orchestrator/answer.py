@@ -81,22 +81,15 @@ class AnswerStream:
     Emits an answer in pieces while it is written; the pieces join to `answer_text` of the whole. *thought* is that of
     `answer_text`.
 
-    Nothing is emitted before `start`, because the answer may be a bet. No piece is ever taken back: a model that begins
-    again, as on another replica, has to continue from *partial*.
+    No piece is ever taken back: a model that begins again, as on another replica, has to continue from *partial*.
     """
 
     def __init__(self, emit: Callable[[str], None], stops: Sequence[str] = (), *, thought: bool = False) -> None:
         self._emit, self._stops, self._thought = emit, stops, thought
-        self._started = self.restarted = False
+        self.restarted = False
         self._emitted = ""
         self._complete: str | None = None
         self.partial: Step | None = None
-
-    def start(self) -> None:
-        """Emit the answer as far as it is written, and from now on every piece as it comes."""
-        self._started = True
-        if self.partial is not None:
-            self.update(self.partial.text)
 
     def on_token(self, partial: Step) -> bool:
         """Take the *partial* answer after every token. Return whether to end the write, because it began again."""
@@ -144,7 +137,7 @@ class AnswerStream:
         """Take in the complete answer *step*."""
 
     def _emit_rest(self, text: str) -> None:
-        if self._started and len(text) > len(self._emitted):
+        if len(text) > len(self._emitted):
             self._emit(text[len(self._emitted) :])
             self._emitted = text
 
@@ -187,11 +180,6 @@ class CallStream(AnswerStream):
     def text(self) -> str:
         return self._content
 
-    def start(self) -> None:
-        self._started = True
-        self._emit_parsed()
-        self._more.set()
-
     async def resume(self) -> str:
         if self.partial is not None:
             await self._parse(self.partial, finished=False)
@@ -221,7 +209,7 @@ class CallStream(AnswerStream):
         while True:
             await self._more.wait()
             self._more.clear()
-            if self._started and self.partial is not None:
+            if self.partial is not None:
                 try:
                     await self._parse(self.partial, finished=False)
                 except EndpointError:
@@ -243,10 +231,9 @@ class CallStream(AnswerStream):
         self._emit_pieces()
 
     def _emit_pieces(self) -> None:
-        if self._started:
-            for piece in self._pieces[self._emitted_pieces :]:
-                self._emit_call(piece)
-            self._emitted_pieces = len(self._pieces)
+        for piece in self._pieces[self._emitted_pieces :]:
+            self._emit_call(piece)
+        self._emitted_pieces = len(self._pieces)
 
 
 def _tokens_of(step: Step, characters: int) -> int:
@@ -263,18 +250,16 @@ async def write_answer(
     chain: Chain,
     *,
     limit: int,
+    stream: AnswerStream,
     stop: Sequence[str] = (),
-    stream: AnswerStream | None = None,
     thinks: bool = True,
 ) -> Step:
     """
-    Let *author* write the answer: at most *limit* tokens, or until it wrote a *stop* string.
+    Let *author* write the answer, which *stream* emits: at most *limit* tokens, or until it wrote a *stop* string.
 
     The thinking of *chain* is ended first, if the model *thinks*.
     """
     chain = close(chain, author) if thinks else chain
-    if stream is None:
-        return await author.write(chain, stop=stop, limit=limit)
     opening = ""
     while True:
         async with stream.following():

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextvars import copy_context
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from .answer import (
     AnswerStream,
@@ -21,24 +20,10 @@ from .answer import (
     write_answer,
 )
 from .budget import Budget
-from .chain import Chain, Role, Rollback, Step, Stop, ToolCall
-from .concurrency import to_the_end
+from .chain import Chain, Role, Step, Stop, ToolCall
 from .errors import ContextTooLong, EndpointError
-from .events import (
-    Answered,
-    Answering,
-    Calling,
-    Chosen,
-    Committed,
-    Degraded,
-    Drafted,
-    Event,
-    Finished,
-    Judged,
-    Observer,
-    Repaired,
-)
-from .interfaces import REQUEST, AnswerParser, Model, Policy, RequestContext, requesting
+from .events import Answered, Answering, Calling, Committed, Degraded, Event, Finished, Observer
+from .interfaces import AnswerParser, Model, Policy, RequestContext, requesting
 from .lookahead import LookaheadControl
 from .markers import may_open_block
 from .reason import End, reason
@@ -112,22 +97,19 @@ async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
     """Continue *chain* to the end of its thinking, and answer; *observe* is called with every event."""
     chain = replace(chain, thinks=parts.thinks and chain.thinks)
     current = _Run(parts, chain, observe, asyncio.get_running_loop().time())
-    try:
-        why = await current.work_or_fall_back()
-        calls: tuple[ToolCall, ...] = ()
-        if not current.by_method and (current.thought or parts.parser is not None):
-            stream, cut = await current.answer()
-            text, calls = (stream.text, stream.calls) if stream is not None else ("", ())
-            why = cut if why == "stop" else why
-        else:
-            text = (current.chain.parts()[1] if current.by_method else current.chain).text
-            current.stream.finish(text)
-        calls = calls if why == "stop" else complete_calls(calls)
-        outcome = Outcome(current.chain, answer_text(text, parts.stop, thought=current.thought), why, calls)
-        if parts.check is not None:
-            outcome = await current.checked(parts.check, outcome)
-    finally:
-        await to_the_end(current.close())
+    why = await current.work_or_fall_back()
+    calls: tuple[ToolCall, ...] = ()
+    if not current.by_method and (current.thought or parts.parser is not None):
+        cut = await current.answer()
+        text, calls = current.stream.text, current.stream.calls
+        why = cut if why == "stop" else why
+    else:
+        text = (current.chain.parts()[1] if current.by_method else current.chain).text
+        current.stream.finish(text)
+    calls = calls if why == "stop" else complete_calls(calls)
+    outcome = Outcome(current.chain, answer_text(text, parts.stop, thought=current.thought), why, calls)
+    if parts.check is not None:
+        outcome = await current.checked(parts.check, outcome)
     observe(Finished(outcome.reason, outcome.answer, asyncio.get_running_loop().time() - current.began))
     return outcome
 
@@ -140,7 +122,6 @@ class _Run:
     chain: Chain
     observe: Observer
     began: float
-    early: _EarlyAnswer | None = None
     written: Step | None = None  # the complete answer after the thinking
     partial: bool = False  # whether the time was up before the answer was complete
     answered: bool = False  # whether a part of the answer was emitted
@@ -149,10 +130,9 @@ class _Run:
         parts = self.parts
         self.budget, self.stop = parts.budget, parts.stop
         self.by_method = parts.by_method and self.thinks and parts.parser is None
-        self.control, self.answerer = LookaheadControl.of(parts.ahead), parts.answerer
+        self.control, self.author = LookaheadControl.of(parts.ahead), parts.answerer or parts.policy.answerer
         self.optional: Role | None = None if parts.fallback is None else "small"  # that the run can go on without
-        self.stream = self.new_stream()  # of a chain that is the answer, or contains it
-        self.stream.start()
+        self.stream = self.new_stream()  # of the answer: at first of a chain that is the answer, or contains it
 
     def new_stream(self) -> AnswerStream:
         """Make a stream for one answer, which emits nothing if the answer is to be judged first."""
@@ -175,25 +155,19 @@ class _Run:
         if isinstance(event, Committed):
             self.chain = self.chain.extend(event.step)
         self.answered = self.answered or isinstance(event, Answering | Calling)
-        if self.early is not None:
-            self.early.observe(event, self.chain)
         self.observe(event)
         if isinstance(event, Committed) and not self.thinks and not may_open_block(self.chain.text):
             self.stream.update(self.chain.text)
         if isinstance(event, Committed) and self.by_method and self.chain.closed:
             self.stream.update(self.chain.parts()[1].text)
 
-    async def close(self) -> None:
-        if self.early is not None:
-            await self.early.close()
-
-    def remove(self, role: Role, exc: EndpointError) -> None:
-        """Continue without the model in *role*, which failed with *exc*."""
-        self.observe(Degraded(role, str(exc)))
+    def lose_small(self, exc: EndpointError, fallback: Policy) -> None:
+        """Continue with *fallback*, without the small model, which failed with *exc*."""
+        self.observe(Degraded("small", str(exc)))
         self.optional = None
         self.control = replace(self.control, auto=None)  # nothing is left to choose from
-        if self.answerer is not None and self.answerer.role == role:
-            self.answerer = None
+        if self.author.role == "small":
+            self.author = fallback.answerer
 
     async def work_or_fall_back(self) -> FinishReason:
         """Let the policy think; the fallback takes over if the small model fails."""
@@ -205,7 +179,7 @@ class _Run:
         except EndpointError as exc:
             if fallback is None or exc.role != self.optional:
                 raise
-            self.remove("small", exc)
+            self.lose_small(exc, fallback)
             return await self.work(fallback)
 
     async def work(self, policy: Policy) -> FinishReason:
@@ -219,23 +193,9 @@ class _Run:
         return cut if closed or why == "stop" else why
 
     async def think(self, policy: Policy) -> FinishReason:
-        if self.early is not None:
-            await self.early.close()
-
-        self._prepare_answer(self.answerer or policy.answerer)
         if self.parts.parser is not None and not self.thinks:
             return "stop"
         return await self._reason(policy, self.budget.thinking_seconds)
-
-    def _prepare_answer(self, author: Model) -> None:
-        async def write(chain: Chain, stream: AnswerStream) -> Step:
-            limit = self.budget.left_to_answer(chain)
-            thought = chain.thinks or has_thought(chain)
-            return await write_answer(author, chain, limit=limit, stop=self.stop, stream=stream, thinks=thought)
-
-        self.early = _EarlyAnswer(
-            write, self.new_stream, lambda: self.thinks and self.control.depth() > 0 and not self.by_method
-        )
 
     async def _reason(self, policy: Policy, seconds: float | None) -> FinishReason:
         """Let *policy* grow the chain until it is `_over`, or *seconds* have passed since the run began."""
@@ -245,7 +205,7 @@ class _Run:
                 self.chain,
                 ahead=self.control,
                 spent=self.budget.spent,
-                deadline=None if seconds is None else self.began + seconds,
+                deadline=self._deadline(seconds),
                 observe=self,
                 over=self._over,
             )
@@ -258,9 +218,12 @@ class _Run:
     def _over(self, chain: Chain) -> bool:
         return has_answer(chain, self.stop) if self.by_method and chain.closed else chain.finished
 
-    async def answer(self) -> tuple[AnswerStream | None, FinishReason]:
+    def _deadline(self, seconds: float | None) -> float | None:
+        return None if seconds is None else self.began + seconds
+
+    async def answer(self) -> FinishReason:
         """
-        Write the answer. Return what it was emitted by, None if there is none, and why it ended.
+        Write the answer, which `stream` has, and say why it ended.
 
         If the small model fails before a part of it is emitted, the model of the fallback writes it.
         """
@@ -270,35 +233,35 @@ class _Run:
         except EndpointError as exc:
             if fallback is None or exc.role != self.optional or self.answered:
                 raise
-            self.remove("small", exc)
-            await self.close()
-            self._prepare_answer(fallback.answerer)
+            self.lose_small(exc, fallback)
             return await self._answer()
 
-    async def _answer(self) -> tuple[AnswerStream | None, FinishReason]:
-        deadline = None if self.budget.seconds is None else self.began + self.budget.seconds
-        timeout = asyncio.timeout_at(deadline)
+    async def _answer(self) -> FinishReason:
+        chain, limit = self.chain, self.budget.left_to_answer(self.chain)
+        stream = self.stream = self.new_stream()
+        timeout = asyncio.timeout_at(self._deadline(self.budget.seconds))
         try:
             async with timeout:
-                assert self.early is not None
-                step = await self.early.take(self.chain)
+                with requesting(RequestContext("answer", len(chain.steps))):
+                    step = await write_answer(
+                        self.author, chain, limit=limit, stop=self.stop, stream=stream, thinks=self.thought
+                    )
         except TimeoutError:
             if not timeout.expired():
                 raise
-            taken = self.early.taken if self.early is not None else None
             self.partial = True
-            if taken is None or taken.partial is None:
-                return None, "time"
-            self(Answered(taken.partial))
-            return taken, "time"
+            if stream.partial is not None:
+                self(Answered(stream.partial))
+            return "time"
         except ContextTooLong as exc:
             if exc.role == self.optional:
                 raise
-            return None, "context"
+            return "context"
+        stream.finish(step.text)
         self.written = step
-        if self.parts.check is None or self.early.taken is None or self.early.taken.calls:
+        if self.parts.check is None or stream.calls:
             self(Answered(step))
-        return self.early.taken, _CUT.get(step.stop, "stop")
+        return _CUT.get(step.stop, "stop")
 
     async def checked(self, check: AnswerCheck, outcome: Outcome) -> Outcome:
         """Have the answer of *outcome* judged, and rewritten while it is rejected; then emit it."""
@@ -322,7 +285,7 @@ class _Run:
             answer = latest
 
         why = outcome.reason
-        timeout = asyncio.timeout_at(None if self.budget.seconds is None else self.began + self.budget.seconds)
+        timeout = asyncio.timeout_at(self._deadline(self.budget.seconds))
         try:
             async with timeout:
                 await check.run(answer, len(self.chain.steps), self._left, self.stop, self, keep)
@@ -350,84 +313,3 @@ def _joined(answer: Chain) -> Step:
     """The steps of *answer* as one."""
     tokens = tuple(token for step in answer.steps for token in step.tokens)
     return replace(answer.steps[-1], text=answer.text, tokens=tokens, pieces=())
-
-
-class _EarlyAnswer:
-    """
-    Starts the answer as a bet, as soon as a draft ends the thinking and while earlier drafts are still being judged.
-
-    There is at most one bet. It is cancelled when a draft before it is rolled back. *write* writes the answer to a
-    chain, *new_stream* makes a stream for one answer, and *may_bet* says whether to bet now.
-    """
-
-    def __init__(
-        self,
-        write: Callable[[Chain, AnswerStream], Coroutine[Any, Any, Step]],
-        new_stream: Callable[[], AnswerStream],
-        may_bet: Callable[[], bool],
-    ) -> None:
-        self._write, self._new_stream, self._may_bet = write, new_stream, may_bet
-        # Events come from the lookahead's tasks, whose kept streams are not for answers.
-        self._outside = copy_context()
-        self._drafts: dict[int, Step] = {}
-        self._rolled_back = False
-        self._bet: tuple[Chain, asyncio.Task[Step], AnswerStream] | None = None
-        self.taken: AnswerStream | None = None  # the stream of the answer that is used
-        self._dropped: list[asyncio.Task[Step]] = []
-
-    def observe(self, event: Event, committed: Chain) -> None:
-        """Follow the drafts and verdicts of the loop; *committed* is the chain after *event*."""
-        match event:
-            case Drafted(index, draft) if not self._rolled_back:
-                self._drafts[index] = draft
-                if draft.stop == "end" and self._may_bet():
-                    steps = (self._drafts[place] for place in sorted(self._drafts))
-                    self._start(replace(committed, steps=(*committed.steps, *steps)))
-            case Judged(verdict=Rollback()):
-                self._rolled_back = True
-                self._drop()
-            case Repaired() | Chosen():
-                self._rolled_back = False
-                self._drafts.clear()
-            case Committed(index):
-                self._drafts.pop(index, None)
-            case _:
-                pass
-
-    async def take(self, chain: Chain) -> Step:
-        """Return the answer to *chain* and emit it in pieces: the bet's, or one that is written now."""
-        if self._bet is None or self._bet[0] != chain:
-            self.taken = stream = self._new_stream()
-            stream.start()
-            with requesting(RequestContext("answer", len(chain.steps))):
-                step = await self._write(chain, stream)
-        else:
-            _, writing, stream = self._bet
-            self.taken = stream
-            stream.start()
-            step = await writing
-        stream.finish(step.text)
-        return step
-
-    async def close(self) -> None:
-        """Cancel a bet that was not taken, and wait until all bets are gone."""
-        self._drop()
-        if self._dropped:
-            await asyncio.wait(self._dropped)
-        for bet in self._dropped:
-            if not bet.cancelled():
-                bet.exception()  # The failure of a lost bet does not matter: reading it silences asyncio's warning.
-
-    def _start(self, chain: Chain) -> None:
-        self._drop()
-        stream = self._new_stream()
-        outside = self._outside.copy()
-        outside.run(REQUEST.set, RequestContext("answer", len(chain.steps), bet=True))
-        writing = asyncio.create_task(self._write(chain, stream), context=outside)
-        self._bet = chain, writing, stream
-
-    def _drop(self) -> None:
-        if self._bet is not None:
-            self._bet[1].cancel()  # An answer that is complete is not affected.
-            self._dropped.append(self._bet[1])
-            self._bet = None

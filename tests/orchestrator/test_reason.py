@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Budget, Chain, Ledger, Step
-from stepspec.orchestrator.answer import write_answer
+from stepspec.orchestrator.answer import AnswerStream, write_answer
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.events import (
     Called,
@@ -164,5 +164,7 @@ def test_budgets_hold_exactly_with_room_for_the_answer(
     assert chain.tokens <= room
     assert steps is None or len(chain.steps) <= steps
     assert (end == "budget") == (not chain.finished and (chain.tokens == room or len(chain.steps) == steps))
-    written, _ = run(write_answer(Budgeted(limited.large, budget.left), chain, limit=budget.for_answer))
+    written, _ = run(
+        write_answer(Budgeted(limited.large, budget.left), chain, limit=budget.for_answer, stream=AnswerStream(print))
+    )
     assert 1 <= len(written.tokens) <= budget.for_answer

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rollback, Step, Verdict, reason
-from stepspec.orchestrator.answer import write_answer
+from stepspec.orchestrator.answer import AnswerStream, write_answer
 from stepspec.orchestrator.chain import DELIMITER, THINK_END
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected
 from stepspec.orchestrator.events import Called, Committed, Event
@@ -144,7 +144,7 @@ def test_thinking_that_ends_in_the_large_models_first_steps_ends_the_run() -> No
     chain, end = think(small, large, first=5)
     assert ([step.author for step in chain.steps], end) == (["large", "large"], "finished")
     assert chain.text.count(THINK_END) == 1
-    answer, _ = run(write_answer(large, chain, limit=50))
+    answer, _ = run(write_answer(large, chain, limit=50, stream=AnswerStream(print)))
     assert answer.stop == "end"
 
 

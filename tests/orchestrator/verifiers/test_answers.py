@@ -124,7 +124,7 @@ def test_an_accepted_answer_is_emitted_once_it_is_judged_with_the_problem_and_th
     case = Checked(boxed("42"))
     outcome, seconds = case.run()
     assert (outcome.answer, outcome.verified, outcome.rejection, outcome.reason) == ("42", True, "", "stop")
-    assert seconds == 6.0  # those of the run alone, and one for the verdict
+    assert seconds == 7.0  # those of the run alone, and one for the verdict
     assert case.verdicts == [(True, "", True)]
     kinds = [type(event) for event in case.events if isinstance(event, Answering | AnswerJudged | Answered)]
     assert kinds == [AnswerJudged, Answered, Answering]
@@ -197,10 +197,10 @@ def test_time_that_is_up_during_the_verdict_leaves_the_answer_unjudged() -> None
 
 
 def test_time_that_is_up_while_the_answer_is_rewritten_leaves_the_rejected_one() -> None:
-    case = Checked(boxed("43"), Budget(seconds=6.875))
+    case = Checked(boxed("43"), Budget(seconds=7.875))
     outcome, seconds = case.run()
     assert (outcome.answer, outcome.verified, outcome.rejection) == ("42", False, "off by one")
-    assert (outcome.reason, seconds) == ("time", 6.875)
+    assert (outcome.reason, seconds) == ("time", 7.875)
 
 
 def test_an_answer_that_time_cut_short_is_not_judged() -> None:
@@ -212,7 +212,7 @@ def test_an_answer_that_time_cut_short_is_not_judged() -> None:
 
 
 def test_the_part_of_an_answer_that_was_written_in_time_is_given_unjudged() -> None:
-    case = Checked(boxed("42"), Budget(seconds=8.0))
+    case = Checked(boxed("42"), Budget(seconds=9.0))
     case.large.pace = 1.0
     outcome, _ = case.run()
     assert outcome.text
