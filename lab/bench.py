@@ -47,7 +47,6 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import TokenSpeculation
 
 from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL
-from .published_specreason import PUBLISHED, PublishedSpecReason
 from .worlds import LONG, SHORT, SIZES, accounts, describe_pace, find_world, fresh_tasks, long_tasks
 
 THREE = Arm.of("three models", "specreason")
@@ -135,7 +134,7 @@ async def solvers(
     Start the pair and yield a greedy solver over it, and solvers with a nested pair by the name of their arm.
 
     Their small model is a pair of the tiny and the small model; *nested* has its settings by arm. The tiny model is
-    started only if *nested* has an arm. The arm `PUBLISHED` has a solver of its own too.
+    started only if *nested* has an arm.
     """
     roles = (*PAIR, TINY) if nested else PAIR
     async with AsyncExitStack() as stack:
@@ -147,9 +146,6 @@ async def solvers(
         for name, settings in nested.items():
             pair = {**settings, "small": endpoint(served[TINY], "small"), "large": endpoint(served["small"], "large")}
             nested_solvers[name] = await stack.enter_async_context(Solver(pair, large, sampling=GREEDY))
-        if PUBLISHED in warm_up:
-            peer = await stack.enter_async_context(PublishedSpecReason(plain.settings))
-            nested_solvers[PUBLISHED.name] = peer
         tasks = long_tasks(problems, seed, WARMING) if world == LONG else fresh_tasks(problems, seed, world=world)
         await measure(plain, warm_up, tasks, solvers=nested_solvers)
         yield plain, nested_solvers
@@ -218,7 +214,6 @@ OTHERS = (
     Arm.of("glimpse", "glimpse"),
     Arm.of("cascade", "cascade"),
     Arm.of("lookahead reasoning", "lookahead-reasoning"),
-    PUBLISHED,
 )
 SAMPLINGS: Mapping[str, Sampling] = {"default": Sampling(), "greedy": GREEDY}  # in the order of the tables
 POINTS_LOST, OF_LARGE, OF_SEQUENTIAL = 0.02, 0.45, 0.8
@@ -394,9 +389,6 @@ def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
             console.print(
                 f"{heading(sampling)}: {arm.name} over sequential {ratio:.2f}, over large alone {of_large:.2f}"
             )
-        if PUBLISHED.name in by_name:
-            ratio = by_name[SHIPPED.name].seconds / by_name[PUBLISHED.name].seconds
-            console.print(f"{heading(sampling)}: {SHIPPED.name} over {PUBLISHED.name} {ratio:.2f}")
     failures = missed(results["greedy"]) if "greedy" in results else []
     for failure in failures:
         console.print(f"missed: {failure}", style="red")

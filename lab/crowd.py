@@ -32,8 +32,6 @@ from stepspec.orchestrator.solution import Solution
 
 from .script import Script
 
-Drafts: TypeAlias = tuple[tuple[float, bool], ...]
-"""The grade of every draft, and whether it was right."""
 TWO_LARGE = Arm.of("large alone, two replicas", "large")
 
 
@@ -56,7 +54,6 @@ class Timing:
     *first_step* is when the first verified step was committed, *first_answer* when the first text of the answer was
     there; None if that did not happen. *tokens* are the kept ones. *failure* is why there is no solution, or "". The
     *script* is what a simulation replays, and the *sample* what other evaluations keep; None without a solution.
-    *drafts* are those of which is known whether they are right.
     """
 
     latency: float
@@ -67,7 +64,6 @@ class Timing:
     failure: str = ""
     script: Script | None = None
     sample: Sample | None = None
-    drafts: Drafts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +168,8 @@ async def attempt(
     budget: Budget | None,
     task: Task,
     seed: int,
-    judged: Callable[[Solution, Task], Drafts] = lambda solution, task: (),
 ) -> Timing:
-    """
-    Solve *task* as *arm* does, within *deadline* seconds. A failure of an endpoint is in the result.
-
-    *judged* finds the drafts of which is known whether they are right.
-    """
+    """Solve *task* as *arm* does, within *deadline* seconds. A failure of an endpoint is in the result."""
     clock = asyncio.get_running_loop().time
     began, first, events = clock(), dict[type, float](), list[Event]()
 
@@ -202,9 +193,9 @@ async def attempt(
         return Timing(seconds, failure=failure)
     tokens = solution.ledger.small.kept + solution.ledger.large.kept
     correct, script = await grade(solution, task), Script.of(events)
-    sample, drafts = solved.sample(arm, correct=correct, seed=seed), judged(solution, task)
+    sample = solved.sample(arm, correct=correct, seed=seed)
     begun = first.get(Committed), first.get(Answering)
-    return Timing(seconds, *begun, tokens, correct, script=script, sample=sample, drafts=drafts)
+    return Timing(seconds, *begun, tokens, correct, script=script, sample=sample)
 
 
 def cpu_seconds(groups: Mapping[str, int]) -> dict[str, float]:

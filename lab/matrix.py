@@ -42,7 +42,6 @@ from .matrix_tables import (
     auto_sheet,
     cells_under,
     conditions,
-    judged_drafts,
     method_rows,
     method_sheet,
     verdict,
@@ -87,7 +86,6 @@ def crowd(deployment: Deployment, arm: Arm, condition: Condition, number: int) -
         DEADLINE,
         GREEDY,
         Budget(find_world(condition.world).context // 2),
-        judged=judged_drafts if long and arm.name == SHIPPED.name else lambda solution, task: (),
     )
     return Crowd(condition.load, tasks(condition, number), others, solving, SEED, number, warm_up=condition.warm_up)
 

@@ -7,7 +7,6 @@ against the better of the large model alone and the best fixed method.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,15 +14,12 @@ from typing import TypeAlias
 
 from rich.table import Table
 
-from lab.crowd import TWO_LARGE, Block, Drafts, Load, Timing
+from lab.crowd import TWO_LARGE, Block, Load, Timing
 from stepspec.evals.arms import LARGE
 from stepspec.evals.results import Interval, wilson
-from stepspec.evals.sample import Arm, Task
+from stepspec.evals.sample import Arm
 from stepspec.evals.testbed.servers import JUDGE
-from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.solution import Solution
-from stepspec.policies import THRESHOLDS
 
 from .arms import AUTO, REFLECTIVE
 from .load import Cell, latency_ratio
@@ -102,60 +98,6 @@ Measured: TypeAlias = Mapping[Condition, Mapping[str, Sequence[Block]]]
 
 BAR = 1.05  # what `auto` may take, over the better of the large model alone and the best fixed method
 LOST = 0.02  # the share of problems that a method may lose to the large model alone, to be compared with
-LIMIT, LEVEL = 0.1, 0.05  # of the loss that a calibration allows, and one less its confidence
-
-
-def judged_drafts(solution: Solution, task: Task) -> Drafts:
-    """
-    The grade of each draft of *solution*, and whether it is right, until a mistake has been committed.
-
-    The reference of *task* is the only right reasoning; what is right after a mistake is not known.
-    """
-    worked, drafts = [_bare(part) for part in task.reference.split("\n\n")], list[tuple[float, bool]]()
-    for step in solution.steps:
-        if step.fate == "lost":
-            continue
-        right = step.index < len(worked) and _bare(step.text) == worked[step.index]
-        if step.index < len(worked) and step.author == "small" and step.grade is not None:
-            drafts.append((step.grade, right))
-        if step.fate == "kept" and not right:
-            break
-    return tuple(drafts)
-
-
-def _bare(text: str) -> str:
-    return text.replace(THINK_END, "").strip()
-
-
-def auroc(drafts: Drafts) -> float | None:
-    """The probability that a right draft has a higher grade than a wrong one; None if one kind is missing."""
-    right, wrong = ([grade for grade, fine in drafts if fine is kind] for kind in (True, False))
-    if not right or not wrong:
-        return None
-    return sum((a > b) + 0.5 * (a == b) for a in right for b in wrong) / len(right) / len(wrong)
-
-
-def calibrate(problems: Sequence[tuple[Drafts, bool, bool]]) -> float | None:
-    """
-    The loosest threshold of SpecReason that loses at most a share `LIMIT` of the problems, with confidence 1 - `LEVEL`.
-
-    Each of the *problems* has the drafts up to the first mistake that was committed, whether the run was right, and
-    whether the large model alone was. A problem counts as lost at a threshold that a wrong draft passes. What would
-    have come after a mistake that was committed is not known: a problem that was answered wrongly counts as lost at
-    every threshold. None if not even the strictest threshold keeps the limit.
-    """
-    from stepspec.evals.calibration.risk_bound import LossTest, Paired
-
-    test, best = LossTest(LIMIT, LEVEL), None
-    for threshold in THRESHOLDS["specreason"].values:
-        right = [
-            ours and large and not any(grade >= threshold for grade, true in drafts if not true)
-            for drafts, ours, large in problems
-        ]
-        if not test.at(threshold, Paired.of([large for _, _, large in problems], right)).holds:
-            break
-        best = threshold
-    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +106,7 @@ class MethodRow:
     One arm with one judge.
 
     *n*, *accuracy*, the share of problems *lost* to the large model alone and the share of drafts *accepted* are over
-    all loads; *to_large* is the time over that of the large model alone, on *alone* problems one at a time. *auroc* is
-    that of the judge's grades on this arm's *drafts*, and *threshold* what a calibration finds; None if it finds none.
+    all loads; *to_large* is the time over that of the large model alone, on *alone* problems one at a time.
     """
 
     world: str
@@ -177,9 +118,6 @@ class MethodRow:
     alone: int
     to_large: Interval | None
     accepted: float | None
-    drafts: int = 0
-    auroc: float | None = None
-    threshold: float | None = None
 
 
 def method_rows(measured: Measured) -> list[MethodRow]:
@@ -202,12 +140,6 @@ def _method_row(
     judging = any(ledger.large.judging for ledger in ledgers)
     judged = sum(ledger.drafts for ledger in ledgers) if judging else 0
     alone = next((blocks for condition, blocks in mine.items() if condition.concurrency == 1 and name in blocks), None)
-    drafts = tuple(chain.from_iterable(timing.drafts for timing in ours))
-    problems = [
-        (timing.drafts, timing.correct, other.correct)
-        for timing, other in zip(ours, large, strict=True)
-        if timing.drafts
-    ]
     return MethodRow(
         world,
         judge,
@@ -218,9 +150,6 @@ def _method_row(
         0 if alone is None else len(_timings(alone[name])),
         None if alone is None else latency_ratio(alone[name], alone[LARGE.name]),
         sum(ledger.accepted for ledger in ledgers) / judged if judged else None,
-        len(drafts),
-        auroc(drafts),
-        calibrate(problems) if problems and importlib.util.find_spec("scipy") else None,
     )
 
 
@@ -310,10 +239,7 @@ def method_sheet(rows: Sequence[MethodRow]) -> Sheet:
     """Methods by judge."""
     return Sheet(
         "Methods by judge",
-        (
-            *("world", "judge", "", "n", "accuracy", "lost", "time vs large, one at a time", "n"),
-            *("accepted", "AUROC", f"threshold for {LIMIT:.0%}"),
-        ),
+        ("world", "judge", "", "n", "accuracy", "lost", "time vs large, one at a time", "n", "accepted"),
         tuple(
             (
                 row.world,
@@ -325,8 +251,6 @@ def method_sheet(rows: Sequence[MethodRow]) -> Sheet:
                 _ratio(row.to_large),
                 str(row.alone or ""),
                 "" if row.accepted is None else f"{row.accepted:.0%}",
-                "" if row.auroc is None else f"{row.auroc:.3f} of {row.drafts}",
-                "" if not row.drafts else "none" if row.threshold is None else f"{row.threshold:g}",
             )
             for row in rows
         ),
@@ -378,8 +302,6 @@ SMALL_PRINT = (
     "Brackets are 95% intervals: Wilson's of accuracy, bootstrap over problems of ratios, which with a few problems "
     "is hardly more than their range. A judge is the large model of that name: its verdicts, steps and likelihoods. "
     "Methods by judge: n, accuracy, lost (points to the large model alone) and accepted drafts are over all loads. "
-    "AUROC: of the grades of SpecReason's drafts, each compared with the only right step. Threshold: the loosest one "
-    f"at which SpecReason loses at most {LIMIT:.0%} of the problems, with {1 - LEVEL:.0%} confidence, by the same "
-    "drafts; a problem answered wrongly counts as lost at every threshold. Better: the fastest of the large model "
-    f"alone and the methods that lose at most {LOST:.0%} over all loads. By large: its share of the kept tokens."
+    "Better: the fastest of the large model alone and the methods that lose at most "
+    f"{LOST:.0%} over all loads. By large: its share of the kept tokens."
 )

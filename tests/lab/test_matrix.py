@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +14,21 @@ from rich.console import Console
 from lab import load as load_module
 from lab.arms import AUTO, BILD, REFLECTIVE
 from lab.crowd import TWO_LARGE, Block, Deployment, Timing
-from lab.matrix import ARMS, STEPS, main, tasks
+from lab.matrix import ARMS, main, tasks
 from lab.matrix_tables import (
     Condition,
     Measured,
     arms_under,
-    auroc,
     auto_rows,
     auto_sheet,
-    calibrate,
     conditions,
-    judged_drafts,
     method_rows,
     method_sheet,
     verdict,
 )
-from lab.worlds import accounts, long_tasks
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.sample import Arm, Sample
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.solution import SolvedStep
 
 from ..evals.scripted import solution
 from .test_load import PacedSolver
@@ -71,53 +64,12 @@ def test_a_judge_of_one_world_leaves_the_others_out() -> None:
     assert conditions(("long", "short"), ("judge-90",), (4,)) == [Condition("long", "judge-90", 4)]
 
 
-def step(index: int, text: str, fate: Any = "kept", author: Any = "small", grade: float | None = 8.0) -> SolvedStep:
-    return SolvedStep(index, author, text, grade, fate, "", 0.0)
-
-
-def test_drafts_are_judged_by_the_worked_reasoning_until_a_mistake_is_committed() -> None:
-    (task,) = long_tasks(1, 3, STEPS)
-    problem = next(islice(accounts.generate(3, "test", STEPS), 1))
-    right = accounts.worked_steps(problem)
-    assert task.reference == "".join(right)
-    steps = (
-        step(0, right[0]),
-        step(1, "wrong\n\n", "rejected", grade=3.0),
-        step(2, right[2], "lost", grade=None),
-        step(1, right[1], author="large", grade=None),
-        step(2, right[2], grade=6.0),
-        step(3, "wrong\n\n", grade=9.0),
-        step(4, right[4]),
-    )
-    made = dataclasses.replace(solution("7"), steps=steps)
-    assert judged_drafts(made, task) == ((8.0, True), (3.0, False), (6.0, True), (9.0, False))
-    whole = tuple(step(number, text) for number, text in enumerate([*right, "\\boxed{7}"]))
-    assert judged_drafts(dataclasses.replace(made, steps=whole), task) == ((8.0, True),) * len(right)
-
-
-def test_grades_separate_right_from_wrong() -> None:
-    assert auroc(((9.0, True), (8.0, True), (8.0, False), (1.0, False))) == 7 / 8
-    assert auroc(((9.0, True),)) is None
-
-
-def test_a_threshold_is_found_that_loses_few() -> None:
-    pytest.importorskip("scipy")
-    fine = (((9.0, True), (4.5, False)), True, True)
-    assert calibrate([fine] * 40) == 5
-    assert calibrate([fine] * 20) is None  # too few for the limit
-    careless = (((9.0, True), (8.7, False)), False, True)
-    assert calibrate([fine] * 30 + [careless] * 10) is None
-    unsolved = (((9.0, True), (8.7, False)), False, False)
-    assert calibrate([fine] * 40 + [unsolved] * 5) == 5
-
-
 def block(arm: Arm, seconds: float, n: int, wrong: int = 0, large: int = 10) -> Block:
     made = solution("7", seconds=seconds, large=large)
 
     def timing(correct: bool) -> Timing:
         sample = Sample(arm.name, correct, seconds, made.ledger, {"large": 0.03})
-        drafts = ((9.0, True), (2.0, False)) if arm == SHIPPED else ()
-        return Timing(seconds, 0.5, seconds, 40, correct, sample=sample, drafts=drafts)
+        return Timing(seconds, 0.5, seconds, 40, correct, sample=sample)
 
     timings = tuple(timing(number >= wrong) for number in range(n))
     return Block(timings, seconds * n, {"stepspec": 0.1}, seconds * n)
@@ -154,14 +106,13 @@ def test_a_method_that_loses_problems_is_not_the_better_one() -> None:
 def test_methods_are_summed_over_loads_and_timed_one_at_a_time() -> None:
     rows = {row.name: row for row in method_rows(MEASURED)}
     ours = rows[SHIPPED.name]
-    assert (ours.n, ours.accuracy.value, ours.alone, ours.drafts, ours.auroc) == (6, 1.0, 2, 12, 1.0)
+    assert (ours.n, ours.accuracy.value, ours.alone) == (6, 1.0, 2)
     assert ours.to_large is not None
-    assert (ours.to_large.value, ours.accepted, ours.threshold) == (0.5, 0.8, None)
+    assert (ours.to_large.value, ours.accepted) == (0.5, 0.8)
     assert rows[REFLECTIVE.name].n == 2
     assert rows[TWO_LARGE.name].to_large is None
     lines = method_sheet(list(rows.values())).markdown().splitlines()
-    assert lines[4] == "| long | large | large alone | 6 | 100% [61%, 100%] |  | 1.00 [1.00, 1.00] | 2 | 80% |  |  |"
-    assert lines[5].endswith("| 80% | 1.000 of 12 | none |")
+    assert lines[4] == "| long | large | large alone | 6 | 100% [61%, 100%] |  | 1.00 [1.00, 1.00] | 2 | 80% |"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.calibration_simulation import SEARCH_KINDS, search_missed
+from lab.calibration_simulation import SEARCH_KINDS, missed
 from lab.calibration_simulation import search as simulate_search
 from stepspec.evals.calibration.risk_bound import LossTest, Paired
 from stepspec.evals.calibration.search import AttemptEnd, CalibrationResult, CalibrationRun, RunStore, search
@@ -138,7 +138,7 @@ def test_a_further_attempt_counts_and_a_repeated_one_does_not(tmp_path: Path) ->
 @pytest.mark.parametrize("kind", SEARCH_KINDS)
 def test_the_level_is_that_of_all_attempts_together(kind: str) -> None:
     """Twice as many problems after every attempt, and the promise is kept all the same."""
-    assert search_missed([simulate_search(kind, 60, 0.1, 25, attempts=3)]) == []
+    assert missed([], [simulate_search(kind, 60, 0.1, 25, attempts=3)]) == []
 
 
 @pytest.mark.parametrize("policy", THRESHOLDS)
