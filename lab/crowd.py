@@ -30,8 +30,6 @@ from stepspec.orchestrator.errors import ConfigurationError, EndpointError, Step
 from stepspec.orchestrator.events import Answering, Committed, Event
 from stepspec.orchestrator.solution import Solution
 
-from .script import Script
-
 TWO_LARGE = Arm.of("large alone, two replicas", "large")
 
 
@@ -53,7 +51,7 @@ class Timing:
 
     *first_step* is when the first verified step was committed, *first_answer* when the first text of the answer was
     there; None if that did not happen. *tokens* are the kept ones. *failure* is why there is no solution, or "". The
-    *script* is what a simulation replays, and the *sample* what other evaluations keep; None without a solution.
+    *sample* is what other evaluations keep; None without a solution.
     """
 
     latency: float
@@ -62,7 +60,6 @@ class Timing:
     tokens: int = 0
     correct: bool = False
     failure: str = ""
-    script: Script | None = None
     sample: Sample | None = None
 
 
@@ -171,10 +168,9 @@ async def attempt(
 ) -> Timing:
     """Solve *task* as *arm* does, within *deadline* seconds. A failure of an endpoint is in the result."""
     clock = asyncio.get_running_loop().time
-    began, first, events = clock(), dict[type, float](), list[Event]()
+    began, first = clock(), dict[type, float]()
 
     def observe(event: Event) -> None:
-        events.append(event)
         if isinstance(event, Committed | Answering):
             first.setdefault(type(event), clock() - began)
 
@@ -192,10 +188,9 @@ async def attempt(
     if solved is None or solution is None:
         return Timing(seconds, failure=failure)
     tokens = solution.ledger.small.kept + solution.ledger.large.kept
-    correct, script = await grade(solution, task), Script.of(events)
-    sample = solved.sample(arm, correct=correct, seed=seed)
+    sample = solved.sample(arm, correct=await grade(solution, task), seed=seed)
     begun = first.get(Committed), first.get(Answering)
-    return Timing(seconds, *begun, tokens, correct, script=script, sample=sample)
+    return Timing(seconds, *begun, tokens, sample.correct, sample=sample)
 
 
 def cpu_seconds(groups: Mapping[str, int]) -> dict[str, float]:

@@ -1,11 +1,10 @@
-"""``python -m lab.simulation``: simulate what a load measured, and what cannot be measured here."""
+"""``python -m lab.simulation``: simulate what cannot be measured here."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,30 +13,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lab.simulation.costs import ServerCosts
-from lab.simulation.figures import Servers
 from stepspec.evals.arms import LARGE
 from stepspec.evals.cli import arm as parse_arm
 from stepspec.evals.command_line import finite, progress_bars, run, writable
-from stepspec.evals.testbed.servers import read_pace
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..charts import Curve, load_curves
-from ..load import SEQUENCES
-from .comparison import NEAR, QUANTITIES, Comparison, Measurement
-from .comparison import compare as compare_all
 from .grid import GPUS, Chains, break_even, find_pair, plain, simulate_cell
 from .measured import rows
 
-PASS = 2**17  # tokens of a pass of the miniature servers, which read every prompt whole
-BLOCK = 32  # tokens of a block of their prefix cache
 EXAMPLES = """
 Examples:
-
-  python -m lab.load --output build/load.json        # measure first
-
-  python -m lab.simulation compare build/load.json   # then simulate the same problems
 
   python -m lab.simulation grid --pair qwen3-32b --users 1,16,64 --accepted 0.6,0.8
 
@@ -59,65 +45,6 @@ Steps = Annotated[int, typer.Option(min=1, help="Steps of a chain.")]
 StepTokens = Annotated[int, typer.Option(min=1, max=512, help="Tokens of a step.")]
 Problems = Annotated[int, typer.Option(min=2, help="Counted problems of a cell.")]
 Output = Annotated[Path, typer.Option(help="File for the figures; the plot is next to it.")]
-
-
-def miniature_costs(profile: str, per_request: float) -> dict[Role, ServerCosts]:
-    """What the passes of the miniature servers take. Raise `ConfigurationError` for a profile without paces."""
-    costs: dict[Role, ServerCosts] = {}
-    roles: tuple[Role, ...] = ("small", "large")
-    for role in roles:
-        if (pace := read_pace(profile, role)) is None:
-            raise ConfigurationError(f"the profile {profile!r} has no paces to simulate")
-        token = pace.seconds_per_token
-        costs[role] = ServerCosts(
-            pace.seconds_per_pass, token, token, 0.0, per_request, sequences=SEQUENCES, tokens=PASS, block=BLOCK
-        )
-    return costs
-
-
-@app.command()
-def compare(
-    file: Annotated[
-        Path, typer.Argument(help="What `python -m lab.load` wrote: its figures, or its blocks beside them.")
-    ],
-    per_request: Annotated[float, typer.Option(min=0, help="Seconds of a request outside of passes.")] = 0.0,
-    output: Annotated[Path, typer.Option(help="File for the figures.")] = Path("build/simulated.json"),
-) -> None:
-    """Simulate every cell of a measurement, problem by problem, and compare; exit with status 1 below 9 of 10."""
-    measurement = Measurement.read(file)
-    writable("--output", output)
-    profile = measurement.about.get("profile")
-    if profile is None:
-        raise ConfigurationError(f"{file} was measured on your own servers, whose costs are not known")
-    known = miniature_costs(str(profile), per_request)
-    servers = Servers(known["small"], known["large"])
-    with progress_bars(stderr) as progress:
-        bar = progress.add_task("blocks", total=len(measurement.blocks))
-        found = compare_all(measurement, servers, partial(progress.advance, bar))
-    near = sum(each.near for each in found)
-    _write(
-        output,
-        {"cells": [asdict(each) for each in found], "near": near, "costs": {r: asdict(c) for r, c in known.items()}},
-    )
-    Console(width=max(console.width, 120)).print(_comparisons(found))
-    console.print(f"{near} of {len(found)} cells within {NEAR:.0%} in the mean time of a problem", highlight=False)
-    if near < 0.9 * len(found):
-        raise typer.Exit(1)
-
-
-def _comparisons(found: Sequence[Comparison]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for column in ("load", "", "n", *(f"{name}: measured, simulated, ratio" for name in QUANTITIES)):
-        table.add_column(column, justify="left" if column in ("load", "") else "right")
-    for each in found:
-        cells = [
-            f"{each.measured[name]:.2f} {each.simulated[name]:.2f} {each.ratios[name]:.3f}"
-            if name in each.ratios
-            else ""
-            for name in QUANTITIES
-        ]
-        table.add_row(each.load, each.name, str(each.n), *cells)
-    return table
 
 
 @app.command()

@@ -83,7 +83,7 @@ async def simulate_block(
 ) -> Block:
     """Run one block of *load* as `Crowd` does, on *servers*, on the clock of the running event loop."""
     scripts = {
-        f"{kind} {number}": each.completed
+        f"{kind} {number}": each
         for kind, some in (("counted", counted), ("other", others))
         for number, each in enumerate(some)
     }
@@ -115,7 +115,7 @@ def simulate(
     """
     Simulate *problems* counted problems of *load*, solved as *arm* does, on servers with these costs.
 
-    The problems are those of *scripts*, in turn, each completed if its run was cut; *seed* is that of the runs.
+    The problems are those of *scripts*, in turn; *seed* is that of the runs.
     *replicas* is the number of servers by role, one by default. On a *shared* card the passes of all servers take
     turns. The same arguments give the same figures. Not for use within a running event loop: it runs one of its own, on
     a virtual clock. Raise `ConfigurationError` if there is no script, and for a problem that no server can hold.

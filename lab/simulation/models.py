@@ -43,14 +43,9 @@ def words(letter: str, count: int) -> tuple[Token, ...]:
 
 
 def turn_number(chain: Chain) -> int:
-    """The number of the turn that comes next. A step that is blank has no number, nor has a draft that was cut."""
-    blank = 0
-    for step in reversed(chain.steps):
-        if not step.text.strip():
-            blank += 1
-        elif found := NUMBER.search(step.text):
-            return int(found[1]) + 1 + blank
-    return blank
+    """The number of the turn that comes next. A draft that was cut has none."""
+    found = (NUMBER.search(step.text) for step in reversed(chain.steps))
+    return next((int(number[1]) + 1 for number in found if number), 0)
 
 
 def begins(steps: Sequence[Step], seen: Sequence[Step]) -> int:
@@ -177,7 +172,7 @@ class SimulatedModel:
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         """Agree with the tokens of a draft that its turn keeps."""
         script, turn = self._turn(chain)
-        await self._read("score", chain, turn.draft + script.question, again=script.uncached)
+        await self._read("score", chain, turn.draft + script.question)
         rows: list[tuple[Token, ...]] = []
         for span in spans:
             pieces = PIECE.findall(span)
@@ -193,7 +188,7 @@ class SimulatedModel:
         script = self._endpoint.script(chain)
         end = min(turn_number(chain), len(script.turns))
         turn = script.turns[end - 1]
-        await self._read("ask", chain, script.question, again=script.uncached)
+        await self._read("ask", chain, script.question)
         if "Yes" in choices:
             return {choice: float((choice == "Yes") == (turn.kept == turn.draft)) for choice in choices}
         if len(choices) < len(DIGITS):
@@ -224,7 +219,7 @@ class SimulatedModel:
         count = min(count, limit)
         ending = "" if chain.closed else THINK_END
         ending = ending if ends else " " if stop is not None else DELIMITER
-        last = DELIMITER if turn.blank else f"{number}{ending}"
+        last = f"{number}{ending}"
         unsure = self.role == "small" and turn.stop == "until"
         tokens = (*words(letter, count - 1), Token(last, UNSURE if unsure else CERTAIN, 1, 1))
         reason: Stop = "end" if ends else "length" if stop is not None or unsure else "delimiter"
@@ -232,17 +227,17 @@ class SimulatedModel:
 
     # Requests
 
-    async def _read(self, verb: Verb, chain: Chain, more: int, *, again: bool) -> None:
-        """Let the server read *chain* and *more* tokens, all of them *again* if nothing of it may be cached."""
-        call = await self._open(verb, chain, more, 1, again=again)
+    async def _read(self, verb: Verb, chain: Chain, more: int) -> None:
+        """Let the server read *chain* and *more* tokens."""
+        call = await self._open(verb, chain, more, 1)
         with _ending(call):
             await self._server.reach(call.request, 1)
         self._seen = chain.steps
         call.end("done")
 
-    async def _open(self, verb: Verb, chain: Chain, more: int, most: int, *, again: bool = False) -> _Open:
+    async def _open(self, verb: Verb, chain: Chain, more: int, most: int) -> _Open:
         prompt = self._endpoint.script(chain).prompt
-        shared = 0 if again else prompt + begins(chain.steps, self._seen)
+        shared = prompt + begins(chain.steps, self._seen)
         request = Request(self, prompt + chain.tokens + more, most, shared, priority(REQUEST.get(), RUN.get()) or 0)
         call = _Open(self, verb, request, REQUEST.get(), self._clock(), REQUEST.get().step)
         with _ending(call):
