@@ -9,6 +9,7 @@ from typing import Unpack
 from .chain import Chain, Role, Step, Token
 from .errors import ConfigurationError
 from .interfaces import DEFAULT_LIMIT, Model, WriteOptions
+from .markers import opens_block
 
 ANSWER_TOKENS = 512
 ANSWER_SHARE = 0.25
@@ -22,8 +23,8 @@ class Budget:
     *tokens* limits the thinking and the answer together; each token is counted in the vocabulary of the model that
     wrote it (SpecReason's own budget is 8192, section 5.1). *answer* of these are kept for the answer: by default 512
     or a quarter, whichever is less. The answer may also use what the thinking leaves. *steps* limits the thinking.
-    *seconds* limits the run; a quarter is kept for the answer. Raise `ConfigurationError` for limits that leave no
-    room.
+    *seconds* limits the run; a quarter is kept for the answer. Nothing is kept where the models do not think: their
+    chain is the answer. Raise `ConfigurationError` for limits that leave no room.
     """
 
     tokens: int = 8192
@@ -52,7 +53,8 @@ class Budget:
     def left(self, chain: Chain) -> int:
         """How many tokens the next write may have, in the thinking or, after it, in the answer."""
         if not (chain.finished or chain.closed):
-            return max(0, self.tokens - self.for_answer - chain.tokens)
+            kept = self.for_answer if chain.thinks or opens_block(chain.text) else 0
+            return max(0, self.tokens - kept - chain.tokens)
         thinking, answer = chain.parts()
         return max(0, self.left_to_answer(thinking) - answer.tokens)
 

@@ -195,7 +195,7 @@ class _Run:
     async def think(self, policy: Policy) -> FinishReason:
         if self.parts.parser is not None and not self.thinks:
             return "stop"
-        return await self._reason(policy, self.budget.thinking_seconds)
+        return await self._reason(policy, self.budget.thinking_seconds if self.thinks else self.budget.seconds)
 
     async def _reason(self, policy: Policy, seconds: float | None) -> FinishReason:
         """Let *policy* grow the chain until it is `_over`, or *seconds* have passed since the run began."""

@@ -80,6 +80,12 @@ def test_after_the_thinking_the_answer_has_its_reserve_and_the_rest(thought: int
     assert not Budget(100).spent(chain(thought, stop="end"))
 
 
+@pytest.mark.parametrize(("text", "left"), [("", 100), ("So", 60), ("<think>", 35)])
+def test_a_chain_that_is_the_answer_has_the_whole_budget_unless_it_opens_a_block(text: str, left: int) -> None:
+    steps = (Step(text, "small", "delimiter", (Token(text),) * 40),) if text else ()
+    assert Budget(100).left(Chain(PROBLEM.messages, steps, thinks=False)) == left
+
+
 def test_the_number_of_steps_is_limited_at_any_length() -> None:
     budget = Budget(steps=2)
     assert [budget.spent(chain(*(1,) * n)) for n in (0, 1, 2, 3)] == [False, False, True, True]

@@ -1,6 +1,7 @@
 """One run from the problem to its answer: its end, its events, and its failures."""
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -214,6 +215,20 @@ def test_models_without_a_thinking_block_have_answered_when_they_end() -> None:
     outcome, _ = case.run(thinks=False)
     assert (outcome.text, outcome.answer, outcome.reason) == ("First.\n\nSo it is \\boxed{7}.", "7", "stop")
     assert not [event for event in case.events if isinstance(event, Answered)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "most"),
+    [(Budget(tokens=40), "length", (40, math.inf)), (Budget(seconds=8.0), "time", (math.inf, 8.0))],
+)
+def test_models_without_a_thinking_block_have_all_tokens_and_seconds_for_their_answer(
+    limits: Budget, reason: str, most: tuple[float, float]
+) -> None:
+    case = Case(limits)
+    case.small.script = lambda previous: f"Step {len(previous)} of many.\n\n"
+    outcome, seconds = case.run(thinks=False, ahead=0)
+    assert outcome.reason == reason
+    assert min(most[0] - outcome.chain.tokens, most[1] - seconds) == 0
 
 
 def test_the_end_of_thinking_is_no_part_of_the_text() -> None:
