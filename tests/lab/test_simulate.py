@@ -49,8 +49,8 @@ def test_a_token_takes_a_pass_and_so_does_a_verdict() -> None:
 
 
 def test_verdicts_overlap_with_the_drafts_that_follow() -> None:
-    """The small model writes 20 tokens without a pause; the answer begins with the last verdict under way."""
-    assert seconds(AHEAD, GOOD, GOOD, GOOD, LAST) == 20 + 5
+    """The small model writes 20 tokens without a pause; the answer begins with the last verdict."""
+    assert seconds(AHEAD, GOOD, GOOD, GOOD, LAST) == 20 + 1 + 5
 
 
 def test_a_rejected_draft_costs_its_repair() -> None:
