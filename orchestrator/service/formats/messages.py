@@ -182,30 +182,16 @@ class AssistantTurn(CacheablePart):
 MessageTurn: TypeAlias = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 
 
-class EnabledThinking(CacheablePart):
-    """Thinking of at most *budget_tokens* tokens; what is left of `max_tokens` is for the answer."""
+class ThinkingConfig(CacheablePart):
+    """
+    Thinking of at most *budget_tokens* tokens, if they are set; what is left of `max_tokens` is for the answer.
 
-    type: Literal["enabled"]
-    budget_tokens: Positive
+    A method always thinks: ``disabled`` thinking has the least effort, and the reply does not show it.
+    """
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Positive | None = None
     display: Literal["summarized", "omitted"] | None = None
-
-
-class AdaptiveThinking(CacheablePart):
-    """Thinking as the models choose, which is the default."""
-
-    type: Literal["adaptive"]
-    display: Literal["summarized", "omitted"] | None = None
-
-
-class DisabledThinking(CacheablePart):
-    """Thinking that the reply does not show, of the least effort: a method always thinks."""
-
-    type: Literal["disabled"]
-
-
-ThinkingConfig: TypeAlias = Annotated[
-    EnabledThinking | AdaptiveThinking | DisabledThinking, Field(discriminator="type")
-]
 
 
 class OutputFormat(Schema):
@@ -226,19 +212,6 @@ class UserMetadata(CacheablePart):
     """Whose request it is."""
 
     user_id: Annotated[str, Field(max_length=512)] | None = None
-
-
-class ClearThinking(CacheablePart):
-    """Which thinking of earlier answers is kept; the models' own chat templates decide it."""
-
-    type: Literal["clear_thinking_20251015"]
-    keep: Any = None
-
-
-class ContextManagement(CacheablePart):
-    """Changes of the conversation before the models read it; none has an effect."""
-
-    edits: Items[ClearThinking] | None = None
 
 
 class CustomTool(CacheablePart):
@@ -274,17 +247,10 @@ OfferedTool: TypeAlias = Annotated[CustomTool, BeforeValidator(_client_tool)]
 
 
 class ToolChoice(CacheablePart):
-    """Whether the answer calls tools as the model likes, at least one, or none."""
+    """Whether the answer calls tools as the model likes, at least one, none, or the one called *name*."""
 
-    type: Literal["auto", "any", "none"]
-    disable_parallel_tool_use: bool | None = None
-
-
-class NamedToolChoice(CacheablePart):
-    """The tool that the answer has to call."""
-
-    type: Literal["tool"]
-    name: Name
+    type: Literal["auto", "any", "none", "tool"]
+    name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
 
@@ -297,13 +263,13 @@ class Conversation(CacheablePart):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Annotated[ToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
+    tool_choice: ToolChoice | None = None
 
     # Features that no method has; clients may send the values that turn them off.
     mcp_servers: None = None
 
     # Hints that do not change the answer.
-    context_management: ContextManagement | None = None
+    context_management: dict[str, Any] | None = None
     speed: Literal["standard"] | None = None
 
     @property
@@ -317,12 +283,16 @@ class Conversation(CacheablePart):
             format=self.output_config.format.rules if self.output_config and self.output_config.format else None,
             format_name="output_config.format",
             tools=tuple([tool.tool for tool in self.tools or ()]),
-            tool_choice=choice.name if isinstance(choice, NamedToolChoice) else _choice(choice),
+            tool_choice=_choice(choice),
             parallel=not (choice and choice.disable_parallel_tool_use),
         )
 
 
 def _choice(choice: ToolChoice | None) -> str:
+    if choice is not None and choice.type == "tool":
+        if choice.name is None:
+            raise bad_request("tool_choice.name is missing", "tool_choice.name", "missing")
+        return choice.name
     return "auto" if choice is None else "required" if choice.type == "any" else choice.type
 
 
@@ -368,7 +338,7 @@ class MessagesRequest(Conversation, Request):
     @property
     def wanted(self) -> Wanted:
         effort = self.output_config.effort if self.output_config else None
-        most = self.thinking.budget_tokens if isinstance(self.thinking, EnabledThinking) else None
+        most = self.thinking.budget_tokens if self.thinking else None
         if most is not None and most >= self.max_tokens:
             message = f"thinking.budget_tokens is {most}: send less than max_tokens, which is {self.max_tokens}"
             raise bad_request(message, "thinking.budget_tokens", "invalid_value")
@@ -376,17 +346,21 @@ class MessagesRequest(Conversation, Request):
             super().wanted,
             tokens=self.max_tokens,
             thinking=most,
-            effort="minimal" if isinstance(self.thinking, DisabledThinking) else EFFORTS[effort] if effort else None,
+            effort="minimal" if self._disabled else EFFORTS[effort] if effort else None,
             stops=self.stop_sequences or (),
             rest_for_answer=True,
         )
+
+    @property
+    def _disabled(self) -> bool:
+        return self.thinking is not None and self.thinking.type == "disabled"
 
     @property
     def end_user(self) -> str | None:
         return self.metadata.user_id if self.metadata else None
 
     def place_of_thinking(self, usual: Thinking) -> Thinking:
-        hidden = isinstance(self.thinking, DisabledThinking) or getattr(self.thinking, "display", None) == "omitted"
+        hidden = self._disabled or (self.thinking is not None and self.thinking.display == "omitted")
         return super().place_of_thinking("none" if hidden else usual)
 
 

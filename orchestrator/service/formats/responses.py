@@ -115,8 +115,6 @@ def _with_type(item: object) -> object:
         return item
     fields = cast("dict[str, Any]", item)
     kind = str(fields.get("type"))
-    if kind == "item_reference":
-        raise ValueError("an item of the type 'item_reference': nothing is stored; send the item itself")
     if kind.endswith(("_call", "_call_output")) and kind not in OWN_CALLS:
         raise ValueError(f"an item of the type {kind!r}: {FUNCTIONS}")
     if kind == "item_reference" or fields.keys() == {"id"}:
@@ -182,12 +180,6 @@ class TextOptions(Part):
     verbosity: Literal["medium"] | None = None
 
 
-def _no_stop(stop: object) -> object:
-    if stop is not None:
-        raise ValueError("this API has no stop strings; leave it out, or POST /v1/chat/completions, which has them")
-    return stop
-
-
 class ResponsesStreamOptions(Part):
     """Options of a stream of the Responses API."""
 
@@ -218,7 +210,7 @@ class ResponsesRequest(Request):
     # Load generators send them, as in chat completions.
     ignore_eos: bool | None = None
     min_tokens: NotNegative | None = None
-    stop: Annotated[None, BeforeValidator(_no_stop)] = None
+    stop: None = None  # this API has no stop strings
 
     tools: FunctionTools | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None

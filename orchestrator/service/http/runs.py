@@ -59,7 +59,7 @@ class ServiceContext:
         small, large = self.offer.engine.small, self.offer.engine.large
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)) as http:
             self.http = http
-            self.health = HealthMonitor(http, {"small": small, "large": large}, self.observe)
+            self.health = HealthMonitor({"small": small, "large": large}, self.observe)
             async with self.health.checking(self.settings.health_every):
                 yield
 

@@ -37,13 +37,11 @@ class HealthMonitor:
     """
     Checks the health of the servers; `up` is the last result by role. *observe* receives every result.
 
-    A server that fails a check is reported to the circuit breaker of its role.
+    A server that fails a check is reported to its circuit breaker, which probes it from then on.
     """
 
-    def __init__(
-        self, http: aiohttp.ClientSession, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver
-    ) -> None:
-        self._http, self._observe = http, observe
+    def __init__(self, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver) -> None:
+        self._observe = observe
         self._endpoints: dict[Role, ModelEndpoint] = {role: leaves(each)[-1] for role, each in endpoints.items()}
         self.up: dict[Role, bool] = {role: endpoint.usable for role, endpoint in endpoints.items()}
 
@@ -65,25 +63,25 @@ class HealthMonitor:
             yield
 
     async def _check(self, role: Role) -> None:
-        """A role is up if one of its servers is, and not all of them fail the probes of their circuit breakers."""
         endpoint = self._endpoints[role]
-        urls = endpoint.settings.urls
-        ills = dict(zip(urls, await asyncio.gather(*map(self._ill, urls)), strict=True))
-        for url, ill in ills.items():
-            if ill and isinstance(endpoint, ReplicatedEndpoint):
-                endpoint.report(url, EndpointUnavailable(ill, role=role, url=url, verb="health"))
-        self.up[role] = not all(ills.values()) and endpoint.usable
+        assert isinstance(endpoint, ReplicatedEndpoint)
+        self.up[role] = any(await asyncio.gather(*(_is_healthy(endpoint, server) for server in endpoint.up)))
         self._observe(HealthChecked(role, self.up[role]))
 
-    async def _ill(self, url: str) -> str:
-        """Say why the server at *url* is not healthy; "" if it is."""
-        try:
-            async with self._http.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=CHECK_SECONDS)) as response:
-                return f"/health answers with HTTP {response.status}" if response.status >= 500 else ""
-        except TimeoutError:
-            return f"/health does not answer within {CHECK_SECONDS:g} s"
-        except aiohttp.ClientError as exc:
-            return no_connection(exc, url, CHECK_SECONDS)
+
+async def _is_healthy(endpoint: ReplicatedEndpoint, server: ModelServer) -> bool:
+    url = server.settings.url
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            await server.check_health()
+    except TimeoutError:
+        message = f"/health does not answer within {CHECK_SECONDS:g} s"
+        endpoint.report(url, EndpointUnavailable(message, role=endpoint.role, url=url, verb="health"))
+        return False
+    except EndpointError as exc:
+        endpoint.report(url, exc)
+        return False
+    return True
 
 
 class BrokenAnswer(Exception):

@@ -126,7 +126,7 @@ async def test_what_a_load_generator_sends_has_no_effect() -> None:
         ({"background": True}, "background", "nothing is stored"),
         ({"reasoning": {"effort": "none"}}, "reasoning.effort", "always thinks"),
         ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
-        ({"stop": ["x"]}, "stop", "no stop strings"),
+        ({"stop": ["x"]}, "stop", "leave it out"),
         ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens", "min_tokens is 9 and max_output_tokens 8"),
     ],
 )

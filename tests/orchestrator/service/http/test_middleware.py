@@ -159,21 +159,6 @@ async def test_an_unexpected_error_is_a_500_without_details(monkeypatch: pytest.
         assert isinstance(served.recorded.failures[0], KeyError)
 
 
-async def test_readiness_follows_the_servers() -> None:
-    async with serving(chosen(health_every=0.05)) as served:
-        context = served.service.context
-        before = await served.get("/health/readiness")
-        large = context.offer.engine.large
-        there = large.settings
-        large.settings = there.model_copy(update={"url": "http://127.0.0.1:9"})  # type: ignore[misc]
-        await until(lambda: context.health.status == "down")
-        down = await served.get("/health/readiness")
-        large.settings = there  # type: ignore[misc]
-        await until(lambda: context.health.status == "ready")
-    assert (before.status, before.json) == (200, {"status": "ready", "small": True, "large": True})
-    assert (down.status, down.json) == (503, {"status": "down", "small": True, "large": False})
-
-
 def test_a_public_address_needs_a_key_or_a_word() -> None:
     for host in ("0.0.0.0", "::", "10.0.0.5", "example.com"):
         with pytest.raises(ValidationError, match="can be reached from outside"):
