@@ -5,8 +5,7 @@ A delimiter is a text, by default a blank line. Within a block it does not count
 
     code     a fence of backticks or tildes, up to a fence of the same kind that is at least as long;
     LaTeX    ``\begin{x}`` to ``\end{x}``, ``\[`` to ``\]``, ``$$`` to ``$$``;
-    tables   ``<table`` to ``</table``, and a row of a Markdown table after which another row follows. Whether one does
-             is known with the next character that is not white space: until then the step has not ended.
+    tables   ``<table`` to ``</table``.
 
 Whether a position is in a block depends only on the text before it, so that it does not matter in which pieces the
 text arrives. A block that is not closed ends after `MOST` characters, and at the end of the thinking.
@@ -36,8 +35,6 @@ _MARK = r"""
 _MARKS = re.compile(rf"(?:```|~~~)(?:(?!</think>)[^\n])*\n? | {_MARK}", re.VERBOSE)
 _OPENINGS = ("```", "~~~", "\\begin{", "$$", "\\[", "<table")  # without one of them a text has no block
 _FENCE = re.compile(r"`+|~+")
-_RULE = re.compile(r"\|[\s:|]*-[\s:|-]*")
-_ROWS = 64  # lines of a table that are looked through for its rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +105,6 @@ class StepEnds:
             spans = blocks.spans(before + text) if spans is None else spans
             if _inside(spans, len(before) + end):
                 at = begin + 1
-            elif _is_row(before, text[:end]):
-                rest = text[end:].lstrip()
-                if not rest:
-                    return -1, begin
-                if not rest.startswith("|"):
-                    return end, begin
-                at = begin + 1
             else:
                 return end, begin
         return -1, max(at, len(text) - _longest(self.texts) + 1)
@@ -130,9 +120,8 @@ class StepEnds:
         at = began = 0
         while (hit := self._next(text, at)) is not None:
             begin, end = hit
-            rows = self.blocks and text[end:].lstrip().startswith("|") and _is_row(before, text[:end])
             nothing = self.blocks and not text[began:end].strip() and (began > 0 or self._begins(before))
-            if rows or nothing or _inside(spans, len(before) + end):
+            if nothing or _inside(spans, len(before) + end):
                 at = begin + 1
             else:
                 yield end
@@ -237,20 +226,3 @@ def _fence(text: str, match: re.Match[str]) -> str:
     begins = text.rfind("\n", 0, match.start()) + 1
     fence = _FENCE.match(match[0])
     return fence[0] if fence and not text[begins : match.start()].strip() else ""
-
-
-def _is_row(before: str, text: str) -> bool:
-    """Whether *text*, which follows *before*, ends with a row of a Markdown table that has a rule, and white space."""
-    if not (text.rstrip() or before.rstrip()).endswith("|"):
-        return False
-    most = _ROWS * 256
-    lines = (before[-most:] + text)[-most:].rstrip().splitlines()[-_ROWS:]
-    if not lines or not (lines[-1].lstrip().startswith("|") and lines[-1].rstrip().endswith("|")):
-        return False
-    for line in reversed(lines):
-        row = line.strip()
-        if row and not row.startswith("|"):
-            return False
-        if _RULE.fullmatch(row):
-            return True
-    return False

@@ -130,7 +130,7 @@ BUILT_IN: Mapping[str, Method] = {
         paper="Semantic Reflective Verification, arXiv:2505.18629",
         needs="log-probabilities of the draft with the likeliest tokens of each position (large)",
         cost="the large model reads the whole chain and the step twice; the rest of a rejected step is written again",
-        prompts=("reflective.reflect", "reflective.neutral"),
+        prompts=("reflective.reflect",),
     ),
     "lookahead-reasoning": Method(
         LookaheadReasoning,
@@ -161,10 +161,6 @@ METHODS = Registry("policy", "policies", "stepspec.policies", BUILT_IN, read_met
 
 THRESHOLDS = {name: method.threshold for name, method in BUILT_IN.items() if method.threshold}
 BASELINES = ("large", "small")
-ELSEWHERE: Mapping[str, str] = {
-    "first": "first steps by the large model are no method's own: pass lead=N, or --lead N",
-    "answers": "who writes the answer is an option of the run: pass answer='large', or --answer large",
-}
 
 
 def named(policy: str | PolicyFactory) -> str:
@@ -225,8 +221,7 @@ def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None) -
     for option in chosen:
         if option not in known:
             listed = ", ".join(f"{p.name}={p.default!r}" for p in known.values()) or "none"
-            hint = f" ({ELSEWHERE[option]})" if option in ELSEWHERE else near(option, known)
-            message = f"policy {name!r} has no option {option!r}{hint}; its options: {listed}"
+            message = f"policy {name!r} has no option {option!r}{near(option, known)}; its options: {listed}"
             raise ConfigurationError(message, option=option)
     checked = {key: _checked(name, key, kinds[key], value) for key, value in chosen.items()}
     if method.needs_critic and not has_critic:

@@ -41,9 +41,8 @@ class Choose(Drafting):
 
     Steps are graded as by SpecReason: one passes if its grade, *read* "expected" or "greedy", is at least *threshold*,
     and if the judge puts at least *sure* of its probability on digits. The rivals are written, in one request, and
-    graded, in another, only if the draft is rejected. With *compare* that is done for every draft that can have rivals,
-    and the draft is accepted only if no rival is better. A rival with the text of another candidate, or one that
-    repeats the chain, is rejected without a grade. One candidate is SpecReason.
+    graded, in another, only if the draft is rejected. A rival with the text of another candidate, or one that repeats
+    the chain, is rejected without a grade. One candidate is SpecReason.
 
     The papers test tokens so that their distribution stays the large model's; a threshold on grades does not preserve
     it. They fork at every token of a tree; here at one.
@@ -55,7 +54,6 @@ class Choose(Drafting):
 
     candidates: Top = 4
     least: Above0 = 0.05
-    compare: bool = False
     temperature: Amount = 0.0
     seed: int = 0
     threshold: Grade = 7
@@ -72,16 +70,14 @@ class Choose(Drafting):
         return await self.small.write(chain, top=top)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        begun = self.beginnings(chain, draft)
-        if begun and self.compare:
-            rivals = await self.rivals(chain, draft, begun)
-            verdict, *verdicts = await self.grade(chain, [draft, *standing(rivals)])
-            return combine(verdict, rivals, verdicts)
         verdict = await self.alone.verify(chain, draft)
+        begun = self.beginnings(chain, draft)
         if isinstance(verdict, Accept) or not begun:
             return verdict
         rivals = await self.rivals(chain, draft, begun)
-        return combine(verdict, rivals, await self.grade(chain, standing(rivals)))
+        standing = [rival.step for rival in rivals if not rival.reason]
+        verdicts = await at_once(self.alone.verify(chain, step) for step in standing)
+        return replace(verdict, rivals=graded(rivals, verdicts))
 
     def beginnings(self, chain: Chain, draft: Step) -> list[Step]:
         """How the rivals of *draft* begin, the likeliest first."""
@@ -98,10 +94,6 @@ class Choose(Drafting):
             texts.add(step.text.strip())
             rivals.append(Rival(step, reason=reason))
         return rivals
-
-    async def grade(self, chain: Chain, steps: Sequence[Step]) -> list[Verdict]:
-        """Grade *steps*, each as the next step of *chain*, all at the same time."""
-        return await at_once(self.alone.verify(chain, step) for step in steps)
 
 
 def forks(chain: Chain, step: Step, least: float) -> list[Step]:
@@ -135,32 +127,16 @@ def shuffle(begun: Sequence[Step], temperature: float, seed: int, chain: Chain) 
     return [begun[place] for place in sorted(keys, key=lambda place: keys[place], reverse=True)]
 
 
-def standing(rivals: Sequence[Rival]) -> list[Step]:
-    """The steps of the *rivals* that are not rejected yet."""
-    return [rival.step for rival in rivals if not rival.reason]
-
-
-def combine(verdict: Verdict, rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> Verdict:
-    """Combine the *verdict* on a draft with the *verdicts* on those of its *rivals* that are `standing`."""
+def graded(rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> tuple[Rival, ...]:
+    """Grade the *rivals* that are not rejected yet by the *verdicts* on them; the best that passes has no reason."""
     remaining = iter(verdicts)
-    judged = [rival if rival.reason else _graded(rival.step, next(remaining)) for rival in rivals]
-    best = max((rival for rival in judged if not rival.reason), key=_grade, default=None)
-    if isinstance(verdict, Accept):
-        if best is None or _grade(verdict) >= _grade(best):
-            best = None
-        else:
-            verdict = Rollback(reason=BEATEN, score=verdict.score)
-    others = [rival if rival.reason or rival is best else replace(rival, reason=BEATEN) for rival in judged]
-    return replace(verdict, rivals=tuple(others))
+    judged = [rival if rival.reason else _judged(rival.step, next(remaining)) for rival in rivals]
+    best = max((rival for rival in judged if not rival.reason), key=lambda rival: rival.score or 0.0, default=None)
+    return tuple(rival if rival.reason or rival is best else replace(rival, reason=BEATEN) for rival in judged)
 
 
-def _graded(step: Step, verdict: Verdict) -> Rival:
+def _judged(step: Step, verdict: Verdict) -> Rival:
     return Rival(step, verdict.score, verdict.reason if isinstance(verdict, Rollback) else "")
-
-
-def _grade(passed: Rival | Accept) -> float:
-    assert passed.score is not None  # A candidate that passed has a grade.
-    return passed.score
 
 
 def _last_logprob(begun: Step) -> float:

@@ -20,7 +20,7 @@ from stepspec.prompts import load
 from .glimpse import entropy
 from .method import Amount, Drafting, Share, Top
 
-PROMPTS = {name: load(f"reflective.{name}") for name in ("reflect", "neutral")}
+REFLECT = load("reflective.reflect")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,8 @@ class Reflective(Drafting):
     with the constants of Medusa (arXiv:2401.10774). By default it is a match for greedy models and typical for models
     that are *sampled*: a match would cut most of what they sample, and leave the likeliest text.
 
-    The *prompt* "neutral", of the same length, is the control: it shows what a second copy gains by being a copy. The
-    paper's text could not be read, so its prompt, the length of its anchor and the source of its corrected token are
-    not known. Here the large model continues after the tokens that were kept.
+    The paper's text could not be read, so its prompt, the length of its anchor and the source of its corrected token
+    are not known. Here the large model continues after the tokens that were kept.
 
     Logits are fused over the *top* tokens of both positions, 20 at most. Log-probabilities replace logits, because a
     constant per position cancels out. A token that is missing in one list has the value of the last one there, which is
@@ -51,7 +50,6 @@ class Reflective(Drafting):
 
     alpha: Share = 0.3
     accept: Literal["match", "typical"] | None = None
-    prompt: Literal["reflect", "neutral"] = "reflect"
     top: Top | None = None
     epsilon: Share = 0.09
     delta: Amount = 0.3
@@ -73,7 +71,7 @@ class Reflective(Drafting):
 
     async def read(self, chain: Chain, draft: Step) -> list[tuple[Token, Mapping[int, float]]]:
         """Read *draft* twice; return its tokens, each with the fused probabilities of its position."""
-        bridge = f"{_break(chain, draft)}{PROMPTS[self.prompt].text}{chain.ends.text}{anchor(chain)}"
+        bridge = f"{_break(chain, draft)}{REFLECT.text}{chain.ends.text}{anchor(chain)}"
         top = self.top or (2 if self.rule == "match" else 20)
         first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=top)
         return [(token, fuse(token, again, self.alpha)) for token, again in zip(first, second, strict=True)]

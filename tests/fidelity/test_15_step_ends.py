@@ -31,7 +31,7 @@ STEPS = (
     "```py\ndef f(x):\n    return x\n\n\n    # no\n\nprint(f(2))\n```\n\n",
     "So\n\\begin{align}\na &= 1\n\nb &= 2\n\\end{align}\n\n",
     "$$\nx\n\n= 2\n$$\n\n",
-    "| a | b |\n|---|---|\n| 1 | 2 |\n\n| 3 | 4 |\n\n",
+    "<table>\n<tr>1\n\n<tr>2\n</table>\n\n",
     "It follows that x = 2.\n\n",
     f"Done.\n{THINK_END}",
 )

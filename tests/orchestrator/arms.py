@@ -33,7 +33,7 @@ from stepspec.orchestrator.reason import End
 from ..fakes import Previous, ScriptedModel, counting
 
 PROBLEM = Chain.of("What is 6 x 7?")
-ARMS = (*policies.METHODS, "keeping", "overtaking", "tokenwise", "comparing")
+ARMS = (*policies.METHODS, "keeping")
 CUES = ("So", "Wait:", "Yes:", "Let me check:")
 
 settings.register_profile("bounded", max_examples=20, deadline=None, derandomize=True, database=None)
@@ -65,52 +65,6 @@ class Keeping:
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.large.write(chain)
-
-
-@dataclass(frozen=True)
-class Overtaking:
-    """The large model writes every step too, while drafts go on, and its own counts unless both mean the same."""
-
-    small: Model
-    large: Model
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
-
-    async def draft(self, chain: Chain) -> Step:
-        return await self.small.write(chain)
-
-    async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        own = await self.large.write(chain)
-        grades = await self.large.ask(chain.extend(draft), own.text, "0123456789")
-        return Accept() if max(grades, key=lambda grade: grades[grade]) > "4" else Rollback(reason="other", instead=own)
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return rollback.instead or await self.large.write(chain)
-
-
-@dataclass(frozen=True)
-class Tokenwise:
-    """Token by token; the large model writes those that it doubts."""
-
-    small: Model
-    large: Model
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
-
-    async def draft(self, chain: Chain) -> Step:
-        return await self.small.write(chain, stop=(), limit=1)
-
-    async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        (tokens,) = await self.large.score(chain, draft.text)
-        logprob = tokens[0].logprob if tokens else 0.0  # none: the turn ended
-        return Accept(logprob) if logprob > -1 else Rollback(reason="doubt", score=logprob)
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.large.write(chain, stop=(), limit=1)
 
 
 @dataclass(frozen=True)
@@ -216,7 +170,7 @@ def arm(name: str, seed: int = 0, *, budget: Budget | None = None, sticky: bool 
             moody(seed, role, length, trouble, CUES if name == "speculative-thinking" else CUES[:1]),
             judge=judge,
             logprob=logprob,
-            rivals=rivals if name in ("glimpse", "choose", "comparing") else lambda before, token: (),
+            rivals=rivals if name in ("glimpse", "choose") else lambda before, token: (),
             latency=lambda chain: quarters(seed, role, chain.text),
             reading=lambda chain: quarters(seed, role, "reading", chain.text),
             closing=quarters(seed, "closing") if seed % 3 == 0 else 0.0,
@@ -236,10 +190,6 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
     match name:
         case "keeping":
             return Keeping(small, large, ragged=seed % 3)
-        case "overtaking":
-            return Overtaking(small, large)
-        case "tokenwise":
-            return Tokenwise(small, large)
         case "specreason":
             read = "greedy" if seed % 2 else "expected"
             policy = policies.make(name, small, large, read=read)
@@ -257,9 +207,8 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
         case "reading":
             measure: Literal["gap", "logprob"] = "logprob" if seed % 2 else "gap"
             return policies.make(name, small, large, tokens="digits", words=2, mean=1.0 + seed % 3, measure=measure)
-        case "choose" | "comparing":
-            candidates, compare = 1 + seed % 4, name == "comparing"
-            return policies.Choose(small, large, candidates, 0.01, compare, temperature=seed % 3 / 2)
+        case "choose":
+            return policies.Choose(small, large, 1 + seed % 4, 0.01, temperature=seed % 3 / 2)
         case "random":
             return policies.make(name, small, large, seed=seed)
         case "relay":

@@ -27,7 +27,7 @@ from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment, dump, parse, replay
 from stepspec.policies import Choose, SpecReason
-from stepspec.policies.choose import combine, forks, shuffle
+from stepspec.policies.choose import forks, graded, shuffle
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import BOUNDED, PROBLEM, arm
@@ -80,34 +80,14 @@ def texts(ruling: Accept | Rollback) -> list[tuple[str, float | None, str]]:
         ({DRAFT: 2, A: 6, B: 5, C: 0}, None, [(A, 6.0, "grade"), (B, 5.0, "grade"), (C, 0.0, "grade")]),
     ],
 )
-@pytest.mark.parametrize("compare", [False, True])
 def test_the_best_rival_that_passes_is_accepted(
-    grades: Mapping[str, int], kept: str | None, others: list[tuple[str, float, str]], compare: bool
+    grades: Mapping[str, int], kept: str | None, others: list[tuple[str, float, str]]
 ) -> None:
-    ruling, _ = verdict(grades, compare=compare)
+    ruling, seconds = verdict(grades)
+    assert seconds == 4.0  # the draft, its grade, its rivals in one request, and their grades at once
     assert isinstance(ruling, Rollback)
     assert (ruling.reason, ruling.score, texts(ruling)) == ("grade", 2.0, others)
     assert (ruling.chosen.step.text if ruling.chosen else None) == kept
-
-
-@pytest.mark.parametrize(
-    ("grades", "stands"),
-    [
-        ({DRAFT: 8, A: 7, B: 8, C: 3}, DRAFT),  # of equals, the draft: bets rest on it
-        ({DRAFT: 9, A: 8, B: 7, C: 3}, DRAFT),
-        ({DRAFT: 7, A: 8, B: 7, C: 3}, A),
-    ],
-)
-def test_a_draft_that_passes_has_to_be_the_best_only_if_it_is_compared(grades: Mapping[str, int], stands: str) -> None:
-    ruling, seconds = verdict(grades, compare=True)
-    assert seconds == 3.0  # the draft, its rivals in one request, and all grades at once
-    if stands == DRAFT:
-        assert ruling == Accept(float(grades[DRAFT]), ruling.rivals)
-        assert [reason for _, _, reason in texts(ruling)] == ["beaten", "beaten", "grade"]
-    else:
-        assert isinstance(ruling, Rollback)
-        assert (ruling.reason, ruling.score, ruling.chosen) == ("beaten", 7.0, ruling.rivals[0])
-    assert verdict(grades) == (Accept(float(grades[DRAFT])), 2.0)
 
 
 def test_the_likeliest_rivals_are_written_in_one_request_and_graded_at_once() -> None:
@@ -138,9 +118,8 @@ def test_rivals_are_drawn_by_the_seed_where_there_is_a_temperature() -> None:
 
 
 def test_a_draft_without_a_likely_fork_costs_as_much_as_in_specreason() -> None:
-    for options in ({"least": 0.5}, {"least": 0.5, "compare": True}):
-        ruling, seconds = verdict({DRAFT: 2}, **options)
-        assert (ruling, seconds) == (Rollback(reason="grade", score=2.0), 2.0)
+    assert verdict({DRAFT: 2}, least=0.5) == (Rollback(reason="grade", score=2.0), 2.0)
+    assert verdict({DRAFT: 8}) == (Accept(8.0), 2.0)
 
 
 def test_an_equal_or_looping_rival_is_refused_without_a_question() -> None:
@@ -258,7 +237,7 @@ def test_one_candidate_is_specreason_call_for_call(seed: int, ahead: int, sticky
         tried = arm("choose", seed, sticky=sticky)
         options: dict[str, Any] = {}
         if policy is Choose:
-            options = {"candidates": 1, "compare": bool(seed % 2), "least": 0.01}
+            options = {"candidates": 1, "least": 0.01}
         tried.policy = policy(tried.small, tried.large, **options)
         result, seconds = run(tried.run(ahead))
         runs.append((result, seconds, tried.log, tried.events))
@@ -358,8 +337,7 @@ def test_the_first_drawn_is_as_likely_as_its_token_at_that_temperature(temperatu
 
 def test_one_of_several_equal_rivals_is_accepted() -> None:
     rivals = [Rival(step(token("So")))] * 2
-    ruling = combine(Rollback(reason="grade"), rivals, [Accept(8.0)] * 2)
-    assert [rival.reason for rival in ruling.rivals] == ["", "beaten"]
+    assert [rival.reason for rival in graded(rivals, [Accept(8.0)] * 2)] == ["", "beaten"]
 
 
 @given(draft=steps(), least=st.floats(-6, 0))

@@ -69,13 +69,11 @@ def test_options_are_those_of_the_policy_without_its_models_and_their_defaults_t
         "glimpse": {"threshold": 1.0, "top": 20},
         "cascade": {"sure": 0.9, "threshold": 0.5},
         "choose": {
-            **{"candidates": 4, "least": 0.05, "compare": False, "temperature": 0.0, "seed": 0},
+            **{"candidates": 4, "least": 0.05, "temperature": 0.0, "seed": 0},
             **defaults("specreason"),
         },
         "random": {"p": 0.5, "seed": 0},
-        "reflective": {
-            **{"alpha": 0.3, "accept": None, "prompt": "reflect", "top": None, "epsilon": 0.09, "delta": 0.3}
-        },
+        "reflective": {**{"alpha": 0.3, "accept": None, "top": None, "epsilon": 0.09, "delta": 0.3}},
         "lookahead-reasoning": {"sure": 0.05},
         "reward": {"threshold": 0.7},
     }
@@ -101,7 +99,6 @@ def test_a_chosen_threshold_is_that_of_the_run() -> None:
         ("specreson", {}, r"no policy 'specreson' \(did you mean 'specreason'.*; the policies: .*relay"),
         ("specreason", {"thresholds": 3}, r"no option 'thresholds' \(did you mean 'threshold'.*sure=0.05"),
         ("large", {"zzz": 3}, "'large' has no option 'zzz'; its options: none"),
-        ("specreason", {"first": 2}, r"'specreason' has no option 'first' .*pass lead=N, or --lead N"),
         ("specreason", {"small": 2}, "has no option 'small'"),
         ("specreason", {"threshold": "high"}, r"option 'threshold': a number from 0 to 9 \(got 'high'"),
         ("specreason", {"read": "average"}, r"option 'read': 'greedy' or 'expected' \(got 'average'"),

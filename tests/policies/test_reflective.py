@@ -87,11 +87,6 @@ def test_only_the_tokens_that_the_rule_needs_are_requested(accept: str, top: int
     assert [requested for _, _, requested in large.calls] == [top]
 
 
-def test_the_neutral_prompt_takes_the_place_of_the_reflection() -> None:
-    _, large = verdict({}, {}, prompt="neutral")
-    assert large.calls[0][1][1] == load("reflective.neutral").text + "\n\n"
-
-
 @pytest.mark.parametrize(
     ("text", "bridge"),
     [

@@ -17,8 +17,8 @@ from stepspec.orchestrator.reason import End
 from ...fakes import Previous, ScriptedModel
 from ..arms import PROBLEM, build, quarters, taste
 
-OUTER = ("specreason", "cascade", "bild", "reflective", "keeping", "tokenwise", "relay", "lookahead-reasoning", "small")
-INNER = ("specreason", "bild", "keeping", "tokenwise", "lookahead-reasoning", "glimpse", "cascade", "small")
+OUTER = ("specreason", "cascade", "bild", "reflective", "keeping", "relay", "lookahead-reasoning", "small")
+INNER = ("specreason", "bild", "keeping", "lookahead-reasoning", "glimpse", "cascade", "small")
 
 
 @dataclass
