@@ -18,8 +18,7 @@ from rich.console import Console
 
 from stepspec import policies, prompts
 from stepspec.api import Solver
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.run_options import arm_options
 from stepspec.settings import Settings

@@ -11,14 +11,14 @@ from statistics import fmean, median
 
 from rich.table import Table
 
-from stepspec.orchestrator import stats
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.stats import Acceptance, Z
+from stepspec.orchestrator.endpoints.metrics import Acceptance
 
 from .arms import LARGE, PLAIN, SMALL
 from .sample import Arm, ByRole, Outcome, Sample, sum_acceptances
 from .store import Place
 
+Z = 1.96  # standard deviations; 95% of a normal distribution lie within
 RESAMPLES = 2000
 BISECTIONS = 60  # of an interval: more than a float has bits
 ORACLE = "oracle (bound)"
@@ -254,8 +254,11 @@ def share(values: Sequence[float], repeats: int = 1) -> Interval:
 
 
 def wilson(successes: float, n: int) -> Interval:
-    """Wilson's score interval of a share."""
-    return Interval(successes / n, *stats.wilson(successes, n))
+    """Wilson's score interval (1927) at 95% for a share, of which *successes* in *n* trials were observed."""
+    value = successes / n
+    centre = (value + Z * Z / (2 * n)) / (1 + Z * Z / n)
+    half = Z / (1 + Z * Z / n) * math.sqrt(value * (1 - value) / n + Z * Z / (4 * n * n))
+    return Interval(value, max(0.0, centre - half), min(1.0, centre + half))
 
 
 def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> Interval:

@@ -15,12 +15,12 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.endpoints.client import separate_cache
+from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.errors import ContextTooLong
 from stepspec.orchestrator.events import Called, Event, Observer
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, arm_options
 from stepspec.orchestrator.solution import Solution, SolvedStep, StepFate
-from stepspec.orchestrator.stats import Acceptance
 from stepspec.orchestrator.trace import Recorder, Stopwatch
 
 from .grading.graders import Gold

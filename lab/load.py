@@ -46,13 +46,12 @@ from stepspec.evals.command_line import finite, numbers, progress_bars, script, 
 from stepspec.evals.estimate.measuring import unlimited, unlimited_endpoint
 from stepspec.evals.grading.graders import SECONDS, Graders, require_graders
 from stepspec.evals.plan import check_arm
-from stepspec.evals.results import Interval, bootstrap_ratio, wilson
+from stepspec.evals.results import Interval, Z, bootstrap_ratio, wilson
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.servers import JUDGE, endpoint, miniature, read_pace, running, weights_digest
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.solution import Solution
-from stepspec.orchestrator.stats import Z
 
 from .worlds import SHORT, WORLDS, find_world, fresh_tasks, with_judge
 

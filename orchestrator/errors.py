@@ -1,5 +1,5 @@
 """
-Everything that stepspec raises on purpose.
+Everything that stepspec raises on purpose, and the words of cures.
 
     StepspecError
     |-- ConfigurationError (ValueError)     a setting, an option or an argument of the user is wrong
@@ -22,11 +22,16 @@ Everything that stepspec raises on purpose.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import distribution
 from typing import Self
 
 from .chain import Role
 
+NAME = "stepspec"
+VLLM_FOR_CPUS = "without a GPU, run `make install` in a clone and use its .venv"
 LONGEST_WORD = 64  # characters of a word to look for similar ones: the time grows with the square of them
 
 
@@ -135,3 +140,25 @@ def near(word: str, known: Iterable[str]) -> str:
         return ""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+@cache
+def install_command(*extras: str) -> str:
+    """
+    Return the command that installs the *extras* as stepspec itself was installed, as the end of a sentence.
+
+    An installation from a package index has no record of its origin (PEP 610). One from a folder is repeated in the
+    clone, one from an archive or a repository from the same URL.
+    """
+    wanted = f"{NAME}[{','.join(extras)}]"
+    record = distribution(NAME).read_text("direct_url.json")
+    if record is None:
+        return f'pip install "{wanted}"'
+    origin = json.loads(record)
+    if "dir_info" in origin:
+        editable = "--editable " if origin["dir_info"].get("editable") else ""
+        return f'in your clone, pip install {editable}".[{",".join(extras)}]"'
+    url = origin["url"]
+    if vcs := origin.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f'pip install "{wanted} @ {url}"'

@@ -12,8 +12,7 @@ import pytest
 
 from stepspec import Solver, service_factory
 from stepspec import settings as configuration
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.service.http.app import listen
 from stepspec.orchestrator.service.settings import ServiceSettings
 

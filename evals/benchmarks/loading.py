@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import orjson
 
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.prompts import Prompt, known
 
 from ..sample import Task

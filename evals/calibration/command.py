@@ -15,8 +15,7 @@ from rich.progress import TaskID
 
 from stepspec import prompts
 from stepspec.api import Solver
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import ConfigurationError, install_command
 
 from ..benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
 from ..cli import contact, wait

@@ -15,8 +15,7 @@ from typing import Any, Literal, Protocol, Self, TypeAlias, get_args
 import orjson
 
 from stepspec.orchestrator.concurrency import to_the_end
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import ConfigurationError, install_command
 
 from . import worker as worker_script
 from .answers import Metric, extract_answer, same_letter

@@ -11,9 +11,7 @@ from math import ceil, isclose
 from statistics import fmean, median
 from typing import Any
 
-from stepspec.orchestrator.stats import wilson
-
-from ..results import Interval
+from ..results import Interval, wilson
 from .readings import READINGS, JudgeReading, Request
 
 ACCEPTED = 0.9  # of the right steps, at the threshold of a reading
@@ -112,7 +110,7 @@ def _figures(reading: JudgeReading, steps: Sequence[JudgedStep], seconds: float)
         seconds,
         threshold,
         sum(value >= threshold for value in right) / len(right),
-        Interval(through / len(passed), *wilson(through, len(passed))),
+        wilson(through, len(passed)),
         {of: fmean(passes for kind, passes in passed if kind == of) for of in sorted({of for of, _ in passed})},
         -min(_threshold(GAP, own, WORDS), -STRICTEST) if GAP in own[0].values else 0.0,
     )
@@ -134,7 +132,7 @@ def _area(name: str, steps: Sequence[JudgedStep]) -> Interval | None:
     areas = sorted(area for weights in resamples if (area := _auroc(name, ranked, weights)) is not None)
     value = _auroc(name, ranked, Counter(problems)) or 0.0
     if not areas or isclose(areas[0], areas[-1]):
-        return Interval(value, *wilson(value * fewer, fewer))
+        return wilson(value * fewer, fewer)
     return Interval(value, areas[int(0.025 * len(areas))], areas[int(0.975 * len(areas))])
 
 

@@ -16,11 +16,10 @@ from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, MissingCapability, StepspecError
-from stepspec.orchestrator.stats import wilson
 
 from ..estimate.drafts import attempt
 from ..estimate.measuring import opened
-from ..results import Interval
+from ..results import wilson
 from .cases import Case, built_in, own_case, own_cases, spread
 from .figures import DraftFigures, JudgedStep
 from .readings import Judges, Request
@@ -193,6 +192,4 @@ async def try_drafts(
     for case in chosen[:ALONE]:
         await draft(case, alone=True)
     await at_once(draft(case) for case in chosen[ALONE:])
-    share = sum(accepted) / len(accepted)
-    interval = Interval(share, *wilson(sum(accepted), len(accepted)))
-    return DraftFigures(len(accepted), interval, median(drafting), median(judging))
+    return DraftFigures(len(accepted), wilson(sum(accepted), len(accepted)), median(drafting), median(judging))

@@ -14,8 +14,7 @@ import typer
 from rich.console import Console
 
 from stepspec import __version__
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.service.watch.page import html
 
 from ..evaluation import TRACES

@@ -9,8 +9,8 @@ from statistics import fmean, median
 from typing import Any
 
 from stepspec.orchestrator.chain import Party
+from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.ledger import COUNTED, Account
-from stepspec.orchestrator.stats import Acceptance
 
 from ..arms import LARGE, PLAIN, SMALL
 from ..results import ORACLE, ArmSummary, Result, compare_arms, complete, oracle

@@ -18,8 +18,7 @@ import typer
 
 from stepspec.evals.benchmarks import find
 from stepspec.evals.grading.graders import Gold, Graders
-from stepspec.evals.results import Interval, bootstrap_ratio
-from stepspec.orchestrator.stats import wilson
+from stepspec.evals.results import Interval, bootstrap_ratio, wilson
 
 BENCHES = ("gsm8k", "math500")
 PLAIN = "plain"
@@ -56,7 +55,7 @@ def accuracy_line(name: str, answers: Sequence[Answer], plain: Mapping[int, Answ
     if not graded:
         return f"| {name} | 0 |"
     right = sum(bool(answer.right) for answer in graded)
-    low, high = wilson(right, len(graded))
+    share = wilson(right, len(graded))
     pairs = [(a.right, plain[a.index].right) for a in graded if a.index in plain and plain[a.index].right is not None]
     gained, lost = sum(bool(a and not b) for a, b in pairs), sum(bool(b and not a) for a, b in pairs)
     rows = [answer.row for answer in graded]
@@ -66,7 +65,7 @@ def accuracy_line(name: str, answers: Sequence[Answer], plain: Mapping[int, Answ
     cells = [
         name,
         f"{len(graded)}",
-        f"{right / len(graded):.1%} [{low:.1%}, {high:.1%}]",
+        f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]",
         f"+{gained} -{lost} of {len(pairs)}",
         f"{accepted / drafts:.0%}" if drafts else "",
         f"{small:.0f}",

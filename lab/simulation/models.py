@@ -16,7 +16,7 @@ from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Message, Ro
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint, Sampling
 from stepspec.orchestrator.endpoints.chat_template import Template
 from stepspec.orchestrator.endpoints.client import RUN, priority
-from stepspec.orchestrator.endpoints.metrics import QueueGauges
+from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.endpoints.token_stream import or_now
 from stepspec.orchestrator.endpoints.tool_protocol import ParserState
@@ -24,7 +24,6 @@ from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, MissingCapability
 from stepspec.orchestrator.events import Called, Calling, Fate, Observer, Verb
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, RequestContext
-from stepspec.orchestrator.stats import Acceptance
 from stepspec.policies.specreason import DIGITS
 
 from ..script import Script, Turn

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from ..chain import Role
 from ..endpoints.chat_template import Source
+from ..endpoints.metrics import Acceptance
 from ..endpoints.probe import LONG, Capabilities
-from ..stats import Acceptance
 
 Outcome: TypeAlias = Literal["works", "costs", "cannot work", "unknown"]
 ORDER: tuple[Outcome, ...] = ("cannot work", "costs", "unknown", "works")

@@ -10,9 +10,8 @@ from typing import Protocol, Self
 from ..chain import Message, Role, Token, Tool, Toolset
 from ..events import Calling, Observer
 from ..interfaces import Model
-from ..stats import Acceptance
 from .chat_template import Template
-from .metrics import QueueGauges
+from .metrics import Acceptance, QueueGauges
 from .probe import Capabilities
 from .settings import Endpoint, Sampling
 from .tool_protocol import ParserState

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import gcd
 
 from ..concurrency import background
-from ..stats import Acceptance
 
 POLL_SECONDS = 1.0  # between two readings of one server
 POLL_TIMEOUT = 5 * POLL_SECONDS  # seconds for one reading
@@ -79,6 +78,42 @@ async def poll_queue(
 
 
 # Token-level speculation
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """
+    The token-level speculation within one model's server, since the server was started.
+
+    *drafts* counts the passes that verified drafted tokens, *drafted* the tokens in them, and *accepted* the tokens
+    that the model would have written itself. The difference of two readings is what happened between them.
+    """
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def rate(self) -> float | None:
+        """The share of the drafted tokens that was accepted; None if none was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def length(self) -> float | None:
+        """The mean number of tokens per pass with a draft, including the model's own; None if there was none."""
+        return 1 + self.accepted / self.drafts if self.drafts else None
+
+    def __add__(self, other: Acceptance) -> Acceptance:
+        return Acceptance(self.drafts + other.drafts, self.drafted + other.drafted, self.accepted + other.accepted)
+
+    def __sub__(self, earlier: Acceptance) -> Acceptance:
+        return Acceptance(
+            self.drafts - earlier.drafts, self.drafted - earlier.drafted, self.accepted - earlier.accepted
+        )
+
+    def __str__(self) -> str:
+        return "nothing drafted" if self.rate is None else f"{self.rate:.0%}, {self.length:.2f} a pass"
+
 
 PREFIX = "vllm:spec_decode_num_"
 COUNTERS = {f"{PREFIX}drafts": "drafts", f"{PREFIX}draft_tokens": "drafted", f"{PREFIX}accepted_tokens": "accepted"}

@@ -28,12 +28,11 @@ from ..errors import (
 )
 from ..events import Calling, Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
-from ..stats import Acceptance
 from .breaker import UNUSABLE, Health, Replica
 from .chat_template import Template
 from .client import SESSION
 from .interfaces import ModelServer
-from .metrics import QueueGauges, total
+from .metrics import Acceptance, QueueGauges, total
 from .probe import Capabilities
 from .settings import Endpoint, Sampling
 from .token_stream import or_now

@@ -10,12 +10,11 @@ from itertools import product
 from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
 from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, MissingCapability, StepspecError
 from ..events import Calling, Observer
-from ..stats import Acceptance
 from . import tool_protocol, vllm_protocol
 from .chat_template import Template
 from .client import ConnectedEndpoint
 from .interfaces import ModelEndpoint
-from .metrics import CacheConfig, QueueGauges, read_acceptance, read_cache_config, read_queue
+from .metrics import Acceptance, CacheConfig, QueueGauges, read_acceptance, read_cache_config, read_queue
 from .probe import Capabilities, probe
 from .settings import Endpoint, Sampling
 from .text_encoder import AsyncCache

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import ConfigurationError
-from ..installation import VLLM_FOR_CPUS, install_command
+from ..errors import VLLM_FOR_CPUS, ConfigurationError, install_command
 from .commands import servers, visible_cards
 from .pair import VISIBLE, Drafter, Pair, StartedServer
 from .process import reserve_port

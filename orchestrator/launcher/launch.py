@@ -22,8 +22,7 @@ from typing import Any, Literal, TypeAlias
 import aiohttp
 
 from ..concurrency import background, supervised
-from ..errors import ConfigurationError, ServerDied, ServerError, ServerNotReady
-from ..installation import VLLM_FOR_CPUS, install_command
+from ..errors import VLLM_FOR_CPUS, ConfigurationError, ServerDied, ServerError, ServerNotReady, install_command
 from .process import Child, child, failure_lines, reserve_port
 
 State: TypeAlias = Literal["starting", "ready"]

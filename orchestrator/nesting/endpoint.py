@@ -23,7 +23,7 @@ from ..endpoints import (
     VllmEndpoint,
 )
 from ..endpoints.chat_template import disagreement
-from ..endpoints.metrics import QueueGauges
+from ..endpoints.metrics import Acceptance, QueueGauges
 from ..endpoints.probe import Capabilities
 from ..endpoints.token_stream import or_now
 from ..endpoints.tool_protocol import ParserState
@@ -31,7 +31,6 @@ from ..endpoints.vllm_protocol import GREEDY, Format
 from ..errors import ConfigurationError, EndpointError, MissingCapability
 from ..events import Calling, Observer
 from ..interfaces import Policy
-from ..stats import Acceptance
 from .model import Nested, observe_within
 
 SINGLE, PAIR = "one model", "a nested pair"

@@ -23,8 +23,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import ConfigurationError
-from ..installation import install_command
+from ..errors import ConfigurationError, install_command
 
 try:
     from ray import serve

@@ -15,7 +15,6 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.auto import Auto, AutoRun
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.calibration import RunConditions
 from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling
@@ -36,7 +35,7 @@ from stepspec.orchestrator.step_ends import StepEnds
 from . import policies, prompts
 from . import settings as configuration
 from .run_parts import Answering, Connections, check_policies, connected, connected_critic, context_room
-from .settings import Settings, SettingsOverrides, Small
+from .settings import RunConditions, Settings, SettingsOverrides, Small
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.service.formats.requests import Offer, ServedMethod
 from stepspec.orchestrator.service.settings import ServiceSettings
 

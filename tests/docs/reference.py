@@ -22,7 +22,6 @@ from pydantic import BaseModel
 
 from stepspec import Solver
 from stepspec.cli import app
-from stepspec.orchestrator.calibration import Calibration
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.nesting.endpoint import NestedPair
 from stepspec.orchestrator.run_options import Limits, run_options
@@ -31,7 +30,7 @@ from stepspec.orchestrator.service.settings import Scaling, ServiceSettings
 from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier, HttpVerifier
 from stepspec.service_factory import offer
 from stepspec.setting_sources import PREFIX
-from stepspec.settings import Settings
+from stepspec.settings import Calibration, Settings
 
 from ..stand_in import StandIn
 

@@ -21,8 +21,7 @@ from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, choose, find, load,
 from stepspec.evals.grading.answers import LETTERS
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.sample import Task
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import ConfigurationError, install_command
 
 DATA = Path(__file__).parent / "data"
 

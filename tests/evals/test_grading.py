@@ -15,8 +15,7 @@ import pytest
 from stepspec.evals.grading import graders as graders_module
 from stepspec.evals.grading.answers import Metric
 from stepspec.evals.grading.graders import LIBRARY, SCRIPT, Answer, Graders, require_graders
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import ConfigurationError, install_command
 
 from .known_answers import BOXED, WHOLE
 

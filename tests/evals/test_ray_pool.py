@@ -33,8 +33,8 @@ from stepspec.orchestrator.errors import (
     EndpointUnavailable,
     StepspecError,
     WorkersLost,
+    install_command,
 )
-from stepspec.orchestrator.installation import install_command
 from stepspec.settings import Settings
 
 from ..fakes import run

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.evals.results import _statistic, difference, mcnemar  # pyright: ignore[reportPrivateUsage]
-from stepspec.orchestrator.stats import Z
+from stepspec.evals.results import Z, _statistic, difference, mcnemar  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(

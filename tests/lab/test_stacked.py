@@ -18,8 +18,8 @@ from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.sample import acceptances_between, read_acceptances, sum_acceptances
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.launcher import TokenSpeculation
-from stepspec.orchestrator.stats import Acceptance
 
 from ..evals.scripted import ScriptedSolver, SolveCall, solution
 

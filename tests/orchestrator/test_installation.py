@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from uv import find_uv_bin
 
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import install_command
 
 
 @pytest.fixture(autouse=True)

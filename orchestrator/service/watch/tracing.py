@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, install_command
 from ...events import Called, Event, Started
-from ...installation import install_command
 from .records import (
     COUNT_PATH,
     MODEL_PATHS,

@@ -22,12 +22,11 @@ from stepspec.evals.calibration.policy_file import served_arm, solve_on_servers
 from stepspec.evals.cli import arm
 from stepspec.evals.grading.graders import Answer, Graders
 from stepspec.evals.sample import Arm, Task
-from stepspec.orchestrator.calibration import RunConditions
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.trace import Stopwatch
 from stepspec.policies import THRESHOLDS
-from stepspec.settings import Settings
+from stepspec.settings import RunConditions, Settings
 
 from ...orchestrator.endpoints.server import FakeVllm
 from ...test_cli import call

@@ -13,9 +13,8 @@ import pytest
 from stepspec.evals.judge.command import conclusion
 from stepspec.evals.judge.figures import JudgedStep, ReadingFigures, best, figures
 from stepspec.evals.judge.readings import READINGS, Judges
-from stepspec.evals.results import Interval
+from stepspec.evals.results import Interval, wilson
 from stepspec.orchestrator import Step, Token
-from stepspec.orchestrator.stats import wilson
 from stepspec.policies import make
 
 from ...fakes import ScriptedModel, counting, run
@@ -58,7 +57,7 @@ def test_the_area_counts_ties_half_and_its_interval_is_as_wide_as_theory_has_it(
 
 def test_few_steps_prove_nothing() -> None:
     (row,) = figures(steps([0] * 30, [-9] * 4), {"score": [1]})
-    assert row.areas == (Interval(1.0, *wilson(4, 4)),)
+    assert row.areas == (wilson(4, 4),)
     assert figures(steps([0] * 30, [-9] * 2), {"score": [1]}) == []
 
 

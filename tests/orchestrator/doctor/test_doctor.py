@@ -28,9 +28,8 @@ from stepspec.orchestrator.doctor.report import (
     Report,
 )
 from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint, VllmEndpoint
-from stepspec.orchestrator.endpoints.metrics import CacheConfig
+from stepspec.orchestrator.endpoints.metrics import Acceptance, CacheConfig
 from stepspec.orchestrator.endpoints.probe import RIVALS, Capabilities
-from stepspec.orchestrator.stats import Acceptance
 
 from ..endpoints.server import GENERATE, Break, FakeVllm, Refuse
 from ..endpoints.test_metrics import info

@@ -11,14 +11,13 @@ from typing import Self, TypeVar, Unpack
 
 from stepspec.orchestrator.chain import Chain, Message, Role, Step, Token, Tool, Toolset
 from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Sampling, Template
-from stepspec.orchestrator.endpoints.metrics import QueueGauges
+from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.endpoints.tool_protocol import ParserState
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Calling, Event, Observer
 from stepspec.orchestrator.interfaces import WriteOptions
-from stepspec.orchestrator.stats import Acceptance
 
 from ...fakes import ScriptedModel
 

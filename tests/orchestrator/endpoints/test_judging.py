@@ -8,13 +8,13 @@ from math import log
 import pytest
 
 from stepspec.orchestrator.chain import Chain, Step
+from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.errors import (
     ConfigurationError,
     ContextTooLong,
     EndpointUnavailable,
     MalformedReply,
 )
-from stepspec.orchestrator.stats import Acceptance
 
 from .conftest import Meet, eventually
 from .server import IM_END, IM_START, ROOM, SPECULATES, THINK, THINK_END, FakeVllm, Refuse

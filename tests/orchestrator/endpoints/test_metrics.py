@@ -12,6 +12,7 @@ from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.client import Connection
 from stepspec.orchestrator.endpoints.metrics import (
+    Acceptance,
     CacheConfig,
     QueueGauges,
     poll_queue,
@@ -20,7 +21,6 @@ from stepspec.orchestrator.endpoints.metrics import (
     read_queue,
     total,
 )
-from stepspec.orchestrator.stats import Acceptance
 
 from ...fakes import run
 from ..service.served import until

@@ -24,7 +24,7 @@ from stepspec.orchestrator.endpoints import (
 )
 from stepspec.orchestrator.endpoints.breaker import Breaker
 from stepspec.orchestrator.endpoints.client import carrying
-from stepspec.orchestrator.endpoints.metrics import QueueGauges
+from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.endpoints.replicas import in_order
 from stepspec.orchestrator.errors import (
     ConfigurationError,
@@ -37,7 +37,6 @@ from stepspec.orchestrator.errors import (
 )
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
 from stepspec.orchestrator.ledger import Ledger
-from stepspec.orchestrator.stats import Acceptance
 
 from ...fakes import ScriptedModel, counting, run
 from ..arms import ARMS, BOUNDED, PROBLEM, arm, build

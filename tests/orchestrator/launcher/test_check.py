@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from stepspec.evals.testbed.servers import MODELS
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.launcher import check, up
 from stepspec.orchestrator.launcher.check import (
     GIB,

@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from stepspec.orchestrator.errors import ConfigurationError, ServerDied, ServerNotReady
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import ConfigurationError, ServerDied, ServerNotReady, install_command
 from stepspec.orchestrator.launcher import Progress, Served, Server, launch
 from stepspec.orchestrator.launcher.launch import DEPRECATED_ENTRY, ENTRY, vllm_program
 from stepspec.orchestrator.launcher.process import failure_lines

@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from stepspec import service_factory
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.installation import install_command
+from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.service import ray as service_on_ray
 from stepspec.orchestrator.service.ray import build, guarded, merge_metrics
 from stepspec.orchestrator.service.settings import ServiceSettings
