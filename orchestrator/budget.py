@@ -21,13 +21,14 @@ class Budget:
     Limits of one run; None means no limit.
 
     *tokens* limits the thinking and the answer together; each token is counted in the vocabulary of the model that
-    wrote it (SpecReason's own budget is 8192, section 5.1). *answer* of these are kept for the answer: by default 512
-    or a quarter, whichever is less. The answer may also use what the thinking leaves. *steps* limits the thinking.
-    *seconds* limits the run; a quarter is kept for the answer. Nothing is kept where the models do not think: their
-    chain is the answer. Raise `ConfigurationError` for limits that leave no room.
+    wrote it. SpecReason's own budget is 8192 (section 5.1); the makers of reasoning models recommend 32768. *answer* of
+    these are kept for the answer: by default 512 or a quarter, whichever is less. The answer may also use what the
+    thinking leaves. *steps* limits the thinking. *seconds* limits the run; a quarter is kept for the answer. Nothing is
+    kept where the models do not think: their chain is the answer. Raise `ConfigurationError` for limits that leave no
+    room.
     """
 
-    tokens: int = 8192
+    tokens: int = 32_768
     steps: int | None = None
     seconds: float | None = None
     answer: int | None = None

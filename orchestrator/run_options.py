@@ -48,7 +48,7 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tokens: PositiveInt = 8192
+    tokens: PositiveInt = 32_768
     """Tokens of the thinking and the answer together; each is counted in the vocabulary of the model that wrote it."""
     steps: PositiveInt | None = None
     """Steps of the thinking; none: no limit."""

@@ -51,7 +51,7 @@ def test_flags_go_before_arguments_before_variables_before_the_file_before_defau
     monkeypatch.setenv("STEPSPEC_POLICY", "small")
     monkeypatch.setenv("STEPSPEC_SAMPLING__TOP_P", "0.5")
     loaded = settings.load(ahead=0)
-    assert (loaded.policy, loaded.ahead, loaded.budget.steps, loaded.budget.tokens) == ("small", 0, 7, 8192)
+    assert (loaded.policy, loaded.ahead, loaded.budget.steps, loaded.budget.tokens) == ("small", 0, 7, 32_768)
     assert settings.load(policy="specreason").policy == "specreason"
     with with_command_line(flags(sampling={"temperature": 0.1})):
         sampling = settings.load(sampling={"temperature": 0.2, "top_k": 4}).sampling

@@ -23,7 +23,7 @@ from .conftest import Pair
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 
-PROBLEMS = 12
+PROBLEMS = 8
 
 
 def labelled(count: int) -> Iterator[Case]:

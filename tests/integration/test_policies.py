@@ -90,7 +90,7 @@ async def test_accepted_rivals_replace_repairs_of_specreason(
 
 @pytest.mark.parametrize("policy", [name for name, method in METHODS.items() if not method.needs_critic])
 async def test_working_ahead_changes_nothing_but_the_time(pair: Pair, policy: str) -> None:
-    tasks = fresh_tasks(8, 2)
+    tasks = fresh_tasks(5, 2)
     async with solver(pair) as solving:
 
         async def solve(task: Task, ahead: int, hedge: float) -> tuple[str, str]:

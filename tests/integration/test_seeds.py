@@ -19,7 +19,7 @@ from .conftest import Pair
 
 pytestmark = pytest.mark.servers
 
-COUNT = 10
+COUNT = 6
 SEED = 7
 PROBLEMS = [task.problem for task in fresh_tasks(COUNT, 2_000)]
 SECOND = f"""

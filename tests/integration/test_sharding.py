@@ -36,7 +36,7 @@ pytest.importorskip("ray")
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 
 NODES = 3
-PROBLEMS = 6
+PROBLEMS = 4
 SOLVING = "ray::StepspecWorker.solve"  # how Ray calls the process of a worker that solves
 EVERY = ARMS * PROBLEMS
 

@@ -63,7 +63,7 @@ url = {large}
 # seed = 7                # reproduces the chain
 
 # [budget]
-# tokens = 8192           # of a run, thinking and answer together
+# tokens = 32768          # of a run, thinking and answer together
 """
 
 app = new_app(help="Show where the settings come from, or begin a settings file.", no_args_is_help=True)
