@@ -92,10 +92,3 @@ def test_usage_counts_the_tokens_of_a_single_model() -> None:
         "completion_tokens_details": {"reasoning_tokens": 10},
     }
     assert payloads.usage(3, counts, thinks=False)["prompt_tokens_details"] == {"cached_tokens": 3}
-
-
-@pytest.mark.parametrize(
-    ("reason", "finish"), [("stop", "stop"), ("length", "length"), ("time", "length"), ("repetition", "length")]
-)
-def test_every_truncation_has_the_finish_reason_length(reason: FinishReason, finish: str) -> None:
-    assert payloads.finish_reason(solved("x", reason)) == finish

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from stepspec.orchestrator.events import Called
-from stepspec.orchestrator.service.http.admission import Admission, Drain
+from stepspec.orchestrator.service.http.admission import Admission
 from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.settings import ServiceSettings
 from stepspec.orchestrator.service.watch.observers import RequestLog
@@ -95,30 +95,6 @@ def test_the_running_count_stays_during_a_handover() -> None:
         return gate.running + gate.waiting, await gone
 
     assert run(main()) == ((0, 20), 20)
-
-
-def test_a_drain_says_how_many_requests_it_waits_for_and_aborts() -> None:
-    async def main() -> list[str]:
-        settings = ServiceSettings(max_running=2, max_waiting=3, max_wait=100, drain_seconds=5)
-        gate, log, ended = Admission(settings), list[str](), asyncio.Event()
-
-        async def visit() -> None:
-            async with gate.enter():
-                await asyncio.sleep(60)
-
-        visits = [asyncio.create_task(visit()) for _ in range(5)]
-        await asyncio.sleep(1)
-        Drain(gate, settings, log.append, ended.set).signal()
-        await ended.wait()
-        assert gate.aborted.is_set()
-        for each in visits:
-            each.cancel()
-        await asyncio.wait(visits)
-        return log
-
-    log, seconds = run(main())
-    assert log == ["shutting down: 5 requests may finish within 5 s", "aborting 5 requests"]
-    assert seconds == 6
 
 
 async def test_too_many_requests_get_a_retry_after_header() -> None:

@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from stepspec import __version__
 
 from ....program import Program, serve
-from ..served import TURN, Noting
+from ..served import TURN, Noting, until
 from .test_observers import PARENT
 
 SCRIPT = ("So", " one", ".\n\n", "Done", "</think>", "\n\n", "It is ", "\\boxed{2}", ".")
@@ -81,8 +81,7 @@ class Running:
     """A service that is a program of its own, and the two servers behind it."""
 
     program: Program
-    small: Noting
-    large: Noting
+    servers: tuple[Noting, Noting]
 
     async def chat(self) -> None:
         body = {
@@ -116,35 +115,17 @@ async def exporting(to: str, log: Path) -> AsyncGenerator[Running]:
     ):
         for server in (small, large):
             server.heads.clear()  # those of the warm-up, which belongs to no run
-        yield Running(program, small, large)
+        yield Running(program, (small, large))
 
 
-async def test_a_collector_gets_the_spans_of_a_run(tmp_path: Path) -> None:
+async def test_a_collector_gets_the_spans_of_a_run_and_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:
     collector = Collector()
     async with collector.listening() as address, exporting(address, tmp_path / "service.log") as running:
         await running.chat()
-        running.program.terminate()
-        async with asyncio.timeout(SOON):
-            assert await running.program.child.ended == 0
-    (request,) = [span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER]
-    below = [span for span in collector.spans if span.kind == Span.SPAN_KIND_CLIENT]
-    assert len(collector.spans) == 1 + len(below)
-    versions = {(each["service.name"], each["service.version"]) for each in collector.resources}
-    assert versions == {("stepspec", __version__)}
-    assert (request.name, request.trace_id.hex(), request.parent_span_id.hex()) == ("chat specreason", TRACE, CLIENT)
-    heads = [head["traceparent"] for server in (running.small, running.large) for head in server.heads]
-    assert len(heads) == len(below)
-    assert set(heads) == {f"00-{TRACE}-{request.span_id.hex()}-01"}
-    for span in below:
-        assert (span.trace_id.hex(), attributes_of(span.attributes)["stepspec.fate"]) == (TRACE, "done")
-        assert request.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
-        assert span.end_time_unix_nano <= request.end_time_unix_nano
-    assert TURN["content"] not in str(collector.got)
-
-
-async def test_a_hanging_collector_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:
-    collector = Collector(silent=True)
-    async with collector.listening() as address, exporting(address, tmp_path / "service.log") as running:
+        await until(lambda: any(span.kind == Span.SPAN_KIND_SERVER for span in collector.spans))
+        spans, heads = collector.spans, [head["traceparent"] for each in running.servers for head in each.heads]
+        collector.silent = True
+        collector.requested.clear()
         await running.chat()
         await collector.requested.wait()  # The exporter hangs.
         await running.chat()
@@ -152,3 +133,15 @@ async def test_a_hanging_collector_does_not_keep_the_service_from_ending(tmp_pat
         async with asyncio.timeout(SOON):
             assert await running.program.child.ended == 0
     assert "the last spans are lost" in (tmp_path / "service.log").read_text()
+    assert TURN["content"] not in str(collector.got)
+    (request,) = [span for span in spans if span.kind == Span.SPAN_KIND_SERVER]
+    below = [span for span in spans if span.kind == Span.SPAN_KIND_CLIENT]
+    versions = {(each["service.name"], each["service.version"]) for each in collector.resources}
+    assert versions == {("stepspec", __version__)}
+    assert (request.name, request.trace_id.hex(), request.parent_span_id.hex()) == ("chat specreason", TRACE, CLIENT)
+    assert len(heads) == len(below) == len(spans) - 1
+    assert set(heads) == {f"00-{TRACE}-{request.span_id.hex()}-01"}
+    for span in below:
+        assert (span.trace_id.hex(), attributes_of(span.attributes)["stepspec.fate"]) == (TRACE, "done")
+        assert request.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
+        assert span.end_time_unix_nano <= request.end_time_unix_nano

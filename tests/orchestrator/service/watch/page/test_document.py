@@ -41,11 +41,10 @@ def test_what_is_no_trace_makes_no_page(trace: bytes, complaint: str) -> None:
         html(trace)
 
 
-# Colours: readable in light and dark, and told apart by people who see fewer colours.
+# Colours: told apart by people who see fewer colours. That they can be read is for axe, in the browser.
 
 WHO = ("small", "large", "critic")
 FATES = ("kept", "repaired", "rejected", "lost")
-GROUNDS = ("paper", "card")
 APART = 15  # of the distance between two colours in CIELAB; 2.3 is just noticeable
 # How linear RGB is seen with a full deficiency: Machado, Oliveira and Fernandes, 2009, doi:10.1109/TVCG.2009.113.
 SEEN = {
@@ -68,15 +67,6 @@ def linear(colour: str) -> Colour:
     return tuple(part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
 
 
-def luminance(colour: Colour) -> float:
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), colour, strict=True))
-
-
-def contrast(one: Colour, other: Colour) -> float:
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
-
-
 def lab(colour: Colour) -> Colour:
     rows = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
     white = (0.9505, 1.0, 1.0888)
@@ -87,18 +77,6 @@ def lab(colour: Colour) -> Colour:
 
 def seen(colour: Colour, by: str) -> Colour:
     return tuple(min(1.0, max(0.0, sum(a * b for a, b in zip(row, colour, strict=True)))) for row in SEEN[by])
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_every_colour_can_be_read_on_every_ground(scheme: int) -> None:
-    known = colours(scheme)
-    for name in (*WHO, *FATES, "ink", "soft", "wrong"):
-        assert min(contrast(known[name], known[ground]) for ground in GROUNDS) >= 4.5, name
-    for name in WHO:
-        washes = known[f"{name}-wash"]
-        assert contrast(known[f"{name}-ink"], washes) >= 4.5, name
-        assert min(contrast(known[fate], washes) for fate in FATES[:2]) >= 4.5, name
-        assert contrast(known["on-accent"], known[name]) >= 4.5, name
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
