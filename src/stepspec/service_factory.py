@@ -103,8 +103,7 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
 def offer(solver: Solver) -> Offer:
     """What the service is to serve, of an entered *solver*."""
     methods: Mapping[str, ServedMethod] = {
-        name: ServedMethod(method.about, policies.defaults(name), judges=name not in policies.BASELINES)
-        for name, method in policies.METHODS.items()
+        name: ServedMethod(method.about, policies.defaults(name)) for name, method in policies.METHODS.items()
     }
     chosen = solver.settings
     return Offer(

@@ -11,9 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Protocol, TypeAlias
-
-from pydantic import Strict, TypeAdapter, ValidationError
+from typing import Any, Protocol
 
 from ...budget import Budget
 from ...chain import Message, Role, Toolset
@@ -23,7 +21,7 @@ from ...endpoints.vllm_protocol import Format
 from ...errors import ConfigurationError, near
 from ...events import Observer
 from ...nesting import known
-from ...run_options import Limits, Priority, RunOptions
+from ...run_options import Limits, RunOptions
 from ...solution import Solution
 from ...trace import Stopwatch
 from ..http.errors import ApiError, bad_request
@@ -37,8 +35,7 @@ EFFORT: Mapping[Effort, float] = {"minimal": 1 / 16, "low": 1 / 4, "medium": 1 /
 """The share of the configured tokens for thinking that a request gets; the tokens for the answer stay."""
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_StrictPriority: TypeAlias = Annotated[Priority, Strict()]
-_PRIORITY: TypeAdapter[int | None] = TypeAdapter(_StrictPriority | None)
+MOST_PRIORITY = 1000  # either way, as for runs
 PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM forgets what they count with every request, so every step
 
 
@@ -75,11 +72,10 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedMethod:
-    """A method as clients choose it, with its default *options*; *judges* says whether it can reject a draft."""
+    """A method as clients choose it, with its default *options*."""
 
     description: str
     options: Mapping[str, Any]
-    judges: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +94,6 @@ class Offer:
     version: str = "0"
     session_header: str = ""
     check: Callable[[str, Mapping[str, Any]], object] = lambda method, options: options
-
-    @property
-    def unjudged(self) -> frozenset[str]:
-        """The methods that accept every draft."""
-        return frozenset(name for name, method in self.methods.items() if not method.judges)
 
     def configured_options(self, method: str) -> Mapping[str, Any]:
         """The options of *method* that the settings set: those of the default method, none of any other."""
@@ -354,13 +345,10 @@ def forwarded_priority(content: Mapping[str, Any], best: int | None) -> int | No
     """
     if best is None:
         return None
-    try:
-        asked = _PRIORITY.validate_python(content.get("priority"))
-    except ValidationError as exc:
-        wrong = exc.errors()[0]["msg"]
-        raise bad_request(
-            f"priority: {wrong}; send an integer from -1000 to 1000", "priority", "invalid_value"
-        ) from exc
+    asked = content.get("priority")
+    if asked is not None and not (type(asked) is int and abs(asked) <= MOST_PRIORITY):
+        message = f"priority: send an integer from -{MOST_PRIORITY} to {MOST_PRIORITY}"
+        raise bad_request(message, "priority", "invalid_value")
     return _allowed_priority(asked, best, "priority")
 
 

@@ -113,14 +113,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._waiting = None
 
 
-EXPOSED_HEADERS = (
-    "X-Request-Id",
-    "request-id",
-    "x-stepspec-version",
-    "x-stepspec-overhead-ms",
-    "Retry-After",
-    "x-should-retry",
-)  # to scripts of other origins
 CLOSE_SECONDS = 5.0  # to close open connections when the time to drain is over
 
 
@@ -131,7 +123,7 @@ class Service:
         all_observers: list[ServiceObserver] = [*observers]
         observe = notify(all_observers)
         self.context = context = ServiceContext(offer, settings, observe)
-        self.metrics = metrics = Metrics(context.admission, offer.version, offer.unjudged)
+        self.metrics = metrics = Metrics(context.admission, offer.version)
         all_observers.append(metrics)
 
         @asynccontextmanager
@@ -171,7 +163,7 @@ class Service:
                 allow_origins=list(settings.cors_origins),
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
-                expose_headers=list(EXPOSED_HEADERS),
+                expose_headers=["*"],
             )
 
 
@@ -204,21 +196,6 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def server_config(service: Service, settings: ServiceSettings) -> uvicorn.Config:
-    """How uvicorn serves *service*."""
-    return uvicorn.Config(
-        service.app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=int(CLOSE_SECONDS),
-        timeout_keep_alive=75,  # longer than the usual proxies keep a connection
-        http=LimitedProtocol,
-    )
-
-
 class ServiceServer(uvicorn.Server):
     """
     A uvicorn server that drains on the first signal: it admits no more requests, and exits when all are answered.
@@ -229,7 +206,18 @@ class ServiceServer(uvicorn.Server):
     """
 
     def __init__(self, service: Service, settings: ServiceSettings, log: Callable[[str], None]) -> None:
-        super().__init__(server_config(service, settings))
+        config = uvicorn.Config(
+            service.app,
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(CLOSE_SECONDS),
+            timeout_keep_alive=75,  # longer than the usual proxies keep a connection
+            http=LimitedProtocol,
+        )
+        super().__init__(config)
         self._drain = Drain(service.context.admission, settings, log, self._exit)
         self._loop: asyncio.AbstractEventLoop | None = None
 

@@ -11,7 +11,6 @@ import asyncio
 import io
 import logging
 import sys
-from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
@@ -23,6 +22,7 @@ from structlog.tracebacks import ExceptionDictTransformer
 from ...chain import Role
 from ...events import AnswerJudged, Called, Decided, Degraded, Event, FellBack, Moved, Started
 from ...solution import Solution
+from ..formats.requests import ROLES
 from ..http.admission import Admission
 from ..settings import ServiceSettings
 from .records import (
@@ -155,15 +155,9 @@ NO_MODEL = "none"  # the label of requests that name no model, or that were refu
 
 
 class Metrics:
-    """An observer that counts. The *unjudged* methods accept every draft, and have no accept ratio."""
+    """An observer that counts."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        version: str,
-        unjudged: Collection[str] = (),
-    ) -> None:
-        self._unjudged = unjudged
+    def __init__(self, admission: Admission, version: str) -> None:
         self.registry = registry = CollectorRegistry()
         labels = ("endpoint", "model")
 
@@ -260,7 +254,7 @@ class Metrics:
             self._prompt.labels(model, account.role, "false").inc(max(0, account.prompt - account.cached))
             if account.written:
                 self._waste.labels(model, account.role).observe(account.waste)
-        if solution.ledger.accept_rate is not None and model not in self._unjudged:
+        if solution.ledger.accept_rate is not None and model not in ROLES:  # the baselines judge nothing
             self._accepted.labels(model).observe(solution.ledger.accept_rate)
 
     def _request(self, request: ServiceRequest) -> None:
