@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from itertools import zip_longest
 from typing import Any, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -104,25 +105,15 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
 
 def body_path(location: Path, body: object, kind: str) -> Path:
     """Return the part of an error's *location* that exists in *body*: pydantic adds the names of alternatives."""
-    path = _walk(location, body, kind)
-    return location[:1] if path is None else path
-
-
-def _walk(location: Path, body: object, kind: str) -> Path | None:
-    if not location:
-        return ()
-    part, rest = location[0], location[1:]
-    inner = _at(body, part)
-    path = _walk(rest, inner[0], kind) if inner is not None else None
-    within = (part, *path) if path is not None else None
-    if not rest and kind == "missing" and inner is None:
-        return (part,)
-    if isinstance(part, int) or (not rest and kind == "extra_forbidden"):
-        return within
-    beside = _walk(rest, body, kind)
-    if within is None or beside is None:
-        return within or beside
-    return beside if beside[-1:] == location[-1:] != within[-1:] else within  # an alternative called like a field
+    path, value = list[int | str](), body
+    for part, later in zip_longest(location, location[1:]):
+        inner = _at(value, part)
+        if inner is None:
+            path += [part] if later is None and kind == "missing" else []
+        elif later is None or _at(inner[0], later) is not None or _at(value, later) is None:
+            path.append(part)
+            value = inner[0]
+    return tuple(path) or location[:1]
 
 
 def _at(body: object, part: int | str) -> tuple[object] | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -29,7 +28,7 @@ from ..settings import Thinking
 from ..watch.records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from .errors import api_error, bad_request
 from .middleware import PUBLIC_PATHS, ClientConnection, service_request
-from .runs import LEAST_SECONDS, ReplyFormat, Runs, ServiceContext, reply
+from .runs import ReplyFormat, Runs, ServiceContext, reply
 from .upstream import Forwarding
 
 P = TypeVar("P", bound=BaseModel)
@@ -268,7 +267,7 @@ class ModelCall:
 
         async def work(connection: ClientConnection) -> None:
             priority = forwarded_priority(self.content, self.context.clients.best_priority(self.request.client))
-            async with self._admitted(priority or 0) as seconds:
+            async with self.context.admitted(self.request, priority or 0) as seconds:
                 endpoint = leaves(self.context.models.endpoint(model.role))[-1]
                 forwarding = Forwarding(
                     self.context.http, endpoint, self.request, model, self.content, self.body, connection, priority
@@ -281,7 +280,7 @@ class ModelCall:
         """Answer with the number of tokens of *conversation* with *tools*."""
 
         async def work(connection: ClientConnection) -> None:
-            async with self._admitted() as seconds, asyncio.timeout(seconds):
+            async with self.context.admitted(self.request) as seconds, asyncio.timeout(seconds):
                 try:
                     tokens = await self.context.offer.engine.large.count(conversation, tools)
                 except StepspecError as exc:
@@ -289,14 +288,6 @@ class ModelCall:
             await connection.send_json(orjson.dumps({"input_tokens": tokens}))
 
         return self.context.respond(self.request, work)
-
-    @asynccontextmanager
-    async def _admitted(self, priority: int = 0) -> AsyncGenerator[float]:
-        """Wait for admission, and yield the seconds that the request may still take. Raise `ApiError`."""
-        context, request = self.context, self.request
-        async with context.admission.enter(priority) as waited:
-            request.queued, request.admitted = waited, request.seconds
-            yield max(context.settings.max_seconds - waited, LEAST_SECONDS)
 
 
 async def answer(

@@ -63,6 +63,13 @@ class ServiceContext:
             async with self.health.checking(self.settings.health_every):
                 yield
 
+    @asynccontextmanager
+    async def admitted(self, request: ServiceRequest, priority: int = 0) -> AsyncGenerator[float]:
+        """Wait for admission, and yield the seconds that *request* may still take. Raise `ApiError`."""
+        async with self.admission.enter(priority) as waited:
+            request.queued, request.admitted = waited, request.seconds
+            yield max(self.settings.max_seconds - waited, LEAST_SECONDS)
+
     def respond(self, request: ServiceRequest, work: Work) -> StreamedResponse:
         """Answer *request* with what *work* sends."""
         return StreamedResponse(request, work, self.settings.send_seconds, self.admission.aborted)
@@ -94,11 +101,8 @@ class Runs:
 
         Leaving the block cancels the runs that are not over, and waits until they are gone.
         """
-        context, request = self._context, self._request
         priority = min(each.run.priority for each in self.run_requests)
-        async with context.admission.enter(priority) as waited:
-            seconds = max(context.settings.max_seconds - waited, LEAST_SECONDS)
-            request.queued, request.admitted = waited, request.seconds
+        async with self._context.admitted(self._request, priority) as seconds:
             try:
                 async with asyncio.timeout(seconds + GRACE):
                     async with background(
