@@ -78,7 +78,6 @@ async def test_a_stream_has_each_verified_step_as_one_delta() -> None:
         async with sdk.messages.stream(**ASKED) as helped:
             kinds = {event.type async for event in helped}
             full = await helped.get_final_message()
-        raw = [event async for event in await sdk.messages.create(**ASKED, stream=True)]
         whole = (await ask(served)).json
     names = [event["type"] for event in found]
     assert names == [
@@ -94,9 +93,8 @@ async def test_a_stream_has_each_verified_step_as_one_delta() -> None:
     assert [delta["type"] for delta in deltas[:4]] == ["thinking_delta"] * 3 + ["signature_delta"]
     assert "".join(delta["text"] for delta in deltas if delta["type"] == "text_delta") == ANSWER
     assert [event["stepspec"]["author"] for event in found if "stepspec" in event and "index" in event] == ["small"] * 3
-    assert [event["index"] for event in found if "index" in event] == sorted(
-        event["index"] for event in found if "index" in event
-    )
+    indices = [event["index"] for event in found if "index" in event]
+    assert indices == sorted(indices)
     start, last = found[0]["message"], found[-2]
     assert (start["content"], start["stop_reason"], start["usage"]["output_tokens"]) == ([], None, 0)
     assert last["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
@@ -106,19 +104,21 @@ async def test_a_stream_has_each_verified_step_as_one_delta() -> None:
     assert [block.to_dict() for block in full.content] == whole["content"]
     assert full.usage.output_tokens == whole["usage"]["output_tokens"]
     assert {"thinking", "signature", "text"} <= kinds
-    assert [event.type for event in raw][-1] == "message_stop"
 
 
-async def test_a_conversation_continues_with_the_returned_message() -> None:
+async def test_a_conversation_continues_with_the_returned_message_and_its_tokens_are_counted() -> None:
     async with serving() as served, client(served) as sdk:
+        short = await sdk.messages.count_tokens(model="auto", messages=PROBLEM)
+        system = await sdk.messages.count_tokens(model="specreason", messages=PROBLEM, system="Be brief.")
         async with sdk.messages.stream(**ASKED) as helped:
             first = await helped.get_final_message()
         turns: Any = [*PROBLEM, {"role": "assistant", "content": first.content}, {"role": "user", "content": "And?"}]
         second = await sdk.messages.create(**ASKED | {"messages": turns})
-        counted = await sdk.messages.count_tokens(model="auto", messages=turns)
+        counted = await sdk.messages.count_tokens(model="auto", messages=turns, thinking={"type": "adaptive"})
     assert [block.to_dict() for block in second.content] == [block.to_dict() for block in first.content]
-    total = second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0)
-    assert total == counted.input_tokens > first.usage.input_tokens
+    assert second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0) == counted.input_tokens
+    assert first.usage.input_tokens + (first.usage.cache_read_input_tokens or 0) == short.input_tokens
+    assert short.input_tokens < min(system.input_tokens, counted.input_tokens)
 
 
 async def test_the_models_read_the_whole_conversation() -> None:
@@ -219,19 +219,6 @@ async def test_an_idle_stream_gets_pings() -> None:
     assert [line.split(b"\n")[0] for line in lines] == [b"event: message_start", *[b"event: ping"] * 3]
 
 
-async def test_tokens_are_counted_by_the_large_model() -> None:
-    async with serving() as served, client(served) as sdk:
-        short = await sdk.messages.count_tokens(model="auto", messages=PROBLEM)
-        system = await sdk.messages.count_tokens(model="specreason", messages=PROBLEM, system="Be brief.")
-        answered: Any = [*PROBLEM, {"role": "assistant", "content": "2"}]
-        ended = await sdk.messages.count_tokens(model="auto", messages=answered, thinking={"type": "adaptive"})
-        made = await sdk.messages.create(**ASKED)
-        assert await sdk.beta.messages.count_tokens(model="auto", messages=PROBLEM) is not None
-    assert made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) == short.input_tokens
-    assert short.input_tokens < ended.input_tokens < system.input_tokens + 20
-    assert short.input_tokens < system.input_tokens
-
-
 async def test_a_count_that_fails_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
     async def failing(*_: object) -> int:
         raise EndpointUnavailable("no connection")
@@ -258,8 +245,6 @@ async def test_each_status_has_its_own_error_with_the_reason() -> None:
         with pytest.raises(anthropic.AuthenticationError, match="x-api-key") as wrong:
             await stranger.messages.create(**ASKED)
         assert wrong.value.type == "authentication_error"
-        with pytest.raises(anthropic.AuthenticationError):
-            await stranger.models.list()
         with pytest.raises(anthropic.NotFoundError, match="did you mean 'bild'") as unknown:
             await create(**ASKED | {"model": "bidl"})
         assert unknown.value.type == "not_found_error"
