@@ -246,13 +246,7 @@ def _tokens_of(step: Step, characters: int) -> int:
 
 
 async def write_answer(
-    author: Model,
-    chain: Chain,
-    *,
-    limit: int,
-    stream: AnswerStream,
-    stop: Sequence[str] = (),
-    thinks: bool = True,
+    author: Model, chain: Chain, *, limit: int, stream: AnswerStream, stop: Sequence[str] = (), thinks: bool = True
 ) -> Step:
     """
     Let *author* write the answer, which *stream* emits: at most *limit* tokens, or until it wrote a *stop* string.

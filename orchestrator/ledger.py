@@ -8,17 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
 from .chain import Accept, Party, Step
-from .events import (
-    Answered,
-    Called,
-    Chosen,
-    Committed,
-    Decided,
-    Event,
-    Judged,
-    JudgedWithin,
-    Repaired,
-)
+from .events import Answered, Called, Chosen, Committed, Decided, Event, Judged, JudgedWithin, Repaired
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,7 @@ from .chain import Accept, Chain, Rollback, Step, Verdict
 from .concurrency import to_the_end
 from .errors import EndpointUnavailable
 from .events import Drafted, Event, Judged, Lost, Observer, Purpose
-from .interfaces import (
-    KEPT_OPEN,
-    REQUEST,
-    Policy,
-    RequestContext,
-    foreseeable,
-    guarded,
-    prepare,
-    verify,
-)
+from .interfaces import KEPT_OPEN, REQUEST, Policy, RequestContext, foreseeable, guarded, prepare, verify
 from .repetition import OBSTACLES, obstacle
 
 T = TypeVar("T")

@@ -31,12 +31,7 @@ from .verifiers import AnswerCheck, CheckedAnswer
 
 FinishReason: TypeAlias = Literal["stop", "length", "time", "repetition", "context"]
 
-_REASONS: dict[End, FinishReason] = {
-    "finished": "stop",
-    "budget": "length",
-    "time": "time",
-    "repetition": "repetition",
-}
+_REASONS: dict[End, FinishReason] = {"finished": "stop", "budget": "length", "time": "time", "repetition": "repetition"}
 _CUT: dict[Stop, FinishReason] = {"length": "length", "repetition": "repetition"}
 
 

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Self, TypeAlias, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
@@ -161,10 +154,7 @@ class RunOptions(BaseModel):
     sure_bets: Annotated[
         bool, RunOption("Work ahead only of drafts that are likely to be accepted.", calibrated=False)
     ] = False
-    delimiter: Annotated[
-        Delimiter,
-        RunOption(r"What ends a step, by default \n\n; may be repeated."),
-    ] = BLANK_LINE
+    delimiter: Annotated[Delimiter, RunOption(r"What ends a step, by default \n\n; may be repeated.")] = BLANK_LINE
     priority: Annotated[
         Priority,
         RunOption(

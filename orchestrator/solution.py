@@ -7,18 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from .chain import Role, Rollback, ToolCall
-from .events import (
-    AnswerJudged,
-    Choice,
-    Committed,
-    Decided,
-    Degraded,
-    Event,
-    FellBack,
-    Judged,
-    Lost,
-    Started,
-)
+from .events import AnswerJudged, Choice, Committed, Decided, Degraded, Event, FellBack, Judged, Lost, Started
 from .ledger import Ledger
 from .run import FinishReason, Outcome
 from .trace import Moment

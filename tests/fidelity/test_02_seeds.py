@@ -51,11 +51,7 @@ def seeds(server: DrawingVllm) -> list[int]:
 
 
 def kept(solution: Solution) -> tuple[Any, ...]:
-    return (
-        *[(step.author, step.text) for step in solution.steps if step.fate == "kept"],
-        solution.text,
-        solution.seed,
-    )
+    return (*[(step.author, step.text) for step in solution.steps if step.fate == "kept"], solution.text, solution.seed)
 
 
 @pytest.mark.parametrize("method", ["specreason", "large", "small", "bild", "random"])

@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec import policies
-from stepspec.orchestrator import (
-    Budget,
-    Chain,
-    Ledger,
-    Policy,
-    Rollback,
-    Step,
-    reason,
-)
+from stepspec.orchestrator import Budget, Chain, Ledger, Policy, Rollback, Step, reason
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Rival, Role, Verdict
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed

@@ -13,16 +13,7 @@ from stepspec import policies
 from stepspec.orchestrator import Budget, Chain, Ledger
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError, EndpointUnavailable
-from stepspec.orchestrator.events import (
-    Answered,
-    Answering,
-    Committed,
-    Degraded,
-    Drafted,
-    Event,
-    Judged,
-    Started,
-)
+from stepspec.orchestrator.events import Answered, Answering, Committed, Degraded, Drafted, Event, Judged, Started
 from stepspec.orchestrator.interfaces import answered_by
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.run import Outcome, RunParts

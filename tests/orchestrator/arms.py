@@ -12,18 +12,7 @@ from typing import Literal
 from hypothesis import settings
 
 from stepspec import policies
-from stepspec.orchestrator import (
-    Accept,
-    Budget,
-    Chain,
-    Model,
-    Policy,
-    Rollback,
-    Step,
-    Token,
-    Verdict,
-    reason,
-)
+from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback, Step, Token, Verdict, reason
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Rating, Role
 from stepspec.orchestrator.events import Event

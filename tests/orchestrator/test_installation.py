@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from uv import find_uv_bin
 
 from stepspec.orchestrator.errors import install_command
 
@@ -55,18 +53,3 @@ def test_an_extra_is_added_as_stepspec_was_installed(site: Path, record: dict[st
     if record is not None:
         (site / "direct_url.json").write_text(json.dumps(record))
     assert install_command("evals", "ray") == command
-
-
-def test_what_an_installer_records_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project, target = tmp_path / "clone", tmp_path / "site"
-    project.mkdir()
-    (project / "pyproject.toml").write_text(
-        '[build-system]\nrequires = []\nbuild-backend = "hatchling.build"\n\n'
-        '[project]\nname = "stepspec"\nversion = "1.2.3"\n\n'
-        '[tool.hatch.build.targets.wheel]\npackages = ["."]\n'
-    )
-    words = [find_uv_bin(), "--quiet", "pip", "install", "--offline", "--no-build-isolation", "--no-deps"]
-    place = ["--python", sys.executable, "--target", str(target)]
-    subprocess.run([*words, *place, "--editable", str(project)], check=True)
-    monkeypatch.setattr(sys, "path", [str(target)])
-    assert install_command("otel") == 'in your clone, pip install --editable ".[otel]"'

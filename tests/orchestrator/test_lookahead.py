@@ -5,7 +5,6 @@ import gc
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf
 
 import pytest
 
@@ -62,11 +61,6 @@ def test_committed_steps_do_not_count_as_drafts_ahead() -> None:
     large.reading = lambda chain: 100.0
     run(reason(SpecReason(small, large), chain, ahead=1, deadline=50.0))
     assert sum(line.startswith("small write") and "done" in line for line in small.log) == 2
-
-
-def test_the_default_control_has_no_lookahead_and_no_hedge() -> None:
-    assert (LookaheadControl().depth(), LookaheadControl().hedge) == (0, 0.0)
-    assert not LookaheadControl().hedges(Step("So.", "small", tokens=(Token("So.", -inf),)))
 
 
 def test_a_hedge_of_one_doubts_every_draft_of_the_small_model_and_no_step_of_the_large() -> None:

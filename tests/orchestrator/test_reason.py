@@ -10,29 +10,13 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Budget, Chain, Ledger, Step
 from stepspec.orchestrator.answer import AnswerStream, write_answer
 from stepspec.orchestrator.budget import Budgeted
-from stepspec.orchestrator.events import (
-    Called,
-    Committed,
-    Drafted,
-    Judged,
-    Lost,
-    Repaired,
-    Started,
-)
+from stepspec.orchestrator.events import Called, Committed, Drafted, Judged, Lost, Repaired, Started
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.reason import End
 from stepspec.orchestrator.trace import replay
 
 from ..fakes import run
-from .arms import (
-    ARMS,
-    BOUNDED,
-    PROBLEM,
-    Arm,
-    arm,
-    taste,
-    working,
-)
+from .arms import ARMS, BOUNDED, PROBLEM, Arm, arm, taste, working
 
 SEEDS = st.integers(0, 10_000)
 AHEADS = st.builds(working, st.sampled_from([1, 2, 5]), hedge=st.sampled_from([0.0, 0.5, 1.0]))

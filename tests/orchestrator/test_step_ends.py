@@ -16,13 +16,7 @@ PARTS = [
     "| a |", "\\end{cases}", "`x`", "</think>", "<table>", "</table>", "\\\\[2pt]", "Step 2: no",
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PARTS), max_size=24).map("".join)
-ENDS = st.sampled_from(
-    [
-        BLANK_LINES,
-        StepEnds((";", "\n\n")),
-        StepEnds(blocks=False),
-    ]
-)
+ENDS = st.sampled_from([BLANK_LINES, StepEnds((";", "\n\n")), StepEnds(blocks=False)])
 
 
 def steps(text: str, ends: StepEnds = BLANK_LINES) -> list[str]:
@@ -73,10 +67,7 @@ def test_an_unclosed_block_ends_at_the_maximum() -> None:
 
 @pytest.mark.parametrize(
     ("delimiter", "text", "divided"),
-    [
-        ("\n", "a\nb\n", ["a\n", "b\n"]),
-        (["; ", "\n\n"], "a; b\n\nc", ["a; ", "b\n\n", "c"]),
-    ],
+    [("\n", "a\nb\n", ["a\n", "b\n"]), (["; ", "\n\n"], "a; b\n\nc", ["a; ", "b\n\n", "c"])],
 )
 def test_delimiters_are_texts(delimiter: str | list[str], text: str, divided: list[str]) -> None:
     assert steps(text, StepEnds.of(delimiter)) == divided

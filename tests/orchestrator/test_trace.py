@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 
 from stepspec.orchestrator import Chain, Rollback, Step, Token
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.events import (
-    Answered,
-    Committed,
-    Event,
-    Finished,
-    Judged,
-    Started,
-)
+from stepspec.orchestrator.events import Answered, Committed, Event, Finished, Judged, Started
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, read, replay, write
 
 from ..fakes import run

@@ -12,16 +12,7 @@ from stepspec.orchestrator import Accept, Chain, Ledger, Rival, Rollback, Step, 
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import EndpointUnavailable
-from stepspec.orchestrator.events import (
-    Answered,
-    Called,
-    Chosen,
-    Committed,
-    Event,
-    Judged,
-    Repaired,
-    Started,
-)
+from stepspec.orchestrator.events import Answered, Called, Chosen, Committed, Event, Judged, Repaired, Started
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.solution import Solution

@@ -91,23 +91,6 @@ def test_the_repair_is_the_step_that_was_compared_and_is_not_written_again() -> 
     assert policy.answerer is large
 
 
-def test_pending_drafts_are_compared_at_the_same_time() -> None:
-    def seconds(ahead: int) -> float:
-        small, large = (ScriptedModel(role, counting("small", 10)) for role in ("small", "large"))
-        large.latency = lambda chain: 4.0  # four times as slow, and always of one mind
-        return run(reason(LookaheadReasoning(small, large), PROBLEM, ahead=ahead))[1]
-
-    assert seconds(0) == 10 * 4
-    assert seconds(9) == 9 * 1 + 4
-
-
-def test_an_accepted_draft_that_ends_the_thinking_ends_it() -> None:
-    small = ScriptedModel("small", counting("small", 2))
-    large = ScriptedModel("large", counting("large", 5), judge=lambda chain, question: {"Yes": 1.0})
-    chain, end = run(reason(LookaheadReasoning(small, large), PROBLEM, ahead=2))[0]
-    assert (end, len(chain.steps), chain.text.count("</think>")) == ("finished", 2, 1)
-
-
 # The large model's own step begins with the draft: it needs only the chain before it.
 
 STEPS = 12
@@ -186,10 +169,3 @@ def test_led_steps_need_nothing_to_be_compared_with() -> None:
     policy = Led(LookaheadReasoning(small, large), large, first=2)
     assert run(reason(policy, PROBLEM))[1] == STEPS * LARGE
     assert large.log.count("large write 0") == large.log.count("large write 1") == 1
-
-
-def test_a_verdict_without_a_prepared_step_makes_one() -> None:
-    small, large = pair()
-    draft = Step("The large one says 0.\n\n", "small")
-    verdict, took = run(LookaheadReasoning(small, large).verify(Chain.of("Why?"), draft))
-    assert (type(verdict).__name__, took) == ("Accept", LARGE)

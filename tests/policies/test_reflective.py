@@ -81,19 +81,8 @@ def test_one_prefill_reads_the_draft_twice_with_the_prompt_and_the_anchor_betwee
     assert isinstance(ruling, Accept)
 
 
-@pytest.mark.parametrize(("accept", "top"), [("match", 2), ("typical", 20)])
-def test_only_the_tokens_that_the_rule_needs_are_requested(accept: str, top: int) -> None:
-    _, large = verdict({}, {}, accept=accept)
-    assert [requested for _, _, requested in large.calls] == [top]
-
-
 @pytest.mark.parametrize(
-    ("text", "bridge"),
-    [
-        ("Half a", "\n\nWait."),
-        ("Whole.\n\n", "Wait."),
-        ("All.\n</think>", "Wait."),
-    ],
+    ("text", "bridge"), [("Half a", "\n\nWait."), ("Whole.\n\n", "Wait."), ("All.\n</think>", "Wait.")]
 )
 def test_the_prompt_begins_a_paragraph_of_its_own(text: str, bridge: str) -> None:
     _, large = verdict({}, {}, draft=Step(text, "small", "length"))
@@ -219,15 +208,6 @@ def test_with_alpha_0_a_match_is_the_large_models_own_first_choice(seed: int, ah
     (chain, _), _ = run(reason(policy, PROBLEM, ahead=ahead))
     alone, _ = run(reason(make("large", tried.small, tried.large), PROBLEM))
     assert chain.text == alone[0].text  # as exact matching promises
-
-
-def test_the_large_model_continues_the_kept_part_and_answers() -> None:
-    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
-    policy = Reflective(small, large)
-    chain = PROBLEM.extend(Step("The large one", "small", "length"))
-    assert run(policy.repair(chain, DRAFT, Rollback(13)))[0].text == " says 0.\n\n"
-    assert run(policy.draft(PROBLEM))[0].author == "small"
-    assert policy.answerer is large
 
 
 def test_a_draft_without_tokens_is_accepted_for_sure() -> None:

@@ -89,11 +89,6 @@ def test_a_judge_with_little_probability_on_digits_gives_no_grade(read: str) -> 
     assert verdict({"9": 0.5, "Well": 0.5}, read=read, sure=0.5) == Accept(9.0)
 
 
-@pytest.mark.parametrize("read", ["greedy", "expected"])
-def test_without_any_digit_there_is_no_grade_at_any_least_probability(read: str) -> None:
-    assert verdict({"Well": 1.0}, read=read, sure=0, threshold=0) == Rollback(reason="no grade")
-
-
 def test_the_question_of_the_judge_is_the_prompt_after_the_chain_with_the_draft() -> None:
     questions: list[tuple[Chain, str]] = []
 
