@@ -9,7 +9,6 @@ a warning with its name and its package, and disturbs nothing else.
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
@@ -45,7 +44,6 @@ class Registry(Mapping[str, T], Generic[T]):
         self.kind, self.kinds, self.group = kind, kinds, group
         self._built_in, self._read, self._reserved = dict(built_in), read, reserved
         self._added: dict[str, T] = {}
-        self._asked = ""  # the name that is looked up: a broken plugin of that name is an error, and needs no warning
 
     def __getitem__(self, name: str) -> T:
         for entries in (self._built_in, self._added):
@@ -71,7 +69,6 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def find(self, name: str) -> T:
         """Return the entry called *name*. Raise `ConfigurationError` if there is none, or if its plugin is broken."""
-        self._asked = name
         entry = self.get(name)
         if entry is not None:
             return entry
@@ -113,8 +110,7 @@ class Registry(Mapping[str, T], Generic[T]):
             except (Exception, SystemExit) as exc:  # whatever the code of somebody else raises
                 cause = str(exc) if isinstance(exc, ConfigurationError) else f"{type(exc).__name__}: {exc}"
                 message = f"the {self.kind} {point.name!r} of {_package(point)} cannot be used: {cause}"
-                if point.name != self._asked and not completing():
-                    log.warning("%s", message)
+                log.warning("%s", message)
                 broken.setdefault(point.name, message)
         return usable, broken
 
@@ -125,11 +121,6 @@ class Registry(Mapping[str, T], Generic[T]):
             raise ConfigurationError("stepspec has this name itself: the package has to choose another")
         if name in usable:
             raise ConfigurationError("another package has this name too: uninstall one of both")
-
-
-def completing() -> bool:
-    """Whether a shell asks for completions, among which a warning would be another word."""
-    return any(name.endswith("_COMPLETE") for name in os.environ)
 
 
 def name_of(value: object) -> str:

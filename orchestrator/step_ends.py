@@ -16,7 +16,7 @@ White space alone is no step: further blank lines after a step belong to the nex
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
@@ -108,24 +108,6 @@ class StepEnds:
             else:
                 return end, begin
         return -1, max(at, len(text) - _longest(self.texts) + 1)
-
-    def last(self, text: str) -> str:
-        """The last step of *text*, complete or not."""
-        ends = [0, *self.places("", text)]
-        return text[ends[-2] if ends[-1] == len(text) and len(ends) > 1 else ends[-1] :]
-
-    def places(self, before: str, text: str) -> Iterator[int]:
-        """Where steps of *text*, which follows *before*, end; a last step without a delimiter is left out."""
-        spans = NO_BLOCKS.spans(before + text) if self.blocks else []
-        at = began = 0
-        while (hit := self._next(text, at)) is not None:
-            begin, end = hit
-            nothing = self.blocks and not text[began:end].strip() and (began > 0 or self._begins(before))
-            if nothing or _inside(spans, len(before) + end):
-                at = begin + 1
-            else:
-                yield end
-                at = began = end
 
     def at_end(self, text: str, blocks: Blocks = NO_BLOCKS) -> bool:
         """Whether *text*, whose *blocks* are known so far, ends in a delimiter."""

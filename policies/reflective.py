@@ -89,8 +89,11 @@ class Reflective(Drafting):
 
 
 def anchor(chain: Chain) -> str:
-    """The last paragraph of *chain*, or as much of it as there is."""
-    return chain.ends.last(chain.text)
+    """The last paragraph of *chain*, or as much of it as there is; several steps may have written it."""
+    began = len(chain.steps) - 1
+    while began > 0 and chain.steps[began - 1].stop != "delimiter":
+        began -= 1
+    return "".join(step.text for step in chain.steps[max(0, began) :])
 
 
 def fuse(first: Token, second: Token, alpha: float) -> dict[int, float]:

@@ -40,7 +40,7 @@ async def test_steps_have_the_set_length_and_the_thinking_the_set_number_of_step
 
 
 async def test_stand_ins_with_other_paces_write_the_same() -> None:
-    async with entered(StandIn()) as one, entered(StandIn(latency=Latency(jitter=0.5, seed=3), chunk=4)) as other:
+    async with entered(StandIn()) as one, entered(StandIn(latency=Latency(token=0.001), chunk=4)) as other:
         assert one.vocabulary == other.vocabulary
         assert await one.model(GREEDY).write(PROBLEM) == await other.model(GREEDY).write(PROBLEM)
 

@@ -210,15 +210,6 @@ def test_one_model_may_answer_alone() -> None:
     assert [event.step.author for event in case.events if isinstance(event, Answered)] == ["small"]
 
 
-def test_a_small_model_that_is_lost_does_not_answer() -> None:
-    case = Case()
-    gone = EndpointUnavailable("no connection", role="small", url="http://here", verb="write")
-    case.small.fails = lambda verb, chain: gone if chain.steps else None
-    outcome, _ = case.run(by_method=False, answerer=case.small)
-    assert outcome.answer == "42"
-    assert [event.step.author for event in case.events if isinstance(event, Answered)] == ["large"]
-
-
 @given(
     seed=st.integers(0, 10_000),
     name=st.sampled_from([name for name in METHODS if name not in (*policies.BASELINES, "reward")]),

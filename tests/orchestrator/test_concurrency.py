@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -175,12 +174,6 @@ async def supervise(jobs: Sequence[Job], inside: Callable[[], Coroutine[Any, Any
         await inside()
 
 
-async def test_leaving_the_block_stops_the_jobs_and_waits_for_them() -> None:
-    jobs = [Job(), Job()]
-    await supervise(jobs, partial(asyncio.sleep, 0))
-    assert all(job.stopped for job in jobs)
-
-
 @pytest.mark.parametrize("failing", [1, 2])
 async def test_a_failure_cancels_the_block_and_is_raised_instead(failing: int) -> None:
     jobs = [Job(), Job()]
@@ -194,18 +187,6 @@ async def test_a_failure_cancels_the_block_and_is_raised_instead(failing: int) -
         await supervise(jobs, inside)
     assert all(job.stopped for job in jobs)
     assert not current().cancelling()
-
-
-async def test_a_failure_is_raised_even_if_the_block_ignores_its_cancellation() -> None:
-    job = Job()
-
-    async def inside() -> None:
-        job.fail.set()
-        with suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-
-    with pytest.raises(LookupError):
-        await supervise([job], inside)
 
 
 async def test_the_blocks_own_error_is_raised_or_shown_with_that_of_the_job_that_caused_it() -> None:

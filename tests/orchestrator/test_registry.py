@@ -89,24 +89,6 @@ def test_a_broken_plugin_is_reported_by_name_and_package_and_disturbs_nothing(
             registry.find(name)
 
 
-def test_a_broken_plugin_that_is_asked_for_is_an_error_without_a_warning(
-    site: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    install(site, "broken", ["wrong = json:nowhere"])
-    with pytest.raises(ConfigurationError, match="cannot be used"):
-        made().find("wrong")
-    assert caplog.records == []
-
-
-def test_the_completion_of_a_shell_shows_no_warning(
-    site: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(site, "broken", ["wrong = json:nowhere"])
-    monkeypatch.setenv("_STEPSPEC_COMPLETE", "complete_bash")
-    assert list(made()) == ["own"]
-    assert caplog.records == []
-
-
 def test_of_two_packages_with_one_name_the_first_has_it(site: Path) -> None:
     install(site, "later", ["extra = json:dumps"])
     install(site, "earlier", ["extra = json:loads"])

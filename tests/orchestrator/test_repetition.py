@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -63,54 +64,26 @@ def rejected(steps: list[Step]) -> bool:
     return False
 
 
-SPANS = {
-    "one word": "no ",
-    "two words": "1, ",
-    "a sentence": "Let me check that again, because 12 + 3 = 15. ",
-    "one paragraph": "Let me check that again.\n\n",
-    "two paragraphs": "Let me check that.\n\nIs it right?\n\n",
-    "a page": "".join(f"In case {case}, the number {case * 7} is left, and so on.\n\n" for case in range(9)),
-    "Chinese": "\u8fd9\u662f\u5bf9\u7684\uff0c",
-    "digits": "3",
-    "a period of digits": "142857",
-    "one sign and a word": "ha! ",
-}
+SPANS = [  # with the units of each
+    ("no ", 1),
+    ("1, ", 2),
+    ("Let me check that again, because 12 + 3 = 15. ", 15),
+    ("Let me check that again.\n\n", 6),
+    ("Let me check that.\n\nIs it right?\n\n", 9),
+    ("\u8fd9\u662f\u5bf9\u7684\uff0c", 5),
+    ("3", 1),
+    ("142857", 6),
+    ("ha! ", 2),
+]
 
 
-@pytest.mark.parametrize("span", SPANS.values(), ids=SPANS)
-@pytest.mark.parametrize("size", [1, 7, 400])
-def test_a_span_of_enough_units_has_to_repeat_several_times(span: str, size: int) -> None:
-    """Whatever the steps are: the draft is rejected in the third round, the run ends in the fourth."""
-    text = span * (1 + TAIL // len(span))
-    steps = pieces(text, size)
-    refused = first(steps, lambda grown, one: obstacle(grown, one) == "repetition")
-    ended = first(steps, stuck)
-    for place, rounds in ((refused, ROUNDS), (ended, STUCK)):
-        repeated = max(rounds * len(span), len(units(text, rounds * SPAN)))
-        assert repeated - len(span) <= place * size + size < repeated + size + len(span)
-
-
-def units(text: str, count: int) -> str:
-    """The shortest beginning of *text* with *count* units, counted one by one."""
-    seen, spelt = 0, ""
-    for character in text:
-        signs = not (character.isalnum() or character.isspace())
-        begins = character.isalpha() and (character > "\u2fff" or not spelt[-1:].isalpha())
-        seen += signs or character.isdigit() or begins
-        if seen > count:
-            break
-        spelt += character
-    return spelt.rstrip() if seen > count else text
-
-
-def first(steps: list[Step], test: Callable[[Chain, Step], object]) -> int:
-    """The index of the first of *steps* for which *test* is true of the steps before it and of itself."""
-    grown = Chain(())
-    for place, one in enumerate(steps):
-        if test(grown, one):
-            return place
-        grown = grown.extend(one)
-    raise AssertionError("there is none")
+@pytest.mark.parametrize(("span", "units"), SPANS)
+@pytest.mark.parametrize("rounds", [ROUNDS, STUCK])
+def test_a_span_of_enough_units_has_to_repeat_several_times(span: str, units: int, rounds: int) -> None:
+    """A draft is rejected in the third round, and the run ends in the fourth."""
+    times = max(rounds, math.ceil(rounds * SPAN / units))
+    assert loops(Chain(()), Step(span * times, "small"), rounds)
+    assert not loops(Chain(()), Step(span * (times - 1), "small"), rounds)
 
 
 ALGEBRA = [
@@ -238,9 +211,8 @@ def looping(role: str, loop: str) -> Callable[[Previous], str]:
     return script
 
 
-@pytest.mark.parametrize("loop", ["and so on, and then ", "3 "])
-def test_two_models_that_loop_end_the_run_early_and_one_alone_goes_on(loop: str) -> None:
-    small, large = (ScriptedModel(role, looping(role, loop)) for role in ("small", "large"))
+def test_two_models_that_loop_end_the_run_early_and_one_alone_goes_on() -> None:
+    small, large = (ScriptedModel(role, looping(role, "and so on, and then ")) for role in ("small", "large"))
     spent = Budget(4096).spent
     for policy in (BiLD(small, large), SpeculativeThinking(small, large), Relay(small, large)):
         (grown, end), _ = run(reason(policy, PROBLEM, ahead=2, spent=spent))

@@ -261,13 +261,6 @@ def test_an_answer_stops_before_a_stop_string_that_the_thinking_may_contain(ahea
     assert "".join(case.emitted) == "So it"
 
 
-def test_another_model_may_be_the_one_that_answers() -> None:
-    case = Case()
-    other = ScriptedModel("large", counting("large", 4), answer="\n\n{}")
-    outcome, _ = case.run(answerer=other)
-    assert outcome.text == "{}"
-
-
 def test_a_partial_answer_counts_when_the_time_is_up() -> None:
     case = Case(Budget(seconds=8.0))
     case.small.latency = lambda chain: 0.25

@@ -110,9 +110,8 @@ def test_blocks_that_are_known_need_not_be_searched_for_again(
 
 @given(TEXTS, ENDS)
 @BOUNDED
-def test_steps_join_to_the_text_and_the_last_one_is_marked(text: str, ends: StepEnds) -> None:
+def test_steps_join_to_the_text_and_their_ends_are_marked(text: str, ends: StepEnds) -> None:
     divided = steps(text, ends)
     assert "".join(divided) == text
-    assert ends.last(text) == (divided[-1] if divided else "")
     for place in range(1, len(divided)):
         assert ends.at_end("".join(divided[:place]))

@@ -96,14 +96,14 @@ def test_the_prompt_begins_a_paragraph_of_its_own(text: str, bridge: str) -> Non
         (("One.\n\n",), "One.\n\n"),
         (("One.\n\n", "Two.\n\n"), "Two.\n\n"),
         (("One.\n\n", "Two"), "Two"),
-        (("One.\n\nTwo ", "and three.\n\n"), "Two and three.\n\n"),
+        (("One.\n\n", "Two ", "and three.\n\n"), "Two and three.\n\n"),
         (("Half",), "Half"),
     ],
 )
 def test_the_anchor_is_the_last_paragraph_however_many_steps_wrote_it(texts: Sequence[str], found: str) -> None:
     chain = PROBLEM
     for text in texts:
-        chain = chain.extend(Step(text, "small"))
+        chain = chain.extend(Step(text, "small", "delimiter" if text.endswith("\n\n") else "length"))
     assert anchor(chain) == found
 
 

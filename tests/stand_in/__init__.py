@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import codecs
 import os
-import random
 import re
 import subprocess
 import sys
@@ -508,14 +507,12 @@ class Latency:
     """
     The times of a server: seconds to the *first* token, for each further *token*, and for each uncached *prompt_token*.
 
-    Each time varies by up to the share *jitter* of itself, drawn from *seed*. A busy server is no slower.
+    A busy server is no slower.
     """
 
     first: float = 0.0
     token: float = 0.0
     prompt_token: float = 0.0
-    jitter: float = 0.0
-    seed: int = 0
 
 
 @dataclass
@@ -541,7 +538,6 @@ class StandIn(FakeVllm):
     written: int = 0
 
     def __post_init__(self) -> None:
-        self._random = random.Random(self.latency.seed)
         self._seen: deque[list[int]] = deque(maxlen=512)
         self._answer = [*self.encode("The answer is \\boxed{42}."), ENDED]
 
@@ -694,7 +690,7 @@ class StandIn(FakeVllm):
             "created": int(time.time()),
         }
         envelope["model"] = body["model"]
-        due = begun + self.drawn(self.reading(texts, cached)) * slow
+        due = begun + self.reading(texts, cached) * slow
         count = 0
         each = [self.pieces(body | {"prompt": prompt}) for prompt in texts]
         for turn in zip_longest(*each):
@@ -710,7 +706,7 @@ class StandIn(FakeVllm):
                 if what == "cut" and sent["finish_reason"]:
                     return response
                 await response.write(event({**envelope, "choices": [sent], "usage": None}))
-            due = max(due, time.perf_counter() - 1.0) + self.drawn(self.latency.token * self.chunk) * slow
+            due = max(due, time.perf_counter() - 1.0) + self.latency.token * self.chunk * slow
         self.written += count
         usage = {
             "prompt_tokens": sum(map(len, texts)),
@@ -724,14 +720,10 @@ class StandIn(FakeVllm):
         """Seconds to the first token after the prompts *texts*."""
         return self.latency.first + self.latency.prompt_token * (sum(map(len, texts)) - sum(cached))
 
-    def drawn(self, seconds: float) -> float:
-        jitter = self.latency.jitter
-        return seconds * self._random.uniform(1 - jitter, 1 + jitter) if jitter else seconds
-
     async def wait(self, request: web.Request, texts: Sequence[list[int]]) -> None:
         """Wait as long as the first token after *texts* takes."""
         known = [max((_shared(prompt, other) for other in self._seen), default=0) for prompt in texts]
-        await asyncio.sleep(self.drawn(self.reading(texts, known)) * request.get(SLOWED, 1.0))
+        await asyncio.sleep(self.reading(texts, known) * request.get(SLOWED, 1.0))
 
     async def chat(self, request: web.Request) -> web.Response:
         """Answer a chat completion, a stream in one event; a last message of the assistant may be continued."""

@@ -35,8 +35,6 @@ def main(
     first_ms: Annotated[float, typer.Option(min=0, help="Milliseconds to the first token.")] = 0.0,
     token_ms: Annotated[float, typer.Option(min=0, help="Milliseconds for each further token.")] = 0.0,
     prompt_token_us: Annotated[float, typer.Option(min=0, help="Microseconds for each uncached prompt token.")] = 0.0,
-    jitter: Annotated[float, typer.Option(min=0, max=1, help="Share by which each time varies.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the jitter.")] = 0,
     accept: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the questions that get the grade 9, or yes.")
     ] = 1.0,
@@ -55,7 +53,7 @@ def main(
     ] = None,
 ) -> None:
     """Serve vLLM's protocol without a model: steps of a set length at a set pace, verdicts, and faults on demand."""
-    latency = Latency(first_ms / 1000, token_ms / 1000, prompt_token_us / 1e6, jitter, seed)
+    latency = Latency(first_ms / 1000, token_ms / 1000, prompt_token_us / 1e6)
     server = StandIn(
         faults=deque(map(parse_fault, fault or ())),
         names=(model,),
