@@ -35,7 +35,6 @@ LONG_PROBLEM = (
 )
 LOOKS = ("So", "Next,", "Now", "Then", "On to")
 SLIP_EVERY = 11  # steps, about
-THRESHOLD = 7.0
 MODELS = (
     ("small", "bild of tiny and middle"),
     ("small.small", "tiny"),
@@ -68,14 +67,29 @@ def made(
     problem: str = PROBLEM, steps: Sequence[str] = STEPS, slip: str = SLIP, answer: str = ANSWER, ahead: int = 2
 ) -> bytes:
     """Run SpecReason with a small model that says *slip* for the second of the *steps*, which is noticed."""
+    return judged(problem, steps, {1: slip}, answer, ahead)
+
+
+def judged(
+    problem: str,
+    right: Sequence[str],
+    wrong: Mapping[int, str],
+    answer: str,
+    ahead: int = 2,
+    budget: Budget = Budget(),  # noqa: B008  # frozen
+) -> bytes:
+    """Run SpecReason with a small model that says something *wrong* at some places, which is noticed."""
 
     def script(role: Role) -> Callable[[Previous], str]:
-        return lambda previous: (
-            slip if role == "small" and len(previous) == 1 else steps[min(len(previous), len(steps) - 1)]
-        )
+        def write(previous: Previous) -> str:
+            place = min(len(previous), len(right) - 1)
+            return wrong.get(place, right[place]) if role == "small" else right[place]
+
+        return write
 
     def judge(chain: Chain, question: str) -> Mapping[str, float]:
-        return {"2": 0.75, "3": 0.25} if chain.steps[-1].text == slip else {"9": 0.75, "8": 0.25}
+        slipped = chain.steps[-1].text == wrong.get(len(chain.steps) - 1)
+        return {"2": 0.75, "3": 0.25} if slipped else {"9": 0.75, "8": 0.25}
 
     async def play(recorder: Recorder) -> None:
         small = ScriptedModel("small", script("small"), latency=lambda chain: 0.02, pace=0.008)
@@ -87,7 +101,7 @@ def made(
         chain = Chain.of(problem)
         models = (("small", "tiny"), ("large", "huge"))
         recorder(Started(chain.messages, "specreason", models, threshold=("threshold", 7.0)))
-        await run_to_answer(RunParts(policy, budget=Budget(), ahead=ahead), chain, recorder)
+        await run_to_answer(RunParts(policy, budget=budget, ahead=ahead), chain, recorder)
 
     return record(play)
 
@@ -121,52 +135,15 @@ def drawn(name: str, seed: int, ahead: int) -> bytes:
 def long_run(steps: int = 300) -> bytes:
     """Run SpecReason for so many *steps*; the small model slips in about a tenth of them, and is noticed."""
     random = Random(7)
-    right, wrong = _texts(steps, random)
-    slips = {place for place in range(1, steps - 1) if not random.randrange(SLIP_EVERY)}
-    grades = [random.choice(("7", "8", "8", "9")) for _ in range(steps)]
-
-    def script(role: Role) -> Callable[[Previous], str]:
-        def write(previous: Previous) -> str:
-            place = min(len(previous), steps - 1)
-            return wrong[place] if role == "small" and place in slips else right[place]
-
-        return write
-
-    def judge(chain: Chain, question: str) -> Mapping[str, float]:
-        place = len(chain.steps) - 1
-        return {"2": 0.5, "4": 0.5} if chain.steps[-1].text == wrong[place] else {grades[place]: 0.8, "9": 0.2}
-
-    async def play(recorder: Recorder) -> None:
-        small = ScriptedModel("small", script("small"), latency=lambda chain: 0.02, pace=0.006)
-        large = ScriptedModel(
-            "large", script("large"), "\n\n\\boxed{1}", judge, latency=lambda chain: 0.05, reading=lambda chain: 0.05
-        )
-        large.pace = 0.025
-        small.observe = large.observe = recorder
-        chain = Chain.of(LONG_PROBLEM)
-        models = (("small", "tiny"), ("large", "huge"))
-        recorder(Started(chain.messages, "specreason", models, threshold=("threshold", THRESHOLD)))
-        policy = policies.make("specreason", small, large, threshold=THRESHOLD)
-        await run_to_answer(RunParts(policy, budget=Budget(tokens=10**6, steps=2 * steps), ahead=2), chain, recorder)
-
-    return record(play)
-
-
-def _texts(steps: int, random: Random) -> tuple[list[str], list[str]]:
-    """Every step as it is right, and as the small model writes it where it slips."""
-    right: list[str] = []
-    wrong: list[str] = []
-    value = 3
+    right, wrong, value = list[str](), dict[int, str](), 3
     for place in range(steps):
-        doubled, added = 2 * value, 2 * value + 7
-        look = random.choice(LOOKS)
-        ending = "\n</think>" if place == steps - 1 else "\n\n"
-        sums = f"Doubled it is {doubled}, and with 7 it is {added}."
-        text = f"{look} round {place + 1}: the number is {value}. {sums} Modulo 1,000 that is "
-        value = added % 1000
-        right.append(f"{text}{value}.{ending}")
-        wrong.append(f"{text}{(value + random.choice((1, 10, 100))) % 1000}, I think.{ending}")
-    return right, wrong
+        sums = f"Doubled it is {2 * value}, and with 7 it is {2 * value + 7}."
+        text = f"{random.choice(LOOKS)} round {place + 1}: the number is {value}. {sums} Modulo 1,000 that is "
+        value = (2 * value + 7) % 1000
+        right.append(f"{text}{value}." + ("\n</think>" if place == steps - 1 else "\n\n"))
+        wrong[place] = f"{text}{(value + random.choice((1, 10, 100))) % 1000}, I think.\n\n"
+    slips = {place: wrong[place] for place in range(1, steps - 1) if not random.randrange(SLIP_EVERY)}
+    return judged(LONG_PROBLEM, right, slips, "\n\n\\boxed{1}", budget=Budget(tokens=10**6, steps=2 * steps))
 
 
 @cache

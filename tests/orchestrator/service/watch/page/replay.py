@@ -30,7 +30,7 @@ METHODS: dict[str, Any] = {
     ],
     "models": {"small": "tiny", "large": "huge"},
 }
-SOLUTION = {"answer": "16", "text": "Maya has \\boxed{16} shells.", "finish_reason": "stop", "seconds": 1.32}
+SOLUTION = {"answer": "16", "text": "Maya has \\boxed{16} shells.", "finish_reason": "stop", "seconds": 1.38}
 
 
 @dataclass

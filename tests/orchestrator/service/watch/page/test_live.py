@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 TRACE, PAIR = made(), nested()
 LINES = TRACE.splitlines()
-DONE = "Finished in 1.32 s"
+DONE = "Finished in 1.38 s"
 ASKED = "What is 1 + 1?"  # of the real service
 DOWN = {"message": "the large model is gone", "type": "server_error", "param": None, "code": None}
 Start = Callable[..., Awaitable[Replay]]

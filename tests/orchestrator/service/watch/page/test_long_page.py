@@ -38,7 +38,7 @@ async def test_accepted_steps_are_folded_and_rejected_ones_filtered(opened: Open
     before = await steps.count()
     assert before < 60
     fold = folds.first.get_by_role("button")
-    await expect(fold).to_contain_text("7 accepted steps, 1.4 s")
+    await expect(fold).to_contain_text("7 accepted steps, 1.8 s")
     await expect(fold).to_have_attribute("aria-expanded", "false")
     await fold.click()
     await expect(steps).to_have_count(before + 7)
@@ -78,9 +78,9 @@ async def test_the_keys_and_the_pointer_go_through_a_long_chain(opened: Open, sa
     bars = page.locator(".span[data-selected]")
     await page.locator(".row").first.focus()
     for key, expected in (
-        *(("ArrowUp", "7 accepted steps, 1.4 s"), ("ArrowDown", "8"), ("ArrowUp", "7 accepted steps, 1.4 s")),
-        *(("Enter", "7 accepted steps, 1.4 s"), ("ArrowDown", "1"), ("ArrowUp", "7 accepted steps, 1.4 s")),
-        *(("Enter", "7 accepted steps, 1.4 s"), ("ArrowDown", "8")),
+        *(("ArrowUp", "7 accepted steps, 1.8 s"), ("ArrowDown", "8"), ("ArrowUp", "7 accepted steps, 1.8 s")),
+        *(("Enter", "7 accepted steps, 1.8 s"), ("ArrowDown", "1"), ("ArrowUp", "7 accepted steps, 1.8 s")),
+        *(("Enter", "7 accepted steps, 1.8 s"), ("ArrowDown", "8")),
     ):
         await page.keyboard.press(key)
         assert await focused(page) == expected, key

@@ -61,7 +61,7 @@ def test_every_part_of_a_run_belongs_to_its_step() -> None:
         ("large", "ask", "verdict", 2, 0.84, 0.9),
         ("small", "write", "draft", 3, 0.84, 0.94),
         ("large", "ask", "verdict", 3, 0.94, 1.0),
-        ("large", "write", "answer", None, 0.94, 1.32),
+        ("large", "write", "answer", None, 1.0, 1.38),
     ]
 
 
