@@ -141,7 +141,7 @@ def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
     try:
         policies.check(policy, own)
     except ConfigurationError as exc:
-        unknown = set(own) - set(policies.options(policy))
+        unknown = set(own) - set(policies.METHODS.find(policy).options)
         raise ConfigurationError(f"{exc}; of any arm: {', '.join(arm_options())}" if unknown else str(exc)) from exc
     return made
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from hashlib import blake2b
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .markers import THINK_END as THINK_END
 from .markers import opens_block
@@ -198,35 +199,8 @@ class Totals:
 NO_STEPS = Totals()
 
 
-class _Totalled:
-    """Keeps the totals of a chain. They follow from its fields, and so take no part in comparing or copying it."""
-
-    __slots__ = ("_totals",)
-
-    steps: tuple[Step, ...]
-    thinks: bool
-
-    @property
-    def totals(self) -> Totals:
-        totals = self._known
-        if totals.count < len(self.steps):
-            totals = totals.plus(self.steps[totals.count :], thinks=self.thinks)
-            self._begin_with(totals)
-        return totals
-
-    @property
-    def _known(self) -> Totals:
-        """The totals as far as they are known, of the first steps."""
-        known: Totals = getattr(self, "_totals", NO_STEPS)
-        return known
-
-    def _begin_with(self, totals: Totals) -> None:
-        """Take over *totals* of the first steps."""
-        object.__setattr__(self, "_totals", totals)
-
-
-@dataclass(frozen=True, slots=True)
-class Chain(_Totalled):
+@dataclass(frozen=True)
+class Chain:
     """
     A problem and the steps committed so far. Extending it returns a new chain.
 
@@ -260,6 +234,15 @@ class Chain(_Totalled):
             messages = (Message("system", system), *messages)
         return cls(messages, ends=ends, tools=tuple(tools))
 
+    @cached_property
+    def totals(self) -> Totals:
+        """What the steps add up to; a chain that extends another one adds only its new steps."""
+        known: Totals = self.__dict__.get("_known", NO_STEPS)
+        return known.plus(self.steps[known.count :], thinks=self.thinks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # a pickle has no totals
+
     @property
     def text(self) -> str:
         return self.totals.text
@@ -284,7 +267,7 @@ class Chain(_Totalled):
         if totals is None:
             return self, replace(self, steps=(), thinks=False)
         thinking = replace(self, steps=self.steps[: totals.count])
-        thinking._begin_with(totals)
+        thinking.__dict__["totals"] = totals
         return thinking, replace(self, steps=self.steps[totals.count :], thinks=False)
 
     @property
@@ -294,7 +277,7 @@ class Chain(_Totalled):
 
     def extend(self, step: Step) -> Chain:
         longer = replace(self, steps=(*self.steps, step))
-        longer._begin_with(self._known)
+        longer.__dict__["_known"] = self.totals
         return longer
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,10 +53,8 @@ __all__ = [
     "Threshold",
     "check",
     "defaults",
-    "describe_options",
     "make",
     "named",
-    "options",
     "threshold",
 ]
 
@@ -172,14 +169,9 @@ def named(policy: str | PolicyFactory) -> str:
     return policy if isinstance(policy, str) else METHODS.add(policy)
 
 
-def options(name: str) -> Mapping[str, inspect.Parameter]:
-    """The options of the policy called *name*, with their defaults and annotations."""
-    return METHODS.find(name).options
-
-
 def defaults(name: str) -> Mapping[str, Any]:
     """The default values of the options of the policy called *name*."""
-    return {key: option.default for key, option in options(name).items()}
+    return {key: option.default for key, option in METHODS.find(name).options.items()}
 
 
 def threshold(name: str, chosen: Mapping[str, Any]) -> tuple[str, float] | None:
@@ -233,11 +225,6 @@ def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None) -
             'stepspec.toml, of a verifier with judges = "step"'
         )
     return checked
-
-
-def describe_options(name: str) -> Mapping[str, Option]:
-    """Describe the options of the policy called *name*."""
-    return METHODS.find(name).describe_options()
 
 
 def _checked(policy: str, option: str, kind: TypeAdapter[Any], value: object) -> Any:

@@ -13,7 +13,7 @@ import typer
 import typer.core
 
 from stepspec import __version__, cli
-from stepspec.policies import METHODS, describe_options
+from stepspec.policies import METHODS
 
 from .stand_in import stand_in_process
 
@@ -110,16 +110,16 @@ def test_a_method_is_described_completely(name: str, capfd: pytest.CaptureFixtur
     method = METHODS[name]
     assert call("policies", name) == 0
     printed = " ".join(capfd.readouterr().out.split())
-    meanings = [option.means for option in describe_options(name).values()]
+    meanings = [option.means for option in METHODS[name].describe_options().values()]
     for wanted in (method.documentation, method.paper, method.needs, method.cost, *meanings):
         assert " ".join(wanted.split()) in printed
-    for key, option in describe_options(name).items():
+    for key, option in METHODS[name].describe_options().items():
         assert f"{key} {option.values} default {option.default!r} means" in printed
     assert call("policies", name, "--json") == 0
     listed = orjson.loads(capfd.readouterr().out)
     assert listed["documentation"] == method.documentation
     assert {key: option["means"] for key, option in listed["options"].items()} == {
-        key: option.means for key, option in describe_options(name).items()
+        key: option.means for key, option in METHODS[name].describe_options().items()
     }
 
 

@@ -25,10 +25,8 @@ from stepspec.policies import (
     SpecReason,
     check,
     defaults,
-    describe_options,
     make,
     named,
-    options,
     threshold,
 )
 from stepspec.policies.method import Above0, Amount, Grade, Several, Top, describe, meaning, read_method
@@ -38,7 +36,7 @@ from ..orchestrator.arms import ARMS, BOUNDED, PROBLEM, ScriptedCritic, arm, tas
 
 SMALL, LARGE = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
 CRITIC = ScriptedCritic(lambda chain: 1.0)
-OPTIONS = [(name, option) for name in METHODS for option in options(name)]
+OPTIONS = [(name, option) for name in METHODS for option in METHODS[name].options]
 every_method = pytest.mark.parametrize("name", METHODS)
 every_option = pytest.mark.parametrize(("name", "option"), OPTIONS)
 
@@ -132,7 +130,7 @@ def test_a_check_needs_no_models_and_finds_the_same_errors() -> None:
 
 @every_option
 def test_every_option_is_explained_has_a_valid_default_and_a_number_a_range(name: str, option: str) -> None:
-    described, default = describe_options(name)[option], defaults(name)[option]
+    described, default = METHODS[name].describe_options()[option], defaults(name)[option]
     assert described.default == default
     assert check(name, {option: default}) == {option: default}
     assert f"*{option}*" in described.means
@@ -270,7 +268,7 @@ def test_a_class_or_a_function_is_chosen_by_its_name_and_its_options_are_checked
     with pytest.raises(ConfigurationError, match="policy 'Alternate', option 'most': a whole number from 0 to 9"):
         check(name, {"most": 10})
     assert METHODS[name].about == "Reject every draft at an even place."
-    assert describe_options(name)["most"].means == "At most *most* drafts are accepted."
+    assert METHODS[name].describe_options()["most"].means == "At most *most* drafts are accepted."
 
     def strict(small: Model, large: Model, *, at: float = 8) -> Policy:
         """Be strict."""

@@ -15,7 +15,7 @@ from stepspec import Sampling, Solver, policies
 from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict, reason
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import MissingCapability
-from stepspec.policies import Reflective, make
+from stepspec.policies import METHODS, Reflective, make
 from stepspec.policies.reflective import anchor, fuse
 from stepspec.prompts import load
 
@@ -251,5 +251,5 @@ async def test_typical_is_the_rule_of_a_run_above_temperature_0(sampling: Sampli
 
 
 def test_the_option_is_not_among_those_that_users_set() -> None:
-    assert "sampled" not in policies.options("reflective")
-    assert policies.describe_options("reflective")["accept"].default is None
+    assert "sampled" not in METHODS["reflective"].options
+    assert METHODS["reflective"].describe_options()["accept"].default is None

@@ -128,7 +128,7 @@ def list_policies(
 
 
 def _brief(name: str) -> dict[str, Any]:
-    method = policies.METHODS[name]
+    method = policies.METHODS.find(name)
     return {
         "about": method.about,
         "paper": method.paper,
@@ -139,7 +139,9 @@ def _brief(name: str) -> dict[str, Any]:
 
 
 def _full(name: str) -> dict[str, Any]:
-    options = {key: dataclasses.asdict(option) for key, option in policies.describe_options(name).items()}
+    options = {
+        key: dataclasses.asdict(option) for key, option in policies.METHODS.find(name).describe_options().items()
+    }
     return {**_brief(name), "options": options, "documentation": policies.METHODS[name].documentation}
 
 
@@ -151,7 +153,8 @@ def _print_brief(name: str) -> None:
 
 
 def _print_full(name: str) -> None:
-    options, method = policies.describe_options(name), policies.METHODS[name]
+    method = policies.METHODS.find(name)
+    options = method.describe_options()
     stdout.print(Text(name, "bold"), end="\n\n")
     for paragraph in method.documentation.split("\n\n"):
         stdout.print(Text(" ".join(paragraph.split())), end="\n\n")

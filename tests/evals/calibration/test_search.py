@@ -12,7 +12,7 @@ from lab.calibration_simulation import search as simulate_search
 from stepspec.evals.calibration.risk_bound import LossTest, Paired
 from stepspec.evals.calibration.search import AttemptEnd, CalibrationResult, CalibrationRun, RunStore, search
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.policies import THRESHOLDS, Threshold, options
+from stepspec.policies import METHODS, THRESHOLDS, Threshold
 
 from ...fakes import run
 
@@ -144,6 +144,6 @@ def test_the_level_is_that_of_all_attempts_together(kind: str) -> None:
 @pytest.mark.parametrize("policy", THRESHOLDS)
 def test_every_knob_is_an_option_of_its_policy(policy: str) -> None:
     knob = THRESHOLDS[policy]
-    assert knob.option in options(policy)
+    assert knob.option in METHODS[policy].options
     assert len(set(knob.values)) == len(knob.values)
     assert list(knob.values) in (sorted(knob.values), sorted(knob.values, reverse=True))
