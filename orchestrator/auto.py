@@ -178,11 +178,10 @@ class Record:
     What the runs of one method with its options measured, and which mode they are in.
 
     *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair, and
-    *paces* the same for each token. *judged*
-    are those from a draft to its verdict, *repairs* those from a rollback to its repair. *steps* counts the steps of
-    the runs that decide, and *probed* is their number at the last probe or change of mode. *spent* counts the steps
-    that the last of its *probes* wrote; a rejected draft ends one. *explained* says whether the user was told why runs
-    step aside.
+    *paces* the same for each token. *judged* are those from a draft to its verdict, *repairs* those from a rollback to
+    its repair. *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or
+    change of mode. *spent* counts the steps that the last of its *probes* wrote; a rejected draft ends one.
+    *explained* says whether the user was told why runs step aside.
     """
 
     prior: Prior = field(default_factory=Prior)

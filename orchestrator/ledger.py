@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from .chain import Accept, Party, Step
@@ -55,8 +55,7 @@ class Ledger:
 
     A draft that is replaced by a rival counts as *accepted*, because nothing is repaired; *chosen* counts such drafts.
     *nested* are the accounts of the models in nested pairs; a pair's own account is their sum. *sifted* has, by the
-    path of a pair, the number of drafts judged in it and the number accepted. *speculation* covers the models whose
-    servers speculate on tokens, if their counters were read.
+    path of a pair, the number of drafts judged in it and the number accepted.
     """
 
     small: Account
@@ -133,26 +132,20 @@ def _kept(events: tuple[Event, ...]) -> list[Step]:
     return [event.step for event in events if isinstance(event, Committed | Answered)]
 
 
-def _charged(account: Account, calls: Iterable[Called]) -> Account:
-    written = 0
-    for call in calls:
-        account = _charge(account, call)
-        written += call.written if call.verb == "write" else 0
-    return replace(account, discarded=max(0, written - account.kept))
-
-
-def _charge(account: Account, call: Called) -> Account:
-    account = replace(
+def _charged(account: Account, calls: Sequence[Called]) -> Account:
+    writes = [call for call in calls if call.verb == "write"]
+    verdicts = [call for call in calls if call.verb != "write"]
+    return replace(
         account,
-        prompt=account.prompt + call.prompt,
-        cached=account.cached + call.cached,
-        requests=account.requests + 1,
-        failed=account.failed + (call.fate == "failed"),
+        discarded=max(0, sum(call.written for call in writes) - account.kept),
+        judging=sum(call.prompt - call.cached + call.written for call in verdicts),
+        prompt=sum(call.prompt for call in calls),
+        cached=sum(call.cached for call in calls),
+        requests=len(calls),
+        failed=sum(call.fate == "failed" for call in calls),
+        writing=sum(call.seconds for call in writes),
+        judged=sum(call.seconds for call in verdicts),
     )
-    if call.verb == "write":
-        return replace(account, writing=account.writing + call.seconds)
-    judging = account.judging + call.prompt - call.cached + call.written
-    return replace(account, judging=judging, judged=account.judged + call.seconds)
 
 
 def _alone(events: tuple[Event, ...]) -> Callable[[int], bool]:

@@ -108,11 +108,6 @@ def confidence(step: Step) -> float:
     return exp(sum(token.logprob for token in step.tokens) / len(step.tokens)) if step.tokens else 0.0
 
 
-def thought(chain: Chain) -> bool:
-    """Whether the thinking of *chain* is over. If the policy also drafts the answer, the run continues after that."""
-    return chain.finished
-
-
 class Lookahead:
     """
     Consecutive drafts, each extending the one before, all judged at the same time; the repair of a rejected one.
@@ -128,7 +123,7 @@ class Lookahead:
         control: LookaheadControl,
         spent: Callable[[Chain], bool],
         observe: Observer,
-        over: Callable[[Chain], bool] = thought,
+        over: Callable[[Chain], bool],
     ) -> None:
         self._policy, self._control, self._observe = policy, control, observe
         self._spent, self._over = spent, over

@@ -10,10 +10,14 @@ from typing import Literal, TypeAlias
 from .chain import Accept, Chain, Rollback, Step
 from .events import Chosen, Committed, Event, Observer, Repaired
 from .interfaces import Policy, guarded
-from .lookahead import Lookahead, LookaheadControl, thought
+from .lookahead import Lookahead, LookaheadControl
 from .repetition import stuck
 
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
+
+
+def _thought(chain: Chain) -> bool:
+    return chain.finished
 
 
 def _never(chain: Chain) -> bool:
@@ -39,7 +43,7 @@ async def reason(
     spent: Callable[[Chain], bool] = _never,
     deadline: float | None = None,
     observe: Observer = _ignore,
-    over: Callable[[Chain], bool] = thought,
+    over: Callable[[Chain], bool] = _thought,
 ) -> tuple[Chain, End]:
     """
     Grow *chain* until it is *over*, its budget *spent*, or the *deadline* (seconds on the event loop's clock) reached.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Step, Token
 from stepspec.orchestrator.answer import CallStream, answer_text, complete_calls, write_answer
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import Chain, ToolCall
+from stepspec.orchestrator.chain import Chain, Role, ToolCall
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Answered, Answering, Calling, Committed, Event
-from stepspec.orchestrator.run import RunParts
+from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as run_policy
 from stepspec.policies import make
 
@@ -25,6 +26,7 @@ from ..stand_in import tools as stand_in_tools
 from .arms import PROBLEM
 
 CALL = '<tool_call>\n{"name": "lookup", "arguments": {"item": "cup"}}\n</tool_call>'
+ROLES: tuple[Role, ...] = ("small", "large")
 ANSWERS = st.lists(st.sampled_from(["So ", "it is ", "<tool", " 42", "\n", " <", CALL]), max_size=6).map("".join)
 
 
@@ -138,50 +140,24 @@ def test_a_model_that_starts_again_takes_nothing_back() -> None:
     assert said(events) == expected(text)
 
 
-def test_a_run_answers_with_calls_that_are_emitted_once() -> None:
-    for ahead in (0, 4):
-        events: list[Event] = []
-        small, large = (ScriptedModel(role, counting(role, 3), answer=CALL) for role in ("small", "large"))
-        outcome, _ = run(
-            run_policy(
-                RunParts(
-                    make("specreason", small, large),
-                    budget=Budget(tokens=500),
-                    ahead=ahead,
-                    answerer=large,
-                    parser=TextParser,
-                ),
-                Chain.of("How much?"),
-                events.append,
-            )
-        )
-        assert (outcome.text, outcome.calls, outcome.reason) == (*expected(CALL), "stop")
-        assert said(events) == expected(CALL)
-        assert sum(isinstance(event, Answered) for event in events) == 1
+def answered(small: ScriptedModel, large: ScriptedModel, **how: Any) -> tuple[Outcome, list[Event]]:
+    events: list[Event] = []
+    policy = make("specreason", small, large)
+    parts = RunParts(policy, budget=Budget(tokens=500), answerer=large, parser=TextParser, **how)
+    return run(run_policy(parts, Chain.of("How much?"), events.append))[0], events
 
 
-def _answer(previous: Sequence[str]) -> str:
-    return CALL
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_a_run_answers_with_calls_that_are_emitted_once(ahead: int) -> None:
+    outcome, events = answered(*(ScriptedModel(role, counting(role, 3), answer=CALL) for role in ROLES), ahead=ahead)
+    assert (outcome.text, outcome.calls, outcome.reason) == (*expected(CALL), "stop")
+    assert said(events) == expected(CALL)
+    assert sum(isinstance(event, Answered) for event in events) == 1
 
 
 def test_models_that_do_not_think_call_tools_at_once() -> None:
-    small, large = (ScriptedModel(role, counting(role, 3), answer=CALL) for role in ("small", "large"))
-    large = replace(large, script=_answer)
-    events: list[Event] = []
-    outcome, _ = run(
-        run_policy(
-            RunParts(
-                make("specreason", small, large),
-                budget=Budget(tokens=500),
-                ahead=2,
-                thinks=False,
-                answerer=large,
-                parser=TextParser,
-            ),
-            Chain.of("How much?"),
-            events.append,
-        )
-    )
+    small, large = (ScriptedModel(role, lambda previous: CALL, answer=CALL) for role in ROLES)
+    outcome, events = answered(small, large, ahead=2, thinks=False)
     assert (outcome.text, outcome.calls) == expected(CALL)
     assert not any(isinstance(event, Committed) for event in events)
     assert small.log == []
