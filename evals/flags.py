@@ -94,7 +94,6 @@ ProblemsFile: TypeAlias = Annotated[
         "--problems", help="A file of problems, one a line: a text, or JSON with its problem.", metavar="FILE"
     ),
 ]
-Output: TypeAlias = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")]
 Testbed: TypeAlias = Annotated[
     bool, typer.Option("--testbed", help="Start the miniature pair on this CPU, and use that.")
 ]

@@ -55,7 +55,6 @@ DEED, BALANCE = 12, 7
 NUMBER = re.compile(r"[-+]?\d+|\d+(st|nd|rd|th)")  # in words: a deed of one token, or a day
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

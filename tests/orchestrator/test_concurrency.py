@@ -109,10 +109,6 @@ def test_work_that_is_done_to_the_end_outlasts_every_cancellation(failing: bool)
     assert log == ([] if failing else ["ended"])
 
 
-def test_work_that_is_done_to_the_end_undisturbed_ends_there() -> None:
-    assert run(to_the_end(work(3.0, []))) == (None, 3.0)
-
-
 @asynccontextmanager
 async def place(seconds: float, log: list[str], failing: bool = False) -> AsyncGenerator[None]:
     await work(seconds, log, failing)

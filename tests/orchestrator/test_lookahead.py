@@ -157,13 +157,6 @@ def test_a_confident_draft_is_not_hedged(hedge: float) -> None:
     assert [line for line in small.log if line.startswith("large write")] == ["large write 1", "large write 1 done"]
 
 
-def test_no_hedge_while_the_large_model_has_a_queue() -> None:
-    small, large = pair(length=3)
-    auto = Auto(running=4, waiting=3).run("specreason", {}, 0)
-    run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(hedge=1.0, auto=auto)))
-    assert not [line for line in small.log if line.startswith("large write")]
-
-
 @pytest.mark.parametrize("then", [0, 1])
 def test_the_depth_may_change_on_the_way(then: int) -> None:
     small, large = pair()

@@ -1,15 +1,12 @@
 """The random control: *p* is the accept rate, and a decision does not depend on whether a step is right."""
 
 import pytest
-from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Message, Rollback, Step
 from stepspec.policies import RandomControl
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM
-
-SEEDS = st.integers(0, 10_000)
 
 
 def pair(length: int = 3) -> tuple[ScriptedModel, ScriptedModel]:

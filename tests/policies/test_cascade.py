@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict, reason
+from stepspec.orchestrator import Accept, Rollback, Step, Verdict, reason
 from stepspec.policies import Cascade
-from stepspec.prompts import load
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM
@@ -45,21 +44,6 @@ def test_thresholds_may_be_chosen() -> None:
     models = pair({"Yes": 0.6, "No": 0.4}, {"Yes": 0.6})
     assert run(Cascade(*models, sure=0.6).verify(PROBLEM, DRAFT))[0] == Accept(0.6)
     assert run(Cascade(*models, threshold=0.7).verify(PROBLEM, DRAFT))[0] == Rollback(reason="large check", score=0.6)
-
-
-def test_both_judges_get_the_same_question_about_the_chain_with_the_draft() -> None:
-    questions: list[tuple[object, ...]] = []
-
-    class Listening(ScriptedModel):
-        async def ask(self, chain: Chain, question: str, choices: object, *, opening: str = "") -> Mapping[str, float]:
-            questions.append((self.role, chain, question, choices, opening))
-            return {"Yes": 0.5, "No": 0.5}
-
-    policy = Cascade(Listening("small", counting("small", 3)), Listening("large", counting("large", 3)))
-    run(policy.verify(PROBLEM, DRAFT))
-    prompt = load("check")
-    rest = (PROBLEM.extend(DRAFT), prompt.text, ("Yes", "No"), prompt.opening)
-    assert questions == [("small", *rest), ("large", *rest)]
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

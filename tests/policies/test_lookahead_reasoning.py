@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Ledger, Rollback, Step, Verdict, reason
 from stepspec.orchestrator.errors import EndpointRejected
@@ -16,7 +15,6 @@ from stepspec.prompts import load
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM
 
-SEEDS = st.integers(0, 10_000)
 OWN = "The large one says 0.\n\n"
 SAME = load("lookahead-reasoning.same")
 
@@ -52,24 +50,6 @@ def test_not_to_be_sure_is_a_no(says: Mapping[str, float], ruling: Verdict) -> N
         assert (found.instead.text, found.instead.author) == (OWN, "large")
         found = Rollback(found.keep, found.reason, found.score)
     assert found == ruling
-
-
-def test_the_judge_is_shown_the_draft_in_the_chain_and_the_large_models_step_in_the_question() -> None:
-    questions: list[tuple[Chain, str]] = []
-
-    def judge(chain: Chain, question: str) -> Mapping[str, float]:
-        questions.append((chain, question))
-        return {"Yes": 1.0}
-
-    class Listening(ScriptedModel):
-        async def ask(self, chain: Chain, question: str, choices: object, *, opening: str = "") -> Mapping[str, float]:
-            assert (choices, opening) == (("Yes", "No"), SAME.opening)
-            return await super().ask(chain, question, ("Yes", "No"), opening=opening)
-
-    draft = Step("Something else.\n\n", "small")
-    large = Listening("large", counting("large", 3), judge=judge)
-    run(LookaheadReasoning(ScriptedModel("small", counting("small", 3)), large).verify(PROBLEM, draft))
-    assert questions == [(PROBLEM.extend(draft), SAME.text.replace("{step}", OWN.strip()))]
 
 
 def test_a_draft_that_ends_within_a_paragraph_is_never_accepted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from pydantic import Field, TypeAdapter
 from stepspec import Method, Threshold, policies
 from stepspec.evals.calibration.policy_file import find_threshold
 from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback, Step, Verdict, reason
+from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Judged
 from stepspec.orchestrator.interfaces import foreseeable
@@ -29,12 +31,14 @@ from stepspec.policies import (
     named,
     threshold,
 )
-from stepspec.policies.method import Above0, Amount, Grade, Several, Top, describe, meaning, read_method
+from stepspec.policies.method import Top, describe, meaning, read_method
+from stepspec.prompts import load
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import ARMS, BOUNDED, PROBLEM, ScriptedCritic, arm, taste
 
-SMALL, LARGE = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+ROLES: tuple[Role, ...] = ("small", "large")
+SMALL, LARGE = (ScriptedModel(role, counting(role, 3)) for role in ROLES)
 CRITIC = ScriptedCritic(lambda chain: 1.0)
 OPTIONS = [(name, option) for name in METHODS for option in METHODS[name].options]
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -177,18 +181,42 @@ def test_at_its_limits_a_method_writes_what_one_model_alone_does(
     assert author == "large" or {step.author for step in chain.steps} == {"small"}
 
 
+class Listening(ScriptedModel):
+    """A judge that notes what it is asked, and is in doubt."""
+
+    asked: list[tuple[Role, Chain, str, object, str]]
+
+    async def ask(
+        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+    ) -> Mapping[str, float]:
+        self.asked.append((self.role, chain, question, choices, opening))
+        return dict.fromkeys(choices, 1 / len(choices))
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "judges", "choices"),
+    [
+        ("specreason", "specreason.grade", ["large"], "0123456789"),
+        ("cascade", "check", ["small", "large"], ("Yes", "No")),
+        ("lookahead-reasoning", "lookahead-reasoning.same", ["large"], ("Yes", "No")),
+    ],
+)
+def test_the_judge_gets_the_methods_prompt_after_the_chain_with_the_draft(
+    name: str, prompt: str, judges: list[Role], choices: Sequence[str]
+) -> None:
+    small, large = (Listening(role, counting(role, 3)) for role in ROLES)
+    small.asked = large.asked = []
+    draft, loaded = Step("So it is.\n\n", "small"), load(prompt)
+    run(make(name, small, large).verify(PROBLEM, draft))
+    question = loaded.fill(step="The large one says 0.")  # its own step, which the draft is compared with
+    assert large.asked == [(role, PROBLEM.extend(draft), question, choices, loaded.opening) for role in judges]
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (int, "a whole number"),
         (bool, "true or false"),
-        (Top, "a whole number from 1 to 20"),
-        (Several, "a whole number from 2 to 20"),
-        (Grade, "a number from 0 to 9"),
-        (Above0, "a number above 0, 1 at most"),
-        (Amount, "a number of 0 or more"),
         (Literal["one", "two"], "'one' or 'two'"),
-        (tuple[str, ...], "a list of texts"),
         (Top | None, "a whole number from 1 to 20 or null"),
         (Annotated[str, Field(min_length=1)], "string"),
     ],

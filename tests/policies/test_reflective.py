@@ -26,8 +26,6 @@ from ..orchestrator.arms import BOUNDED, PROBLEM, arm
 SEEDS = st.integers(0, 10_000)
 DRAFT = Step("So it is.\n\n", "small")
 PLACES = tokenise(DRAFT.text)  # So, it, is and the full stop with its blank line
-SURE: Mapping[str, float] = {"it": 0.0}
-
 Reading = Mapping[int, Mapping[str, float]]  # by place: the top tokens with their log-probabilities
 
 
@@ -98,6 +96,7 @@ def test_the_prompt_begins_a_paragraph_of_its_own(text: str, bridge: str) -> Non
         (("One.\n\n", "Two"), "Two"),
         (("One.\n\n", "Two ", "and three.\n\n"), "Two and three.\n\n"),
         (("Half",), "Half"),
+        (("Half ", "and half.\n\n"), "Half and half.\n\n"),
     ],
 )
 def test_the_anchor_is_the_last_paragraph_however_many_steps_wrote_it(texts: Sequence[str], found: str) -> None:

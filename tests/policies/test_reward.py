@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict, reason
 from stepspec.policies import Reward, make
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM, ScriptedCritic
-
-SEEDS = st.integers(0, 10_000)
 
 
 def policy(reward: float, **options: Any) -> Reward:

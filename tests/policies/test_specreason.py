@@ -16,7 +16,6 @@ from stepspec.orchestrator.reason import End
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.policies import Led, SpecReason, make
-from stepspec.prompts import load
 
 from ..fakes import Previous, ScriptedModel, counting, run, saying
 from ..orchestrator.arms import BOUNDED, PROBLEM, arm
@@ -87,25 +86,6 @@ def test_a_judge_with_little_probability_on_digits_gives_no_grade(read: str) -> 
     assert verdict({}, read=read) == Rollback(reason="no grade")
     assert verdict({"9": 0.0625, "Well": 0.9}, read=read) == Accept(9.0)
     assert verdict({"9": 0.5, "Well": 0.5}, read=read, sure=0.5) == Accept(9.0)
-
-
-def test_the_question_of_the_judge_is_the_prompt_after_the_chain_with_the_draft() -> None:
-    questions: list[tuple[Chain, str]] = []
-
-    def judge(chain: Chain, question: str) -> Mapping[str, float]:
-        questions.append((chain, question))
-        return {"9": 1.0}
-
-    class Listening(ScriptedModel):
-        async def ask(self, chain: Chain, question: str, choices: object, *, opening: str = "") -> Mapping[str, float]:
-            assert (choices, opening) == ("0123456789", load("specreason.grade").opening)
-            return await super().ask(chain, question, "0123456789", opening=opening)
-
-    small = ScriptedModel("small", counting("small", 3))
-    large = Listening("large", counting("large", 3), judge=judge)
-    draft = Step("So it is.\n\n", "small")
-    run(SpecReason(small, large).verify(PROBLEM, draft))
-    assert questions == [(PROBLEM.extend(draft), load("specreason.grade").text)]
 
 
 # The mistakes of SpecReason's reference code, each stated in a docstring; stepspec has none of them.

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Chain, Ledger, Rollback, Step, reason
-from stepspec.orchestrator.chain import DELIMITER, Role
+from stepspec.orchestrator import Ledger, Rollback, Step, reason
+from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.interfaces import foreseeable
-from stepspec.policies import Guarded, Led, SpecReason, make
+from stepspec.policies import Led, SpecReason, make
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import ARMS, BOUNDED, PROBLEM, arm
@@ -55,16 +55,6 @@ def test_everything_else_is_the_policys() -> None:
     assert run(led.repair(PROBLEM, draft, rollback))[0] == run(policy.repair(PROBLEM, draft, rollback))[0]
 
 
-@pytest.mark.parametrize("first", [0, 1, 2, 3])
-def test_the_first_steps_are_not_judged(first: int) -> None:
-    large = ScriptedModel("large", counting("large", 4))
-    large.judge = lambda chain, question: {"0": 1.0}  # no step would stand
-    policy = Led(SpecReason(small(), large), large, first)
-    steps = [Step(f"Step {number}.\n\n", "large") for number in range(4)]
-    verdicts = [run(policy.verify(Chain(PROBLEM.messages, tuple(steps[:n])), steps[n]))[0] for n in range(4)]
-    assert [isinstance(verdict, Rollback) for verdict in verdicts] == [n >= first for n in range(4)]
-
-
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("name", ["small", "large"])
 def test_the_text_of_one_model_equals_a_single_request(name: Role, ahead: int) -> None:
@@ -76,12 +66,3 @@ def test_the_text_of_one_model_equals_a_single_request(name: Role, ahead: int) -
     assert (end, seconds, other.log) == ("finished", 4.0, [])
     assert not [line for line in author.log if "ask" in line]
     assert Ledger.of(events).accept_rate == 1.0
-
-
-@pytest.mark.parametrize("name", ["small", "large"])
-def test_one_model_alone_gets_a_second_try_at_a_step_that_repeats_if_loops_are_stopped(name: Role) -> None:
-    again = " ".join(map(str, range(150))) + DELIMITER
-    models = [ScriptedModel(role, lambda previous: again) for role in ("small", "large")]
-    chain, end = run(reason(Guarded(make(name, *models)), PROBLEM))[0]
-    assert [(step.author, step.note) for step in chain.steps] == [(name, "")] * 2 + [(name, "repetition")]
-    assert end == "repetition"
