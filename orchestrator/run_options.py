@@ -200,7 +200,7 @@ class RunOptions(BaseModel):
         try:
             checked = RunOptions.model_validate(changed)
         except ValidationError as exc:
-            raise explain(exc, RunOptions) from exc
+            raise ConfigurationError("; ".join(explain_error(RunOptions, error) for error in exc.errors())) from exc
         update = {name: getattr(checked, name) for name in checked.model_fields_set}
         if checked.policy != self.policy and "policy" in update:
             update.setdefault("options", {})
@@ -261,13 +261,8 @@ def service_options() -> tuple[str, ...]:
     return tuple(name for name, option in run_options().items() if option.service)
 
 
-def explain(exc: ValidationError, model: type[BaseModel], hidden: Collection[str] = ()) -> ConfigurationError:
-    """Say in one line what is wrong with which field of *model*; parts of a place that are *hidden* are left out."""
-    return ConfigurationError("; ".join(explain_error(model, error, hidden) for error in exc.errors()))
-
-
 def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collection[str] = ()) -> str:
-    """Say what is wrong with which field of *model*, as `explain` does, for one *error*."""
+    """Say what is wrong with which field of *model*; parts of a place that are *hidden* are left out."""
     place = error["loc"]
     name = ".".join(str(part) for part in place if part not in hidden)
     if error["type"] == "extra_forbidden":
