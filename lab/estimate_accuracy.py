@@ -23,17 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from lab.crowd import (
-    Attempt,
-    Block,
-    BlockPlace,
-    BlockStore,
-    Deployment,
-    Load,
-    Workload,
-    attempt,
-    grade_equal,
-)
+from lab.crowd import Attempt, Block, BlockPlace, BlockStore, Deployment, Load, Workload, attempt, grade_equal
 from lab.crowd import measure as measure_crowd
 from stepspec.evals.arms import PLAIN
 from stepspec.evals.cli import arm as parse_arm

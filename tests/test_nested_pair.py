@@ -18,14 +18,7 @@ from stepspec.orchestrator import Ledger, trace
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointRejected
 from stepspec.orchestrator.events import Event, Started
-from stepspec.orchestrator.nesting import (
-    NestedEndpoint,
-    described,
-    leaves,
-    named,
-    neighbours,
-    servers,
-)
+from stepspec.orchestrator.nesting import NestedEndpoint, described, leaves, named, neighbours, servers
 
 from .orchestrator.endpoints.server import Break, FakeVllm
 

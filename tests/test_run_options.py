@@ -13,13 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import (
-    RunOptions,
-    RunOverrides,
-    option_types,
-    run_options,
-    service_options,
-)
+from stepspec.orchestrator.run_options import RunOptions, RunOverrides, option_types, run_options, service_options
 
 ROOT = Path(__file__).parents[1]
 APART = {"sampling", "budget"}  # which `Solver.solve` takes as values of their own

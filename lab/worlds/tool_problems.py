@@ -16,13 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias, cast
 
-from stepspec.evals.testbed.problems import (
-    PEOPLE,
-    THINK_END,
-    Split,
-    final_answer,
-    split_of,
-)
+from stepspec.evals.testbed.problems import PEOPLE, THINK_END, Split, final_answer, split_of
 from stepspec.orchestrator.errors import ConfigurationError
 
 from .short import of_split

@@ -14,17 +14,7 @@ from ..endpoints.chat_template import disagreement
 from ..endpoints.metrics import FINE, MATCH_UNIT, UNIT, CacheConfig
 from ..endpoints.probe import LONG, Capabilities
 from ..events import Fallback
-from .report import (
-    LACKS,
-    CriticReport,
-    Diagnosis,
-    EndpointReport,
-    Finding,
-    Outcome,
-    Pace,
-    milliseconds,
-    tokens_read,
-)
+from .report import LACKS, CriticReport, Diagnosis, EndpointReport, Finding, Outcome, Pace, milliseconds, tokens_read
 
 LEAST_CONTEXT = 256  # tokens: a short problem, a judge's question and one step
 SHORT_CONTEXT = 2048  # tokens; chains of thought are longer

@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ..chain import Chain, Role, Step, Token, beginning
 from ..concurrency import at_once
-from ..errors import (
-    ConfigurationError,
-    ContextTooLong,
-    EndpointRejected,
-    EndpointUnavailable,
-)
+from ..errors import ConfigurationError, ContextTooLong, EndpointRejected, EndpointUnavailable
 from ..events import Called, Observer, Verb
 from ..interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST
 from ..step_ends import StepEnds
 from . import vllm_protocol
 from .settings import Sampling
 from .sticky_stream import StickyStream
-from .token_stream import (
-    OUTSIDE,
-    Closing,
-    RequestMeter,
-    StepBuilder,
-    TokenStream,
-    generate,
-    grow,
-    grow_each,
-    step_ends,
-)
+from .token_stream import OUTSIDE, Closing, RequestMeter, StepBuilder, TokenStream, generate, grow, grow_each, step_ends
 from .tokenizer import ChainIds
 from .vllm_protocol import COMPLETIONS, GENERATE, Body, Call, EncodedPrompt, Prompts, Reply
 

@@ -18,14 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 import orjson
 
 from ..chain import Party, Stop, Token
-from ..errors import (
-    ContextTooLong,
-    EndpointError,
-    EndpointRejected,
-    EndpointUnavailable,
-    MalformedReply,
-    ModelGone,
-)
+from ..errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply, ModelGone
 from .settings import Sampling
 
 Body: TypeAlias = dict[str, Any]

@@ -14,14 +14,7 @@ from pydantic_settings import NoDecode
 
 from ..chain import Message, Role, Token, Tool, Toolset
 from ..concurrency import all_entered
-from ..endpoints import (
-    Endpoint,
-    ModelEndpoint,
-    ReplicatedEndpoint,
-    Sampling,
-    Template,
-    VllmEndpoint,
-)
+from ..endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Sampling, Template, VllmEndpoint
 from ..endpoints.chat_template import disagreement
 from ..endpoints.metrics import Acceptance, QueueGauges
 from ..endpoints.probe import Capabilities

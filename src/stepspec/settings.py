@@ -24,12 +24,7 @@ from pydantic import (
     ValidationError,
 )
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from stepspec.orchestrator.auto import Prior
 from stepspec.orchestrator.chain import Role
@@ -37,19 +32,9 @@ from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, S
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.nesting.endpoint import TAGS, NestedPair, SmallModel, for_role
-from stepspec.orchestrator.run_options import (
-    Limits,
-    RunOptions,
-    RunOverrides,
-    explain_error,
-)
+from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, explain_error
 from stepspec.orchestrator.service.settings import ServiceSettings
-from stepspec.orchestrator.verifiers import (
-    DecisionsVerifier,
-    FunctionVerifier,
-    HttpVerifier,
-    VerifierFunction,
-)
+from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier, HttpVerifier, VerifierFunction
 
 from . import policies, prompts
 from .prompts import PromptFile

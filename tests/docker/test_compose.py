@@ -14,20 +14,7 @@ from stepspec.evals.testbed.servers import read_pace
 from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.settings import load
 
-from .files import (
-    COMPOSED,
-    DOCKER,
-    ENVIRONMENT,
-    ROOT,
-    Tree,
-    block,
-    composed,
-    outside,
-    read,
-    run,
-    tool,
-    variables,
-)
+from .files import COMPOSED, DOCKER, ENVIRONMENT, ROOT, Tree, block, composed, outside, read, run, tool, variables
 
 ALL = (*COMPOSED, "compose.parts.yaml")
 

@@ -21,16 +21,7 @@ from stepspec.orchestrator.trace import read, replay
 
 from ..orchestrator.launcher.running import parent
 from .conftest import Pair
-from .test_eval import (
-    ARMS,
-    DEADLINE,
-    command,
-    finish,
-    found,
-    kill_in_the_middle,
-    samples,
-    wait_for,
-)
+from .test_eval import ARMS, DEADLINE, command, finish, found, kill_in_the_middle, samples, wait_for
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]

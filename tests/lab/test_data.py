@@ -9,15 +9,7 @@ import pytest
 import torch
 
 from lab.training import tokenizer as vocabulary
-from lab.training.data import (
-    IGNORED,
-    TRUNK,
-    Mistake,
-    Row,
-    Writer,
-    collate,
-    first_mistake,
-)
+from lab.training.data import IGNORED, TRUNK, Mistake, Row, Writer, collate, first_mistake
 from lab.training.model_card import auroc
 from lab.training.train import visible
 from lab.worlds.short import RIGHT, WRONG, generate, worked_steps

@@ -11,17 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.simulation.__main__ import app
-from lab.simulation.grid import (
-    GPUS,
-    SHARES,
-    Chains,
-    break_even,
-    crossing,
-    find_pair,
-    read_pairs,
-    simulate_cell,
-    slower,
-)
+from lab.simulation.grid import GPUS, SHARES, Chains, break_even, crossing, find_pair, read_pairs, simulate_cell, slower
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.orchestrator.errors import ConfigurationError
 

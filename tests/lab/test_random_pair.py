@@ -10,18 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from lab import random_pair
-from lab.random_pair import (
-    HEADER,
-    OPTIONS,
-    PROBLEMS,
-    MethodRow,
-    Side,
-    attempt,
-    find_faults,
-    format_row,
-    main,
-    servers,
-)
+from lab.random_pair import HEADER, OPTIONS, PROBLEMS, MethodRow, Side, attempt, find_faults, format_row, main, servers
 from stepspec import Solver
 from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.budget import Budget

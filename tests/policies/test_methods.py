@@ -20,17 +20,7 @@ from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Judged
 from stepspec.orchestrator.interfaces import foreseeable
-from stepspec.policies import (
-    METHODS,
-    THRESHOLDS,
-    Solo,
-    SpecReason,
-    check,
-    defaults,
-    make,
-    named,
-    threshold,
-)
+from stepspec.policies import METHODS, THRESHOLDS, Solo, SpecReason, check, defaults, make, named, threshold
 from stepspec.policies.method import Top, describe, meaning, read_method
 from stepspec.prompts import load
 

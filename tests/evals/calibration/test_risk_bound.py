@@ -10,12 +10,7 @@ import typer
 
 from lab import calibration_simulation as simulation
 from lab.calibration_simulation import KINDS, Population, SearchRow, ThresholdRow, main, simulate
-from stepspec.evals.calibration.risk_bound import (
-    LossTest,
-    Paired,
-    betting_p_value,
-    p_value,
-)
+from stepspec.evals.calibration.risk_bound import LossTest, Paired, betting_p_value, p_value
 from stepspec.orchestrator.errors import ConfigurationError
 
 

@@ -19,13 +19,7 @@ from aiohttp import web
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.failures import no_connection
-from stepspec.orchestrator.errors import (
-    EndpointError,
-    EndpointRejected,
-    EndpointUnreachable,
-    MalformedReply,
-    ModelGone,
-)
+from stepspec.orchestrator.errors import EndpointError, EndpointRejected, EndpointUnreachable, MalformedReply, ModelGone
 
 from .server import FakeVllm
 

@@ -9,12 +9,7 @@ import pytest
 
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints.metrics import Acceptance
-from stepspec.orchestrator.errors import (
-    ConfigurationError,
-    ContextTooLong,
-    EndpointUnavailable,
-    MalformedReply,
-)
+from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable, MalformedReply
 
 from .conftest import Meet, eventually
 from .server import IM_END, IM_START, ROOM, SPECULATES, THINK, THINK_END, FakeVllm, Refuse

@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Chain, reason
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints import (
-    Endpoint,
-    ModelEndpoint,
-    ReplicatedEndpoint,
-    Template,
-    connect,
-)
+from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Template, connect
 from stepspec.orchestrator.endpoints.breaker import Breaker
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges

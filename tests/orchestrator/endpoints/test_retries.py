@@ -17,12 +17,7 @@ from stepspec.orchestrator.endpoints import Deadlines, Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints import client as module
 from stepspec.orchestrator.endpoints.client import WAITING, Connection
 from stepspec.orchestrator.endpoints.sse import Events
-from stepspec.orchestrator.errors import (
-    EndpointError,
-    EndpointRejected,
-    EndpointUnavailable,
-    MalformedReply,
-)
+from stepspec.orchestrator.errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
 
 from ...fakes import run
 from .conftest import Meet, eventually

@@ -18,11 +18,7 @@ from stepspec.orchestrator import Chain, Ledger, Message, Step
 from stepspec.orchestrator.chain import Speaker
 from stepspec.orchestrator.endpoints import CriticEndpoint, RewardModelEndpoint, client
 from stepspec.orchestrator.endpoints.reward_model import paragraphs, reward, sigmoid
-from stepspec.orchestrator.errors import (
-    ContextTooLong,
-    EndpointRejected,
-    MalformedReply,
-)
+from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, MalformedReply
 from stepspec.orchestrator.events import Called, Event
 
 CHAIN = Chain.of("What is 6 x 7?").extend(Step("Six sevens.\n\n", "small")).extend(Step("That is 42.\n\n", "large"))

@@ -8,12 +8,7 @@ import pytest
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
 from stepspec.orchestrator.endpoints import vllm_protocol
-from stepspec.orchestrator.errors import (
-    ConfigurationError,
-    ContextTooLong,
-    EndpointUnavailable,
-    MalformedReply,
-)
+from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable, MalformedReply
 
 from .conftest import Meet
 from .server import GENERATE, FakeVllm, Refuse

@@ -16,12 +16,7 @@ from pydantic import ValidationError
 
 from stepspec.orchestrator import Chain, Message, Rating, Step
 from stepspec.orchestrator.errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
-from stepspec.orchestrator.verifiers import (
-    Candidate,
-    ConnectedVerifier,
-    DecisionsVerifier,
-    HttpVerifier,
-)
+from stepspec.orchestrator.verifiers import Candidate, ConnectedVerifier, DecisionsVerifier, HttpVerifier
 
 TURNS = (Message("system", "Be brief."), Message("user", "What is 6 x 7?"))
 STEPS = Chain(TURNS).extend(Step("Six sevens.\n\n", "small")).extend(Step("That is 42.\n</think>", "large", "end"))
