@@ -67,8 +67,7 @@ class Service:
 @contextmanager
 def serving_pair(pair: Pair, log: Path) -> Generator[Service]:
     """Start a service with a key over *pair*, greedy unless a request says otherwise, and stop it."""
-    logging = ("--log-level", "debug", "--log-prompts")
-    starting = serve(pair.small.base_url, pair.large.base_url, log, *logging, settings=SETTINGS)
+    starting = serve(pair.small.base_url, pair.large.base_url, log, "--log-level", "debug", settings=SETTINGS)
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as program:
         yield Service(f"{program.base}/v1", log)
 

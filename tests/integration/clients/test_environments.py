@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .environments import FOLDER
 
-CLIENTS = ("guidellm", "langchain", "langgraph", "litellm", "lm_eval", "openai_agents")
+CLIENTS = ("guidellm", "langchain", "litellm", "lm_eval", "openai_agents")
 
 
 def test_every_client_pins_all_its_requirements_and_the_document_has_their_versions() -> None:

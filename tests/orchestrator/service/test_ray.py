@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -87,16 +86,6 @@ def test_the_file_that_is_shipped_is_one() -> None:
     built = getattr(importlib.import_module(module), name)(arguments)
     assert deployment(built)._deployment_config.autoscaling_config.min_replicas == 2
     assert not schema.http_options.model_dump()["host"].startswith("0.")
-
-
-def test_settings_are_sent_completely(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = service_factory.read(
-        {**URLS, "service": {"keys": ["one"]}, "small": {"url": "http://a", "api_key": "k"}}
-    )
-    monkeypatch.setenv("STEPSPEC_POLICY", "bild")
-    travelled = pickle.loads(pickle.dumps(settings))
-    assert travelled == settings
-    assert travelled.small.api_key.get_secret_value() == "k"
 
 
 @pytest.mark.parametrize("small", [URLS["small"], {"small": "http://t", "large": URLS["small"]}])

@@ -7,9 +7,6 @@ export function ticks(low, high, most) {
   return Array.from({ length: places(low, high, unit) }, (_, place) => round((first + place) * unit));
 }
 
-// The least round number that is not below *size*, which is above 0.
-export const roundUp = (size) => roundUnits(size).find((unit) => unit >= size);
-
 const roundUnits = (size) => [1, 2, 5, 10, 20].map((one) => round(one * 10 ** Math.floor(Math.log10(size))));
 
 const places = (low, high, unit) => Math.floor(high / unit + 1e-9) - Math.ceil(low / unit - 1e-9) + 1;

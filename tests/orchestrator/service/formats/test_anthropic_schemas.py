@@ -36,9 +36,6 @@ def blocks(*content: Any, role: str = "user") -> dict[str, Any]:
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": None}, "max_tokens", "valid integer"),
-    ({"max_tokens": 1}, "max_tokens", "no room to think"),
-    ({"messages": []}, "messages", "at least 1"),
-    ({"messages": [TURN, {"role": "assistant", "content": "2"}]}, "messages", "the last message is the assistant's"),
     ({"messages": [TURN, {"role": "tool", "content": "2"}]}, "messages[1]", "'assistant'"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
     ({"messages": [{**TURN, "contents": 5}]}, "messages[0].contents", "/openapi.json lists all"),
@@ -50,13 +47,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (blocks({**RESULT, "content": [{"type": "image"}]}), "messages[0].content[0].content[0]", "read text only"),
     (blocks(RESULT), "messages", "which no message before it makes"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]", "send tools with an input_schema"),
-    ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "missing"),
     ({"tools": [{**TOOL, "parameters": {}}]}, "tools[0].parameters", "unknown parameter"),
     ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice", "an object"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name", "missing"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look_op"}}, "tool_choice", "did you mean 'look_up'"),
     ({"tools": [TOOL], "output_config": SCHEMA}, "output_config.format", "leave out one of them"),
-    (blocks({"type": "text"}), "messages[0].content[0].text", "missing"),
     (blocks({"text": "x"}), "messages[0].content[0]", "'type'"),
     (blocks({**TEXT, "texts": "x"}), "messages[0].content[0].texts", "/openapi.json lists all"),
     (blocks({**TEXT, "citations": [{}]}), "messages[0].content[0].citations", "leave it out"),
@@ -67,8 +62,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"output_config": {"effort": "none"}}, "output_config.effort", "always thinks"),
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", "json_schema"),
     ({"stop_sequences": ["a", "b", "c", "d", "e"]}, "stop_sequences", "at most 4"),
-    ({"stop_sequences": "a"}, "stop_sequences", "list"),
-    ({"metadata": {"user": "x"}}, "metadata.user", "unknown parameter"),
     ({"container": "c"}, "container", "leave it out"),
     ({"speed": "fast"}, "speed", "'standard'"),
     ({"stop": ["x"]}, "stop", "called stop_sequences"),
@@ -76,7 +69,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"user": "x"}, "user", "called metadata"),
     ({"instructions": "x"}, "instructions", "called system"),
     ({"seed": 5}, "seed", "unknown parameter"),
-    ({"stepspec": {"budget": {"tokens": 300}}}, "stepspec.budget.tokens", "max_tokens is 400"),
 ]
 
 

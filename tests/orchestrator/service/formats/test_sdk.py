@@ -48,14 +48,6 @@ async def test_each_status_has_its_own_error_with_the_reason() -> None:
         assert down.value.status_code == 503
 
 
-async def test_a_failure_after_some_work_is_not_tried_again_by_the_sdk() -> None:
-    async with serving(policy="large") as served, client(served, max_retries=3) as sdk:
-        served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
-        with pytest.raises(openai.InternalServerError):
-            await sdk.chat.completions.create(model="auto", messages=MESSAGES, extra_body={"stepspec": {"ahead": 0}})
-        assert len(served.recorded.requests) == 1
-
-
 async def test_a_stream_keeps_the_extensions_and_raises_its_errors() -> None:
     async with serving(policy="large") as served, client(served) as sdk:
         stream = await sdk.chat.completions.create(

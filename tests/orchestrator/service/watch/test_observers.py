@@ -184,10 +184,6 @@ async def test_every_request_and_every_upstream_request_is_a_span() -> None:
     )
     assert len(tree.clients) == len([head for server in (served.small, served.large) for head in server.heads])
     for span in tree.clients:
-        assert span.start_time is not None
-        assert span.end_time is not None
-        assert request.start_time is not None
-        assert request.start_time <= span.start_time <= span.end_time
         attributes = about(span)
         assert attributes["gen_ai.provider.name"] == "vllm"
         assert (attributes["stepspec.role"], attributes["gen_ai.request.model"]) in {
@@ -197,8 +193,6 @@ async def test_every_request_and_every_upstream_request_is_a_span() -> None:
         assert attributes["stepspec.verb"] in ("write", "ask")
         assert attributes["server.address"] == "127.0.0.1"
         assert span.name == f"text_completion {attributes['gen_ai.request.model']}"
-    carried = {head["traceparent"] for server in (served.small, served.large) for head in server.heads}
-    assert carried == {f"00-{request.context.trace_id:032x}-{request.context.span_id:016x}-01"}
 
 
 async def test_a_request_to_a_model_says_its_choice_its_purpose_and_its_step() -> None:
