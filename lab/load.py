@@ -1,59 +1,32 @@
-"""
-Measure methods under load: a constant number of problems at the same time.
-
-``python -m lab.load`` measures *cells*, one arm under one load each. The cells of a load are measured in
-blocks that take turns, on the same problems. Within a block, other problems run before the counted ones and beside the
-last of them, so that every counted problem meets the full load.
-"""
+"""The figures of methods under load: latency, throughput and ratios of each arm, a *cell*, from its blocks."""
 
 from __future__ import annotations
 
-import asyncio
-import datetime
 import math
-import platform
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
-import orjson
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from lab.crowd import (
     TWO_LARGE,
-    Attempt,
     Block,
     BlockPlace,
-    BlockStore,
     Deployment,
     Load,
-    Workload,
-    attempt,
-    grade_equal,
-    measure,
 )
 from stepspec.api import Solver
 from stepspec.evals.arms import LARGE
-from stepspec.evals.benchmarks import bare, own
-from stepspec.evals.benchmarks import load as load_tasks
-from stepspec.evals.cli import arm as parse_arm
-from stepspec.evals.command_line import finite, numbers, progress_bars, script, writable
-from stepspec.evals.estimate.measuring import unlimited, unlimited_endpoint
-from stepspec.evals.grading.graders import SECONDS, Graders, require_graders
-from stepspec.evals.plan import check_arm
+from stepspec.evals.estimate.measuring import unlimited_endpoint
 from stepspec.evals.results import Interval, Z, bootstrap_ratio, wilson
-from stepspec.evals.sample import Arm, Task
-from stepspec.evals.testbed.servers import JUDGE, endpoint, miniature, read_pace, running, weights_digest
-from stepspec.orchestrator.endpoints import GREEDY, Endpoint
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.solution import Solution
+from stepspec.evals.sample import Arm
+from stepspec.evals.testbed.servers import JUDGE, endpoint, running
+from stepspec.orchestrator.endpoints import GREEDY
 
-from .worlds import SHORT, WORLDS, find_world, fresh_tasks, with_judge
+from .worlds import with_judge
 
 OTHERS = 64  # problems that are not counted; they repeat
 SEQUENCES = 64  # requests that each miniature server takes: more than a run has, times the highest load
@@ -225,184 +198,6 @@ SMALL_PRINT = (
     "program used. Brackets are 95% intervals: of problems a second and of ratios by bootstrap over problems, "
     "of quantiles by order, of accuracy Wilson's."
 )
-PACED = "The miniature pair, served by real vLLM on this CPU; its pace is simulated ({pace}), as the profile sets it."
-EXAMPLES = """
-Examples:
-
-  python -m lab.load                             # the miniature pair; an hour
-
-  python -m lab.load --concurrency 1,8 --problems 16 --blocks 2 --policy specreason --markdown
-
-  python -m lab.load --small http://gpu:8001/v1 --large http://gpu:8002/v1 --data problems.jsonl
-
-  python -m lab.load --small URL --large URL --second-large URL --data problems.jsonl   # equal hardware
-"""
-POLICIES = ("specreason", "bild", "reflective")
-stderr = Console(stderr=True)
-
-
-def main(
-    concurrency: Annotated[
-        str, typer.Option(help="Numbers of problems at the same time, with commas between them.", metavar="N,...")
-    ] = "1,4,16,32",
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy",
-            "-p",
-            help="A method with its options, or a policy file; default: specreason, bild, reflective. The large model "
-            "alone is always measured.",
-            metavar="NAME[:OPTION=VALUE,...]",
-        ),
-    ] = None,
-    small: Annotated[
-        str | None, typer.Option(help="Base URL of the small model's server; by default the miniature pair is started.")
-    ] = None,
-    large: Annotated[str | None, typer.Option(help="Base URL of the large model's server.")] = None,
-    second_large: Annotated[
-        str | None,
-        typer.Option(help="Another server of the large model, for the large model alone on as many servers as a pair."),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="JSONL or Parquet file with the columns problem and answer, for your servers.")
-    ] = None,
-    world: Annotated[
-        str, typer.Option(help=f"Problems and models of the miniature pair: {', '.join(WORLDS)}.")
-    ] = SHORT,
-    judge: Annotated[
-        str, typer.Option(help="Weights of the large miniature model, which is the judge: a name of the world's.")
-    ] = JUDGE,
-    profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "slow",
-    equal_hardware: Annotated[
-        bool, typer.Option(help="Start a second large server, for the large model alone on two.")
-    ] = True,
-    problems: Annotated[int, typer.Option(min=2, help="Counted problems of each arm under each load.")] = 48,
-    blocks: Annotated[int, typer.Option(min=1, help="Number of parts in which the arms take turns.")] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of problems and samples.")] = 0,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, max=2, help="0 is greedy, the default with the miniature pair.")
-    ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Token budget of a run.")] = None,
-    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds after which a problem has failed.")] = 600.0,
-    output: Annotated[Path, typer.Option(help="File for the figures; the samples are next to it.")] = Path(
-        "build/load.json"
-    ),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Discard what an earlier run measured.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown too.")] = False,
-) -> None:
-    """
-    Measure throughput and latency of methods under load, next to the large model alone on one and on two servers.
-
-    The same command goes on where an interrupted run stopped.
-    """
-    loads = [Load(concurrency=number) for number in numbers("--concurrency", concurrency, int)]
-    if not loads:
-        raise ConfigurationError("no load: name one with --concurrency")
-    if blocks > problems:
-        raise ConfigurationError(f"--blocks {blocks}: every block needs a problem, and there are {problems}")
-    with_judge(world, judge)
-    own_servers = small is not None or large is not None
-    if own_servers and data is None:
-        raise ConfigurationError("name the problems for your servers: --data FILE")
-    if not own_servers and (data is not None or second_large is not None):
-        raise ConfigurationError("--data and --second-large are for your own servers: name --small and --large")
-    finite("--deadline", deadline)
-    writable("--output", output)
-    arms = (LARGE, *map(parse_arm, policy or POLICIES))
-    if len({each.name for each in (*arms, TWO_LARGE)}) <= len(arms):
-        raise ConfigurationError("an arm is there twice")
-    if second_large or (equal_hardware and not own_servers):
-        arms = (LARGE, TWO_LARGE, *arms[1:])
-
-    async def work() -> tuple[list[Cell], str]:
-        async with AsyncExitStack() as stack:
-            if own_servers:
-                assert data is not None
-                deployment = await stack.enter_async_context(_connected(small, large, second_large))
-                benchmark = own(data)
-                graders = await stack.enter_async_context(Graders(2, SECONDS))
-                tasks: Sequence[Task] = load_tasks(benchmark, data, seed=seed)
-                require_graders(task.gold for task in tasks)
-                if miniature(deployment.pair.models.values()):
-                    tasks = bare(tasks)
-                workload = Workload(tasks, tasks[::-1], problems, blocks, seed)
-
-                async def grade(solution: Solution, task: Task) -> bool:
-                    return await task.gold.grade(solution.text, graders) == "right"
-            else:
-                deployment = await stack.enter_async_context(
-                    miniature_deployment(profile, world, judge, two=TWO_LARGE in arms, console=stderr)
-                )
-                grade, made = grade_equal, fresh_tasks(len(loads) * problems, seed, world=world)
-                workload = Workload(made, fresh_tasks(OTHERS, seed + 1, world=world), problems, blocks, seed)
-            solver = deployment.pair
-            for each in arms:
-                check_arm(each, solver.settings)
-            sampling, limits = solver.settings.sampling, solver.settings.budget
-            if temperature is not None:
-                sampling = sampling.model_copy(update={"temperature": temperature})
-            if max_tokens is not None:
-                limits = limits.model_copy(update={"tokens": max_tokens})
-            budget = limits.budget()
-            about = {
-                "world": str(data) if data else world,
-                "judge": solver.large.name,
-                "small": solver.models["small"],
-                "profile": None if own_servers else profile,
-                "weights": None if own_servers else weights_digest(judge, "small", world=find_world(world)),
-                "problems": problems,
-                "blocks": blocks,
-                "seed": seed,
-                "sampling": sampling.model_dump(exclude={"seed"}),
-                "tokens": budget.tokens,
-                "deadline": deadline,
-            }
-            store = BlockStore(output.with_suffix(".blocks.jsonl"), about, arms, fresh=fresh)
-            places = [(load.name, each.name, block) for load in loads for each in arms for block in range(blocks)]
-
-            def attempts(chosen: Arm) -> Attempt:
-                return partial(attempt, deployment.solver(chosen), chosen, grade, deadline, sampling, budget)
-
-            with store, progress_bars(stderr) as progress:
-                done = sum(place in store.done for place in places)
-                bar = progress.add_task("blocks", total=len(places), completed=done)
-                if done < len(places):
-                    await deployment.pair.warm_up()
-                    if deployment.two_large is not None:
-                        await deployment.two_large.warm_up()
-                advance = partial(progress.advance, bar)
-                await measure(deployment, workload, loads, arms, store, attempts, advance)
-            return summarise(loads, arms, blocks, store.done), solver.large.name
-
-    try:
-        cells, judged_by = asyncio.run(work())
-    except KeyboardInterrupt:
-        stderr.print("interrupted: the same command goes on from here", style="yellow")
-        raise typer.Exit(130) from None
-    note = SMALL_PRINT if own_servers else f"{PACED.format(pace=_pace(profile))} {SMALL_PRINT}"
-    about = {
-        "date": str(datetime.date.today()),
-        "world": str(data) if data else world,
-        "judge": judged_by,
-        "profile": None if own_servers else profile,
-        "seed": seed,
-        "note": note,
-    }
-    output.write_bytes(orjson.dumps([{**asdict(cell), **about} for cell in cells], option=orjson.OPT_INDENT_2))
-    console = Console(width=max(Console().width, 220))
-    for load in loads:
-        mine = [cell for cell in cells if cell.load == load.name]
-        console.print(load.name, style="bold")
-        console.print(table(mine))
-        if as_markdown:
-            print(f"\n{load.name}:\n\n{markdown(mine)}\n")
-    console.print(f"{about['date']}   {platform.machine()}, {output}")
-    console.print(note, style="dim")
-
-
-def _pace(profile: str) -> str:
-    paces = [(role, pace) for role in ("large", "small") if (pace := read_pace(profile, role)) is not None]
-    return ", ".join(f"{role} {pace.seconds_per_pass * 1e3:g} ms a pass" for role, pace in paces) or "not paced"
 
 
 @asynccontextmanager
@@ -423,23 +218,3 @@ async def miniature_deployment(
             return
         both = ends["large"].model_copy(update={"replicas": (endpoint(served["large-2"], "large").url,)})
         yield Deployment(pair, await stack.enter_async_context(Solver(ends["small"], both, sampling=GREEDY)), groups)
-
-
-@asynccontextmanager
-async def _connected(small: str | None, large: str | None, second: str | None) -> AsyncGenerator[Deployment]:
-    """Connect to the user's own servers."""
-    settings = unlimited(Solver(small, large).settings)
-    wide = settings.large
-    assert wide is not None
-    async with AsyncExitStack() as stack:
-        pair = await stack.enter_async_context(Solver(settings))
-        if second is None:
-            yield Deployment(pair)
-            return
-        replicas = (*wide.replicas, Endpoint(role="large", url=second).url)
-        both = settings.model_copy(update={"large": wide.model_copy(update={"replicas": replicas})})
-        yield Deployment(pair, await stack.enter_async_context(Solver(both)))
-
-
-if __name__ == "__main__":
-    script(main, EXAMPLES)

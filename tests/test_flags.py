@@ -36,7 +36,6 @@ PROGRAMS: Mapping[str, str] = {
     "lab.faults": "main",
     "lab.grading": "check",
     "lab.kills": "main",
-    "lab.load": "main",
     "lab.matrix": "main",
     "lab.overhead": "main",
     "lab.random_pair": "main",

@@ -206,7 +206,7 @@ def test_wrong_commands_are_found() -> None:
     assert check("make demo") is None
     assert check("make demon") == "make has no target demon"
     assert check("python -m stepspec.evals.nothing --x") == "there is no module stepspec.evals.nothing"
-    assert check("python -m lab.load --no-such") == "lab.load has no option --no-such"
+    assert check("python -m lab.matrix --no-such") == "lab.matrix has no option --no-such"
     with pytest.raises(LookupError, match="docker"):
         check("docker run x")
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import orjson
 import pytest
-from rich.console import Console
 
-from lab import load as module
 from lab.crowd import (
     Attempt,
     Block,
@@ -30,7 +26,7 @@ from lab.crowd import (
     grade_equal,
     measure,
 )
-from lab.load import Cell, main, quantile, summarise
+from lab.load import Cell, quantile, summarise
 from stepspec import Solution, Solver
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.grading.graders import Answer
@@ -293,61 +289,3 @@ def test_this_program_uses_cpu_time_and_so_does_its_process_group() -> None:
     assert used["stepspec"] > 0
     assert used["large"] > 0
     assert list(cpu_seconds({})) == ["stepspec"]
-
-
-@pytest.fixture
-def deployed(monkeypatch: pytest.MonkeyPatch) -> PacedSolver:
-    """A scripted solver in the place of the miniature pair."""
-    solver = PacedSolver(lambda policy, problem: 0.0)
-
-    @asynccontextmanager
-    async def miniature(
-        profile: str, world: str, judge: str, *, two: bool, console: Console
-    ) -> AsyncGenerator[Deployment]:
-        yield Deployment(solver.solver, solver.solver if two else None)
-
-    monkeypatch.setattr(module, "miniature_deployment", miniature)
-    return solver
-
-
-def test_the_command_writes_figures_with_their_conditions_and_resumes(
-    deployed: PacedSolver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "figures" / "load.json"
-    options: dict[str, Any] = {"problems": 2, "blocks": 1, "output": output, "policy": ["specreason"]}
-    main(concurrency="1,2", **options)
-    figures = orjson.loads(output.read_bytes())
-    assert [(row["name"], row["concurrency"]) for row in figures[-3:]] == [
-        (name, 2) for name in ("large alone", "large alone, two replicas", "specreason")
-    ]
-    assert {(row["world"], row["judge"], row["profile"]) for row in figures} == {("short", "big", "slow")}
-    assert len(figures) == 6
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "2 at once" in printed
-    assert "95% intervals" in printed
-    deployed.solved.clear()
-    main(concurrency="1,2", as_markdown=True, **options)
-    assert deployed.solved == []
-    assert "| specreason | 2 |" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"concurrency": "x"}, "--concurrency 'x': write numbers"),
-        ({"concurrency": "0"}, "above 0"),
-        ({"concurrency": ""}, "no load"),
-        ({"problems": 2}, "--blocks 3"),
-        ({"world": "round"}, "no world 'round'"),
-        ({"judge": "judge-7"}, "the world 'short' has no judge 'judge-7'; it has: large"),
-        ({"small": "http://a", "large": "http://b"}, "--data FILE"),
-        ({"data": Path("x.jsonl")}, "for your own servers"),
-        ({"second_large": "http://c"}, "for your own servers"),
-        ({"policy": ["specreason", "specreason"]}, "twice"),
-        ({"policy": ["magic"]}, "no policy 'magic'"),
-        ({"policy": ["specreason:limit=3"]}, "no option 'limit'"),
-    ],
-)
-def test_wrong_options_are_named(options: dict[str, Any], complaint: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=complaint):
-        main(output=tmp_path / "load.json", **options)
