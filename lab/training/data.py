@@ -11,11 +11,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import cycle
-from types import ModuleType
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,25 +22,9 @@ from transformers import PreTrainedTokenizerFast
 from stepspec.orchestrator.endpoints.chat_template import Messages, Template, learn
 from stepspec.prompts import load
 
-from ..worlds import accounts, mistakes, short
+from ..worlds import mistakes, short
+from ..worlds.short import Difficulty, Problem, State
 from . import tokenizer as vocabulary
-
-Kind: TypeAlias = ModuleType
-"""A module with problems and their worked reasoning, `short` or `accounts`, or with corruptions of it."""
-Problem: TypeAlias = short.Problem | accounts.Problem
-State: TypeAlias = short.State | accounts.State
-Difficulty: TypeAlias = short.Difficulty | accounts.Difficulty
-
-
-def world_of(thing: Problem | Difficulty) -> Kind:
-    """Return the module to which a problem or a difficulty belongs."""
-    return accounts if isinstance(thing, accounts.Problem | accounts.Difficulty) else short
-
-
-def mistakes_of(problem: Problem) -> Kind:
-    """Return the module that corrupts steps of *problem*."""
-    return accounts if isinstance(problem, accounts.Problem) else mistakes
-
 
 IGNORED = -100
 TRUNK = 0
@@ -50,9 +32,7 @@ TRUNK = 0
 # steps that are mostly right.
 WRONG_DRAFTS = 0.25
 PADDING = -1
-# Tokens of a step of a long problem: "The 18th -37: $500-$37." at its beginning, and " 18th: $463." at its end.
-DEED, BALANCE = 12, 7
-NUMBER = re.compile(r"[-+]?\d+|\d+(st|nd|rd|th)")  # in words: a deed of one token, or a day
+NUMBER = re.compile(r"\d+")
 
 Ints = NDArray[np.int64]
 
@@ -103,17 +83,12 @@ class Row:
         leaves: int,
         learn: bool,
         wrong: Sequence[int] | None = None,
-        gap: int = 0,
     ) -> None:
-        """
-        Append tokens. With *learn*, each is the target of the token before it, if that is in the same branch.
-
-        Their positions begin *gap* after that of the token before them.
-        """
+        """Append tokens. With *learn*, each is the target of the token before it, if that is in the same branch."""
         if learn and self.ids and self.branch[-1] == branch:
             self.targets[-1] = ids[0]
         before = len(self.ids) if self.ids and self.branch[-1] == branch else leaves
-        start = self.positions[before - 1] + 1 + gap if before else 0
+        start = self.positions[before - 1] + 1 if before else 0
         self.ids += ids
         self.positions += range(start, start + len(ids))
         self.targets += [*ids[1:], IGNORED] if learn else [IGNORED] * len(ids)
@@ -124,32 +99,14 @@ class Row:
 
 
 class Writer:
-    """
-    Encodes problems as rows of token ids, in the layout of the endpoints' prompts.
+    """Encodes problems as rows of token ids, in the layout of the endpoints' prompts."""
 
-    The positions of a reasoning begin up to *reach* after its problem, as if it were longer: so that short rows teach
-    what long ones need. Of long problems, a share *whole* of the steps is whole; of another step, only the deed, the
-    equation and the new balance are there, at the positions that they would have: to look up deeds and balances is the
-    hardest part, and so a row teaches it for less than half of the tokens. Without *marked*, the trunk has no marks of
-    wrong tokens; without *varied*, nothing stands before the problem.
-    """
-
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        mistake_rate: MistakeRate = DEFAULT_MISTAKES,
-        *,
-        reach: int = 0,
-        whole: float = 1.0,
-        marked: bool = True,
-        varied: bool = True,
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, mistake_rate: MistakeRate = DEFAULT_MISTAKES) -> None:
         def render(messages: Messages, generate: bool) -> str:
             turns = [dict(message) for message in messages]
             return str(tokenizer.apply_chat_template(turns, add_generation_prompt=generate, tokenize=False))
 
         self.tokenizer, self.mistake_rate = tokenizer, mistake_rate
-        self.reach, self.whole, self.marked, self.varied = reach, whole, marked, varied
         self.render = render
         self.template: Template = learn(render)
         self.encode = lru_cache(maxsize=200_000)(self._encode)
@@ -161,7 +118,7 @@ class Writer:
     def prompt(self, problem: Problem, rng: random.Random | None = None) -> tuple[int, ...]:
         """Encode the prefix of a chain; with *rng*, sometimes with a system prompt or an earlier turn."""
         messages = [{"role": "user", "content": problem.text}]
-        if rng is not None and isinstance(problem, short.Problem) and rng.random() < 0.04:
+        if rng is not None and rng.random() < 0.04:
             earlier = short.draw(rng)
             reply = short.final_answer(earlier.answer).strip()
             messages = [{"role": "user", "content": earlier.text}, {"role": "assistant", "content": reply}, *messages]
@@ -171,8 +128,8 @@ class Writer:
 
     def marks(self, problem: Problem, state: State, step: str) -> list[int]:
         """Mark the wrong tokens of *step*: the last one, and the numbers if the right step has as many tokens."""
-        ids, want = self.encode(step), self.encode(world_of(problem).expected(problem, state))
-        fine = world_of(problem).is_right(problem, state, step)
+        ids, want = self.encode(step), self.encode(short.expected(problem, state))
+        fine = short.is_right(problem, state, step)
         marks = [IGNORED] * len(ids)
         marks[-1] = 0 if fine else 1
         if fine or len(ids) == len(want):
@@ -187,26 +144,17 @@ class Writer:
     def row(self, rng: random.Random, problem: Problem, branches: int, mistake: Mistake | None = None) -> Row:
         """Build one row with *branches* branches; the first two judge *mistake*, if it is not None."""
         row = Row()
-        row.add(self.prompt(problem, rng if self.varied else None), branch=TRUNK, leaves=0, learn=False)
-        gap = rng.randrange(self.reach) if self.reach else 0
-        state = world_of(problem).begin(problem)
+        row.add(self.prompt(problem, rng), branch=TRUNK, leaves=0, learn=False)
+        state = short.begin(problem)
         forks: list[tuple[State, int, str]] = []
         last = ""
         for step, fine in self.trunk(rng, problem, mistake, mend=not branches):
             if not state.wrong:
                 forks.append((state, len(row.ids), last))
-            marks = self.marks(problem, state, step) if self.marked else None
-            ids = self.encode(step)
-            if fine and self._abridged(rng, problem, state):
-                head, tail = slice(DEED), slice(-BALANCE, None)
-                row.add(ids[head], branch=TRUNK, leaves=0, learn=True, wrong=marks and marks[head], gap=gap)
-                left_out = len(ids) - DEED - BALANCE
-                row.add(ids[tail], branch=TRUNK, leaves=0, learn=False, wrong=marks and marks[tail], gap=left_out)
-            else:
-                row.add(ids, branch=TRUNK, leaves=0, learn=fine, wrong=marks, gap=gap)
-            gap = 0
-            state, last = world_of(problem).advance(problem, state, step), step
-        answer = (*self.encode(world_of(problem).final_answer(problem.answer)), self.encode(vocabulary.END_OF_TURN)[0])
+            marks = self.marks(problem, state, step)
+            row.add(self.encode(step), branch=TRUNK, leaves=0, learn=fine, wrong=marks)
+            state, last = short.advance(problem, state, step), step
+        answer = (*self.encode(short.final_answer(problem.answer)), self.encode(vocabulary.END_OF_TURN)[0])
         row.add(answer, branch=TRUNK, leaves=0, learn=True)
         for number in range(1, branches + 1):
             if mistake is not None and number <= 2:
@@ -215,28 +163,19 @@ class Writer:
                 self.fork(rng, row, problem, rng.choice(forks), number, None)
         return row
 
-    def _abridged(self, rng: random.Random, problem: Problem, state: State) -> bool:
-        """Whether to leave out the middle of the right step after *state*; the last one and corrections are whole."""
-        if self.whole == 1 or isinstance(problem, short.Problem):
-            return False
-        return not state.wrong and state.index < len(problem.operations) and rng.random() >= self.whole
-
     def trunk(
         self, rng: random.Random, problem: Problem, mistake: Mistake | None, *, mend: bool
     ) -> Iterator[tuple[str, bool]]:
         """Yield each step of the trunk, and whether it is right; with *mend*, *mistake* is among them, corrected."""
         if mistake is None:
-            if isinstance(problem, accounts.Problem):
-                yield from ((step, True) for step in accounts.worked_steps(problem))
-            else:
-                yield from mistakes.with_mistakes(rng, problem, self.mistake_rate.rate, sums=self.mistake_rate.sums)
+            yield from mistakes.with_mistakes(rng, problem, self.mistake_rate.rate, sums=self.mistake_rate.sums)
             return
-        state = world_of(problem).begin(problem)
+        state = short.begin(problem)
         steps = [(step, True) for step in mistake.before] + ([(mistake.wrong, False)] if mend else [])
         while state.index <= len(problem.operations):
-            step, fine = steps.pop(0) if steps else (world_of(problem).expected(problem, state), True)
+            step, fine = steps.pop(0) if steps else (short.expected(problem, state), True)
             yield step, fine
-            state = world_of(problem).advance(problem, state, step)
+            state = short.advance(problem, state, step)
 
     def fork(
         self,
@@ -249,15 +188,15 @@ class Writer:
     ) -> None:
         """Add one branch: a draft, then a question about it, or the reflection prompt and the right step."""
         state, leaves, last = fork
-        want = world_of(problem).expected(problem, state)
+        want = short.expected(problem, state)
         draft = (
             wrong
             if wrong is not None
-            else mistakes_of(problem).corrupt(rng, problem, state)
+            else mistakes.corrupt(rng, problem, state)
             if rng.random() < WRONG_DRAFTS
             else want
         )
-        fine = world_of(problem).is_right(problem, state, draft)
+        fine = short.is_right(problem, state, draft)
         row.add(self.encode(draft), branch=number, leaves=leaves, learn=False, wrong=self.marks(problem, state, draft))
         kind = rng.choices((*vocabulary.JUDGES, vocabulary.REFLECTION), weights=(10, 3, 3, 6))[0]
         prompt = load(kind)
@@ -268,14 +207,12 @@ class Writer:
             return
         question = prompt.text
         if kind == vocabulary.SAME:
-            other = (
-                draft if rng.random() < 0.5 else want if not fine else mistakes_of(problem).corrupt(rng, problem, state)
-            )
+            other = draft if rng.random() < 0.5 else want if not fine else mistakes.corrupt(rng, problem, state)
             question, fine = question.format(step=other.strip()), other == draft
         row.add(self.encode(self.template.ask(question, prompt.opening)), branch=number, leaves=leaves, learn=False)
         verdict = "Yes" if fine else "No"
         if kind == "specreason.grade":
-            verdict = str(world_of(problem).grade(problem, state, draft))
+            verdict = str(short.grade(problem, state, draft))
         row.verdicts[-1] = self.encode(verdict)[0]
 
 
@@ -313,7 +250,7 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 def batches(
-    writer: Writer, *, seed: int | str, rows: int, length: int, branches: int, mistakes: Sequence[Mistake] = (),
+    writer: Writer, *, seed: int, rows: int, length: int, branches: int, mistakes: Sequence[Mistake] = (),
     mistaken: float = 0.25, difficulties: Sequence[Difficulty] = (short.DEFAULT,),
 ) -> Iterator[Batch]:  # fmt: skip
     """
@@ -322,7 +259,7 @@ def batches(
     New problems come from the *difficulties* in turn; a share *mistaken* of the rows is about one of the *mistakes*.
     """
     rng = random.Random(f"rows {seed}")
-    sources = cycle([world_of(difficulty).generate(seed, "train", difficulty) for difficulty in difficulties])
+    sources = cycle([short.generate(seed, "train", difficulty) for difficulty in difficulties])
     while True:
         batch: list[Row] = []
         while len(batch) < rows:
@@ -334,35 +271,14 @@ def batches(
         yield collate(batch, length)
 
 
-def long_batches(
-    writer: Writer, *, seed: int | str, tokens: int, difficulties: Sequence[accounts.Difficulty]
-) -> Iterator[Batch]:
-    """
-    Yield batches of about *tokens* tokens without end, each of problems with one number of steps; it depends on *seed*.
-
-    Every batch is of one of the *difficulties*, drawn at random, and is as long as its longest row.
-    """
-    rng = random.Random(f"long rows {seed}")
-    while True:
-        difficulty = rng.choice(difficulties)
-        count = rng.randint(*difficulty.steps)
-        source = accounts.generate(rng.getrandbits(32), "train", replace(difficulty, steps=(count, count)))
-        batch, longest = list[Row](), 0
-        while (len(batch) + 1) * longest <= tokens:
-            batch.append(writer.row(rng, next(source), 0))
-            longest = max(longest, len(batch[-1].ids))
-        yield collate(batch, longest)
-
-
 def first_mistake(problem: Problem, reasoning: str) -> Mistake | None:
     """Return the first wrong step of a model's *reasoning*; None if all steps are right."""
-    world = world_of(problem)
-    state, before = world.begin(problem), list[str]()
+    state, before = short.begin(problem), list[str]()
     for step in short.paragraphs(reasoning):
-        if not world.is_right(problem, state, step):
+        if not short.is_right(problem, state, step):
             return Mistake(problem, tuple(before), step)
         before.append(step)
-        state = world.advance(problem, state, step)
+        state = short.advance(problem, state, step)
         if state.index > len(problem.operations):
             return None
     return None

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from stepspec.evals.testbed.problems import THINK_END
 from stepspec.prompts import load
 
-from .data import IGNORED, MistakeRate, Problem, Writer, world_of
+from ..worlds.short import Problem
+from .data import Writer
 from .tokenizer import END_OF_TEXT, END_OF_TURN
 
 LIMIT = 260  # tokens; the longest worked solution of `problems` has fewer
@@ -56,145 +53,6 @@ def solve(
         solved += [ModelSolution(p, text) for p, text in zip(part, texts, strict=True)]
     model.train()
     return solved
-
-
-@dataclass(frozen=True, slots=True)
-class Recital:
-    """
-    How a model would write the worked steps of one problem, each after the right ones before it.
-
-    *greedy* is whether it would write each step exactly so at temperature 0; *chance* is the probability of that at
-    another temperature. The last step includes the answer.
-    """
-
-    problem: Problem
-    greedy: tuple[bool, ...]
-    chance: tuple[float, ...]
-
-
-@torch.no_grad()
-def recite(
-    model: Qwen3ForCausalLM, writer: Writer, tasks: Sequence[Problem], *, temperature: float = 0.6
-) -> list[Recital]:
-    """
-    Predict the worked steps of every problem from the right tokens before each: no token has to be written.
-
-    As there is only one right solution, the share of problems whose steps are all greedy is the greedy accuracy, and
-    the product of all chances the accuracy at *temperature*, as far as no mistake is ever corrected.
-    """
-    model.eval()
-    plain = Writer(writer.tokenizer, MistakeRate(0.0), marked=False, varied=False)
-    recitals: list[Recital] = []
-    for problem in tasks:
-        row = plain.row(random.Random(0), problem, 0)
-        steps = [*world_of(problem).worked_steps(problem)]
-        ids, targets = torch.tensor([row.ids]), torch.tensor(row.targets)
-        wanted = torch.nonzero(targets != IGNORED).flatten()
-        logits = model.lm_head(model.model(input_ids=ids, use_cache=False).last_hidden_state[0, wanted]).float()
-        right = logits.argmax(-1) == targets[wanted]
-        spoken = (logits / temperature).log_softmax(-1)[torch.arange(len(wanted)), targets[wanted]]
-        lengths = [len(plain.encode(step)) for step in steps]
-        lengths[-1] += len(wanted) - sum(lengths)  # the answer
-        recitals.append(
-            Recital(
-                problem,
-                tuple(bool(part.all()) for part in right.split(lengths)),
-                tuple(float(part.sum().exp()) for part in spoken.split(lengths)),
-            )
-        )
-    model.train()
-    return recitals
-
-
-class Trunk:
-    """A problem and its worked steps, read by *model* once, so that drafts and grades after any of them cost little."""
-
-    def __init__(self, model: Qwen3ForCausalLM, writer: Writer, problem: Problem) -> None:
-        self.model, self.writer, self.problem = model, writer, problem
-        self.steps: list[str] = world_of(problem).worked_steps(problem)
-        self.ids, self.starts = list(writer.prompt(problem)), list[int]()
-        for step in self.steps:
-            self.starts.append(len(self.ids))
-            self.ids += writer.encode(step)
-        with torch.no_grad():
-            read = model.model(input_ids=torch.tensor([self.ids]), use_cache=True)
-        self.cache, self.hidden = read.past_key_values, read.last_hidden_state[0]
-
-    @torch.no_grad()
-    def drafts(self, temperature: float = 0.0, limit: int = 120) -> list[str]:
-        """
-        Let the model write each step, after the right ones before it, of at most *limit* tokens.
-
-        The token that follows each token of the right steps is drawn at once. Only the drafts that differ from the
-        right steps are written further, token by token.
-        """
-        last = {self.writer.encode(step)[-1] for step in self.steps}
-        following = _drawn(self.model.lm_head(self.hidden).float(), temperature)
-        written = list[list[int]]()
-        for start, end in itertools.pairwise([*self.starts, len(self.ids)]):
-            same = itertools.takewhile(lambda at: following[at - 1] == self.ids[at], range(start, end))
-            written.append(following[start - 1 : start + len([*same])][: end - start])
-        rows = [row for row, ids in enumerate(written) if ids[-1] not in last]
-        cached = [self.starts[row] + len(written[row]) - 1 for row in rows]
-        cache, before, going = self._copies(len(rows)), 0, {row for row in rows if len(written[row]) < limit}
-        while going:
-            ids = torch.tensor([written[row][-1:] for row in rows])
-            new = _drawn(self._logits(cache, ids, cached, before)[:, -1], temperature)
-            before += 1
-            for row, id in zip(rows, new, strict=True):
-                written[row].append(id)
-                if id in last or len(written[row]) >= limit:
-                    going.discard(row)
-        return [self._text(ids[:limit], last) for ids in written]
-
-    def _text(self, ids: list[int], last: set[int]) -> str:
-        end = next((at for at, id in enumerate(ids) if id in last), len(ids))
-        return str(self.writer.tokenizer.decode(ids[: end + 1], skip_special_tokens=False))
-
-    @torch.no_grad()
-    def grades(self, drafts: Sequence[tuple[int, str]]) -> list[float]:
-        """Return the grade, 0 to 9, of each draft, a step's number and its text: the mean over the ten digits."""
-        prompt = load("specreason.grade")
-        question = self.writer.encode(self.writer.template.ask(prompt.text, prompt.opening))
-        digits = torch.tensor([self.writer.encode(str(digit))[0] for digit in range(10)])
-        rows = [[*self.writer.encode(text), *question] for _, text in drafts]
-        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-        cached = [self.starts[number] for number, _ in drafts]
-        logits = self._logits(self._copies(len(rows)), ids, cached, 0)
-        ends = torch.tensor([len(row) - 1 for row in rows])
-        marks: list[float] = (
-            logits[torch.arange(len(rows)), ends][:, digits].softmax(-1) @ torch.arange(10.0)
-        ).tolist()
-        return marks
-
-    def _copies(self, rows: int) -> DynamicCache:
-        cache = copy.deepcopy(self.cache)
-        cache.batch_repeat_interleave(rows)
-        return cache
-
-    def _logits(self, cache: DynamicCache, ids: Tensor, cached: list[int], before: int) -> Tensor:
-        """Read *ids*, of which *before* were read already, after the first *cached* tokens of the trunk in each row."""
-        length, trunk = ids.shape[1], len(self.ids)
-        first = torch.tensor(cached)[:, None]
-        places = torch.arange(trunk)[None] < first
-        new = torch.arange(before, before + length)
-        later = torch.arange(before + length)[None] <= new[:, None]
-        allowed = torch.cat([places[:, None].expand(-1, length, -1), later[None].expand(len(cached), -1, -1)], -1)
-        mask = torch.zeros(allowed.shape).masked_fill(~allowed, -1e9)[:, None]
-        out = self.model.model(
-            input_ids=ids,
-            attention_mask={"full_attention": mask},
-            position_ids=first + new[None],
-            past_key_values=cache,
-        )
-        return self.model.lm_head(out.last_hidden_state).float()
-
-
-def _drawn(logits: Tensor, temperature: float) -> list[int]:
-    """Draw a token from each row of *logits*; the likeliest at *temperature* 0."""
-    if not temperature:
-        return logits.argmax(-1).tolist()
-    return torch.multinomial((logits / temperature).softmax(-1), 1).flatten().tolist()
 
 
 def write(

@@ -7,16 +7,14 @@ Everything is computed by the bare networks, without servers, from the weights i
 from __future__ import annotations
 
 import datetime
-import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from stepspec.evals.results import Interval, wilson
@@ -24,24 +22,19 @@ from stepspec.evals.testbed.problems import Problem as ShortProblem
 from stepspec.evals.testbed.problems import generate, worked_steps
 from stepspec.evals.testbed.servers import MODELS
 
-from ..worlds import SHORT, accounts, find_world
+from ..worlds import SHORT, find_world
 from ..worlds.mistakes import corrupt
-from ..worlds.short import paragraphs
-from .data import Problem, Writer, world_of
-from .inference import JudgedStep, ModelSolution, Trunk, grades, recite, solve
+from ..worlds.short import Problem, advance, begin, is_right, paragraphs
+from .data import Writer
+from .inference import JudgedStep, ModelSolution, grades, solve
 
 SOLVED = 500
 JUDGED_PROBLEMS = 1500
 SEED = 4321
 SOLVES = {"large": (0.97, 1.0), "small": (0.55, 0.75), "small-other": (0.55, 0.75), "tiny": (0.2, 0.5)}
-LONG_JUDGES = {"large": (0.97, 1.0), "judge-90": (0.85, 0.95), "judge-75": (0.68, 0.82)}  # least and largest AUROC
-LONG_JUDGED = 40  # problems
-LONG_RIGHT = 8  # right steps of each of them, besides all wrong ones
 REAL, SYNTHETIC = "that the small model wrote", "synthetic"
-LONG_SOLVES = {"large": (0.85, 0.95), "small": (0.3, 0.6)}
 JUDGES = 0.95
 SIZE = 8_000_000  # bytes in git, all models of the short problems together
-LONG_SIZE = 20_000_000  # the same of the long ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,89 +96,20 @@ def size(folder: Path, names: Iterable[str], bar: int) -> Figure:
     return Figure("bytes in git", total, 0, bar, "all models with their tokenizers")
 
 
-def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) -> list[Figure]:
-    """Measure the pair of the long problems: accuracy on *count* of them, and the grades of every judge."""
-    fresh = list(islice(accounts.generate(SEED, "test"), count))
-    figures: list[Figure] = []
-    for name, (low, high) in LONG_SOLVES.items():
-        log(f"{name} writes the steps of {count} problems")
-        loaded = LoadedModel.of(name, folder)
-        recitals = recite(loaded.model, loaded.writer, fresh)
-        solved = wilson(sum(all(r.greedy) for r in recitals), count)
-        steps = [right for r in recitals for right in r.greedy]
-        sampled = sum(math.prod(r.chance) for r in recitals) / count
-        about = f"n = {count}, of 32 to 80 steps; {np.mean(steps):.2%} of the steps"
-        figures.append(Figure(f"{name}: greedy accuracy", solved.value, low, high, detail(solved, about)))
-        figures.append(Figure(f"{name}: accuracy at temperature 0.6", sampled, 0, 1, "expected, on the same problems"))
-    small = LoadedModel.of("small", folder)
-    log(f"small drafts the steps of {LONG_JUDGED} problems")
-    torch.manual_seed(SEED)
-    drafts = [_long_steps(problem, Trunk(small.model, small.writer, problem)) for problem in fresh[:LONG_JUDGED]]
-    for judge, (low, high) in LONG_JUDGES.items():
-        log(f"{judge} judges them")
-        figures += _long_judging(judge, LoadedModel.of(judge, folder), drafts, low, high)
-    thoughts = [sum(len(small.writer.encode(step)) for step in accounts.worked_steps(problem)) for problem in fresh]
-    spread = f"from {min(thoughts):,} to {max(thoughts):,}"
-    figures.append(Figure("tokens of thinking", float(np.mean(thoughts)), 1500, 4000, spread))
-    return [*figures, size(folder, {**LONG_SOLVES, **LONG_JUDGES}, LONG_SIZE)]
-
-
-def _long_steps(problem: accounts.Problem, small: Trunk) -> dict[str, list[JudgedStep]]:
-    """Return steps to judge by their kind: the small model's drafts at temperature 0.6, and synthetic ones."""
-    rng = random.Random(f"{SEED} {problem.text}")
-    before = [tuple(small.steps[:number]) for number in range(len(small.steps))]
-    made = [accounts.corrupt(rng, problem, _after(problem, steps)) for steps in before]
-    made = [step if rng.random() < 0.5 else wrong for step, wrong in zip(small.steps, made, strict=True)]
-    chosen = dict[str, list[JudgedStep]]()
-    for kind, written in ((REAL, small.drafts(temperature=0.6)), (SYNTHETIC, made)):
-        steps = [
-            JudgedStep(problem, steps, step, step == right)
-            for steps, step, right in zip(before, written, small.steps, strict=True)
-        ]
-        right, wrong = [s for s in steps if s.right], [s for s in steps if not s.right]
-        chosen[kind] = rng.sample(right, min(len(right), LONG_RIGHT)) + wrong[: None if kind == REAL else LONG_RIGHT]
-    return chosen
-
-
-def _long_judging(
-    name: str, judge: LoadedModel, drafts: Sequence[dict[str, list[JudgedStep]]], low: float, high: float
-) -> list[Figure]:
-    """Measure the grades of one judge."""
-    marks = dict[str, list[float]]({REAL: [], SYNTHETIC: []})
-    for kinds in drafts:
-        trunk = Trunk(judge.model, judge.writer, kinds[REAL][0].problem)
-        for kind, cases in kinds.items():
-            marks[kind] += trunk.grades([(len(case.before), case.step) for case in cases])
-    figures: list[Figure] = []
-    for kind, given in marks.items():
-        cases = [case for kinds in drafts for case in kinds[kind]]
-        area = judging(f"{name} as judge: AUROC, steps {kind}", [case.right for case in cases], given, low)
-        figures.append(replace(area, high=high) if kind == SYNTHETIC else replace(area, low=0.0))
-        for right in (True, False):
-            some = [grade for grade, case in zip(given, cases, strict=True) if case.right == right]
-            tenths = np.histogram(some, bins=np.arange(11) - 0.5)[0] / len(some)
-            about = f"grades 0 to 9: {' '.join(f'{tenth:.0%}' for tenth in tenths)}"
-            figures.append(
-                Figure(f"{name}: mean grade of {'right' if right else 'wrong'} ones", float(np.mean(some)), 0, 9, about)
-            )
-    return figures
-
-
 def real_steps(solved: Sequence[ModelSolution]) -> list[JudgedStep]:
     """Return the first wrong step of every solution, if it has one, and a random right step of every solution."""
     rng = random.Random(SEED)
     cases: list[JudgedStep] = []
     for solution in solved:
-        world = world_of(solution.problem)
-        state, before, fine = world.begin(solution.problem), list[str](), list[JudgedStep]()
+        state, before, fine = begin(solution.problem), list[str](), list[JudgedStep]()
         for step in paragraphs(solution.reasoning):
-            case = JudgedStep(solution.problem, tuple(before), step, world.is_right(solution.problem, state, step))
+            case = JudgedStep(solution.problem, tuple(before), step, is_right(solution.problem, state, step))
             if not case.right:
                 cases.append(case)
                 break
             fine.append(case)
             before.append(step)
-            state = world.advance(solution.problem, state, step)
+            state = advance(solution.problem, state, step)
             if state.index > len(solution.problem.operations):
                 break
         if fine:
@@ -207,10 +131,9 @@ def synthetic_steps(problems: Sequence[ShortProblem]) -> list[JudgedStep]:
 
 
 def _after(problem: Problem, steps: Sequence[str]) -> Any:
-    world = world_of(problem)
-    state = world.begin(problem)
+    state = begin(problem)
     for step in steps:
-        state = world.advance(problem, state, step)
+        state = advance(problem, state, step)
     return state
 
 
@@ -278,34 +201,3 @@ def table(figures: Sequence[Figure]) -> str:
         f"| {f.name} | {f.value:,.3f} | {'' if f.low <= 0 else f'{f.low:g} to {f.high:,g}'} | {f.detail} |"
         for f in figures
     )
-
-
-def long_card(figures: Sequence[Figure]) -> str:
-    """Render the model card of the long problems."""
-    return f"""# The miniature pair for long problems
-
-Models of the Qwen3 architecture, trained from scratch on one account with 32 to 80 dated deeds, a chain of 1,500 to
-4,000 tokens, so that long reasoning runs with real models on a CPU. They share a vocabulary with one token for each
-day and one for each deed. `small`, of three layers, begins with an induction circuit instead of random weights: so it
-looks up deeds after minutes of training. `large` begins with the layers of `small`, has three more, and learnt longer.
-So their mistakes are less independent than those of models that were trained apart.
-
-Three more layers of `large` judge. They begin as a circuit that compares each token of a step with what the layers
-below expected there, and learnt to turn the largest difference into a grade (`judge.py`). So this judge notices what
-the large model itself would have written differently, and grades nothing else. `judge-90` and `judge-75` are the same
-model, with judging layers that learnt for less time; they are named after the AUROC of their grades on synthetic steps.
-
-The first four phases of `small` were trained on an earlier form of the last step, which added the balance after an
-earlier day; it was not learnt, and made way for the present one. A training from the start has not been tried since.
-
-Measured on {datetime.date.today()} by `python -m lab.training report --world long`, seed {SEED}, on fresh
-problems, none of which was trained on. Each step was written after the right ones before it, which comes to the same as
-writing the chain, as far as no mistake is ever mended.
-
-| figure | value | bar | |
-|---|---|---|---|
-{table(figures)}
-
-`python -m lab.training train --world long` makes the weights, seed 0, by the recipes in `train.py`.
-Licence: Apache-2.0, like the code.
-"""

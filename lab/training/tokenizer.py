@@ -1,9 +1,7 @@
 """
 Train the tokenizers of the miniature models: byte-level BPE, from the problems and the project's own prompts.
 
-There are three vocabularies: "plain" splits a number into digits, "grouped" into groups of two digits; "dated", of the
-long problems, splits it into digits too, and has one token for each day ("18th") and for each deed ("-37"): a deed is
-looked up by its day, which is learnt much sooner if it is one token.
+There are two vocabularies: "plain" splits a number into digits, "grouped" into groups of two digits.
 """
 
 from __future__ import annotations
@@ -19,10 +17,9 @@ from transformers import PreTrainedTokenizerFast
 from stepspec.evals.testbed import problems
 from stepspec.prompts import load
 
-from ..worlds import accounts
 from ..worlds.short import CORRECTION
 
-Numbers: TypeAlias = Literal["plain", "grouped", "dated"]
+Numbers: TypeAlias = Literal["plain", "grouped"]
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"
@@ -34,11 +31,9 @@ REFLECTION = "reflective.reflect"
 DIGITS: dict[Numbers, str] = {
     "plain": r" ?\p{N}",
     "grouped": r" ?\p{N}{1,2}",
-    "dated": r" ?\p{N}{1,2}(?:st|nd|rd|th)| [-+]\p{N}{2}(?!\p{N})| ?\p{N}",
 }
 WORDS = r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LENGTHS: dict[Numbers, int] = {"dated": 8192}
-SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960, "dated": 1024}
+SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960}
 
 
 def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
@@ -57,15 +52,14 @@ def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
         special_tokens=[*SPECIAL],
         show_progress=False,
     )
-    corpus = _long_corpus() if numbers == "dated" else _corpus(seed)
-    bpe.train_from_iterator(corpus, trainer)
+    bpe.train_from_iterator(_corpus(seed), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=END_OF_TURN,
         pad_token=END_OF_TEXT,
         chat_template=TEMPLATE.read_text(encoding="utf-8"),
         clean_up_tokenization_spaces=False,
-        model_max_length=LENGTHS.get(numbers, 2048),
+        model_max_length=2048,
     )
 
 
@@ -74,21 +68,6 @@ def _corpus(seed: int) -> Iterator[str]:
         yield problem.text
         yield from (paragraph.removesuffix(THINK_END) for paragraph in problems.worked_steps(problem))
         yield problems.final_answer(problem.answer)
-    yield from _words()
-
-
-def _long_corpus() -> Iterator[str]:
-    """Yield every word of the long problems equally often, so that the vocabulary does not depend on their lengths."""
-    changes = [f" {sign}{amount}" for sign in accounts.SIGNS for amount in range(10, 100)]
-    days = [f" {accounts.ordinal(day)}" for day in range(1, accounts.DAYS + 1)]
-    deeds = (accounts.Deed("+", 57), accounts.Deed("-", 63))
-    for person in problems.PEOPLE:
-        problem = accounts.Problem(person, 10, 342, deeds, 0)
-        for _ in range(50):
-            yield problem.text
-            yield from (paragraph.removesuffix(THINK_END) for paragraph in accounts.worked_steps(problem))
-            yield accounts.final_answer(problem.answer)
-            yield from (*changes, *days)
     yield from _words()
 
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +21,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from ..worlds import accounts
-from ..worlds.short import DEFAULT, SMALL_NUMBERS, generate
+from ..worlds.short import DEFAULT, SMALL_NUMBERS, Difficulty, generate
 from .data import (
     DEFAULT_MISTAKES,
     IGNORED,
     PADDING,
     TRUNK,
     Batch,
-    Difficulty,
     Mistake,
     MistakeRate,
     Writer,
     batches,
     first_mistake,
-    long_batches,
-    world_of,
 )
-from .inference import recite, solve
+from .inference import solve
 from .model_card import LoadedModel
 from .tokenizer import END_OF_TEXT, END_OF_TURN, Numbers
 from .tokenizer import train as train_tokenizer
@@ -56,9 +51,6 @@ class Phase:
     A batch has *rows* rows of at most *length* tokens. *mistaken* is the share of rows about a mistake that a small
     model made on one of *pool* problems. All problems are of the *difficulties* in turn. With *until*, the phase ends
     at the first greedy accuracy of at least *until* on problems of the test split, measured every few steps.
-
-    With *tokens*, for the long problems, a batch has about that many tokens, *rows* and *length* do not matter, and
-    the reasoning's positions begin up to *reach* after the problem, and a share *whole* of the steps is whole.
     """
 
     steps: int
@@ -71,19 +63,11 @@ class Phase:
     pool: int = 2400
     until: float | None = None
     difficulties: tuple[Difficulty, ...] = (DEFAULT,)
-    tokens: int = 0
-    reach: int = 0
-    whole: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """
-    The architecture of one model and its training phases.
-
-    Models of the long problems begin with an `induction` circuit, in heads of *head* dimensions with positions of the
-    base *theta*, or with the layers of the trained model *grown*, of the same width.
-    """
+    """The architecture of one model and its training phases."""
 
     name: str
     numbers: Numbers
@@ -92,14 +76,6 @@ class Recipe:
     heads: int
     phases: tuple[Phase, ...]
     seed: int = 0
-    theta: float = 10_000.0
-    head: int = 32
-    grown: str = ""
-
-    @property
-    def copies(self) -> bool:
-        """Whether the model begins with a circuit that copies."""
-        return self.numbers == "dated"
 
     @property
     def judges(self) -> bool:
@@ -131,24 +107,6 @@ LARGE_PHASES = (
 )
 
 
-def long(*steps: tuple[int, int], days: int = accounts.DAYS) -> tuple[Difficulty, ...]:
-    return tuple(accounts.Difficulty(steps=each, days=days) for each in steps)
-
-
-NO_MISTAKES = MistakeRate(0.0)
-EVERY_LENGTH = long((1, 8), (4, 20), (20, 70))
-MANY_ENDS = long((1, 3), (2, 8), (8, 30), (30, 70))  # to answer the question, once in every chain
-LONG_SMALL_PHASES = (
-    Phase(400, 3e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH, reach=3000, whole=0.3),
-    Phase(250, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH, whole=0.7),
-    Phase(300, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH),
-    Phase(400, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.6),
-    Phase(150, 1.5e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.8),
-)
-LONG_SOLVER_PHASES = (
-    Phase(200, 1.5e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.8),
-    Phase(120, 6e-4, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 80)), whole=0.7),
-)
 ENOUGH, LITTLE = 0.62, 0.3
 RECIPES = (
     Recipe("tiny", "plain", width=48, layers=2, heads=2, phases=(Phase(1400, 4e-3, until=LITTLE),)),
@@ -156,16 +114,9 @@ RECIPES = (
     Recipe("small-other", "grouped", width=64, layers=2, heads=2, phases=(Phase(1200, 3e-3, until=ENOUGH),)),
     Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
 )
-SOLVER = "solver"  # becomes the large model with the layers of `judge`
-LONG_RECIPES = (
-    Recipe("small", "dated", width=96, layers=3, heads=2, phases=LONG_SMALL_PHASES, theta=1e9, head=64),
-    Recipe(SOLVER, "dated", width=96, layers=6, heads=2, phases=LONG_SOLVER_PHASES, theta=1e9, head=64, grown="small"),
-)
 MISTAKE_MODELS = ("small", "small-other")  # the large model learns from their mistakes
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
 WARMUP = 100
-SAVE_EVERY = 180  # seconds
-RECITE_EVERY = 200  # steps
 EVALUATE_FROM, EVALUATE_EVERY = 0.4, 10  # share of a phase's steps, and steps; for phases with *until*
 
 
@@ -177,81 +128,16 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
         intermediate_size=3 * recipe.width,
         num_hidden_layers=recipe.layers,
         num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.heads if recipe.copies else max(1, recipe.heads // 2),
-        head_dim=recipe.head,
-        max_position_embeddings=8192 if recipe.copies else 4096,
-        rope_parameters={"rope_type": "default", "rope_theta": recipe.theta},
+        num_key_value_heads=max(1, recipe.heads // 2),
+        head_dim=32,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
         eos_token_id=end,
         pad_token_id=padding,
         bos_token_id=None,
     )
-    model = Qwen3ForCausalLM(config)
-    if recipe.copies:
-        nn.init.normal_(model.model.embed_tokens.weight, std=recipe.width**-0.5)
-        induction(model)
-    return model
-
-
-FAST, SLOW = 6, 12  # pairs of a head's dimensions: the first for the place of the token before, the last for its name
-SHARPNESS = 2.0  # of the comparisons, as norms of queries and keys
-
-
-@torch.no_grad()
-def induction(model: Qwen3ForCausalLM) -> None:
-    """
-    Let *model* begin with an induction circuit (Olsson et al. 2022) in the first heads of its first two layers.
-
-    The head of the first layer attends to the token before and copies its embedding, rotated; that of the second
-    attends to the tokens with the current one before them, and copies their embeddings. So a deed is found by its day
-    from the first hundred steps of training on, for which random weights need an hour. Rotary positions turn the first
-    pairs of a head's dimensions fast and the last ones hardly at all over a whole chain: the first head compares with
-    those, the second with these.
-    """
-    config = model.config
-    width, head = config.hidden_size, config.head_dim
-    half, unit = head // 2, width**-0.5  # of a normal embedding, in the scale of the normalised input
-    positions, layers, embedding = _parts(model)
-    first, second = (layer.self_attn for layer in layers[:2])
-
-    embedding[:, 0] = 2 * unit  # the same for all tokens: the first head looks for a place, whatever the token
-    angles = positions["rope_theta"] ** (-torch.arange(FAST) / half)
-    for matrix in (first.q_proj.weight, first.k_proj.weight):
-        matrix[:head] = 0
-    first.q_proj.weight[:FAST, 0] = 1
-    first.k_proj.weight[:FAST, 0], first.k_proj.weight[half : half + FAST, 0] = angles.cos(), angles.sin()
-    for norm in (first.q_norm.weight, first.k_norm.weight):
-        norm[:FAST] = norm[half : half + FAST] = SHARPNESS
-    for norm in (second.q_norm.weight, second.k_norm.weight):
-        norm[:] = SHARPNESS
-
-    before, rotation, copied = (nn.init.orthogonal_(torch.empty(head, width)) for _ in range(3))
-    for matrix in (before, rotation, copied):
-        matrix[:, 0] = 0
-    slow = torch.arange(head)[:, None] % half >= SLOW
-    first.v_proj.weight[:head], first.o_proj.weight[:, :head] = before, unit * rotation.T
-    second.q_proj.weight[:head], second.k_proj.weight[:head] = slow * before, slow * rotation
-    second.v_proj.weight[:head], second.o_proj.weight[:, :head] = copied, 2 * unit * copied.T
-
-
-def _parts(model: Qwen3ForCausalLM) -> tuple[Any, Any, Any]:
-    """Return the settings of the positions, the layers and the embedding, which have no types in transformers."""
-    network: Any = model.model
-    return model.config.rope_parameters, network.layers, network.embed_tokens.weight
-
-
-@torch.no_grad()
-def grow(model: Qwen3ForCausalLM, base: Qwen3ForCausalLM) -> None:
-    """
-    Let *model* begin with all weights of *base*, which has fewer layers, and write the same as *base*.
-
-    The layers above add nothing at first (Chen, Goodfellow, Shlens 2016, "Net2Net").
-    """
-    model.load_state_dict(base.state_dict(), strict=False)
-    _, layers, _ = _parts(model)
-    for layer in layers[base.config.num_hidden_layers :]:
-        nn.init.zeros_(layer.self_attn.o_proj.weight)
-        nn.init.zeros_(layer.mlp.down_proj.weight)
+    return Qwen3ForCausalLM(config)
 
 
 class Marker(nn.Module):
@@ -299,77 +185,33 @@ def losses(
     )
 
 
-def sparse_losses(
-    model: Qwen3ForCausalLM, marker: Marker, ids: Tensor, positions: Tensor, mask: Tensor | None, targets: Tensor,
-    verdicts: Tensor, wrong: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the same as `losses`, from the positions with a value only: faster where shapes may vary."""
-    out = model.model(
-        input_ids=ids,
-        attention_mask={"full_attention": mask},
-        position_ids=positions,
-        use_cache=False,
-        output_hidden_states=True,
-    )
-
-    def mean(head: nn.Module, hidden: Tensor, values: Tensor, balance: Tensor | None = None) -> Tensor:
-        kept = values != IGNORED
-        if not kept.any():
-            return torch.zeros(())
-        return nn.functional.cross_entropy(head(hidden[kept]).float(), values[kept], balance)
-
-    return (
-        mean(model.lm_head, out.last_hidden_state, targets),
-        mean(model.lm_head, out.last_hidden_state, verdicts),
-        mean(marker, out.hidden_states[-3], wrong, torch.tensor([1.0, WRONG_WEIGHT])),
-    )
-
-
 class Trainer:
     """Trains one model."""
 
-    def __init__(self, recipe: Recipe, folder: Path, log: Log, *, compile: bool = True) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, log: Log) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe, self.folder, self.log = recipe, folder, log
         self.tokenizer = train_tokenizer(recipe.numbers)
         self.writer = Writer(self.tokenizer)
         self.model = build(recipe, self.tokenizer)
-        if recipe.grown:
-            grow(self.model, LoadedModel.of(recipe.grown, folder.parent).model)
         self.marker = Marker(self.model)
-        self.compiled = compile and not recipe.copies  # long rows have many lengths, and gain nothing from it
-        self.losses = torch.compile(losses, dynamic=False) if self.compiled else sparse_losses
+        self.losses = torch.compile(losses, dynamic=False)
 
     def learn(self, mistakes: Pools, done: Path | None = None) -> None:
         """
         Train all phases; *mistakes* is called for phases with a share of mistakes.
 
-        The state after each phase is saved in the file *done*, and a later run continues after that phase. During a
-        phase on long problems, the state is also saved every few minutes in a file beside it.
+        The state after each phase is saved in the file *done*, and a later run continues after that phase.
         """
-        part = done.with_suffix(".part") if done is not None else None
         first = self.resume(done) if done is not None else 0
         for number, phase in enumerate(self.recipe.phases[first:], start=first):
-            self.train_phase(phase, self.source(number, phase, mistakes), part)
+            self.train_phase(phase, self.source(number, phase, mistakes))
             if done is not None:
                 done.parent.mkdir(parents=True, exist_ok=True)
                 torch.save((repr(self.recipe.phases[: number + 1]), self.state()), done)
 
     def source(self, number: int, phase: Phase, mistakes: Pools) -> Iterator[Batch]:
         seed = self.recipe.seed + number
-        if phase.tokens:
-            return long_batches(
-                Writer(
-                    self.tokenizer,
-                    phase.mistake_rate,
-                    reach=phase.reach,
-                    whole=phase.whole,
-                    marked=self.recipe.judges,
-                ),
-                seed=seed,
-                tokens=phase.tokens,
-                difficulties=[each for each in phase.difficulties if isinstance(each, accounts.Difficulty)],
-            )
         return batches(
             Writer(self.tokenizer, phase.mistake_rate),
             seed=seed,
@@ -400,8 +242,8 @@ class Trainer:
                 return count
         return 0
 
-    def train_phase(self, phase: Phase, source: Iterator[Batch], part: Path | None = None) -> None:
-        """Train one *phase* on the batches of *source*; the file *part* has its state if it was interrupted."""
+    def train_phase(self, phase: Phase, source: Iterator[Batch]) -> None:
+        """Train one *phase* on the batches of *source*."""
         steps, rate = phase.steps, phase.rate
         parameters = [*self.model.parameters(), *self.marker.parameters()]
         optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
@@ -409,19 +251,9 @@ class Trainer:
             optimiser,
             lambda n: min(1.0, (n + 1) / WARMUP) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps))),
         )
-        start, sums, tokens_read, first = time.monotonic(), torch.zeros(3), 0, 0
-        saved = start
-        if part is not None and part.exists():
-            phases, first, state, progress = torch.load(part)
-            if phases == repr(phase):
-                self.load(state)
-                optimiser.load_state_dict(progress[0])
-                schedule.load_state_dict(progress[1])
-                self.log(f"{self.recipe.name} continues after step {first} of a phase")
-            else:
-                first = 0
+        start, sums, tokens_read = time.monotonic(), torch.zeros(3), 0
         self.model.train()
-        for step, batch in zip(range(first + 1, steps + 1), islice(source, first, None), strict=False):
+        for step, batch in zip(range(1, steps + 1), source, strict=False):
             tokens_read += batch.ids.size
             parts = self.loss(batch)
             weights = (1.0, float(phase.branches > 0), MARK_WEIGHT * self.recipe.judges)
@@ -439,20 +271,13 @@ class Trainer:
                 seconds = time.monotonic() - start
                 self.log(
                     f"{self.recipe.name} {step}/{steps} language {mean[0]:.4f} verdict {mean[1]:.4f} "
-                    f"marks {mean[2]:.4f} {seconds:.0f} s, {seconds / (step - first) * (steps - step):.0f} s left, "
+                    f"marks {mean[2]:.4f} {seconds:.0f} s, {seconds / step * (steps - step):.0f} s left, "
                     f"{tokens_read / seconds:,.0f} tokens/s"
                 )
-            if part is not None and phase.tokens and time.monotonic() - saved > SAVE_EVERY:
-                saved = time.monotonic()
-                part.parent.mkdir(parents=True, exist_ok=True)
-                torch.save((repr(phase), step, self.state(), (optimiser.state_dict(), schedule.state_dict())), part)
             if phase.until is not None:
                 due = step >= EVALUATE_FROM * steps and step % EVALUATE_EVERY == 0
                 if due and self.evaluate(250) >= phase.until:
                     return
-            elif phase.tokens:
-                if step % RECITE_EVERY == 0 or step == steps:
-                    self.recite(max(each.steps[1] for each in phase.difficulties))
             elif step % 200 == 0:
                 self.evaluate()
         if phase.until is not None:
@@ -462,11 +287,9 @@ class Trainer:
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         branch, leaves = torch.from_numpy(batch.branch), torch.from_numpy(batch.leaves)
-        mask = None  # causal, which is faster
-        if (batch.branch > TRUNK).any() or self.compiled:
-            mask = visible(branch, leaves).bfloat16()
-            # The softmax of a row of padding would be undefined.
-            mask[..., 0].masked_fill_((branch == PADDING)[:, None], 0)
+        mask = visible(branch, leaves).bfloat16()
+        # The softmax of a row of padding would be undefined.
+        mask[..., 0].masked_fill_((branch == PADDING)[:, None], 0)
         tensors = [torch.from_numpy(a) for a in (batch.targets, batch.verdicts, batch.wrong)]
         with torch.autocast("cpu", torch.bfloat16):
             ids, positions = torch.from_numpy(batch.ids), torch.from_numpy(batch.positions)
@@ -480,22 +303,6 @@ class Trainer:
         accuracy = sum(a.correct for a in answers) / count
         self.log(f"{self.recipe.name} solves {accuracy:.1%} of {count}")
         return accuracy
-
-    def recite(self, most: int, count: int = 20) -> None:
-        """Log how exactly the model would write *count* problems of each length, up to twice *most* steps."""
-        for steps in (4, 16, 32, 50, 80):
-            if steps > 2 * most:
-                return
-            source = accounts.generate(1234, "test", accounts.Difficulty(steps=(steps, steps)))
-            recitals = recite(self.model, self.writer, list(islice(source, count)))
-            inner = sum(sum(r.greedy[:-1]) for r in recitals) / (count * steps)
-            last = sum(r.greedy[-1] for r in recitals) / count
-            whole = sum(all(r.greedy) for r in recitals) / count
-            sampled = sum(math.prod(r.chance) for r in recitals) / count
-            self.log(
-                f"{self.recipe.name} {steps} steps: right {inner:.2%}, the last one {last:.0%}; "
-                f"solves {whole:.0%}, at temperature 0.6 {sampled:.0%}"
-            )
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -511,7 +318,7 @@ def mistakes_of(
     model: Qwen3ForCausalLM, writer: Writer, count: int, difficulty: Difficulty = DEFAULT, seed: int = 77
 ) -> list[Mistake]:
     """Let a model solve *count* training problems, greedily and by sampling, and collect its first wrong steps."""
-    source = world_of(difficulty).generate(seed, "train", difficulty)
+    source = generate(seed, "train", difficulty)
     mistakes: list[Mistake] = []
     for temperature in (0.0, 0.8):
         problems = [next(source) for _ in range(count // 2)]
@@ -522,23 +329,21 @@ def mistakes_of(
     return mistakes
 
 
-def train_all(
-    folder: Path, work: Path, log: Log, *, only: str | None = None, threads: int = 2, long: bool = False
-) -> None:
+def train_all(folder: Path, work: Path, log: Log, *, only: str | None = None, threads: int = 2) -> None:
     """
     Train every model, or *only* one, and write each to its own subfolder of *folder*.
 
     The small models come first: the large one learns from their mistakes. The folder *work* has the finished phases.
     """
     torch.set_num_threads(threads)
-    for recipe in LONG_RECIPES if long else RECIPES:
+    for recipe in RECIPES:
         if only in (None, recipe.name):
             trainer = Trainer(recipe, folder / recipe.name, log)
             trainer.learn(
                 cache(partial(_small_mistakes, folder)),
                 work / f"{recipe.name}.pt",
             )
-            save(trainer.model, trainer.tokenizer, (work if recipe.name == SOLVER else folder) / recipe.name)
+            save(trainer.model, trainer.tokenizer, folder / recipe.name)
 
 
 def _small_mistakes(folder: Path, pool: int, difficulties: tuple[Difficulty, ...]) -> list[Mistake]:

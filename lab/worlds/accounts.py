@@ -1,10 +1,9 @@
 """
-Long arithmetic problems: an account with dozens of dated deeds, worked reasoning, a checker of every step, wrong steps.
+Long arithmetic problems: an account with dozens of dated deeds, and worked reasoning.
 
 The chain has one step for each deed, of about 45 tokens, which needs only that deed and the balance before it: the
 equation, its columns from the ones on, and the new balance. The last step needs an early fact: the deed of an earlier
-day is done once more. The functions are those of `short`, so that everything that works with one
-world works with the other.
+day is done once more.
 
 The text is like a bank statement, "18th -37.", so that all that is looked up follows a word that stands once in it: the
 deed after its day, the end of the account likewise, the day of the question after "again". A tiny model learns that
@@ -14,14 +13,14 @@ within minutes, and did not learn to look up deeds of five tokens within an hour
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from stepspec.evals.testbed.problems import PEOPLE, THINK_END, Split, final_answer, split_of
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .short import CORRECTION, of_split, paragraphs
+from .short import of_split, paragraphs
 
 __all__ = ["final_answer", "paragraphs"]  # the same as in `short`
 
@@ -134,19 +133,11 @@ def ordinal(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """
-    A sum or difference of two numbers of at most three digits, worked out in columns from the ones on.
-
-    The result of column *slip*, from 0, is wrong by *by*, if that is not 0. Column *misborrowed* of a difference
-    borrows when it need not, or does not when it must. The result's last three digits always agree with the columns.
-    """
+    """A sum or difference of two numbers of at most three digits, worked out in columns from the ones on."""
 
     left: int
     sign: Sign
     right: int
-    slip: int = 0
-    by: int = 0
-    misborrowed: int | None = None
 
     def columns(self) -> list[tuple[str, int]]:
         """Return the equation of each column, and its result."""
@@ -156,14 +147,12 @@ class Sum:
             a, b = self.left // 10**place % 10, self.right // 10**place % 10
             last = place == len(PLACES) - 1
             if self.sign == "+":
-                result = a + b + carry + (self.by if self.slip == place else 0)
+                result = a + b + carry
                 text = f"{a}+{b}{'+1' * carry}={result}"
                 carry = int(result > 9)
             else:
-                borrowed = int((a < b + carry) != (self.misborrowed == place) and not last)
-                result = a + 10 * borrowed - b - carry + (self.by if self.slip == place else 0)
-                if self.misborrowed == place:
-                    result %= 10
+                borrowed = int(a < b + carry and not last)
+                result = a + 10 * borrowed - b - carry
                 text = f"{a + 10 * borrowed}-{b}{'-1' * carry}={result}"
                 carry = borrowed
             columns.append((text, result))
@@ -179,21 +168,14 @@ class Sum:
         columns = ", ".join(f"{place} ({text})" for place, (text, _) in zip(PLACES, self.columns(), strict=True))
         return f"${self.left}{self.sign}${self.right}. {columns}."
 
-    @property
-    def possible(self) -> bool:
-        """Whether no column is negative, nor above what two digits and a carry can give."""
-        return all(0 <= result <= 19 for _, result in self.columns()) and self.result >= LEAST
 
-
-def _step(problem: Problem, index: int, work: Sum, result: int | None = None, after: int | None = None) -> str:
+def _step(problem: Problem, index: int, work: Sum) -> str:
     deed, day = problem.operations[index], problem.day(index)
-    end = day if after is None else problem.day(after)
-    shown = work.result if result is None else result
-    return f"The {day} {deed}: {work.work()} Balance on the {end}: ${shown}.\n\n"
+    return f"The {day} {deed}: {work.work()} Balance on the {day}: ${work.result}.\n\n"
 
 
-def _close(problem: Problem, queried: int, work: Sum, result: int | None = None) -> str:
-    day, shown = problem.day(queried), work.result if result is None else result
+def _close(problem: Problem, queried: int, work: Sum) -> str:
+    day, shown = problem.day(queried), work.result
     return (
         f"The {problem.day(len(problem.operations))} closed: again {day} {problem.operations[queried]}: {work.work()} "
         f"The balance: ${shown}.\n{THINK_END}"
@@ -232,188 +214,8 @@ def _draw_deed(rng: random.Random, value: int, difficulty: Difficulty) -> Deed:
             return deed
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """
-    The position in a chain of reasoning: the *index* of the next deed, and the current balance, *value*.
-
-    *wrong* is the right paragraph that a correction must give, if the last paragraph was wrong.
-    """
-
-    index: int
-    value: int
-    wrong: str = ""
-
-
-Mistaken: TypeAlias = Callable[[random.Random, Problem, State], str]
-"""Makes a wrong paragraph, or by chance a right one, or "" where this kind of mistake cannot be made."""
-
-
-def begin(problem: Problem) -> State:
-    return State(0, problem.start)
-
-
-def expected(problem: Problem, state: State) -> str:
-    """Return the next paragraph of the worked reasoning."""
-    if state.wrong:
-        return CORRECTION + state.wrong
-    if state.index == len(problem.operations):
-        return problem.close(state.value)
-    return problem.step(state.index, state.value)
-
-
-def is_right(problem: Problem, state: State, paragraph: str) -> bool:
-    """Whether *paragraph* is the right next step; there is only one."""
-    return paragraph == expected(problem, state)
-
-
-def advance(problem: Problem, state: State, paragraph: str) -> State:
-    """
-    Return the state after *paragraph*, right or wrong.
-
-    A wrong paragraph does not change the position, and the correction must come next.
-    """
-    if not is_right(problem, state, paragraph):
-        return replace(state, wrong=state.wrong or expected(problem, state))
-    if state.index == len(problem.operations):
-        return State(state.index + 1, state.value)
-    return State(state.index + 1, problem.operations[state.index].apply(state.value))
-
-
 def worked_steps(problem: Problem) -> list[str]:
     """Return the paragraphs of the worked reasoning; the last one ends the thinking."""
     values = problem.values
     steps = [problem.step(index, values[index]) for index in range(len(problem.operations))]
     return [*steps, problem.close(values[-1])]
-
-
-def corrupt(rng: random.Random, problem: Problem, state: State) -> str:
-    """Return a wrong paragraph for *state*."""
-    while True:
-        rng.random()  # the wrong steps of a seed are those that the model card was measured with
-        paragraph = _any_mistake(rng)(rng, problem, state)
-        if paragraph and not is_right(problem, state, paragraph):
-            return paragraph
-
-
-def _any_mistake(rng: random.Random) -> Mistaken:
-    kinds = (
-        _wrong_column,
-        _wrong_borrow,
-        _wrong_result,
-        _wrong_amount,
-        _wrong_balance,
-        _wrong_sign,
-        _wrong_day,
-        _wrong_end,
-        _false_alarm,
-    )
-    return rng.choices(kinds, weights=(30, 30, 12, 18, 18, 6, 8, 6, 2))[0]
-
-
-def _next(problem: Problem, state: State) -> int:
-    """Return the index of the deed that comes next; after all, the queried one."""
-    return problem.queried if state.index == len(problem.operations) else state.index
-
-
-def _right_sum(problem: Problem, state: State) -> Sum:
-    deed = problem.operations[_next(problem, state)]
-    return Sum(state.value, deed.sign, deed.amount)
-
-
-def _misread(problem: Problem, state: State, deed: Deed) -> Problem:
-    """Return *problem* with *deed* in the place of the one that comes next."""
-    index = _next(problem, state)
-    return replace(problem, operations=(*problem.operations[:index], deed, *problem.operations[index + 1 :]))
-
-
-def _written(problem: Problem, state: State, work: Sum, result: int | None = None) -> str:
-    if state.index == len(problem.operations):
-        return _close(problem, problem.queried, work, result)
-    return _step(problem, state.index, work, result)
-
-
-def _off_by_a_digit(rng: random.Random, number: int) -> int:
-    """Change one digit of *number*, mostly by one, or swap two; the result has as many digits."""
-    digits = len(str(number))
-    while True:
-        place = 10 ** rng.randrange(digits)
-        digit = number // place % 10
-        new = rng.choice((digit - 1, digit + 1, rng.randrange(10)))
-        swapped = int("".join(rng.sample(str(number), digits)))
-        near = swapped if rng.random() < 0.2 else number + (new % 10 - digit) * place
-        if len(str(near)) == digits and near != number:
-            return near
-
-
-def _wrong_column(rng: random.Random, problem: Problem, state: State) -> str:
-    work = _right_sum(problem, state)
-    slipped = replace(work, slip=rng.randrange(3), by=rng.choice((1, -1, 1, -1, 2, -2, 10, -10)))
-    return _written(problem, state, slipped if slipped.possible else work)
-
-
-def _wrong_borrow(rng: random.Random, problem: Problem, state: State) -> str:
-    """Borrow in a column where that is not needed, or do not where it is: the small model's most frequent mistake."""
-    work = replace(_right_sum(problem, state), misborrowed=rng.randrange(2))
-    return _written(problem, state, work) if work.possible and work.sign == "-" else ""
-
-
-def _wrong_result(rng: random.Random, problem: Problem, state: State) -> str:
-    work = _right_sum(problem, state)
-    return _written(problem, state, work, _off_by_a_digit(rng, work.result))
-
-
-def _wrong_amount(rng: random.Random, problem: Problem, state: State) -> str:
-    work = _right_sum(problem, state)
-    near = rng.random() < 0.6
-    other = _off_by_a_digit(rng, work.right) if near else rng.choice(problem.operations).amount
-    changed = replace(work, right=other)
-    if not changed.possible:
-        return ""
-    if rng.random() < 0.6:  # read wrongly, else copied wrongly
-        problem = _misread(problem, state, Deed(work.sign, other))
-    return _written(problem, state, changed)
-
-
-def _wrong_balance(rng: random.Random, problem: Problem, state: State) -> str:
-    work = _right_sum(problem, state)
-    other = rng.choice(problem.values) if rng.random() < 0.4 else _off_by_a_digit(rng, work.left)
-    changed = replace(work, left=other)
-    return _written(problem, state, changed if changed.possible else work)
-
-
-def _wrong_sign(rng: random.Random, problem: Problem, state: State) -> str:
-    right = _right_sum(problem, state)
-    sign: Sign = "-" if right.sign == "+" else "+"
-    work = replace(right, sign=sign) if rng.random() < 0.7 else right
-    if rng.random() < 0.5:
-        problem = _misread(problem, state, Deed(sign, right.right))
-    return _written(problem, state, work) if work.possible else ""
-
-
-def _wrong_day(rng: random.Random, problem: Problem, state: State) -> str:
-    """Take another deed than the next one, often the one before or after it; or name another day at the end."""
-    count = len(problem.operations)
-    if state.index == count:
-        deed = problem.operations[queried := rng.randrange(count)]
-        work = Sum(state.value, deed.sign, deed.amount)
-        return _close(problem, queried, work) if work.possible else ""
-    near = state.index + rng.choice((-1, 1))
-    other = near if 0 <= near < count and rng.random() < 0.7 else rng.randrange(count)
-    if rng.random() < 0.3:
-        return _step(problem, state.index, _right_sum(problem, state), after=other)
-    work = Sum(state.value, problem.operations[other].sign, problem.operations[other].amount)
-    return _step(problem, other, work) if work.possible else ""
-
-
-def _wrong_end(rng: random.Random, problem: Problem, state: State) -> str:
-    """End the thinking too early, or go on when it should end."""
-    if state.index == len(problem.operations):
-        index = rng.randrange(len(problem.operations))
-        return problem.step(index, problem.values[index])
-    deed = problem.operations[problem.queried]
-    return problem.close(state.value) if Sum(state.value, deed.sign, deed.amount).possible else ""
-
-
-def _false_alarm(rng: random.Random, problem: Problem, state: State) -> str:
-    return CORRECTION + expected(problem, replace(state, wrong=""))
