@@ -35,7 +35,6 @@ ELSEWHERE: Mapping[str, str] = {
     r"^make (?:faults|soak)|\blab\.(?:kills|soak)": "takes minutes: tests/lab",
     r"--testbed": "starts the miniature pair: tests/integration",
     r"^stepspec demo": "starts the miniature pair: tests/integration",
-    r"^python -m lab\.load\b": "runs at the root of a clone: tests/integration/test_load.py",
     r"--ray\b": "needs a cluster: tests/evals/test_ray_pool.py",
     r"^stepspec up": "needs a GPU; its dry runs: tests/test_recipes.py",
     r"--critic": "needs a reward model: tests/integration/test_critic.py",
