@@ -24,7 +24,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable
-from functools import cache
 from importlib.metadata import distribution
 from typing import Self
 
@@ -142,7 +141,6 @@ def near(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-@cache
 def install_command(*extras: str) -> str:
     """
     Return the command that installs the *extras* as stepspec itself was installed, as the end of a sentence.

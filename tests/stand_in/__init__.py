@@ -482,7 +482,7 @@ YES_NO = ("Yes", "No")
 PIECES = (*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in (*SPECIAL, STEP_END, *WORDS, *YES_NO)))
 """The text of every token id: the bytes, so that any text can be encoded, and then longer pieces."""
 IDS = {piece: number for number, piece in enumerate(PIECES)}
-TURN, ENDED, THINKING, THOUGHT = (IDS[special.encode()] for special in SPECIAL)
+ENDED, THINKING, THOUGHT = (IDS[special.encode()] for special in SPECIAL[1:])
 FIRST_WORD = IDS[WORDS[0].encode()]
 _PIECE = re.compile("|".join(map(re.escape, (*SPECIAL, STEP_END))) + r"| ?\w+|.", re.DOTALL)
 RIGHT, WRONG = {"9": -0.1, "8": -2.5, "1": -6.0}, {"1": -0.1, "2": -2.5, "9": -6.0}
@@ -636,15 +636,11 @@ class StandIn(FakeVllm):
 
     def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
         accepted = crc32(repr(prompt).encode()) % 1000 < self.accept * 1000 if self.accept < 1 else True
-        judged = self.judged(accepted)
+        judged = self.digits if accepted else WRONG
         if any(PIECES[number].decode(errors="replace") in YES_NO for number in wanted):
             judged = YES if accepted else NO
         known = {f"token_id:{IDS[choice.encode()]}": value for choice, value in judged.items()}
         return {key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]} or known
-
-    def judged(self, accepted: bool) -> dict[str, float]:
-        """The log-probabilities of a judge's digits."""
-        return self.digits if accepted else WRONG
 
     def cache(self, prompt: list[int]) -> int:
         shared = 0
@@ -659,13 +655,8 @@ class StandIn(FakeVllm):
         reply = super().answer(body)
         if {"prompt_logprobs", "allowed_token_ids"} & set(body):
             return reply
-        for choice, prompt in zip(reply["choices"], prompts(body), strict=True):
-            if body["max_tokens"] == 1 and prompt.count(TURN) > 3:  # after the question of a judge
-                choice["text"] = max(grades := self.grades(prompt, []), key=lambda key: grades[key])
-                number = int(choice["text"].removeprefix("token_id:"))
-                choice |= {"text": self.decode([number]), "token_ids": [number]}
-            else:
-                reply["usage"]["completion_tokens"] += len(choice["token_ids"] or ("",)) - 1
+        for choice in reply["choices"]:
+            reply["usage"]["completion_tokens"] += len(choice["token_ids"] or ("",)) - 1
         return reply
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -726,30 +717,15 @@ class StandIn(FakeVllm):
         await asyncio.sleep(self.reading(texts, known) * request.get(SLOWED, 1.0))
 
     async def chat(self, request: web.Request) -> web.Response:
-        """Answer a chat completion, a stream in one event; a last message of the assistant may be continued."""
+        """Answer a chat completion, a stream in one event."""
         body = orjson.loads(await request.read())
-        messages: list[dict[str, str]] = body["messages"]
-        if body.get("continue_final_message"):
-            text = self.render(messages[:-1], False) + f"{IM_START}assistant\n{messages[-1]['content']}"
-        else:
-            text = self.render(messages, body.get("add_generation_prompt", True))
-        prompt = self.encode(text)
+        prompt = self.encode(self.render(body["messages"], True))
         await self.wait(request, [prompt])
         self.cache(prompt)
-        if body.get("logprobs") and body.get("max_tokens") == 1:
-            accepted = crc32(text.encode()) % 1000 < self.accept * 1000 if self.accept < 1 else True
-            best = sorted(self.judged(accepted).items(), key=lambda item: -item[1])
-            top = [{"token": digit, "logprob": value, "bytes": list(digit.encode())} for digit, value in best]
-            message, count = best[0][0], 1
-            logprobs, finish = {"content": [{**top[0], "top_logprobs": top}]}, "length"
-        else:
-            words = list(self.pieces(body | {"prompt": prompt, "logprobs": None}))
-            message, count = "".join(word["text"] for word in words), len(words)
-            logprobs, finish = None, words[-1]["finish_reason"]
-            stop = words[-1]["stop_reason"]
-            if stop and not body.get("include_stop_str_in_output"):
-                message = message.removesuffix(stop)
-            await asyncio.sleep(self.latency.token * count)
+        words = list(self.pieces(body | {"prompt": prompt, "logprobs": None}))
+        message, count, finish = "".join(word["text"] for word in words), len(words), words[-1]["finish_reason"]
+        message = message.removesuffix(words[-1]["stop_reason"] or "")
+        await asyncio.sleep(self.latency.token * count)
         self.written += count
         message = message.removesuffix(IM_END)
         choice = {"index": 0, "message": {"role": "assistant", "content": message}, "finish_reason": finish}
@@ -765,7 +741,7 @@ class StandIn(FakeVllm):
             ]
             stream = b"".join(b"data: %b\n\n" % chunk for chunk in (*chunks, b"[DONE]"))
             return web.Response(body=stream, content_type="text/event-stream")
-        return web.json_response({**reply, "choices": [choice | {"logprobs": logprobs}], "usage": usage})
+        return web.json_response({**reply, "choices": [choice], "usage": usage})
 
     async def show(self, request: web.Request) -> web.Response:
         """Show the gauges of a server, and the seconds of CPU time of this process."""
