@@ -78,7 +78,7 @@ def test_a_full_queue_refuses_at_once_and_a_slow_one_in_time() -> None:
 
 def test_the_running_count_stays_during_a_handover() -> None:
     async def main() -> tuple[int, float]:
-        gate = Admission(ServiceSettings(max_running=1, max_waiting=1, max_wait=100))
+        gate = Admission(ServiceSettings(max_running=2, max_waiting=1, max_wait=100))
 
         async def visit() -> None:
             async with gate.enter():
@@ -88,7 +88,7 @@ def test_the_running_count_stays_during_a_handover() -> None:
             await gate.idle()
             return asyncio.get_running_loop().time()
 
-        visits = [asyncio.create_task(visit()) for _ in range(2)]
+        visits = [asyncio.create_task(visit()) for _ in range(3)]
         await asyncio.sleep(1)
         gone = asyncio.create_task(emptied())
         await asyncio.gather(*visits)
