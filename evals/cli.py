@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
@@ -26,7 +25,7 @@ from stepspec.settings import Settings
 from . import provenance
 from .arms import LARGE, PLAIN, SMALL
 from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
-from .command_line import only_without_testbed, parameters_of, script, with_parameters
+from .command_line import only_without_testbed
 from .evaluation import Evaluation, evaluate
 from .flags import (
     BUDGET,
@@ -188,17 +187,6 @@ Examples:
 
   # on all machines of a Ray cluster
   stepspec eval math500 --ray auto --concurrency 8
-"""
-
-ALONE = """
-Examples:
-
-  python -m stepspec.evals.{name} --policy specreason --policy bild --limit 100
-
-  python -m stepspec.evals.{name} --data {name}.parquet --half report \\
-      --policy policy.toml
-
-  python -m stepspec.evals.{name} --samples 4 --temperature 0.6 --output runs/four
 """
 
 stdout, stderr = Console(), Console(stderr=True)
@@ -390,15 +378,3 @@ def _show(summaries: list[ArmSummary], baseline: str, *, as_json: bool) -> None:
         return
     Console(width=max(stdout.width, WIDTH)).print(table(summaries, baseline))  # so that no cell is cut off
     stdout.print(small_print(baseline), style="dim")
-
-
-def alone(benchmark: str) -> None:
-    """Run the command for one *benchmark*, as ``python -m stepspec.evals.NAME`` does."""
-
-    @wraps(command)
-    def only(**arguments: Any) -> None:
-        command(benchmark=benchmark, **arguments)
-
-    with_parameters(only, [each for each in parameters_of(command) if each.name != "benchmark"])
-    only.__name__ = benchmark
-    script(only, ALONE.format(name=benchmark))

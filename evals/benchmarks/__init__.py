@@ -1,4 +1,4 @@
-"""The benchmarks: one file each, found by name."""
+"""The benchmarks, found by name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,8 @@ from stepspec.orchestrator.registry import Registry
 from ..grading.answers import Metric
 from ..grading.graders import METRICS, Answer
 from ..sample import Task
-from .aime import AIME24, AIME25
-from .amc23 import AMC23
-from .arithmetic import ARITHMETIC
-from .gpqa_diamond import GPQA_DIAMOND
-from .gsm8k import GSM8K
+from .built_in import AIME24, AIME25, AMC23, ARITHMETIC, GPQA_DIAMOND, GSM8K, MATH500
 from .loading import CALIBRATED_ON, Benchmark, Row, bare, half, load, overlaps
-from .math500 import MATH500
 
 FILES = (".jsonl", ".parquet")
 BOXED = "eval.boxed"  # the prompt of mathematical benchmarks

@@ -193,36 +193,6 @@ def run_module(name: str, *words: str) -> int:
     return int(ended.value.code or 0)
 
 
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(f"stepspec.evals.{name}" for name in ("math500", "gsm8k")),
-        *("lab.grading", "lab.bench", "lab.calibration_simulation"),
-    ],
-)
-def test_the_module_of_a_benchmark_has_examples_in_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("scipy")
-    assert run_module(name, "--help") == 0
-    usage, _, examples = capsys.readouterr().out.partition("Examples:")
-    assert examples.count(f"python -m {name}") >= 2
-    assert ("BENCHMARK" in usage.partition("\n\n")[0]) == name.endswith("grading")
-    for line in examples.splitlines():
-        flags = [word for word in line.split("#")[0].split() if word.startswith("--")]
-        assert [flag for flag in flags if flag not in usage] == []
-
-
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-@pytest.mark.parametrize("name", ["math500", "gsm8k"])
-def test_a_benchmark_runs_as_a_module_too(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run_module(f"stepspec.evals.{name}", "--data", str(DATA / f"{name}.jsonl")) == 2
-    printed = capsys.readouterr()
-    assert (printed.out, "error: no small model" in printed.err) == ("", True)
-
-
 def test_the_command_line_imports_neither_the_openai_sdk_nor_packages_of_the_evals_extra() -> None:
     code = (
         "import sys, stepspec.cli; print(*{'openai', 'datasets', 'math_verify', 'pyarrow', 'sympy'} & set(sys.modules))"
