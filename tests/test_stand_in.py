@@ -120,15 +120,6 @@ async def test_empty_text_and_other_ids_are_what_a_server_may_send() -> None:
         assert [token.id for token in other.tokens] == [token.id + 1 for token in step.tokens]
 
 
-async def test_an_unknown_fault_is_refused() -> None:
-    async with (
-        StandIn().listening() as url,
-        aiohttp.ClientSession(url) as http,
-        http.post("/faults", json=["crash"]) as reply,
-    ):
-        assert (reply.status, "no such fault" in await reply.text()) == (400, True)
-
-
 async def test_the_gauges_show_the_requests_that_run_and_one_that_was_aborted_is_gone() -> None:
     async with entered(StandIn(latency=Latency(token=0.01))) as vllm:
         async with vllm.connection.stream(
