@@ -98,7 +98,6 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
     )
     if section.counters:
         yield Block("Servers", (), (tables.servers_table(section),))
-    yield Block("In the papers' layout", (), tuple(tables.paper_tables(section)))
     titles = {
         "slowest": "Slowest",
         "disputed": "Most disputed: most drafts rejected",

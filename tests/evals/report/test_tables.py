@@ -13,10 +13,9 @@ from stepspec.evals.report.formats import to_markdown
 from stepspec.evals.report.layout import blocks
 from stepspec.evals.report.run_folder import Run
 from stepspec.evals.report.section import Section, provenance
-from stepspec.evals.report.tables import Row, Table, paper_tables
-from stepspec.evals.sample import Arm, StepRecord
+from stepspec.evals.report.tables import Row, Table
 
-from .made import ARMS, folder, make_section, mixed, samples
+from .made import folder, make_section, samples
 
 
 @pytest.fixture
@@ -102,31 +101,6 @@ def test_servers(section: Section) -> None:
         "": "large", "prompt tokens": "200", "prefix-cache hits": "10.0%", "drafted tokens": "none", "accepted": "",
         "tokens per pass": "",
     }  # fmt: skip
-
-
-def test_the_papers_definitions_are_not_the_same(section: Section) -> None:
-    specreason, thinking, bild, lookahead, guided = paper_tables(section)
-    ours = row(specreason, SHIPPED.name)
-    assert (ours["speed-up"], ours["steps by small"], ours["fewer tokens"]) == ("1.14x", "75.0%", "1.25x")
-    ours = row(thinking, SHIPPED.name)
-    assert (ours["length"], ours["modify ratio"], ours["tokens per second"]) == ("80", "25.0%", "22.9")
-    assert [found[0] for found in bild.rows] == [LARGE.name]
-    speed = row(lookahead, f"{SHIPPED.name} speed-up")["sums"]
-    assert speed == f"{(80 / 3.5) / (100 / 4):.2f}"  # slower, by tokens per second
-    assert row(lookahead, f"{SHIPPED.name} accept")["sums"] == "0.75"
-    assert row(guided, SHIPPED.name)["small kept"] == "75.0%"
-    assert row(lookahead, "large accuracy")["sums"] == "75.0±32.7"
-    assert row(guided, SMALL.name)["sums"] == "50.0"
-
-
-def test_fallbacks_and_rollbacks_are_of_tokens(tmp_path: Path) -> None:
-    bild = Arm.of("bild", "bild")
-    repair = StepRecord("large", "kept", None, "fallback", 0.9)
-    sample = replace(mixed(2.0, arm=bild), steps=(repair, repair, replace(repair, reason="rollback")))
-    done = {**samples(), **{(n, bild.name): sample for n in range(4)}}
-    table = list(paper_tables(make_section(tmp_path, done=done, arms=(*ARMS, bild))))[2]
-    assert [found[0] for found in table.rows] == [LARGE.name, "bild"]
-    assert (row(table, "bild")["fallbacks"], row(table, "bild")["rollbacks"]) == ("2.50%", "1.25%")  # of 80 tokens
 
 
 def test_markdown_has_every_table_and_its_stamp(section: Section) -> None:
