@@ -26,24 +26,19 @@ from .schemas import (
     Effort,
     Empty,
     Items,
-    Label,
-    Metadata,
     ModelName,
+    NamedSchema,
     NamedTool,
-    NotNegative,
+    OpenaiRequest,
     Part,
     PlainText,
     Positive,
     Request,
-    Rules,
-    Schema,
     Stop,
     Stops,
-    Temperature,
     ToolCallPart,
     Tools,
     TopK,
-    TopP,
     Wanted,
     any_json,
     joined_text,
@@ -115,15 +110,6 @@ class StreamOptions(Part):
     continuous_usage_stats: bool | None = None
 
 
-class NamedSchema(Schema):
-    """A JSON schema with a name."""
-
-    name: str
-    description: str | None = None
-    rules: Rules
-    strict: bool | None = None
-
-
 class SchemaJson(Part):
     """An answer that is JSON and matches a schema."""
 
@@ -134,52 +120,31 @@ class SchemaJson(Part):
 ResponseFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaJson, Field(discriminator="type")]
 
 
-class ChatRequest(Request):
+class ChatRequest(OpenaiRequest):
     """The body of a chat completion."""
 
-    model: ModelName
     messages: Annotated[Items[Turn], Field(min_length=1)]
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Positive | None = None
     stop: Stop | Stops | None = None
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     reasoning_effort: Effort | None = None
-    temperature: Temperature = None
-    top_p: TopP = None
     top_k: TopK = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    user: Label | None = None
-    safety_identifier: Label | None = None
     response_format: ResponseFormat | None = None
-
-    # Hints that do not change the answer.
-    prompt_cache_key: Label | None = None
-    prompt_cache_retention: Label | None = None
-    metadata: Metadata | None = None
-
-    # Load generators send them. A run ends with its answer, or with its budget: what two models would write beyond the
-    # answer says nothing about a method.
-    ignore_eos: bool | None = None
-    min_tokens: NotNegative | None = None
-
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
 
     # Features that no method has; clients may send the values that turn them off.
     functions: Empty = None
     function_call: Literal["none"] | None = None
     logprobs: Literal[False] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
     verbosity: Literal["medium"] | None = None
     modalities: Items[Literal["text"]] | None = None
     audio: None = None

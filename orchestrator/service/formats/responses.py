@@ -36,19 +36,12 @@ from .schemas import (
     FunctionTools,
     ItemContent,
     Items,
-    Label,
-    Metadata,
-    ModelName,
     Name,
-    NotNegative,
+    NamedSchema,
+    OpenaiRequest,
     Part,
     PlainText,
     Positive,
-    Request,
-    Rules,
-    Schema,
-    Temperature,
-    TopP,
     Wanted,
     any_json,
     joined_text,
@@ -160,14 +153,10 @@ class Reasoning(Part):
     generate_summary: None = None
 
 
-class SchemaFormat(Schema):
-    """JSON that matches a schema with a name, in the form of the Responses API."""
+class SchemaFormat(NamedSchema):
+    """An answer that is JSON and matches a schema, in the form of the Responses API."""
 
     type: Literal["json_schema"]
-    name: str
-    description: str | None = None
-    rules: Rules
-    strict: bool | None = None
 
 
 TextFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaFormat, Field(discriminator="type")]
@@ -186,43 +175,23 @@ class ResponsesStreamOptions(Part):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesRequest(Request):
+class ResponsesRequest(OpenaiRequest):
     """The body of a response."""
 
-    model: ModelName
     input: str | Annotated[Items[InputItem], Field(min_length=1)]
     instructions: str | None = None
-    stream: bool | None = None
     max_output_tokens: Positive | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
-    temperature: Temperature = None
-    top_p: TopP = None
-    user: Label | None = None
-    safety_identifier: Label | None = None
-    metadata: Metadata | None = None
-
-    # Hints that do not change the answer.
-    prompt_cache_key: Label | None = None
-    prompt_cache_retention: Label | None = None
     stream_options: ResponsesStreamOptions | None = None
-
-    # Load generators send them, as in chat completions.
-    ignore_eos: bool | None = None
-    min_tokens: NotNegative | None = None
-    stop: None = None  # this API has no stop strings
-
+    stop: None = None  # load generators send it; this API has no stop strings
     tools: FunctionTools | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
-    parallel_tool_calls: bool | None = None
 
     # Features that no method has; clients may send the values that turn them off.
-    store: Literal[False] | None = None
     background: Literal[False] | None = None
     include: Empty = None
     truncation: Literal["disabled"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None

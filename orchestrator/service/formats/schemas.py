@@ -141,6 +141,15 @@ Rules: TypeAlias = Annotated[dict[str, Any], Field(alias="schema")]
 """A JSON schema; the name of its field, ``schema``, is a method of every part."""
 
 
+class NamedSchema(Schema):
+    """A JSON schema with a name."""
+
+    name: str
+    description: str | None = None
+    rules: Rules
+    strict: bool | None = None
+
+
 def kind_of(value: object) -> object:
     """Return the type that *value*, a part that is not validated yet, says it has; None if it says none."""
     return cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
@@ -407,3 +416,30 @@ class Request(CacheablePart):
     def wanted(self) -> Wanted:
         """What the request wants. Raise `ApiError` if its fields contradict each other."""
         raise NotImplementedError
+
+
+class OpenaiRequest(Request):
+    """The fields that both of OpenAI's APIs have."""
+
+    model: ModelName
+    stream: bool | None = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    parallel_tool_calls: bool | None = None
+
+    # Hints that do not change the answer.
+    metadata: Metadata | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+
+    # Load generators send them. A run ends with its answer, or with its budget: what two models would write beyond the
+    # answer says nothing about a method.
+    ignore_eos: bool | None = None
+    min_tokens: NotNegative | None = None
+
+    # Features that no method has; clients may send the values that turn them off.
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
