@@ -92,6 +92,11 @@ _REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+
 _MIXED = re.compile(r"(?<![\d.^_a-zA-Z])(\d{1,9})(?:\s*\\frac\{(\d{1,9})\}\{(\d{1,9})\}| (\d{1,9})/(\d{1,9})(?![\d.]))")
 _SPACE = re.compile(r"(?<![a-zA-Z0-9]) +| +(?![a-zA-Z0-9\\])| +(?=\\(?!text))")
 _COLUMN = re.compile(r"(^|=)\s*\\begin\{([pb])matrix\}((?:(?!\\begin)[^&]){1,300}?)\\end\{\2matrix\}\s*$")
+_ARRAY = re.compile(
+    r"(?:\\left\s*([(\[])\s*|^\s*)\\begin\{array\}\{[clr| ]{1,20}\}"
+    r"((?:(?!\\(?:begin|end)\b)[\s\S]){1,600})\\end\{array\}"
+    r"(?(1)\s*\\right\s*[)\]]|\s*$)"
+)
 _LINE = re.compile(r"\\\\(?:\[[^][]{0,9}\])?")
 _POWER = re.compile(r"\^(?:\{\s*(-?\d{0,6}\.\d{1,6})\s*\}|(\d{0,6}\.\d{1,6})(?!\d))")
 _AND = re.compile(r"(?<![\d.])(\d{1,9})\s{1,3}(?:and|&)\s{1,3}(?=\d{1,9}/\d|\\[dtc]?frac(?![a-zA-Z]))")
@@ -140,7 +145,8 @@ def normal(text: str) -> str:
     for symbol, replacement in _SYMBOLS.items():
         text = text.replace(symbol, replacement)
     text = unicodedata.normalize("NFKC", text)
-    text = _POWER.sub(_power, _COLUMN.sub(_column, _undelimited(text.strip())))
+    text = _ARRAY.sub(_matrix, _undelimited(text.strip()))
+    text = _POWER.sub(_power, _COLUMN.sub(_column, text))
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     text = _CURRENCY.sub(lambda match: f"{match[1] or ''}{match[2] or match[3]}", text.strip())
@@ -167,6 +173,12 @@ def _undelimited(text: str) -> str:
         if enclosed and opening not in inside and not inside.endswith("\\"):
             return _undelimited(inside)
     return text
+
+
+def _matrix(array: re.Match[str]) -> str:
+    """Write an array in parentheses or brackets, or one that is the whole answer, as the matrix that it looks like."""
+    kind = "bmatrix" if array[1] == "[" else "pmatrix"
+    return f"\\begin{{{kind}}}{array[2]}\\end{{{kind}}}"
 
 
 def _column(match: re.Match[str]) -> str:
