@@ -135,7 +135,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
     async def check_health(self) -> None:
         """Raise `EndpointUnavailable` if ``/health`` answers with a failure; a server without it is healthy."""
         with suppress(EndpointRejected):
-            await self.connection.get(self.connection.call("probe"), HEALTH)
+            await self.connection.get(self.connection.call("probe"), HEALTH, retries=0, queued=False)
 
     async def check_unchanged(self) -> None:
         """Raise `EndpointUnavailable` if the server's vocabulary, chat template or context is not as it was learnt."""

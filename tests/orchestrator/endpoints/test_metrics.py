@@ -112,13 +112,14 @@ async def test_a_server_without_metrics_has_neither_a_queue_nor_counters() -> No
     await gone.connection.close()
 
 
-async def test_metrics_are_read_while_all_slots_of_the_endpoint_are_taken() -> None:
+async def test_metrics_and_health_are_read_while_all_slots_of_the_endpoint_are_taken() -> None:
     fake = FakeVllm(["So"], gate=asyncio.Semaphore(0), metrics=SPECULATION)
     async with fake.serve(max_concurrency=1) as settings, VllmEndpoint(settings) as endpoint:
         writing = asyncio.create_task(endpoint.model().write(Chain.of("What?")))
         await until(lambda: any(path == "/v1/completions" for path, _ in fake.requests))
         async with asyncio.timeout(30):
             assert await endpoint.acceptance() == Acceptance(15, 60, 30)
+            await endpoint.check_health()
         assert not writing.done()
         writing.cancel()
         await asyncio.wait([writing])
