@@ -331,7 +331,8 @@ async def test_steps_end_at_the_configured_places_with_and_without_a_stream(
             begin = replace(start, steps=separate.steps[: len(start.steps) + place])
             undivided = await endpoint.model().write(begin, stop=(), limit=60)
             assert undivided.text.startswith(step.text)
-    assert together.steps == separate.steps
+    # The texts alone: without log-probabilities, nobody knows which text a token has that the server cut.
+    assert [step.text for step in together.steps] == [step.text for step in separate.steps]
     for place, step in enumerate(written):
         if step.stop == "delimiter":
             before = "".join(each.text for each in separate.steps[: len(start.steps) + place])
