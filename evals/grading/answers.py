@@ -9,17 +9,20 @@ from typing import Literal, TypeAlias
 
 from stepspec.orchestrator.answer import EMPTY_BOX, boxed
 
+from .normal import MAGNITUDES
+
 Metric: TypeAlias = Literal["math", "number", "choice", "exact"]
 
 LETTERS = "ABCD"
 HASHES = "####"  # GSM8K's own, before the answer
 
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_SIZE = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,|~)\d{3})+|\d+)(?:\.\d+)?|\.\d+"
+_SIZE = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,|[~'\u2009\u202f\xa0 ])\d{3}(?!\d))+|\d+)(?:\.\d+)?|\.\d+"
 _SIGN = r"(?:(?<![\w)}])[-−–]|(?:(?<=is )|(?<=[=:] )|(?<=^ ))[-−–] )?"
 _NUMBER = re.compile(
     rf"{_SIGN}(?:\\?[$€£])?{_SIGN}"
     rf"(?:\d*\s?\\[dt]?frac\{{\d+\}}\{{\d+\}}|\d*[½⅓⅔¼¾]|\d+ (?:and )?\d+/\d+|(?:{_SIZE})(?:/\d+)?)"
+    rf"(?:\s(?:{'|'.join(MAGNITUDES)})\b)?"
 )
 _MATH = re.compile(
     r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
@@ -42,9 +45,9 @@ _DENIED = (
 _STATEMENTS = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"(?i:\b(?:answers?|(?:choice|option|pick)s?\W+(?:is|are|must|would|should)))\W+(?:(?i:is|are|must|be|would"
+        rf"(?i:\b(?:answers?|(?:choice|option|pick|statement)s?\W+(?:is|are|must|would|should)))\W+(?:(?i:is|are|must|be|would"
         rf"|should|therefore|thus|clearly|option|choice|letter|the|correct|one)\W+)*{_LETTER}{_SURE}{_DENIED}",
-        rf"\b(?i:I|we|I'll|I'd|I'm|am|let's|would|will|to)\W+(?i:pick|choose|select|go with|going with|take)\W+"
+        rf"\b(?i:I|we|I'll|I'd|I'm|am|let's|me|us|would|will|to)\W+(?i:pick|choose|select|go with|going with|take)\W+"
         rf"(?:(?i:the|option|choice|answer|letter)\W+)*{_LETTER}{_SURE}{_DENIED}",
         rf"\b(?i:thus|so|therefore|hence|it is|it's|it must be|conclude)\W+{_LETTER}(?=[\s.]*$)",
         rf"(?i:\banswer)\W+(?:(?i:is)\W+)?\(?([{LETTERS.lower()}])\)?[\s.]*$",
@@ -52,7 +55,10 @@ _STATEMENTS = tuple(
         rf"(?<![\w(]){_LETTER}\W+(?i:is|must be)\W+(?:(?i:the)\W+)?(?i:correct|right|true|answer|best)",
     )
 )
-_MENTIONED = re.compile(rf"(?i:\b(?:choice|option)s?)\W+(?:(?i:the|letter)\W+)*{_LETTER}{_SURE}{_DENIED}")
+_MENTIONED = re.compile(
+    rf"(?i:\b(?:choice|option)s?|\bcorresponds to|\bmatches|\bleav(?:es|ing))\W+"
+    rf"(?:(?i:the|letter)\W+)*{_LETTER}{_SURE}{_DENIED}"
+)
 _ONLY_LETTER = re.compile(rf"\W*(?:(?i:the|final|correct|answer|option|choice|is)\W+)*\(?([{LETTERS}])\)?\W*")
 _LETTER_FIRST = re.compile(rf"\W*(?:(?i:option|choice|answer)\W+)?\(?([{LETTERS}])\s*[).:](.*)", re.DOTALL)
 _OTHER_LETTER = re.compile(rf"(?<!\w)\(?[{LETTERS}][).:]|\b(?:or|and)\s+\(?[{LETTERS}]\b")
@@ -98,7 +104,7 @@ def _last_value(text: str, metric: Metric) -> str:
 
 def _stated_letter(text: str) -> str:
     """Return the letter that *text* states as the answer, or which is its last line."""
-    plain = _plain(text)
+    plain = _uppercase(_plain(text))
     found = [match for statement in _STATEMENTS for match in statement.finditer(plain)]
     found = found or list(_MENTIONED.finditer(plain))
     if found:
@@ -110,13 +116,16 @@ def _stated_letter(text: str) -> str:
 
 def same_letter(answer: str, gold: str) -> bool:
     """Whether *answer* names the choice *gold* and no other."""
-    plain = _plain(answer)
-    plain = plain.upper() if len(plain.strip("(). ")) == 1 else plain
+    plain = _uppercase(_plain(answer))
     alone = _ONLY_LETTER.fullmatch(plain)
     if alone:
         return alone[1] == gold
     first = _LETTER_FIRST.fullmatch(plain)
     return first is not None and first[1] == gold and not _OTHER_LETTER.search(first[2])
+
+
+def _uppercase(plain: str) -> str:
+    return plain.upper() if len(plain.strip("(). ")) == 1 else plain
 
 
 def _plain(text: str) -> str:

@@ -21,7 +21,7 @@ MOST = 16  # items of a list or a pair; longer ones are compared as texts
 _OPENING, _CLOSING = "([{", ")]}"
 _NAME = re.compile(
     r"\{[a-zA-Z]\}|\\vec\{?[a-zA-Z]\}?|"
-    r"[a-zA-Z](?:_\w|_\{\w+\}|')*(?:\([a-z](?:,[a-z])*\))?|\\[a-z]+(?:_\w)?|[A-Z]{2,3}|\\(?:angle|triangle|overline)"
+    r"[a-zA-Z](?:_\w|_\{\w+\}|')*(?:\((?:[a-z]|-?\d+)(?:,[a-z])*\))?|\\[a-z]+(?:_\w)?|[A-Z]{2,3}|\\(?:angle|triangle|overline)"
     r"\{?[ ]?[A-Z]{1,3}\}?|\|[A-Z]{2}\||\[[A-Z]{3,4}\]|P\([^()]*\)|\\text\{[^{}]*\}(?:\([^()]*\))?|[a-zA-Z ]{4,}"
 )
 _RELATION = re.compile(r"<|>|\\le(?![a-z])|\\ge(?![a-z])")

@@ -21,7 +21,8 @@ _SYMBOLS = {
     "−": "-", "‐": "-", "‑": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/",
     "π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
     "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "°": r"^\circ ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}",
-    "⟨": r"\langle ", "⟩": r"\rangle ", "¢": r"\text{cents}", "…": r"\ldots ", "’": "'",
+    "⟨": r"\langle ", "⟩": r"\rangle ", "¢": r"\text{cents}", "℃": r"^\circ C", "℉": r"^\circ F",
+    "…": r"\ldots ", "’": "'",
     "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
 }  # fmt: skip
 _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -31,23 +32,29 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"√\s*(\d+|[a-z])", r"\\sqrt{\1}"),
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\{,\}|,\s*\\!\s*", ","),
-        (r"\{(\.|\\,)\}", r"\1"),
+        (r"(?<![a-z])\{(\.|\\,)\}", r"\1"),
         (r"\\(?:left|right)\s*\.", ""),
         (r"\\(?:left|right|[bB]ig[glr]*|middle|limits)(?![a-zA-Z])", ""),
         (r"\\(?:displaystyle|textstyle|[lL]arge|LARGE|small|bf|rm|it)(?![a-zA-Z])", ""),
         (
-            r"\\(?:text)?color(?:box)?\s*\{[^{}]*\}|\\fcolorbox\s*\{[^{}]*\}\s*\{[^{}]*\}|\\bbox\s*\[[^][]*\]|(?<!\\)\\!",
+            r"\\(?:text)?color(?:box)?\s*(?:\[[^][]*\])?\s*\{[^{}]*\}|\\fcolorbox\s*\{[^{}]*\}\s*\{[^{}]*\}|\\bbox\s*\[[^][]*\]|(?<!\\)\\!",
             "",
         ),
         (r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|mbox|hbox|emph)(?![a-zA-Z])", r"\\text"),
         (r"\\(?:mathrm|mathsf|mathtt|operatorname)\s*(?=\{[\s~]*[a-zA-Z]{2})", r"\\text"),
+        (r"(\d(?:[\s~]|\\[,;: ])*)\\mathrm\s*(?=\{[gmshlLNJWVK]\})", r"\1\\text"),
         (r"\\(?:mathbf|mathit|boldsymbol|bm|ensuremath|underline|mathrm|boxed|fbox)(?=\s*\{)", ""),
         (
             r"\\h?phantom\s*\{[^{}]*\}|\\hspace\*?\s*\{[^{}]*\}"
-            r"|(?<!\\)\\[,;: ]|~|\\(?:q?quad|thinspace)(?![a-zA-Z])|\s",
+            r"|(?<!\\)\\(?:[,;: ]|$)|~|\\(?:q?quad|thinspace)(?![a-zA-Z])|\s",
             " ",
         ),
-        (r"\\text\s*\{\s*(?:,\s*)?(?:and|or)\s*\}|,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])(?![^{]*\})", ","),
+        (r"((?:[<>]|\\[lg][et])[^<>]*?)(?:\\text\s*\{\s*and\s*\}|\band\b|\\land(?![a-zA-Z]))", r"\1\\wedge "),
+        (
+            r",?\s*\\text\s*\{\s*(?:,\s*)?(?:and|or)\s*\}|\\(?:lor|vee)(?![a-zA-Z])"
+            r"|,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])(?![^{]*\})",
+            ",",
+        ),
         (r"\\text\s*\{([^{}a-zA-Z]*)\}", r" \1 "),
         (r"\\text\s*\{\s*([^{}]*?)\s*\}", r"\\text{\1}"),
         (r"^\\text\{(-?\\?\$?\d[^{}]*)\}$", r"\1"),
@@ -57,7 +64,9 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\frac\s*(\d)\s*(?=\d|\{)", r"\\frac{\1}"),
         (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
         (r"\\frac\s*(\{[^{}]*\})\s*\{", r"\\frac\1{"),
+        (r"(?<![\w.^{])(\d+(?:\.\d+)?) *\((?=\\frac)", r"\1\\times ("),
         (r"\\sqrt\s*(\d)", r"\\sqrt{\1}"),
+        (r"\\\\\s*\[-?[\d.]+\s*[a-z]{2}\]", r"\\\\"),
         (r"\\l(?:eq|eqslant)(?![a-zA-Z])", r"\\le "),
         (r"\\g(?:eq|eqslant)(?![a-zA-Z])", r"\\ge "),
         (r"<=", r"\\le "),
@@ -76,6 +85,8 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\rangle(?![a-zA-Z])", ")"),
         (r"\\mathbb\s*\{?\s*R\s*\}?|\\Reals?(?![a-zA-Z])", r"(-\\infty,\\infty)"),
         (r"\\c?dots(?![a-zA-Z])|\.{3,}", r"\\ldots "),
+        (r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree)\s*(?:\\text)?\{?C\}?(?![a-zA-Z])", r"\\text{celsius}"),
+        (r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree)\s*(?:\\text)?\{?F\}?(?![a-zA-Z])", r"\\text{fahrenheit}"),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])", r"\\text{degrees}"),
         (r"\\%", "%"),
         (r"\\cdot(?![a-zA-Z])", r"\\times "),
@@ -85,7 +96,7 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", 
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
 _CURRENCY = re.compile(r"^([+-]?)\s*\\?([$€£¥₹])\s*(?=[+-]?[\d.])|(?<=\d)\s*\\?([$€£¥₹])$")
 _THOUSANDS = re.compile(
-    r"(?<![\d,.(\[])(?<![(\[]-)(?<![(\[][ ])(?<!\\\{)\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?!,? ?\d)(?!\s*/)"
+    r"(?<![\d,.(\[])(?<![(\[]-)(?<![(\[][ ])(?<!\\\{)\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+|(?:'\d{3})+)(?!,? ?\d)(?!\s*/)"
 )
 _LAKHS = re.compile(r"(?<![\d,.(\[])\d{1,2}(?:,\d\d)+,\d{3}(?!,?\d)")
 _REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
@@ -99,7 +110,9 @@ _ARRAY = re.compile(
 )
 _LINE = re.compile(r"\\\\(?:\[[^][]{0,9}\])?")
 _POWER = re.compile(r"\^(?:\{\s*(-?\d{0,6}\.\d{1,6})\s*\}|(\d{0,6}\.\d{1,6})(?!\d))")
-_AND = re.compile(r"(?<![\d.])(\d{1,9})\s{1,3}(?:and|&)\s{1,3}(?=\d{1,9}/\d|\\[dtc]?frac(?![a-zA-Z]))")
+_AND = re.compile(
+    r"(?<![\d.])(\d{1,9})\s{0,3}(?:(?<=\s)(?:and|&)(?=\s)|\\text\s?\{\s{0,3}and\s{0,3}\})\s{0,3}(?=\d{1,9}/\d|\\[dtc]?frac(?![a-zA-Z]))"
+)
 _ANSWER = re.compile(r"^(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}?\s*", re.IGNORECASE)
 
 _SIZE = r"\d+(?:\.\d*)?|\.\d+"
@@ -152,13 +165,13 @@ def normal(text: str) -> str:
     text = _CURRENCY.sub(lambda match: f"{match[1] or ''}{match[2] or match[3]}", text.strip())
     text = re.sub(r"(?<!^)(?<!^-)\\?\$(?!$)", "", text)
     text = _ANSWER.sub("", _undelimited(text.strip()))
-    text = _THOUSANDS.sub(lambda match: re.sub(r"[, ]", "", match[0]), text)
+    text = _THOUSANDS.sub(lambda match: re.sub(r"[, ']", "", match[0]), text)
     text = _LAKHS.sub(lambda match: match[0].replace(",", ""), text)
     text = _MIXED.sub(_mixed, _REPEATING.sub(_repeating, text))
     text = _SPACE.sub("", re.sub(r" +", " ", text))
     text = re.sub(r"(?<=[_^])\{([\da-zA-Z])\}(?![\da-zA-Z])", r"\1", text)
     text = re.sub(r"^\{((?:[^{}\\]|\\frac\{[^{}]*\}\{[^{}]*\})*)\}$", r"\1", text)
-    return text.strip(" ").rstrip(".,").removeprefix("+")
+    return text.strip(" ").rstrip("., ;").removeprefix("+")
 
 
 def with_mixed_numbers(text: str) -> str:
