@@ -137,61 +137,58 @@ def called(
     return Called(role, verb, fate, 0.0, seconds, first, written=written, path=path, purpose=purpose)
 
 
-def estimate(*calls: Called, policy: str = "specreason", seconds: float | None = 2.0, kept: int = 41) -> Any:
+def run_of(*calls: Called, policy: str = "specreason", seconds: float | None = 2.0, kept: int = 41) -> str:
     step = Step("So.\n\n", "small", tokens=(Token("So"),) * kept)
     events: list[Event] = [Started((), policy), *calls, *([Committed(0, step)] if kept else [])]
     moments = [Moment(1.0, event) for event in events]
     if seconds is not None:
         moments.append(Moment(seconds, Finished("stop", "", seconds)))
-    return script("return estimate.estimateOf(seen(given))", b"".join(map(dump, moments)).decode())
+    return b"".join(map(dump, moments)).decode()
 
 
-def test_the_large_models_pace_is_that_of_what_it_wrote() -> None:
-    found = estimate(called(11), called(21, "answer", pace=0.25))
+def estimates(*runs: str) -> list[Any]:
+    found: list[Any] = script("return given.map((text) => estimate.estimateOf(seen(text)))", runs)
+    return found
+
+
+def test_the_large_models_pace_is_that_of_what_it_wrote_and_a_run_that_goes_on_is_compared_so_far() -> None:
+    found, so_far = estimates(run_of(called(11), called(21, "answer", pace=0.25)), run_of(called(41), seconds=None))
     assert (found["tokens"], found["pace"], found["first"]) == (30, pytest.approx(0.2), pytest.approx(0.2))
     assert found["alone"] == pytest.approx(0.2 + 40 * 0.2)
     assert found["factor"] == pytest.approx(8.2 / 2)
+    assert (so_far["seconds"], so_far["factor"]) == (1.0, pytest.approx(4.2))
 
 
-def test_a_run_that_goes_on_is_compared_so_far() -> None:
-    assert estimate(called(41), seconds=None)["seconds"] == 1.0
-    assert estimate(called(41), seconds=None)["factor"] == pytest.approx(4.2)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        called(99, "draft"),  # a stream that stays open also waits
-        called(99, ""),
-        called(99, fate="cancelled"),
-        called(99, role="small"),
-        called(99, path="large.small"),
-        called(99, verb="score"),
-        called(99, first=None),
-        called(1),
-    ],
+OTHERS = (
+    called(99, "draft"),  # a stream that stays open also waits
+    called(99, ""),
+    called(99, fate="cancelled"),
+    called(99, role="small"),
+    called(99, path="large.small"),
+    called(99, verb="score"),
+    called(99, first=None),
+    called(1),
 )
-def test_other_requests_say_nothing_about_it(other: Called) -> None:
-    assert estimate(called(16), other)["tokens"] == 15
-    assert estimate(called(16), other)["factor"] is None
-    assert estimate(called(17), other)["factor"] is not None
 
 
-@pytest.mark.parametrize("settings", [{"policy": "large"}, {"kept": 0}])
-def test_without_a_comparison_there_is_no_estimate(settings: dict[str, Any]) -> None:
-    assert estimate(called(99), **settings) is None
+def test_other_requests_say_nothing_about_it_and_without_a_comparison_there_is_no_estimate() -> None:
+    few = estimates(*(run_of(called(16), other) for other in OTHERS))
+    enough = estimates(*(run_of(called(17), other) for other in OTHERS))
+    assert [(one["tokens"], one["factor"]) for one in few] == [(15, None)] * len(OTHERS)
+    assert all(one["factor"] is not None for one in enough)
+    assert estimates(run_of(called(99), policy="large"), run_of(called(99), kept=0)) == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "most", "expected"),
-    [
-        (0, 9, 10, [*range(10)]),
-        (0, 1, 10, [0, 0.2, 0.4, 0.6, 0.8, 1]),
-        (0, 1.32, 8, [0, 0.2, 0.4, 0.6, 0.8, 1, 1.2]),
-        (0, 81.3, 9, [*range(0, 81, 10)]),
-        (-3, 12, 4, [0, 5, 10]),
-        (5, 5, 4, [5]),
-    ],
-)
-def test_an_axis_has_round_ticks(low: float, high: float, most: int, expected: list[float]) -> None:
-    assert script("return axis.ticks(...given)", [low, high, most]) == expected
+TICKS: list[tuple[tuple[float, float, float], list[float]]] = [
+    ((0, 9, 10), [*range(10)]),
+    ((0, 1, 10), [0, 0.2, 0.4, 0.6, 0.8, 1]),
+    ((0, 1.32, 8), [0, 0.2, 0.4, 0.6, 0.8, 1, 1.2]),
+    ((0, 81.3, 9), [*range(0, 81, 10)]),
+    ((-3, 12, 4), [0, 5, 10]),
+    ((5, 5, 4), [5]),
+]
+
+
+def test_an_axis_has_round_ticks() -> None:
+    found = script("return given.map((range) => axis.ticks(...range))", [given for given, _ in TICKS])
+    assert found == [expected for _, expected in TICKS]
