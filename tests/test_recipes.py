@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from lab.worlds import SHORT, find_world
 from stepspec import cli, policies
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher import check
 from stepspec.orchestrator.launcher.check import GIB, Machine, check_pair, inspect_machine
 from stepspec.orchestrator.launcher.commands import servers, solver_settings, waves
 from stepspec.orchestrator.launcher.launch import RunningServer, Server
@@ -150,10 +148,6 @@ def test_a_dry_run_of_a_recipe_passes(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def accepted(lines: Mapping[str, Sequence[str]]) -> Mapping[str, str]:  # vLLM checks all recipes in tests/docker
-        return dict.fromkeys(lines, "")
-
-    monkeypatch.setattr(check, "refusals", accepted)
     monkeypatch.setattr(sys, "argv", ["stepspec", "up", str(path), "--dry-run"])
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -1,25 +1,22 @@
 """
-Check a pair before anything is started: ports, cards, memory, and the flags by vLLM's own parser.
+Check a pair before anything is started: ports, cards and memory.
 
 `inspect_machine` reads what this machine has, and `check_pair` decides what follows from it. What only vLLM can know,
-such as the memory of a pass or the drafter's vocabulary, it says itself when it starts; the launcher shows the end of
-its log. Importing vLLM takes seconds and changes global state, so its parser runs in a process of its own, and only for
-a pair with flags.
+such as its flags, the memory of a pass or the drafter's vocabulary, it says itself when it starts, before it loads a
+model; the launcher shows the end of its log.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import VLLM_FOR_CPUS, ConfigurationError, install_command
-from .commands import servers, visible_cards
+from .commands import visible_cards
 from .pair import VISIBLE, Drafter, Pair, StartedServer
 from .process import reserve_port
 
@@ -28,10 +25,6 @@ MIB_IN_GIB = 1024
 ROUNDING = 1e-9
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 NVIDIA_SMI_SECONDS = 20.0
-
-WORKER = (sys.executable, "-P", str(Path(__file__).with_name("vllm_flags_worker.py")))
-WORKER_SECONDS = 180.0  # to import vLLM for the first time, from a slow disk
-QUIET: Mapping[str, str] = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +101,7 @@ def model_folder(model: str, revision: str | None = None) -> Path | None:
 
 def check_pair(pair: Pair, machine: Machine) -> None:
     """Raise `ConfigurationError` with every reason why *pair* cannot run on *machine*, each with its remedy."""
-    _raise(_errors(pair, machine))
-
-
-def _raise(errors: Iterator[str]) -> None:
-    if found := [*errors]:
+    if found := [*_errors(pair, machine)]:
         raise ConfigurationError(found[0] if len(found) == 1 else "".join(f"\n- {error}" for error in found))
 
 
@@ -160,42 +149,3 @@ def _model_errors(pair: Pair, path: str, server: StartedServer, machine: Machine
             f"{path} does not fit: its weights take {need:.1f} GiB of each card, and it may use {server.memory:g} of "
             f"{card:.0f} GiB: raise {path}.memory, use more gpus, or a quantised model"
         )
-
-
-def check_flags(pair: Pair) -> str:
-    """
-    Raise `ConfigurationError` in vLLM's own words if it refuses the flags of a server of *pair*.
-
-    Return why its parser could not be run; empty if it was, or if the pair has no flags.
-    """
-    flagged = [path for path, server in pair.started.items() if server.flags]
-    lines = {each.name: each.command(each.port)[len(each.program) :] for each in servers(pair) if each.name in flagged}
-    if not lines:
-        return ""
-    refused = refusals(lines)
-    if isinstance(refused, str):
-        return refused
-    _raise(f"{path}: the installed vLLM refuses its flags: {refusal}" for path, refusal in refused.items() if refusal)
-    return ""
-
-
-def refusals(lines: Mapping[str, Sequence[str]]) -> Mapping[str, str] | str:
-    """Return what vLLM's parser has against each of *lines*, "" if nothing; a string alone: why it could not be run."""
-    try:
-        worker = subprocess.run(
-            WORKER,
-            input=json.dumps(lines),
-            capture_output=True,
-            text=True,
-            timeout=WORKER_SECONDS,
-            env={**os.environ, **QUIET},
-            check=False,
-        )
-        if worker.returncode:
-            return (worker.stderr.strip().splitlines() or [f"exit code {worker.returncode}"])[-1]
-        result: Mapping[str, str] = json.loads(worker.stdout.splitlines()[-1])
-        return {path: result[path] for path in lines}
-    except subprocess.TimeoutExpired:
-        return f"it was not done after {WORKER_SECONDS:g} s"
-    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as exc:
-        return str(exc) or repr(exc)

@@ -21,7 +21,7 @@ from ..endpoints.client import Connection
 from ..endpoints.settings import Endpoint
 from ..endpoints.vllm import warm_up
 from ..errors import EndpointError
-from .check import check_flags, check_pair, inspect_machine, why_taken
+from .check import check_pair, inspect_machine, why_taken
 from .commands import as_toml, outline, shell_line, solver_settings, visible_cards, waves
 from .launch import Progress, RunningServer, Served, Server, launch
 from .pair import Pair, load
@@ -31,18 +31,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 USAGE = "These are settings of a solver: write them to a file, and name it with --config."
 
 
-def load_checked(path: Path, console: Console) -> Pair:
-    """
-    Load the pair at *path*; say on *console* if vLLM's parser could not check its flags.
-
-    Raise `ConfigurationError` if the pair cannot run.
-    """
+def load_checked(path: Path) -> Pair:
+    """Load the pair at *path*. Raise `ConfigurationError` if it cannot run."""
     pair = load(path)
     check_pair(pair, inspect_machine(pair))
-    with console.status("checking the flags with vLLM's parser"):
-        unchecked = check_flags(pair)
-    if unchecked:
-        _note(console, f"not checked: the flags: vLLM's parser could not be run ({unchecked})")
     return pair
 
 

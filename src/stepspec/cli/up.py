@@ -72,7 +72,7 @@ def up(
                 "--profile and --speculation are only for --testbed: write `flags.hf-overrides` and `speculation` "
                 f"of each model into {pair}"
             )
-        checked = launcher.load_checked(pair, stderr)
+        checked = launcher.load_checked(pair)
         check_nested_policies(checked.nested)
         if dry_run:
             print(launcher.command_lines(checked))  # A console would change tabs, and words such as :key: to emoji.

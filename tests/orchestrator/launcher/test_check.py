@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.orchestrator.launcher import check, up
 from stepspec.orchestrator.launcher.check import (
     GIB,
     Machine,
-    check_flags,
     check_pair,
     inspect_machine,
     model_folder,
-    refusals,
 )
 from stepspec.orchestrator.launcher.pair import Pair
 
 LARGE, SMALL = "Qwen/Qwen3-32B", "Qwen/Qwen3-1.7B"
 READY = Machine(cards=2, card=79.2, weights={(LARGE, None): 61 * GIB, (SMALL, None): 4 * GIB})
-FILE = '[large]\nmodel = "org/big"\ngpus = []\nflags = { max-num-seq = 3 }\n[small]\nurl = "http://a:1"\n'
-ANSWER = """
-import json, sys
-lines = json.load(sys.stdin)
-print("vLLM's own log")
-print(json.dumps({name: "unrecognized arguments" if "--max-num-seq" in line else "" for name, line in lines.items()}))
-"""
 
 
 def pair(large: dict[str, Any] | None = None, small: dict[str, Any] | None = None, **more: Any) -> Pair:
@@ -172,83 +159,3 @@ def test_the_driver_and_the_environment_determine_the_cards(
     found = inspect_machine(local(gpus=[0]))
     assert (found.cards, found.card) == (cards, card)
     assert inspect_machine(local()).card is None  # A CPU needs no driver.
-
-
-def scripted(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    """Let *source* stand in for vLLM's parser."""
-    monkeypatch.setattr(check, "WORKER", (sys.executable, "-c", source))
-
-
-def test_a_refusal_of_vllm_is_reported_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted(monkeypatch, ANSWER)
-    with pytest.raises(ConfigurationError) as failure:
-        check_flags(pair({"flags": {"max-num-seq": 3}}, {"flags": {"seed": 3}}))
-    assert str(failure.value) == "large: the installed vLLM refuses its flags: unrecognized arguments"
-    assert check_flags(pair({"flags": {"seed": 3}})) == ""
-
-
-def test_all_arguments_of_the_servers_with_flags_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = dict[str, Any]()
-
-    def parse(given: dict[str, Any]) -> dict[str, str]:
-        lines.update(given)
-        return dict.fromkeys(given, "")
-
-    monkeypatch.setattr(check, "refusals", parse)
-    assert check_flags(pair(small={"flags": {"seed": 3}, "context": 1024})) == ""
-    assert lines.keys() == {"small"}
-    assert {SMALL, "--seed", "--max-model-len"} <= {*lines["small"]}
-
-
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        ("raise ImportError('cli_args')", "ImportError: cli_args"),
-        ("raise SystemExit(3)", "exit code 3"),
-        ("print('no JSON')", "Expecting value"),
-        ("print('{}')", "large"),
-        ("import time; time.sleep(60)", "it was not done after 0.5 s"),
-    ],
-)
-def test_an_unavailable_parser_has_a_reason(source: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted(monkeypatch, source)
-    monkeypatch.setattr(check, "WORKER_SECONDS", 0.5 if "sleep" in source else 60.0)
-    found = refusals({"large": ["big"]})
-    assert isinstance(found, str)
-    assert why in found
-
-
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pair's file with a wrong flag, on a machine that has vLLM."""
-    monkeypatch.setattr(up, "inspect_machine", lambda pair: Machine())  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    (tmp_path / "pair.toml").write_text(FILE)
-    return tmp_path / "pair.toml"
-
-
-def test_a_wrong_flag_is_refused_before_anything_is_started(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted(monkeypatch, ANSWER)
-    with pytest.raises(ConfigurationError, match="large: the installed vLLM refuses its flags"):
-        up.load_checked(file, Console(quiet=True))
-
-
-def test_unchecked_flags_are_reported(
-    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scripted(monkeypatch, "raise ImportError('cli_args')")
-    up.load_checked(file, Console(width=200))
-    assert "not checked: the flags: vLLM's parser could not be run (ImportError: cli_args)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("was", "now"), [("flags = { max-num-seq = 3 }", ""), ("org/big", "./gone")])
-def test_the_parser_is_run_only_for_flags_of_a_file_without_other_errors(
-    was: str, now: str, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripted(monkeypatch, f"open({str(file.parent / 'ran')!r}, 'w')")
-    file.write_text(FILE.replace(was, now))
-    if now:
-        with pytest.raises(ConfigurationError, match=r"large\.model: no model at"):
-            up.load_checked(file, Console(quiet=True))
-    else:
-        up.load_checked(file, Console(quiet=True))
-    assert not os.path.exists(file.parent / "ran")

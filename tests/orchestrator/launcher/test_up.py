@@ -167,7 +167,7 @@ def test_a_file_is_checked_and_its_commands_are_printed(tmp_path: Path, monkeypa
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     file = tmp_path / "pair.toml"
     file.write_text('card = 24\n[large]\nmodel = "org/big"\nmemory = 0.5\n[small]\nurl = "http://a:1,http://b:1"\n')
-    pair = load_checked(file, Console(width=200))
+    pair = load_checked(file)
     comment, command, then = command_lines(pair).splitlines()
     assert comment == "# small runs at http://a:1, http://b:1"
     assert command.startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 ")
@@ -175,11 +175,11 @@ def test_a_file_is_checked_and_its_commands_are_printed(tmp_path: Path, monkeypa
     port = command.split("--port ")[1].split()[0]
     assert then == f'# then: stepspec solve "..." --small http://a:1,http://b:1 --large http://127.0.0.1:{port}/v1'
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,4")
-    load_checked(file, CONSOLE)
+    load_checked(file)
     assert "CUDA_VISIBLE_DEVICES=5 " in command_lines(pair)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ConfigurationError, match="large: there is no GPU 0: 0 may be used"):
-        load_checked(file, CONSOLE)
+        load_checked(file)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert command_lines(THREE).splitlines()[0] == "# small is a pair: bild over small.small and small.large"
     assert [line for line in command_lines(THREE).splitlines()[1:] if line.startswith("#")] == [
@@ -188,4 +188,4 @@ def test_a_file_is_checked_and_its_commands_are_printed(tmp_path: Path, monkeypa
     ]
     file.write_text('[large]\nmodel = "./gone"\n[small]\nmodel = "org/tiny"\ngpus = [1]\n')
     with pytest.raises(ConfigurationError, match=f"large.model: no model at {tmp_path}/gone"):
-        load_checked(file, CONSOLE)
+        load_checked(file)
