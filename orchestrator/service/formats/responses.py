@@ -103,10 +103,14 @@ OWN_CALLS = ("function_call", "function_call_output")
 
 
 def _with_type(item: object) -> object:
-    """Add the type of a message to an item with a role. Raise `ValueError` for what only another server can answer."""
+    """
+    Add the type of a message to an item with a role, and drop what is null: the SDK dumps all fields that it knows.
+
+    Raise `ValueError` for what only another server can answer.
+    """
     if not isinstance(item, dict):
         return item
-    fields = cast("dict[str, Any]", item)
+    fields = {name: value for name, value in cast("dict[str, Any]", item).items() if value is not None}
     kind = str(fields.get("type"))
     if kind.endswith(("_call", "_call_output")) and kind not in OWN_CALLS:
         raise ValueError(f"an item of the type {kind!r}: {FUNCTIONS}")

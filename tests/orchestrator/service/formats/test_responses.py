@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.responses import ResponseFunctionToolCall
 
 from stepspec.orchestrator.service.formats.responses import ResponsesRequest
 from stepspec.orchestrator.service.formats.validation import parse_request
@@ -66,6 +67,13 @@ async def test_a_conversation_continues_with_the_returned_items() -> None:
     assert second.usage is not None
     assert first.usage is not None
     assert second.usage.input_tokens > first.usage.input_tokens
+
+
+def test_items_are_accepted_as_the_sdk_dumps_them() -> None:
+    call = ResponseFunctionToolCall(type="function_call", call_id="c", name="f", arguments="{}").model_dump()
+    output = {"type": "function_call_output", "call_id": "c", "output": "1", "namespace": None, "caller": None}
+    body = {"model": "auto", "input": [{"role": "user", "content": PROBLEM}, call, output]}
+    assert len(RESOLVER.runs(parse_request(ResponsesRequest, body))) == 1
 
 
 async def test_json_and_budgets_and_effort_are_as_in_a_chat() -> None:
