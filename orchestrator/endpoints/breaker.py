@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakSet
@@ -36,14 +36,15 @@ class Breaker:
     Closed while the server works, half-open while a probe decides, open from a failed probe on.
 
     The pause before the next probe doubles up to *longest* seconds. A server that fails again within *longest* seconds
-    after a probe is paused on from where it was. *changed* is set with the next change, and then replaced.
+    after a probe is paused on from where it was. *changed* is set with the next change, and then replaced. Who cannot
+    wait for the end of a pause sets *wanted*.
     """
 
     def __init__(self, longest: float) -> None:
         self.state: State = "closed"
         self.error: StepspecError | None = None
         self.pause = 0.0
-        self.changed = asyncio.Event()
+        self.changed, self.wanted = asyncio.Event(), asyncio.Event()
         self._longest, self._closed_at = longest, 0.0
 
     @property
@@ -180,7 +181,10 @@ class Health:
             while breaker.state == "closed":
                 await breaker.changed.wait()
             if breaker.state == "open":
-                await asyncio.sleep(breaker.pause)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(breaker.pause):
+                        await breaker.wanted.wait()
+            breaker.wanted.clear()
             try:
                 await self._probe(replica)
             except StepspecError as exc:

@@ -62,10 +62,10 @@ async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.
 
     *failed* counts the failures of the call at each URL. A run of a session begins on the first replica that the
     session prefers, any other run on the one with the fewest runs. Raise `EndpointUnavailable` if all circuits stay
-    open for *patience* seconds, and where the call has failed too often.
+    open for *patience* seconds, and in a last probe after that; and where the call has failed too often.
     """
     loop = asyncio.get_running_loop()
-    until = loop.time() + patience
+    until, last = loop.time() + patience, not patience
     while True:
         left = [each for each in health.replicas if failed.get(each.url, 0) < (PATIENT_TRIES if patience else TRIES)]
         closed = [each for each in left if each.breaker.state == "closed"]
@@ -76,10 +76,16 @@ async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.
             return chosen, chosen.endpoint
         probed = [each for each in left if each.breaker.state == "half-open"]
         remaining = None if probed else until - loop.time()
-        if remaining is not None and (not left or remaining <= 0):
+        if remaining is not None and (not left or (last and remaining <= 0)):
             raise health.none_left()
+        every = remaining is not None and remaining <= 0
         async with background(*(each.breaker.changed.wait() for each in probed or left)) as tasks:
-            await asyncio.wait(tasks, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+            if every:
+                last = True
+                for each in left:
+                    each.breaker.wanted.set()
+            timeout, until_when = (None, asyncio.ALL_COMPLETED) if every else (remaining, asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=timeout, return_when=until_when)
 
 
 def _preferred(candidates: Sequence[Replica]) -> Replica:

@@ -228,7 +228,7 @@ def test_a_forwarded_request_goes_to_the_next_server_and_counts_as_a_run_meanwhi
     run(main())
 
 
-@pytest.mark.parametrize(("revives", "ends"), [(300.0, None), (2000.0, 610.0)])
+@pytest.mark.parametrize(("revives", "ends"), [(300.0, None), (609.0, None), (2000.0, 610.0)])
 def test_a_patient_call_waits_for_a_server_that_is_down_and_ends_when_it_stays_down_for_long(
     revives: float, ends: float | None
 ) -> None:
