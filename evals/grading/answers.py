@@ -28,7 +28,7 @@ _MATH = re.compile(
     r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
 )
 _ANSWER_IS = re.compile(r"\banswer\b[^.\n\d$\\]{0,40}?(?:\bis\b|[:=])(?!\W*not\b)([^\n]*)", re.IGNORECASE)
-_ASIDE = re.compile(r"(?<=[\w$}]) \([^()]*[a-z]{2}[^()]*\)")
+_ASIDE = re.compile(r"(?<=[\w$}]) \([^()]*[a-z]{2}[^()]*\)|,? (?:not|rather than|instead of) .*")
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
 _WORDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|boldsymbol)\s*\{([^{}]*)\}")
@@ -60,7 +60,9 @@ _MENTIONED = re.compile(
     rf"(?:(?i:the|letter)\W+)*{_LETTER}{_SURE}{_DENIED}"
 )
 _ONLY_LETTER = re.compile(rf"\W*(?:(?i:the|final|correct|answer|option|choice|is)\W+)*\(?([{LETTERS}])\)?\W*")
-_LETTER_FIRST = re.compile(rf"\W*(?:(?i:option|choice|answer)\W+)?\(?([{LETTERS}])\s*[).:](.*)", re.DOTALL)
+_LETTER_FIRST = re.compile(
+    rf"\W*(?:(?i:option|choice|answer)\W+)?\(?([{LETTERS}])(?:\s*[).:]|,? (?:since|because)\b)(.*)", re.DOTALL
+)
 _OTHER_LETTER = re.compile(rf"(?<!\w)\(?[{LETTERS}][).:]|\b(?:or|and)\s+\(?[{LETTERS}]\b")
 
 

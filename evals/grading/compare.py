@@ -213,7 +213,20 @@ def _bracketed(text: str) -> Group | None:
 
 
 def _interval(text: str) -> Group | None:
-    """Return the interval of an inequality for one variable, ``x > 3`` or ``1 < x < 2``."""
+    r"""Return the interval of an inequality for one variable: ``x > 3``, ``1 < x < 2`` or ``x > 1 \wedge x < 2``."""
+    first, both, second = text.partition(r"\wedge")
+    if both:
+        halves = [half for part in (first, second) if (half := _interval(part.strip()))]
+        open_ends = {
+            half.items.index(end): half for half in halves for end in (r"-\infty", r"\infty") if end in half.items
+        }
+        if len(open_ends) < 2 or open_ends[0].variable != open_ends[1].variable:
+            return None
+        return Group(
+            open_ends[1].kind[0] + open_ends[0].kind[1],
+            (open_ends[1].items[0], open_ends[0].items[1]),
+            open_ends[0].variable,
+        )
     parts, signs = [part.strip() for part in _RELATION.split(text)], _RELATION.findall(text)
     if not 2 <= len(parts) <= 3 or any(not part for part in parts):
         return None
