@@ -167,7 +167,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize(("opening", "closing"), PAIRS.items())
+@pytest.mark.parametrize(("opening", "closing"), [*PAIRS.items(), ("<|beginning_of_thinking|>", "<|end_of_thinking|>")])
 def test_the_closing_mark_of_one_that_speaks_of_thinking(opening: str, closing: str) -> None:
     markers = pair_of(opening)
     assert markers is not None
