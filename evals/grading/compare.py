@@ -29,7 +29,7 @@ _VARIABLE = re.compile(r"[a-zA-Z]|\\(?:theta|alpha|beta|lambda|phi)")
 _MEMBER = re.compile(rf"(?:{_VARIABLE.pattern})\\in(?![a-z])|\([a-z](?:,[a-z])+\)(?:=|\\in(?![a-z]))")
 _BASED = re.compile(r"\d[\dA-F]{0,40}_(?:\d|\{\d{1,4}\})")
 _INDEXED = re.compile(r"[a-zA-Z]_(?:\w|\{\w+\})")
-_UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_")
+_UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'")
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,10 @@ _NUMBER = re.compile(
     rf"|({_SIZE})(?:/({_SIZE})|\\times ?10\^\{{?(-?\d{{1,2}})\}}?|[eE]([+-]?\d{{1,2}})(?!\d))?)"
 )
 
-MAGNITUDES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+MAGNITUDES = {
+    **{"dozen": 12, "hundred": 100, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7},
+    **{"billion": 10**9, "trillion": 10**12},
+}
 # A number followed by one of these words is not that number with a unit.
 _NOT_UNITS = re.compile(
     r"\b(?:or|and|to|of|out|half|halves|quarters?|thirds?|fourths?|fifths|tenths|(?:hundred|thousand)ths|times|plus|minus"
@@ -243,8 +246,8 @@ def quantity(text: str) -> Quantity:
     words = _words_of(found[1]) if found else []
     if found and not _NOT_UNITS.search(" ".join(words)):
         text = text[: found.start()]
-        if words and words[0] in MAGNITUDES:
-            factor = MAGNITUDES[words.pop(0)]
+        if words and words[0].removesuffix("s") in MAGNITUDES:
+            factor = MAGNITUDES[words.pop(0).removesuffix("s")]
         unit.update(_canonical(word) for word in words if word not in _SMALL_WORDS)
     value = _value(text)
     if factor != 1 and value is None:
