@@ -268,7 +268,7 @@ async def test_an_accepted_answer_comes_in_one_piece() -> None:
         (
             strict,
             {"repairs": 0},
-            (False, "not good enough", []),
+            (False, "not good enough", list[str]()),
             'stepspec_judged_answers_total{model="specreason",outcome="rejected"} 1.0',
         ),
         (
