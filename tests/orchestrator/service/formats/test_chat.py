@@ -256,7 +256,7 @@ async def test_an_accepted_answer_comes_in_one_piece() -> None:
         assert (last["stepspec"]["verified"], last["stepspec"]["rejection"]) == (True, None)
     assert (whole.message["content"], stream.joined("reasoning").strip()) == (ANSWER, THINKING)
     contents = [chunk["choices"][0]["delta"].get("content") for chunk in stream.chunks]
-    assert list(filter(None, contents)) == [ANSWER]
+    assert [content for content in contents if content] == [ANSWER]
     kinds = [type(event) for event in events if isinstance(event, Answering | AnswerJudged)]
     assert kinds == [AnswerJudged, Answering] * 2
     assert 'stepspec_judged_answers_total{model="specreason",outcome="accepted"} 2.0' in metrics
