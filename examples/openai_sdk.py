@@ -58,7 +58,7 @@ def with_options() -> None:
     )
     run, ledger = extra(completion)["stepspec"], extra(completion)["ledger"]
     print(f"method: {run['method']}, answer: {run['answer']}, finish reason: {run['finish_reason']}")
-    print(f"{ledger['accepted']} of {ledger['drafts']} drafts accepted, seed: {run['seed']}")
+    print(f"{ledger['accepted']} of {ledger['drafts']} drafts accepted")
     for role in ("small", "large"):
         print(f"{role}: {ledger[role]['kept']} tokens kept, {ledger[role]['discarded']} wasted")
 

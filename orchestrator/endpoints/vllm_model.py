@@ -63,7 +63,8 @@ class VllmModel:
 
         No stream is kept open for a model that samples by a seed: every step needs a request with a seed of its own,
         and how far a stream runs ahead depends on time. The large model's has no log-probabilities: nobody reads them,
-        and they take vLLM a tenth of the time of a token.
+        and they take vLLM a tenth of the time of a token. Only where the server merges tokens into one event, they tell
+        where a step ends in it.
 
         Raise `ContextTooLong` if the chain leaves no room for a token, `ConfigurationError` for too large a *top*.
         """
@@ -88,7 +89,7 @@ class VllmModel:
                 step = await grow(growing, arrivals.take, until)
             return step or await self._finish(chain, growing, sampling, until, closing)
 
-        if self.role == "large" and not sampling.logprobs and not self._endpoint.speculates:
+        if self.role == "large" and not sampling.logprobs and not self._endpoint.merges:
             sampling = sampling.model_copy(update={"logprobs": None})
 
         def open_request(observe: Callable[[Called], None]) -> AbstractAsyncContextManager[TokenStream]:
@@ -327,7 +328,10 @@ class VllmModel:
         body = self._body(prompt.fragment, sampling, seed, limit, stop, closing)
         connection, tally = self._endpoint.connection, self._tally("write", len(prompt), observe)
         async with self._apart(sampling), generate(connection, self._call("write"), body, tally) as arrivals:
-            yield arrivals
+            try:
+                yield arrivals
+            finally:
+                self._endpoint.merges |= arrivals.merged
 
     async def _grow(
         self,

@@ -148,11 +148,14 @@ def shape(output: str) -> set[str]:
     """
     The words of an *output* that are the same at every run: no figures, nothing that the models wrote, and no notes.
 
-    Of a step only its author counts. Notes are the findings of `doctor`, which begin with their outcome.
+    Of a step only its author counts, and nothing of a verdict of `report`, which depends on the times. Notes are the
+    findings of `doctor`, which begin with their outcome.
     """
     table, *_ = re.split(r"^(?:cannot work|costs|unknown|works)  ", _trimmed(output), maxsplit=1, flags=re.MULTILINE)
     words: set[str] = set()
-    for line in table.splitlines():
+    for line in re.sub(
+        r"^ *[a-z][^:\n]*: .*(?:faster|slower|difference in time).*$", "", table, flags=re.M
+    ).splitlines():
         step = re.match(r"\s*[\d.]+ s +(small|large)\b", line)
         text = step[1] if step else re.sub(r"\S*\d\S*", " ", line)
         words.update(re.findall(r"[A-Za-z]{2,}", text))

@@ -82,6 +82,16 @@ async def test_a_large_model_alone_writes_without_log_probabilities(
     assert server.requests[-1][1].get("logprobs") == sent
 
 
+async def test_a_server_that_merges_tokens_is_asked_for_log_probabilities_from_then_on(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, chunk=2)
+    async with meet(server, role="large") as met:
+        for _ in range(2):
+            async with kept_open():
+                assert [step.text for step in await steps(met.model, PROBLEM)] == [*STEPS, f"Done{THINK_END}"]
+    sent = [body.get("logprobs") for path, body in server.requests if path == "/v1/completions"]
+    assert (sent[0], sent[-1]) == (None, 0)
+
+
 async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> None:
     server = FakeVllm(SCRIPT, gate=(gate := asyncio.Semaphore(3)))
     async with meet(server) as met, kept_open():
