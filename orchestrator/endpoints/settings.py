@@ -224,7 +224,7 @@ class Sampling(BaseModel):
     logprobs: int | None = Field(default=0, ge=0, le=20)
     """
     Request the log-probability of every written token and the ranks up to this number (0: log-probabilities only; None:
-    neither). What a method needs is requested in any case. With 0, a large model that writes alone reports none.
+    neither). What a method needs is requested in any case.
     """
 
     @field_validator("presence_penalty", "frequency_penalty")

@@ -62,9 +62,7 @@ class VllmModel:
         Write the next step as `Model.write` says; *opening* counts towards *limit*.
 
         No stream is kept open for a model that samples by a seed: every step needs a request with a seed of its own,
-        and how far a stream runs ahead depends on time. The large model's has no log-probabilities: nobody reads them,
-        and they take vLLM a tenth of the time of a token. Only where the server merges tokens into one event, they tell
-        where a step ends in it.
+        and how far a stream runs ahead depends on time.
 
         Raise `ContextTooLong` if the chain leaves no room for a token, `ConfigurationError` for too large a *top*.
         """
@@ -88,9 +86,6 @@ class VllmModel:
             async with self._generate(chain, prompt, sampling, most, opening, stops, closing) as arrivals:
                 step = await grow(growing, arrivals.take, until)
             return step or await self._finish(chain, growing, sampling, until, closing)
-
-        if self.role == "large" and not sampling.logprobs and not self._endpoint.merges:
-            sampling = sampling.model_copy(update={"logprobs": None})
 
         def open_request(observe: Callable[[Called], None]) -> AbstractAsyncContextManager[TokenStream]:
             room = self._endpoint.encoder.room
@@ -328,10 +323,7 @@ class VllmModel:
         body = self._body(prompt.fragment, sampling, seed, limit, stop, closing)
         connection, tally = self._endpoint.connection, self._tally("write", len(prompt), observe)
         async with self._apart(sampling), generate(connection, self._call("write"), body, tally) as arrivals:
-            try:
-                yield arrivals
-            finally:
-                self._endpoint.merges |= arrivals.merged
+            yield arrivals
 
     async def _grow(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Step
-from stepspec.orchestrator.endpoints import Sampling, VllmModel
+from stepspec.orchestrator.endpoints import VllmModel
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Called, Committed, Drafted, Event
 from stepspec.orchestrator.interfaces import RequestContext, requesting
@@ -16,7 +16,7 @@ from stepspec.orchestrator.ledger import Ledger
 
 from ...contracts.model import kept_open
 from .conftest import Meet, eventually
-from .server import SPECULATES, Break, FakeVllm, Stall
+from .server import Break, FakeVllm, Stall
 from .streaming import streamed
 
 PROBLEM = Chain.of("What is 1 + 1?")
@@ -66,30 +66,6 @@ async def test_one_request_serves_every_write_that_extends_the_last(meet: Meet) 
         assert requests(server) == 1
         assert server.requests[-1][1]["stop"] == []
     assert [(call.fate, call.written) for call in met.calls] == [("done", 15)]
-
-
-@pytest.mark.parametrize(
-    ("role", "metrics", "asked", "sent"),
-    [("large", b"", 0, None), ("small", b"", 0, 0), ("large", SPECULATES, 0, 0), ("large", b"", 3, 3)],
-    ids=["large", "small", "speculating", "asked"],
-)
-async def test_a_large_model_alone_writes_without_log_probabilities(
-    meet: Meet, role: str, metrics: bytes, asked: int, sent: int | None
-) -> None:
-    server = FakeVllm(SCRIPT, metrics=metrics, rivals=("x", "y", "z"))
-    async with meet(server, Sampling(temperature=0, logprobs=asked), role=role) as met, kept_open():
-        assert [step.text for step in await steps(met.model, PROBLEM)] == [*STEPS, f"Done{THINK_END}"]
-    assert server.requests[-1][1].get("logprobs") == sent
-
-
-async def test_a_server_that_merges_tokens_is_asked_for_log_probabilities_from_then_on(meet: Meet) -> None:
-    server = FakeVllm(SCRIPT, chunk=2)
-    async with meet(server, role="large") as met:
-        for _ in range(2):
-            async with kept_open():
-                assert [step.text for step in await steps(met.model, PROBLEM)] == [*STEPS, f"Done{THINK_END}"]
-    sent = [body.get("logprobs") for path, body in server.requests if path == "/v1/completions"]
-    assert (sent[0], sent[-1]) == (None, 0)
 
 
 async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> None:
