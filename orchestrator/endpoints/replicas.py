@@ -76,16 +76,16 @@ async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.
             return chosen, chosen.endpoint
         probed = [each for each in left if each.breaker.state == "half-open"]
         remaining = None if probed else until - loop.time()
-        if remaining is not None and (not left or (last and remaining <= 0)):
+        over = remaining is not None and remaining <= 0
+        if not left or (over and last):
             raise health.none_left()
-        every = remaining is not None and remaining <= 0
+        timeout, enough = (None, asyncio.ALL_COMPLETED) if over else (remaining, asyncio.FIRST_COMPLETED)
         async with background(*(each.breaker.changed.wait() for each in probed or left)) as tasks:
-            if every:
+            if over:
                 last = True
                 for each in left:
                     each.breaker.wanted.set()
-            timeout, until_when = (None, asyncio.ALL_COMPLETED) if every else (remaining, asyncio.FIRST_COMPLETED)
-            await asyncio.wait(tasks, timeout=timeout, return_when=until_when)
+            await asyncio.wait(tasks, timeout=timeout, return_when=enough)
 
 
 def _preferred(candidates: Sequence[Replica]) -> Replica:
