@@ -100,7 +100,6 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
         yield Block("Servers", (), (tables.servers_table(section),))
     titles = {
         "slowest": "Slowest",
-        "disputed": "Most disputed: most drafts rejected",
         "lost": f"Lost: only {section.baseline} was right",
         "gained": f"Gained: {section.baseline} was wrong",
     }

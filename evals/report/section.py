@@ -27,9 +27,8 @@ from .figures import (
 from .run_folder import Run
 from .verdict import MAX_LOSS, Verdict, judge_methods
 
-SHOWN = 5  # cases that are slowest or most disputed
+SHOWN = 5  # of the slowest cases
 SHOWN_APART = 12  # cases that only one of the method and the baseline got right
-
 HASH = 12  # characters of a prompt's hash in the list
 
 
@@ -47,8 +46,8 @@ class Case:
     rejected: int
 
 
-Cases: TypeAlias = Mapping[Literal["slowest", "disputed", "lost", "gained"], tuple[Case, ...]]
-"""Samples of the methods: those with the most seconds or rejected drafts, and those lost or gained on the baseline."""
+Cases: TypeAlias = Mapping[Literal["slowest", "lost", "gained"], tuple[Case, ...]]
+"""Samples of the methods: those with the most seconds, and those lost or gained on the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +202,8 @@ def choose_cases(
         if figures.method
         for number, sample in samples[figures.arm.name].items()
     ]
-    cases = [case for case, _ in compared]
-    disputed = sorted((case for case in cases if case.rejected), key=lambda case: (-case.rejected, -case.seconds))
     return {
-        "slowest": tuple(sorted(cases, key=lambda case: -case.seconds)[:SHOWN]),
-        "disputed": tuple(disputed[:SHOWN]),
+        "slowest": tuple(sorted((case for case, _ in compared), key=lambda case: -case.seconds)[:SHOWN]),
         "lost": tuple(case for case, difference in compared if difference < 0)[:SHOWN_APART],
         "gained": tuple(case for case, difference in compared if difference > 0)[:SHOWN_APART],
     }

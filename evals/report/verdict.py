@@ -35,8 +35,8 @@ class Verdict:
     of the difference lies above -*max_loss*, and shown if it lies below. Each end of a 95% interval errs in 2.5% of
     all runs, so that each statement about one end does so.
 
-    *further_for_speed* and *further_for_loss* are the further problems with which the interval is as likely as not to
-    tell; None if it tells already, or if `MOST` would be too few. See `further_for_speed` and `further_for_loss`.
+    *further_for_loss* are the further problems with which the interval is as likely as not to tell; None if it tells
+    already, or if `MOST` would be too few.
 
     A control has the name of its method in *like*, and *judge* is the accuracy of that method minus that of the
     control, with an interval as above: what the method's judge is worth, since both accept the same share of drafts.
@@ -45,7 +45,6 @@ class Verdict:
     arm: str
     speedup: Interval
     speed: Speed
-    further_for_speed: int | None
     difference: Interval
     loss: Loss
     max_loss: float
@@ -94,9 +93,8 @@ def _judge(
     gained, lost = disagreements(ours, theirs)
     return Verdict(
         arm=f.arm.name,
-        speedup=Interval(_inverse(ratio.value), _inverse(ratio.high), _inverse(ratio.low)),
+        speedup=_reciprocal(ratio),
         speed=speed,
-        further_for_speed=further_for_speed(problems, ratio) if speed == "unknown" else None,
         difference=apart,
         loss=loss,
         max_loss=max_loss,
@@ -108,8 +106,9 @@ def _judge(
     )
 
 
-def _inverse(ratio: float) -> float:
-    return 1 / ratio if ratio else math.inf
+def _reciprocal(ratio: Interval) -> Interval:
+    value, low, high = (1 / each if each else math.inf for each in (ratio.value, ratio.high, ratio.low))
+    return Interval(value, low, high)
 
 
 def further_for_loss(problems: int, gained: float, lost: float, apart: Interval, max_loss: float) -> int | None:
@@ -134,21 +133,6 @@ def further_for_loss(problems: int, gained: float, lost: float, apart: Interval,
         return low >= -max_loss
 
     return _least(excluded)
-
-
-def further_for_speed(problems: int, ratio: Interval) -> int | None:
-    """
-    Return how many further problems make the interval of *ratio* exclude 1; None if that are more than `MOST`.
-
-    The ratio of the times is assumed to stay as it is, and its interval to narrow with the root of the number of
-    problems, on a logarithmic scale. That happens in about half of all continuations.
-    """
-    if not (ratio.low > 0 and ratio.value != 1):
-        return None
-    distance = math.log(ratio.value)
-    edge = math.log(ratio.high if distance < 0 else ratio.low)
-    needed = problems * ((distance - edge) / distance) ** 2
-    return max(1, math.ceil(needed) - problems) if needed - problems <= MOST else None
 
 
 def _least(holds: Callable[[int], bool]) -> int | None:
@@ -206,18 +190,14 @@ def _speed_words(verdict: Verdict) -> str:
     s = verdict.speedup
     if not math.isfinite(s.value):
         return "no time measured"
-    if verdict.speed == "faster":
-        return _times("faster", s, s.low)
-    if verdict.speed == "slower":
-        slower = Interval(_inverse(s.value), _inverse(s.high), _inverse(s.low))
-        return _times("slower", slower, slower.low)
-    further = f"; about {_about(verdict.further_for_speed)} more would tell" if verdict.further_for_speed else ""
-    return f"no difference in time shown ({s.value:.2f}x [{s.low:.2f}, {s.high:.2f}]{further})"
+    if verdict.speed != "unknown":
+        return _times(verdict.speed, s if verdict.speed == "faster" else _reciprocal(s))
+    return f"no difference in time shown ({s.value:.2f}x [{s.low:.2f}, {s.high:.2f}])"
 
 
-def _times(word: str, ratio: Interval, nearest: float) -> str:
-    """Write *ratio* with as few decimals as show that its *nearest* end is not 1."""
-    digits = next((digits for digits in (1, 2) if round(nearest, digits) != 1), 3)
+def _times(word: str, ratio: Interval) -> str:
+    """Write *ratio* with as few decimals as show that its lower end is not 1."""
+    digits = next((digits for digits in (1, 2) if round(ratio.low, digits) != 1), 3)
     value, low, high = (f"{number:.{digits}f}" for number in (ratio.value, ratio.low, ratio.high))
     return f"{value}x {word} [{low}, {high}]"
 

@@ -84,7 +84,7 @@ def test_prompts_are_quoted_by_hash_also_those_of_a_plugin_and_of_a_file(tmp_pat
 
 def test_time_tokens_and_steps(section: Section) -> None:
     shipped = row(tables.time_table(section), SHIPPED.name)
-    assert (shipped["mean"], shipped["median"], shipped["first step"]) == ("3.50", "3.50", "0.40")
+    assert [shipped[name] for name in ("mean", "median", "p95", "first step")] == ["3.50", "3.50", "5.00", "0.40"]
     assert (shipped["small busy"], shipped["large busy"], shipped["judging"]) == ("0.50", "1.00", "0.40")
     assert shipped["vs large alone"] == "0.88 [0.62, 1.12]"
     shipped = row(tables.tokens_table(section), SHIPPED.name)
@@ -93,6 +93,7 @@ def test_time_tokens_and_steps(section: Section) -> None:
     assert (shipped["small cached"], shipped["large cached"]) == ("50%", "75%")
     shipped = row(tables.steps_table(section), SHIPPED.name)
     assert (shipped["share by small"], shipped["drafts accepted"]) == ("75%", "75%")
+    assert [shipped[name] for name in ("by small", "by large", "rejected", "lost")] == ["3.0", "1.0", "1.00", "1.00"]
     assert shipped["reasons of repairs"] == "grade 4"
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -15,10 +13,8 @@ from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.report.figures import by_time, compute_figures, samples_by_number
 from stepspec.evals.report.section import build_section
 from stepspec.evals.report.verdict import (
-    MOST,
     Verdict,
     further_for_loss,
-    further_for_speed,
     headline,
     judge_methods,
     points,
@@ -31,6 +27,11 @@ from .made import large, make_section, mixed
 METHOD, OTHER = Arm.of("method", "specreason"), Arm.of("other", "bild")
 CONTROL = Arm.of("random like method", "random", like="method")
 Measured = dict[tuple[int, str], Sample]
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "RESAMPLES", 200)
 
 
 def measured(arm: Arm, seconds: Sequence[float], correct: Sequence[bool]) -> Measured:
@@ -54,18 +55,41 @@ def against(n: int, gained: int, lost: int, seconds: float = 2.0, arm: Arm = MET
     return {**measured(LARGE, [4.0] * n, theirs), **measured(arm, times, ours)}
 
 
-def test_a_faster_method_that_loses_nothing_says_up_to_which_loss() -> None:
-    (found,) = judged(against(400, gained=4, lost=3), METHOD)
-    apart = difference(400, 4, 3)
-    assert (found.speed, found.loss, found.good) == ("faster", "excluded", True)
-    assert found.difference == apart
-    assert found.speedup.value == pytest.approx(2.0)
-    assert found.speedup.low < 2 < found.speedup.high
-    assert (found.further_for_speed, found.further_for_loss) == (None, None)
-    assert found.sentence == (
-        f"2.0x faster [2.0, 2.0], accuracy +0.2 points [{100 * apart.low:+.1f}, {100 * apart.high:+.1f}]: "
-        f"no loss above {-100 * apart.low:.1f} points at 95%"
-    )
+@pytest.mark.parametrize(
+    ("counts", "seconds", "further", "time", "accuracy"),
+    [
+        ((400, 4, 3), 2.0, None, "2.0x faster [2.0, 2.0]", "+0.2 points [-1.3, +1.9]: no loss above 1.3 points at 95%"),
+        ((12, 0, 0), 2.0, 177, "2.0x faster [1.9, 2.1]",
+         "+0.0 points [-24.3, +24.3]: too few problems to exclude a loss above 2 points; about 180 more would"),
+        ((200, 0, 40), 2.0, None, "2.0x faster [2.0, 2.0]",
+         "-20.0 points [-26.1, -15.0]: a loss of at least 15.0 points at 95%"),
+        ((200, 0, 6), 2.0, 643, "2.0x faster [2.0, 2.0]", "-3.0 points [-6.4, -1.1]: a loss, and too few problems to "
+         "tell if it is above 2 points; about 640 more would"),
+        ((200, 20, 1), 2.0, None, "2.0x faster [2.0, 2.0]", "+9.5 points [+5.7, +14.5]: more accurate at 95%"),
+        ((1000, 0, 8), 2.0, None, "2.0x faster [2.0, 2.0]",
+         "-0.8 points [-1.6, -0.4]: a loss, but none above 1.6 points at 95%"),
+        ((400, 0, 0), 6.0, None, "1.5x slower [1.5, 1.5]", "+0.0 points [-1.0, +1.0]: no loss above 1.0 points at 95%"),
+        ((400, 0, 0), 3.98, None, "no difference in time shown (1.01x [1.00, 1.02])",
+         "+0.0 points [-1.0, +1.0]: no loss above 1.0 points at 95%"),
+        ((400, 0, 0), 3.9, None, "1.03x faster [1.02, 1.04]",
+         "+0.0 points [-1.0, +1.0]: no loss above 1.0 points at 95%"),
+        ((30, 0, 30), 0.0, None, "no time measured",
+         "-100.0 points [-100.0, -77.3]: a loss of at least 77.3 points at 95%"),
+    ],
+)  # fmt: skip
+def test_a_verdict_says_what_is_shown_and_how_many_problems_are_missing(
+    counts: tuple[int, int, int], seconds: float, further: int | None, time: str, accuracy: str
+) -> None:
+    (found,) = judged(against(*counts, seconds), METHOD)
+    assert found.sentence == f"{time}, accuracy {accuracy}"
+    assert (found.difference, found.further_for_loss) == (difference(*counts), further)
+    assert found.good == ("faster" in time and further is None and "at least" not in accuracy)
+
+
+def test_the_further_problems_are_just_enough() -> None:
+    assert difference(12 + 177, 0, 0).low >= -0.02 > difference(12 + 176, 0, 0).low
+    (looser,) = judged(against(12, gained=0, lost=0), METHOD, max_loss=0.25)
+    assert looser.sentence.endswith("no loss above 24.3 points at 95%")
 
 
 def test_the_speedup_is_the_reciprocal_of_the_ratio_of_the_tables() -> None:
@@ -76,82 +100,22 @@ def test_the_speedup_is_the_reciprocal_of_the_ratio_of_the_tables() -> None:
     assert (1 / found.speedup.high, 1 / found.speedup.low) == pytest.approx(tables.ratio_interval)
 
 
-def test_twelve_problems_are_too_few_and_the_verdict_says_how_many_are_missing() -> None:
-    (found,) = judged(against(12, gained=0, lost=0), METHOD)
-    assert (found.loss, found.further_for_loss) == ("unknown", 177)
-    assert difference(12 + 177, 0, 0).low >= -0.02 > difference(12 + 176, 0, 0).low
-    assert found.sentence.endswith(": too few problems to exclude a loss above 2 points; about 180 more would")
-    (looser,) = judged(against(12, gained=0, lost=0), METHOD, max_loss=0.25)
-    assert looser.sentence.endswith("no loss above 24.3 points at 95%")
-
-
-@pytest.mark.parametrize(
-    ("gained", "lost", "loss", "words"),
-    [
-        (0, 40, "shown", "a loss of at least 15.0 points at 95%"),
-        (0, 6, "unknown", "a loss, and too few problems to tell if it is above 2 points; about 640 more would"),
-        (20, 1, "excluded", "more accurate at 95%"),
-    ],
-)
-def test_losses_and_gains_are_called_by_their_names(gained: int, lost: int, loss: str, words: str) -> None:
-    (found,) = judged(against(200, gained, lost), METHOD)
-    assert (found.loss, found.sentence.split(": ")[-1]) == (loss, words)
-
-
-def test_a_loss_within_the_limit_is_still_a_loss() -> None:
-    (found,) = judged(against(2000, gained=0, lost=12), METHOD)
-    assert found.sentence.endswith("a loss, but none above 1.0 points at 95%")
-
-
-def test_a_slower_method_is_called_slower() -> None:
-    (found,) = judged(against(400, gained=0, lost=0, seconds=6.0), METHOD)
-    assert (found.speed, found.good) == ("slower", False)
-    assert found.sentence.startswith("1.5x slower [1.5, 1.5], accuracy +0.0 points")
-
-
-def test_equal_times_show_no_difference() -> None:
-    (found,) = judged(against(60, gained=0, lost=0, seconds=3.98), METHOD)
-    assert found.speed == "unknown"
-    assert found.further_for_speed is not None
-    assert found.sentence.startswith("no difference in time shown (1.01x [0.98, 1.03]; about ")
-    (same,) = judged(against(60, gained=0, lost=0, seconds=4.0), METHOD)
-    assert same.further_for_speed is None
-    assert "more would tell" not in same.sentence.split("accuracy")[0]
-
-
-def test_small_differences_get_the_decimals_that_show_them() -> None:
-    (found,) = judged(against(400, gained=0, lost=0, seconds=3.9), METHOD)
-    assert found.sentence.startswith("1.03x faster [1.02, 1.04]")
-
-
-def test_an_arm_without_any_time_is_neither_faster_nor_slower() -> None:
-    done = {**measured(LARGE, [4.0] * 30, [True] * 30), **measured(METHOD, [0.0] * 30, [False] * 30)}
-    (found,) = judged(done, METHOD)
-    assert (found.speed, found.loss) == ("unknown", "shown")
-    assert found.sentence.startswith("no time measured, accuracy -100.0 points")
-
-
 @pytest.mark.parametrize(
     ("right", "words"),
-    [(40, "better than chance"), (99, "not shown to differ from chance"), (100, "not shown to differ from chance")],
+    [(10, "better than chance"), (40, "not shown to differ from chance"), (100, "worse than chance")],
 )
 def test_the_control_says_what_the_judge_is_worth(right: int, words: str) -> None:
-    done = against(100, gained=0, lost=1)
+    done = against(100, gained=0, lost=60)
     done |= measured(CONTROL, [2.5] * 100, [place < right for place in range(100)])
     method, control = judged(done, METHOD, CONTROL)
     assert (method.like, method.judge) == ("", None)
     assert control.like == "method"
-    assert control.judge == difference(100, max(0, 99 - right), max(0, right - 99))
+    assert control.judge == difference(100, max(0, 40 - right), max(0, right - 40))
     assert control.judge is not None
     low, high = 100 * control.judge.low, 100 * control.judge.high
     assert control.sentence.endswith(
-        f"the judge of method adds {99 - right:+.1f} points [{low:+.1f}, {high:+.1f}]: {words}"
+        f"the judge of method adds {40 - right:+.1f} points [{low:+.1f}, {high:+.1f}]: {words}"
     )
-
-
-def test_a_judge_may_be_worse_than_chance() -> None:
-    done = against(100, gained=0, lost=60) | measured(CONTROL, [2.5] * 100, [True] * 100)
-    assert judged(done, METHOD, CONTROL)[1].sentence.endswith("worse than chance")
 
 
 def test_the_headline_names_the_fastest_method_that_loses_nothing() -> None:
@@ -186,7 +150,7 @@ def test_several_samples_of_a_problem_are_no_further_problems() -> None:
     (single,) = judged({**measured(LARGE, [4.0] * 60, [True] * 60), **measured(METHOD, [2.0] * 60, once)}, METHOD)
     assert found.difference.value == single.difference.value
     assert found.difference.high - found.difference.low == pytest.approx(
-        single.difference.high - single.difference.low, rel=0.2
+        single.difference.high - single.difference.low, rel=0.3
     )
 
 
@@ -194,17 +158,6 @@ def test_a_bootstrap_interval_is_extrapolated_by_its_width() -> None:
     apart = Interval(0.0, -0.04, 0.04)
     assert further_for_loss(100, 3.5, 3.5, apart, 0.02) == 300  # half the width: four times the problems
     assert further_for_loss(100, 3.5, 3.5, apart, 1e-6) is None
-
-
-def test_speeds_are_extrapolated_on_a_logarithmic_scale() -> None:
-    found = further_for_speed(100, Interval(0.95, 0.88, 1.03))
-    needed = 100 * (math.log(1.03 / 0.95) / math.log(1 / 0.95)) ** 2
-    assert found == math.ceil(needed) - 100
-    assert further_for_speed(100, Interval(1 / 0.95, 1 / 1.03, 1 / 0.88)) == found
-    assert further_for_speed(100, Interval(1.0, 0.9, 1.1)) is None
-    assert further_for_speed(100, Interval(1.0001, 0.9, 1.1)) is None
-    assert further_for_speed(100, Interval(0.0, 0.0, 0.0)) is None
-    assert MOST == 100_000
 
 
 def test_points() -> None:
@@ -220,7 +173,7 @@ def test_a_section_has_the_verdicts_in_the_order_of_the_times(tmp_path: Path) ->
 
 # Simulations: the truth is known, and many runs are drawn from it.
 
-RUNS = 300
+RUNS = 200
 
 
 def drawn(rng: random.Random, n: int, gains: float, losses: float, ratio: float = 0.6, spread: float = 0.4) -> Measured:
@@ -235,19 +188,13 @@ def drawn(rng: random.Random, n: int, gains: float, losses: float, ratio: float 
     }
 
 
-@pytest.fixture
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "RESAMPLES", 300)
-
-
-@pytest.mark.usefixtures("few_resamples")
 def test_the_intervals_cover_the_truth_in_95_of_100_runs() -> None:
     rng = random.Random(11)
-    found = [judged(drawn(rng, 80, 0.06, 0.08), METHOD)[0] for _ in range(RUNS)]
+    found = [judged(drawn(rng, 50, 0.06, 0.08), METHOD)[0] for _ in range(RUNS)]
     for truth, interval in ((1 / 0.6, "speedup"), (-0.02, "difference")):
         intervals: list[Interval] = [getattr(verdict, interval) for verdict in found]
         covered = sum(each.low <= truth <= each.high for each in intervals) / RUNS
-        assert 0.91 <= covered <= 0.985, interval  # three standard errors around 95%
+        assert 0.9 <= covered <= 0.99, interval  # three standard errors around 95%
 
 
 def kinds_of_problems(rng: random.Random, n: int, gains: float, losses: float) -> tuple[int, int]:
@@ -262,23 +209,17 @@ def test_a_loss_is_excluded_falsely_in_few_runs_only() -> None:
     assert 0.015 <= wrong <= 0.04  # an end of a 95% interval
 
 
-@pytest.mark.parametrize(("n", "disagree"), [(300, 0.06), (100, 0.02)])
-def test_the_predicted_number_of_problems_is_right_within_a_factor(n: int, disagree: float) -> None:
-    """Where both are equally accurate: the number is that of theory, and with it every other run can tell."""
+def test_with_the_predicted_number_of_problems_every_other_run_can_tell() -> None:
+    """Where both arms are equally accurate, and disagree on two problems of a hundred."""
     rng = random.Random(13)
-    theory = next(m for m in range(n, 9000) if difference(m, disagree / 2 * m, disagree / 2 * m).low >= -0.02)
-    totals, told = list[int](), list[bool]()
-    while len(totals) < RUNS:
-        gained, lost = kinds_of_problems(rng, n, disagree / 2, disagree / 2)
-        apart = difference(n, gained, lost)
+    told: list[bool] = []
+    while len(told) < RUNS:
+        gained, lost = kinds_of_problems(rng, 100, 0.01, 0.01)
+        apart = difference(100, gained, lost)
         if apart.low >= -0.02 or apart.high < -0.02:
             continue  # these runs can tell already
-        further = further_for_loss(n, gained, lost, apart, 0.02)
+        further = further_for_loss(100, gained, lost, apart, 0.02)
         assert further is not None
-        gained_later, lost_later = kinds_of_problems(rng, further, disagree / 2, disagree / 2)
-        total = n + further
-        totals.append(total)
-        told.append(difference(total, gained + gained_later, lost + lost_later).low >= -0.02)
-    assert theory / 1.5 <= median(totals) <= theory * 1.5
-    assert sum(theory / 2.5 <= total <= theory * 2.5 for total in totals) >= 0.9 * RUNS
+        later = kinds_of_problems(rng, further, 0.01, 0.01)
+        told.append(difference(100 + further, gained + later[0], lost + later[1]).low >= -0.02)
     assert 0.4 <= sum(told) / RUNS <= 0.75
