@@ -18,7 +18,7 @@ from stepspec.orchestrator.events import Event, Started
 from stepspec.policies import METHODS, SpecReason
 from stepspec.settings import load
 
-from .orchestrator.endpoints.server import FakeVllm
+from .stand_in import FakeVllm
 from .test_solver import PROBLEM, Servers, serving
 
 GRADE = "specreason.grade"

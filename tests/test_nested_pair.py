@@ -20,7 +20,7 @@ from stepspec.orchestrator.errors import ConfigurationError, EndpointRejected
 from stepspec.orchestrator.events import Event, Started
 from stepspec.orchestrator.nesting import NestedEndpoint, described, leaves, named, neighbours, servers
 
-from .orchestrator.endpoints.server import Break, FakeVllm
+from .stand_in import Break, FakeVllm
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 

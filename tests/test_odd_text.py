@@ -7,7 +7,7 @@ Whatever a model writes, a run of that model alone gives the text that its serve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from stepspec import Solution, Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 
-from .orchestrator.endpoints.server import IM_START, THINK, THINK_END, FakeVllm
+from .stand_in import IM_START, THINK, THINK_END, FakeVllm
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 
@@ -133,12 +133,12 @@ class Ending(Writer):
     why: str = "abort"
     first: bool = True
 
-    def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        made = super().choices(body)
+    def pieces(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        made = list(super().pieces(body))
         if self.first and len(made) > 3 and THINK_END in self.decode(body["prompt"]).partition(HEAD)[2]:
             self.first, made = False, made[:3]
             made[-1] |= {"finish_reason": self.why, "stop_reason": None}
-        return made
+        return iter(made)
 
 
 @pytest.mark.parametrize(

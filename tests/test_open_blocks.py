@@ -18,7 +18,7 @@ from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.events import Event, Started
 from stepspec.orchestrator.markers import pair_of
 
-from .orchestrator.endpoints.server import IM_END, IM_START, FakeVllm
+from .stand_in import IM_END, IM_START, FakeVllm
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 

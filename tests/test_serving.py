@@ -16,7 +16,7 @@ from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.service.http.app import listen
 from stepspec.orchestrator.service.settings import ServiceSettings
 
-from .orchestrator.endpoints.server import FakeVllm
+from .stand_in import FakeVllm
 from .test_cli import call
 
 pytestmark = pytest.mark.usefixtures("nowhere")

@@ -28,8 +28,8 @@ from stepspec.policies import SpecReason
 from stepspec.settings import load
 
 from .fakes import constructed
-from .orchestrator.endpoints.server import Break, FakeVllm, Refuse
 from .orchestrator.service.served import until
+from .stand_in import Break, FakeVllm, Refuse
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 

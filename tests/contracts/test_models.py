@@ -13,8 +13,7 @@ from stepspec.orchestrator.endpoints import GREEDY, Endpoint, VllmEndpoint, conn
 from stepspec.orchestrator.events import Event
 
 from ..fakes import ScriptedModel, counting
-from ..orchestrator.endpoints.server import FakeVllm
-from ..stand_in import stand_in_process
+from ..stand_in import FakeVllm, stand_in_process
 from .model import ModelContract, Subject
 
 PROBLEM = Chain.of("What is 1 + 1?")

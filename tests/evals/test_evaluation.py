@@ -30,7 +30,7 @@ from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.trace import read, replay
 from stepspec.settings import Settings
 
-from ..orchestrator.endpoints.server import FakeVllm, Refuse
+from ..stand_in import FakeVllm, Refuse
 
 TASKS = (Task("What is 1 + 1?", Answer("2", "exact"), "first"), Task("What is 1 + 2?", Answer("3", "exact"), "second"))
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")

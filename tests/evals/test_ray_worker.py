@@ -25,7 +25,7 @@ from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
 from stepspec.orchestrator.trace import read, replay
 from stepspec.settings import Settings
 
-from ..orchestrator.endpoints.server import FakeVllm, Refuse
+from ..stand_in import FakeVllm, Refuse
 
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
 PLAN = Plan((Task("What is 1 + 1?", Answer("2", "exact")),), arms(["specreason"], ["large"], []), GREEDY, Budget(256))

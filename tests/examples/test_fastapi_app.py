@@ -103,7 +103,7 @@ async def test_a_client_that_disconnects_cancels_its_run(
     for server in (pair.small, pair.large):
         server.steps, server.latency = 1000, Latency(token=0.02)
     request = asyncio.create_task(read_forever(http, path))
-    await until(lambda: pair.large.written > 16 and pair.open_requests)  # some steps are done, and more under way
+    await until(lambda: pair.large.generated > 16 and pair.open_requests)  # some steps are done, and more under way
     assert not request.done()
     request.cancel()
     await asyncio.wait([request])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -13,7 +13,7 @@ from stepspec.orchestrator.endpoints import Sampling
 
 from ..fakes import Previous, ScriptedModel
 from ..orchestrator.arms import taste
-from ..orchestrator.endpoints.server import THINK, FakeVllm
+from ..stand_in import THINK, FakeVllm
 
 WORDS = ("one", "two", "three", "four")
 
@@ -59,9 +59,9 @@ class DrawingVllm(FakeVllm):
     length: int = 5
     rng: random.Random | None = None
 
-    def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+    def following(self, body: dict[str, Any]) -> Iterable[bytes]:
         self.rng = random.Random(body["seed"]) if "seed" in body else random.Random()
-        return super().choices(body)
+        return super().following(body)
 
     def continuation(self, prompt: str) -> list[bytes]:
         assert self.rng is not None

@@ -23,7 +23,7 @@ from stepspec.settings import load
 
 from ..fakes import run
 from ..orchestrator.arms import quarters, taste
-from ..orchestrator.endpoints.server import Break
+from ..stand_in import Break
 from .drawing import DrawingModel, DrawingVllm
 
 PROBLEM = "What is 1 + 1?"

@@ -24,7 +24,7 @@ from stepspec.settings import load
 from ..contracts.model import kept_open
 from ..fakes import Previous, ScriptedModel, run
 from ..orchestrator.arms import PROBLEM
-from ..orchestrator.endpoints.server import FakeVllm
+from ..stand_in import FakeVllm
 
 STEPS = (
     "Let me code:\n\n",

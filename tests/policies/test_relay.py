@@ -17,7 +17,7 @@ from stepspec.policies.relay import CLOSERS, CUES, WIDE_MARKS, ends_a_sentence
 from ..contracts.model import kept_open
 from ..fakes import Previous, ScriptedModel, counting, run
 from ..orchestrator.arms import BOUNDED, PROBLEM
-from ..orchestrator.endpoints.server import FakeVllm
+from ..stand_in import FakeVllm
 
 
 def both(previous: Previous) -> str:

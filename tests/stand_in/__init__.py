@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -87,6 +87,23 @@ SLOWED = web.RequestKey("slowed", float)
 SPOILT = web.RequestKey("spoilt", str)
 
 
+@dataclass(frozen=True)
+class Latency:
+    """
+    The times of a server: seconds to the *first* token, for each further *token*, and for each uncached *prompt_token*.
+
+    A busy server is no slower.
+    """
+
+    first: float = 0.0
+    token: float = 0.0
+    prompt_token: float = 0.0
+
+    def reading(self, texts: Sequence[Sequence[int]], cached: Sequence[int]) -> float:
+        """Return the seconds to the first token after the prompts *texts*, of which so many tokens are *cached*."""
+        return self.first + self.prompt_token * (sum(map(len, texts)) - sum(cached))
+
+
 @dataclass
 class FakeVllm:
     """
@@ -100,7 +117,7 @@ class FakeVllm:
     key. With a *block*, the server caches prompts in blocks of that many tokens and reports it; with a *unit*, as of a
     hybrid model, only up to the end of an earlier prompt, rounded down to the unit. *scale_out* opens vLLM's own route
     to it, whose rows of a cached prefix are *garbage* (V1 runner) or left out (V2), and those that parse calls of tools
-    if *parses_tools*. *metrics* is the text of /metrics.
+    if *parses_tools*. *metrics* is the text of /metrics. *special* are the spellings of its special tokens.
     """
 
     script: Sequence[str | bytes] = ()
@@ -122,11 +139,14 @@ class FakeVllm:
     key: str = ""
     names: tuple[str, ...] = ("fake",)
     room: int = ROOM
+    latency: Latency = Latency()  # frozen
+    special: tuple[str, ...] = SPECIAL
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
     sent: int = 0
+    generated: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)  # a client went away before the end
     _ids: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    _read: list[list[int]] = field(default_factory=list[list[int]])
+    _read: deque[list[int]] = field(default_factory=lambda: deque[list[int]](maxlen=512))
 
     # What it knows of tokens
 
@@ -136,7 +156,7 @@ class FakeVllm:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         while text:
-            piece = next((special for special in SPECIAL if text.startswith(special)), text[0])
+            piece = next((special for special in self.special if text.startswith(special)), text[0])
             ids.append(self.id(piece.encode()))
             text = text[len(piece) :]
         return ids
@@ -243,28 +263,37 @@ class FakeVllm:
             raise
 
     async def wait(self, request: web.Request, texts: Sequence[list[int]]) -> None:
-        """Wait before an answer without a stream to the prompts *texts*; this server does not."""
+        """Wait as long as the first token after *texts* takes."""
+        seconds = self.latency.reading(texts, [self.cached(prompt) for prompt in texts])
+        await asyncio.sleep(seconds * request.get(SLOWED, 1.0))
 
     async def stream(
         self, request: web.Request, body: dict[str, Any], fault: Break | Stall | None
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        slow, what, texts = request.get(SLOWED, 1.0), request.get(SPOILT, ""), prompts(body)
+        cached = [self.cache(prompt) for prompt in texts]
+        due = time.perf_counter() + self.latency.reading(texts, cached) * slow
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
-        count, what = 0, request.get(SPOILT, "")
-        for choice in self.interleaved(body):
-            for _ in choice["token_ids"] or ():
-                if fault and count == fault.after:
-                    await self.fail(request, fault)
-                if self.gate:
-                    await self.gate.acquire()
-                count += 1
-            choice = spoilt(choice, what)
-            if what == "cut" and choice["finish_reason"]:
-                return response
-            await response.write(event({"choices": [choice]}))
-            self.sent = count
-        usage = {"prompt_tokens": sum(map(len, prompts(body))), "completion_tokens": count}
-        await response.write(event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+        envelope = {"id": f"cmpl-{id(request):x}", "object": "text_completion", "created": int(time.time())}
+        envelope["model"], count = body["model"], 0
+        for turn in self.turns(body):
+            if (left := due - time.perf_counter()) > 0:
+                await asyncio.sleep(left)
+            for choice in turn:
+                for _ in choice["token_ids"] or ("",):
+                    if fault and count == fault.after:
+                        await self.fail(request, fault)
+                    if self.gate:
+                        await self.gate.acquire()
+                    count += 1
+                if what == "cut" and choice["finish_reason"]:
+                    return response
+                await response.write(event({**envelope, "choices": [spoilt(choice, what)], "usage": None}))
+                self.sent = count
+            due = max(due, time.perf_counter() - 1.0) + self.latency.token * self.chunk * slow
+        usage = self.usage(texts, cached[-1], count)
+        await response.write(event({**envelope, "choices": [], "usage": usage}) + b"data: [DONE]\n\n")
         return response
 
     async def fail(self, request: web.Request, fault: Break | Stall) -> None:
@@ -274,31 +303,46 @@ class FakeVllm:
         request.transport.abort()
         raise ConnectionResetError
 
-    def interleaved(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """The pieces of all answers in turn, each with the place of its prompt."""
-        each = [self.choices(body | {"prompt": prompt}) for prompt in prompts(body)]
-        return [piece | {"index": place} for turn in zip_longest(*each) for place, piece in enumerate(turn) if piece]
+    def turns(self, body: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+        """Yield the next piece of every answer, each with the place of its prompt, until all are complete."""
+        each = [self.pieces(body | {"prompt": prompt}) for prompt in prompts(body)]
+        for turn in zip_longest(*each):
+            yield [piece | {"index": place} for place, piece in enumerate(turn) if piece]
 
-    def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """Divide the answer into chunks as vLLM does: text up to the stop string, ids of whole tokens."""
+    def following(self, body: dict[str, Any]) -> Iterable[bytes]:
+        """The tokens that follow the prompt of *body*, up to the end of the turn at the latest."""
+        return [*self.continuation(self.decode(body["prompt"])), IM_END.encode()]
+
+    def tokens(self, body: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
+        """Yield what each token adds to the text, its spelling among the log-probabilities, and its id."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        text, tokens = "", list[tuple[str, str, int]]()
-        finish, reason = "length", None
-        for piece in [*self.continuation(self.decode(body["prompt"])), IM_END.encode()][: body["max_tokens"]]:
+        for piece in self.following(body):
             new = decoder.decode(piece)
-            text += new
-            ends = [at + len(stop) for stop in body["stop"] if (at := text.find(stop)) >= 0]
-            shown = new if not ends else new[: len(new) - (len(text) - min(ends))]
-            tokens.append((shown, new, self.id(piece)))
-            closed = self.id(piece) in body.get("stop_token_ids", ())
-            if ends or closed or piece == IM_END.encode():
-                finish = "stop"
-                reason = self.id(piece) if closed else next((stop for stop in body["stop"] if stop in text), None)
-                break
-        chunks = [tokens[at : at + self.chunk] for at in range(0, len(tokens), self.chunk)]
-        made = [self.choice(chunk, body) for chunk in chunks]
-        made[-1] |= {"finish_reason": finish, "stop_reason": reason}
-        return made
+            yield new, new, self.id(piece)
+
+    @property
+    def turn_end(self) -> int:
+        """The token that ends the turn."""
+        return self.id(IM_END.encode())
+
+    def pieces(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the answer to one prompt in chunks, as vLLM does: text up to the stop string, ids of whole tokens."""
+        stops, limit, closing = body.get("stop") or (), body["max_tokens"], body.get("stop_token_ids", ())
+        longest = max(map(len, stops), default=0)
+        tail, tokens = "", list[tuple[str, str, int]]()
+        for count, (new, spelling, number) in enumerate(self.tokens(body), 1):
+            text = tail + new
+            ends = [(at + len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
+            tokens.append((new[: len(new) - (len(text) - min(ends)[0])] if ends else new, spelling, number))
+            tail = text[-longest:] if longest else ""
+            stopped = bool(ends) or number in closing or number == self.turn_end
+            if stopped or count == limit or len(tokens) == self.chunk:
+                choice, tokens = self.choice(tokens, body), []
+                if stopped or count == limit:
+                    reason = number if number in closing else min(ends)[1] if ends else None
+                    yield choice | {"finish_reason": "stop" if stopped else "length", "stop_reason": reason}
+                    return
+                yield choice
 
     def choice(self, tokens: list[tuple[str, str, int]], body: dict[str, Any]) -> dict[str, Any]:
         count = body.get("logprobs") or 0
@@ -330,11 +374,13 @@ class FakeVllm:
                 choice |= self.written_at_once(body | {"prompt": prompt})
             choices.append(choice)
             cached = self.cache(prompt)
-        return {"choices": choices, "usage": self.usage(prompts(body), cached if "prompt_logprobs" not in body else 0)}
+        written = sum(len(choice.get("token_ids") or ("",)) for choice in choices)
+        usage = self.usage(prompts(body), cached if "prompt_logprobs" not in body else 0, written)
+        return {"choices": choices, "usage": usage}
 
     def written_at_once(self, body: dict[str, Any]) -> dict[str, Any]:
         """Join the chunks of the answer to one prompt."""
-        pieces = self.choices({"stop": (), **body})
+        pieces = list(self.pieces(body))
         ids = [number for piece in pieces for number in piece["token_ids"] or ()]
         return pieces[-1] | {"text": "".join(piece["text"] for piece in pieces), "token_ids": ids or None}
 
@@ -354,21 +400,30 @@ class FakeVllm:
             for known in row.values():
                 known["decoded_token"] = None
         left_out = [GARBAGE] * cached if self.garbage else []
-        return {"prompt_logprobs": [None, *left_out, *rows], "usage": self.usage([prompt], cached)}
+        return {"prompt_logprobs": [None, *left_out, *rows], "usage": self.usage([prompt], cached, 1)}
 
-    def usage(self, prompts: list[list[int]], cached: int) -> dict[str, Any]:
+    def usage(self, prompts: list[list[int]], cached: int, written: int) -> dict[str, Any]:
+        self.generated += written
         details = {"prompt_tokens_details": {"cached_tokens": cached}} if self.block or self.unit else {}
-        return {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": len(prompts), **details}
+        return {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": written, **details}
+
+    def cached(self, prompt: list[int]) -> int:
+        """Return how many of the first tokens of *prompt* are cached: in whole blocks, and never its last token."""
+        unit, most, found = self.unit or self.block, len(prompt) - 1, 0
+        for other in reversed(self._read) if unit else ():
+            same = min(shared(prompt, other), most)
+            if self.unit and same < (same := (len(other) - 1) // unit * unit):
+                same = 0
+            found = max(found, same // unit * unit)
+            if found + unit > most:
+                break
+        return found
 
     def cache(self, prompt: list[int]) -> int:
-        """Return how much of *prompt* was cached, in whole blocks; now it is."""
-        if self.unit:
-            ends = [other[: (len(other) - 1) // self.unit * self.unit] for other in self._read]
-            self._read.append(prompt)
-            return max((len(end) for end in ends if prompt[:-1][: len(end)] == end), default=0)
-        shared = max([common(prompt[:-1], other) for other in self._read], default=0)
+        """Return how many tokens of *prompt* were cached; now all are."""
+        found = self.cached(prompt)
         self._read.append(prompt)
-        return shared // self.block * self.block if self.block else 0
+        return found
 
     def row(self, number: int, count: int) -> dict[str, Any]:
         """What is known of token *number* and of the *count* likeliest of its place; it comes first, as in vLLM."""
@@ -461,8 +516,18 @@ def event(reply: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(reply) + b"\n\n"
 
 
-def common(one: list[int], other: list[int]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def shared(one: list[int], other: list[int]) -> int:
+    """Return how many tokens *one* and *other* begin with alike, found by halving: lists compare fast."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def characters(text: bytes) -> list[bytes]:
@@ -502,19 +567,6 @@ SHOWS_TOOLS = _encode(f"{IM_START}system\n{stand_in_tools.TOOLS}")
 """The first tokens of a conversation with tools."""
 
 
-@dataclass(frozen=True)
-class Latency:
-    """
-    The times of a server: seconds to the *first* token, for each further *token*, and for each uncached *prompt_token*.
-
-    A busy server is no slower.
-    """
-
-    first: float = 0.0
-    token: float = 0.0
-    prompt_token: float = 0.0
-
-
 @dataclass
 class StandIn(FakeVllm):
     """
@@ -533,12 +585,9 @@ class StandIn(FakeVllm):
     steps: int = 40
     step_tokens: int = 30
     accept: float = 1.0
-    latency: Latency = Latency()  # frozen
     running: int = 0
-    written: int = 0
 
     def __post_init__(self) -> None:
-        self._seen: deque[list[int]] = deque(maxlen=512)
         self._answer = [*self.encode("The answer is \\boxed{42}."), ENDED]
 
     def id(self, piece: bytes) -> int:
@@ -559,22 +608,21 @@ class StandIn(FakeVllm):
             return IDS[STEP_END.encode()]
         return FIRST_WORD + (step * 7919 + word * 104_729 + step * word * 31) % len(WORDS)
 
-    def following(self, prompt: Sequence[int], answer: Sequence[int] = ()) -> Iterator[int]:
-        """The tokens that follow *prompt*, without end; *answer* takes the place of the usual one."""
-        answer = answer or self._answer
-        reversed_prompt = prompt[::-1]
-        since = reversed_prompt.index(THINKING) if THINKING in prompt else len(prompt)
+    def following(self, body: dict[str, Any]) -> Iterator[bytes]:
+        prompt: list[int] = body["prompt"]
+        outputs: dict[str, Any] = body.get("structured_outputs") or {}
+        wanted: str | None = outputs.get("structural_tag")
+        answer = self.formatted(outputs) if outputs and not wanted else self.calling(prompt, wanted) or self._answer
+        since = prompt[::-1].index(THINKING) if THINKING in prompt else len(prompt)
         thinking = prompt[len(prompt) - since :]
         if THOUGHT in thinking:
-            yield from answer[len(thinking) - 1 - thinking.index(THOUGHT) :]
-            yield ENDED
+            yield from [PIECES[number] for number in answer[len(thinking) - 1 - thinking.index(THOUGHT) :]]
+            yield PIECES[ENDED]
         place = since - (thinking[:1] == [10])  # without the end of the line that opens the block
-        while True:
-            token = self.token(place)
-            yield token
-            if token == THOUGHT:
-                yield from answer
+        while (token := self.token(place)) != THOUGHT:
+            yield PIECES[token]
             place += 1
+        yield from [PIECES[number] for number in (THOUGHT, *answer)]
 
     def formatted(self, outputs: dict[str, Any]) -> list[int]:
         """The tokens of the answer in the format that vLLM's field ``structured_outputs`` requests."""
@@ -595,36 +643,6 @@ class StandIn(FakeVllm):
         arguments = filled({"type": "object", **functions[name].get("parameters", {})})
         return [*self.encode(stand_in_tools.written(name, orjson.dumps(arguments).decode())), ENDED]
 
-    def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        return list(self.pieces(body))
-
-    def pieces(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of the answer to one prompt as they are written."""
-        stops, limit, longest = body.get("stop") or (), body["max_tokens"], max(map(len, body.get("stop") or ("",)))
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        tail, tokens = "", list[tuple[str, str, int]]()
-        outputs: dict[str, Any] = body.get("structured_outputs") or {}
-        wanted: str | None = outputs.get("structural_tag")
-        answer = self.formatted(outputs) if outputs and not wanted else self.calling(body["prompt"], wanted)
-        for count, number in enumerate(self.following(body["prompt"], answer), 1):
-            new = shown = decoder.decode(PIECES[number])
-            text = tail + new
-            ends = [(at + len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
-            if ends:
-                shown = new[: len(new) - (len(text) - min(ends)[0])]
-            tail = text[-longest:] if longest else ""
-            tokens.append((shown, new, number))
-            over = bool(ends) or number == ENDED
-            if over or count == limit or len(tokens) == self.chunk:
-                choice = self.choice(tokens, body)
-                if over or count == limit:
-                    choice["finish_reason"] = "stop" if over else "length"
-                    choice["stop_reason"] = min(ends)[1] if ends else None
-                yield choice
-                if over or count == limit:
-                    return
-                tokens = []
-
     def row(self, number: int, count: int) -> dict[str, Any]:
         own = {"logprob": logprob(number), "rank": 1, "decoded_token": PIECES[number].decode(errors="replace")}
         row = {str(number): own}
@@ -642,23 +660,6 @@ class StandIn(FakeVllm):
         known = {f"token_id:{IDS[choice.encode()]}": value for choice, value in judged.items()}
         return {key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]} or known
 
-    def cache(self, prompt: list[int]) -> int:
-        shared = 0
-        for other in reversed(self._seen) if self.block else ():
-            shared = max(shared, _shared(prompt, other))
-            if shared >= len(prompt) - 1:
-                break
-        self._seen.append(prompt)
-        return min(shared, len(prompt) - 1) // self.block * self.block if self.block else 0
-
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        reply = super().answer(body)
-        if {"prompt_logprobs", "allowed_token_ids"} & set(body):
-            return reply
-        for choice in reply["choices"]:
-            reply["usage"]["completion_tokens"] += len(choice["token_ids"] or ("",)) - 1
-        return reply
-
     async def complete(self, request: web.Request) -> web.StreamResponse:
         self.running += 1
         try:
@@ -666,55 +667,6 @@ class StandIn(FakeVllm):
         finally:
             self.requests.clear()
             self.running -= 1
-
-    async def stream(
-        self, request: web.Request, body: dict[str, Any], fault: Break | Stall | None
-    ) -> web.StreamResponse:
-        slow, what, texts = request.get(SLOWED, 1.0), request.get(SPOILT, ""), prompts(body)
-        cached = [self.cache(prompt) for prompt in texts]
-        begun = time.perf_counter()
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
-        envelope: dict[str, Any] = {
-            "id": f"cmpl-{id(request):x}",
-            "object": "text_completion",
-            "created": int(time.time()),
-        }
-        envelope["model"] = body["model"]
-        due = begun + self.reading(texts, cached) * slow
-        count = 0
-        each = [self.pieces(body | {"prompt": prompt}) for prompt in texts]
-        for turn in zip_longest(*each):
-            if (left := due - time.perf_counter()) > 0:
-                await asyncio.sleep(left)
-            for place, choice in enumerate(turn):
-                if choice is None:
-                    continue
-                if fault and count >= fault.after:
-                    await self.fail(request, fault)
-                count += len(choice["token_ids"] or ("",))
-                sent = spoilt(choice, what) | {"index": place}
-                if what == "cut" and sent["finish_reason"]:
-                    return response
-                await response.write(event({**envelope, "choices": [sent], "usage": None}))
-            due = max(due, time.perf_counter() - 1.0) + self.latency.token * self.chunk * slow
-        self.written += count
-        usage = {
-            "prompt_tokens": sum(map(len, texts)),
-            "completion_tokens": count,
-            "prompt_tokens_details": {"cached_tokens": cached[-1]},
-        }
-        await response.write(event({**envelope, "choices": [], "usage": usage}) + b"data: [DONE]\n\n")
-        return response
-
-    def reading(self, texts: Sequence[Sequence[int]], cached: Sequence[int]) -> float:
-        """Seconds to the first token after the prompts *texts*."""
-        return self.latency.first + self.latency.prompt_token * (sum(map(len, texts)) - sum(cached))
-
-    async def wait(self, request: web.Request, texts: Sequence[list[int]]) -> None:
-        """Wait as long as the first token after *texts* takes."""
-        known = [max((_shared(prompt, other) for other in self._seen), default=0) for prompt in texts]
-        await asyncio.sleep(self.reading(texts, known) * request.get(SLOWED, 1.0))
 
     async def chat(self, request: web.Request) -> web.Response:
         """Answer a chat completion, a stream in one event."""
@@ -726,7 +678,7 @@ class StandIn(FakeVllm):
         message, count, finish = "".join(word["text"] for word in words), len(words), words[-1]["finish_reason"]
         message = message.removesuffix(words[-1]["stop_reason"] or "")
         await asyncio.sleep(self.latency.token * count)
-        self.written += count
+        self.generated += count
         message = message.removesuffix(IM_END)
         choice = {"index": 0, "message": {"role": "assistant", "content": message}, "finish_reason": finish}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": count, "total_tokens": len(prompt) + count}
@@ -749,7 +701,7 @@ class StandIn(FakeVllm):
         lines = (
             f"vllm:num_requests_running{label} {self.running}",
             f"vllm:num_requests_waiting{label} 0",
-            f"vllm:generation_tokens_total{label} {self.written}",
+            f"vllm:generation_tokens_total{label} {self.generated}",
             f'vllm:cache_config_info{{block_size="{self.block}",enable_prefix_caching="{bool(self.block)}"}} 1.0',
             f"process_cpu_seconds_total {time.process_time()}",
         )
@@ -779,20 +731,6 @@ async def _version(request: web.Request) -> web.Response:
 
 async def _health(request: web.Request) -> web.Response:
     return web.Response()
-
-
-def _shared(one: list[int], other: list[int]) -> int:
-    """How many tokens *one* and *other* begin with alike, found by halving: lists compare fast."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def filled(schema: dict[str, Any]) -> Any:

@@ -28,7 +28,7 @@ from stepspec.orchestrator.trace import Stopwatch
 from stepspec.policies import THRESHOLDS
 from stepspec.settings import RunConditions, Settings
 
-from ...orchestrator.endpoints.server import FakeVllm
+from ...stand_in import FakeVllm
 from ...test_cli import call
 from ..scripted import solution
 

@@ -31,7 +31,7 @@ from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint, VllmEndpoi
 from stepspec.orchestrator.endpoints.metrics import Acceptance, CacheConfig
 from stepspec.orchestrator.endpoints.probe import RIVALS, Capabilities
 
-from ..endpoints.server import GENERATE, Break, FakeVllm, Refuse
+from ...stand_in import GENERATE, Break, FakeVllm, Refuse
 from ..endpoints.test_metrics import info
 from ..endpoints.test_reward_model import FakePooling
 

@@ -11,7 +11,7 @@ import pytest
 from stepspec.orchestrator.endpoints import GREEDY, Sampling, VllmEndpoint, VllmModel
 from stepspec.orchestrator.events import Called, Event
 
-from .server import FakeVllm
+from ...stand_in import FakeVllm
 
 
 @dataclass

@@ -7,13 +7,13 @@ Written for these tests from what is publicly known of the formats. System turns
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from stepspec.orchestrator.endpoints.chat_template import Messages
 from stepspec.orchestrator.markers import BRACKETS, CHANNEL, HARMONY, SEED, THINK, ThinkingMarkers
 
-from .server import IM_END, FakeVllm
+from ...stand_in import IM_END, FakeVllm
 
 EMPTY = "<think>\n\n</think>\n\n"
 
@@ -234,15 +234,8 @@ SPECIAL = (
 class FamilyServer(FakeVllm):
     """Serves a model of a *family*: its template, its marks as tokens, and the *script* behind what it writes first."""
 
-    family: Family = field(default_factory=lambda: FAMILIES[0])
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        while text:
-            piece = next((special for special in SPECIAL if text.startswith(special)), text[0])
-            ids.append(self.id(piece.encode()))
-            text = text[len(piece) :]
-        return ids
+    family: Family = FAMILIES[0]
+    special: tuple[str, ...] = SPECIAL
 
     def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
         return self.family.render(messages, generate)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from .server import FakeVllm
+from ...stand_in import FakeVllm
 
 HALF = "\ufffd"
 CONTEXT = 4  # tokens, of a byte each, make any character
@@ -40,31 +40,22 @@ class RealVllm(FakeVllm):
         assert self.tokenizer is not None
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+    @property
+    def turn_end(self) -> int:
+        return self.end
+
+    def tokens(self, body: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
         assert self.tokenizer is not None
         prompt: list[int] = body["prompt"]
-        stream = DecodeStream(ids=prompt, skip_special_tokens=False)
-        text, tokens, context = "", list[tuple[str, str, int]](), list[int]()
-        finish, reason = "length", None
-        for number in [*self._going_on(prompt), self.end][: body["max_tokens"]]:
+        stream, context = DecodeStream(ids=prompt, skip_special_tokens=False), list[int]()
+        for number in (*self._going_on(prompt), self.end):
             try:
                 new = stream.step(self.tokenizer, number) or ""
             except Exception:  # Bytes that are tokens made a character and then none: vLLM begins a new stream.
                 stream = DecodeStream(skip_special_tokens=False)
                 new = stream.step(self.tokenizer, number) or ""
-            text += new
-            ends = [(at + len(stop), stop) for stop in body["stop"] if (at := text.find(stop)) >= 0]
-            shown = new if not ends else new[: len(new) - (len(text) - min(ends)[0])]
-            tokens.append((shown, self._spelling(number, context), number))
+            yield new, self._spelling(number, context), number
             context.append(number)
-            closed = number in body.get("stop_token_ids", ())
-            if ends or closed or number == self.end:
-                finish, reason = "stop", number if closed else min(ends)[1] if ends else None
-                break
-        chunks = [tokens[at : at + self.chunk] for at in range(0, len(tokens), self.chunk)]
-        made = [self.choice(chunk, body) for chunk in chunks]
-        made[-1] |= {"finish_reason": finish, "stop_reason": reason}
-        return made
 
     def _going_on(self, prompt: Sequence[int]) -> Sequence[int]:
         """The rest of what is written, after as much of it as *prompt* ends in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable, MalformedReply
 
+from ...stand_in import ROOM, Break, FakeVllm, Stall
 from .conftest import Meet
-from .server import ROOM, Break, FakeVllm, Stall
 
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", " and", " two", ".\n\n", "Then", THINK_END)
@@ -114,12 +115,13 @@ class Forgetful(FakeVllm):
 
     beyond = False
 
-    def interleaved(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+    def turns(self, body: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
         last = len(body["prompt"]) - 1
-        pieces = super().interleaved(body)
-        if self.beyond:
-            return [piece | {"index": piece["index"] + (piece["index"] == last)} for piece in pieces]
-        return [piece for piece in pieces if piece["index"] != last]
+        for turn in super().turns(body):
+            if self.beyond:
+                yield [piece | {"index": piece["index"] + (piece["index"] == last)} for piece in turn]
+            else:
+                yield [piece for piece in turn if piece["index"] != last]
 
 
 @pytest.mark.parametrize(

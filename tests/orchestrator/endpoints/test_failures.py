@@ -21,7 +21,7 @@ from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.failures import no_connection
 from stepspec.orchestrator.errors import EndpointError, EndpointRejected, EndpointUnreachable, MalformedReply, ModelGone
 
-from .server import FakeVllm
+from ...stand_in import FakeVllm
 
 SCRIPT = ("So", " it", " is.", "\n\n", "</think>")
 LEAKS = re.compile(r"ssl:|Client\w*Error|Errno|_ssl\.c|aiohttp|ConnectionKey|Traceback|RequestInfo|<\w+ ")

@@ -11,13 +11,16 @@ from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable, MalformedReply
 
+from ...stand_in import IM_END, IM_START, ROOM, THINK, THINK_END, FakeVllm, Refuse
 from .conftest import Meet, eventually
-from .server import IM_END, IM_START, ROOM, SPECULATES, THINK, THINK_END, FakeVllm, Refuse
 
 PROBLEM = Chain.of("What is 1 + 1?")
 STEP = Step("So 2.\n\n", "small")
 GRADES = {"7": log(0.5), "9": log(0.25), "x": log(0.2)}
 SCRIPT = ("So", " one", ".\n\n")
+SPECULATES = b"".join(
+    b"vllm:spec_decode_num_%s_total 0.0\n" % name for name in (b"drafts", b"draft_tokens", b"accepted_tokens")
+)
 
 
 def last_prompt(server: FakeVllm) -> str:

@@ -23,9 +23,9 @@ from stepspec.orchestrator.endpoints.metrics import (
 )
 
 from ...fakes import run
+from ...stand_in import FakeVllm
 from ..service.served import until
 from .conftest import Meet
-from .server import FakeVllm
 
 QUEUE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

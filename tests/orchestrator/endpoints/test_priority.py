@@ -12,8 +12,8 @@ from stepspec.orchestrator.endpoints.client import CARRIED, RUN, SPAN, carrying,
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.interfaces import RequestContext, requesting
 
+from ...stand_in import FakeVllm, Refuse
 from .conftest import Meet
-from .server import FakeVllm, Refuse
 
 PROBLEM = Chain.of("What is 1 + 1?")
 ORDER = (

@@ -33,9 +33,9 @@ from stepspec.orchestrator.events import Called, Committed, Event, Moved
 from stepspec.orchestrator.ledger import Ledger
 
 from ...fakes import ScriptedModel, counting, run
+from ...stand_in import Break, FakeVllm
 from ..arms import ARMS, BOUNDED, PROBLEM, arm, build
 from .mortal import CAPABLE, Mortal, MortalEndpoint, replicated
-from .server import Break, FakeVllm
 
 A, B, C = "http://a", "http://b", "http://c"
 

@@ -17,8 +17,8 @@ from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, VllmEn
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
 
 from ...fakes import ScriptedModel, counting, run
+from ...stand_in import FakeVllm, Refuse
 from .mortal import Mortal, replicated
-from .server import FakeVllm, Refuse
 
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", ".\n\n")

@@ -20,8 +20,8 @@ from stepspec.orchestrator.endpoints.sse import Events
 from stepspec.orchestrator.errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
 
 from ...fakes import run
+from ...stand_in import Break, FakeVllm, Refuse, Stall
 from .conftest import Meet, eventually
-from .server import Break, FakeVllm, Refuse, Stall
 
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", ".\n\n")

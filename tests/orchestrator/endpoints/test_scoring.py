@@ -10,8 +10,8 @@ from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
 from stepspec.orchestrator.endpoints import vllm_protocol
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable, MalformedReply
 
+from ...stand_in import GENERATE, FakeVllm, Refuse
 from .conftest import Meet
-from .server import GENERATE, FakeVllm, Refuse
 from .test_vllm_protocol import CALL
 
 PROBLEM = Chain.of("What is 1 + 1?")

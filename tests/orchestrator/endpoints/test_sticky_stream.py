@@ -15,8 +15,8 @@ from stepspec.orchestrator.interfaces import RequestContext, requesting
 from stepspec.orchestrator.ledger import Ledger
 
 from ...contracts.model import kept_open
+from ...stand_in import Break, FakeVllm, Stall
 from .conftest import Meet, eventually
-from .server import Break, FakeVllm, Stall
 from .streaming import streamed
 
 PROBLEM = Chain.of("What is 1 + 1?")

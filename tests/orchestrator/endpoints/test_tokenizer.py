@@ -14,8 +14,8 @@ from stepspec.orchestrator.endpoints.tokenizer import ChainIds
 from stepspec.orchestrator.endpoints.vllm_protocol import EncodedPrompt
 from stepspec.orchestrator.errors import MissingCapability
 
+from ...stand_in import IM_END, IM_START, THINK, THINK_END, FakeVllm
 from .conftest import Meet
-from .server import IM_END, IM_START, THINK, THINK_END, FakeVllm
 
 
 class Hiding(FakeVllm):

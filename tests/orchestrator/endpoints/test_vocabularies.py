@@ -68,7 +68,7 @@ def grown(server: RealVllm, ids: Sequence[int], limit: int) -> Step:
     server.written = ids
     body = {"prompt": server.encode("So: "), "max_tokens": limit, "stop": [], "logprobs": 0, "return_token_ids": True}
     growing = StepBuilder("small", "v", Chain.of("?"), ends=StepEnds((), blocks=False), limit=limit)
-    for choice in server.choices(body):
+    for choice in server.pieces(body):
         piece = vllm_protocol.parse_chunk(CALL, orjson.dumps({"choices": [choice]}), 0)
         for token in piece.tokens:
             if stop := growing.add(token):

@@ -13,7 +13,7 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints import vllm as module
 from stepspec.orchestrator.endpoints.vllm import WARM_UP_BATCHES, VllmEndpoint, warm_up
 
-from .server import GENERATE, FakeVllm, Refuse
+from ...stand_in import GENERATE, FakeVllm, Refuse
 
 EACH = sum(WARM_UP_BATCHES)
 KINDS = {"write", "write with likeliest tokens", "branch", "ask", "score", "JSON"}

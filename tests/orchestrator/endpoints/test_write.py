@@ -10,8 +10,8 @@ from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
 
+from ...stand_in import ROOM, THINK, FakeVllm
 from .conftest import Meet
-from .server import ROOM, THINK, FakeVllm
 
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\nSo", " on", ".", "\n", "\n", "Done", THINK_END, "2")

@@ -30,7 +30,7 @@ from stepspec.orchestrator.service.watch.records import (
 )
 from stepspec.service_factory import offer
 
-from ..endpoints.server import FakeVllm
+from ...stand_in import FakeVllm
 
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n", "It is ", "\\boxed{2}", ".")
 THINKING = "So one.\n\nThen two.\n\nDone"

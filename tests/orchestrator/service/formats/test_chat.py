@@ -10,7 +10,7 @@ from stepspec import Candidate, Rating
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Answering, AnswerJudged, Finished, Started
 
-from ...endpoints.server import Refuse
+from ....stand_in import Refuse
 from ..served import ANSWER, SCRIPT, THINKING, TURN, chosen, down, serving, until
 
 

@@ -19,8 +19,8 @@ from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.service.formats.deltas import Delta
 from stepspec.orchestrator.service.formats.messages import ContentBlocks
 
+from ....stand_in import Refuse
 from ....stand_in import tools as stand_in_tools
-from ...endpoints.server import Refuse
 from ..served import ANSWER, SCRIPT, THINKING, Reply, Served, chosen, down, serving, until
 
 PROBLEM: Any = [{"role": "user", "content": "What is 1 + 1?"}]

@@ -12,7 +12,7 @@ from stepspec.orchestrator.service.formats.responses import ResponsesRequest
 from stepspec.orchestrator.service.formats.validation import parse_request
 from stepspec.orchestrator.service.http.errors import ApiError
 
-from ...endpoints.server import Refuse
+from ....stand_in import Refuse
 from ..http.test_api_errors import RESOLVER
 from ..served import ANSWER, SCRIPT, THINKING, serving
 from .test_sdk import client

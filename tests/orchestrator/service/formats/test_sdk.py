@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from ...endpoints.server import Refuse
+from ....stand_in import Refuse
 from ..served import ANSWER, THINKING, Served, chosen, serving, until
 
 MESSAGES: Any = [{"role": "user", "content": "What is 1 + 1?"}]

@@ -19,7 +19,7 @@ from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.http.upstream import ForwardedAnswer, reads_likeliest
 
-from ...endpoints.server import Refuse
+from ....stand_in import Refuse
 from ..served import TURN, Behind, Noting, Reply, Served, chosen, down, put_behind, serving, until
 
 LIMITED = chosen(clients={"b": {"key": "b-key", "large_tokens_per_minute": 1000}})

@@ -10,7 +10,7 @@ import orjson
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.events import Answering, Committed, Finished, Started
 
-from ...endpoints.server import Refuse
+from ....stand_in import Refuse
 from ..served import ANSWER, THINKING, chosen, serving
 
 

@@ -29,7 +29,7 @@ from stepspec.orchestrator.service.watch.records import (
     ServiceRequest,
 )
 
-from ...endpoints.server import Refuse
+from ....stand_in import Refuse
 from ..served import Behind, FullDisk, Served, chosen, put_behind, serving, until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
