@@ -8,6 +8,7 @@ one space after the colon belongs to no value, and a byte order mark may begin t
 from __future__ import annotations
 
 import asyncio
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -24,7 +25,6 @@ CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a fin
 LARGEST_EVENT = 16 << 20  # bytes; an event with 20 tokens of a position has a few KB
 HEAD = 1 << 16  # bytes of an answer that is no stream, to find the reason in
 DONE, FIELDS = b"[DONE]", (b"data:", b"event:", b"id:", b"retry:", b":")
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 E = TypeVar("E", bound=BaseException)
 
@@ -66,10 +66,9 @@ class EventReader:
         """The bytes of the event that has not ended."""
         return b"".join([*self._lines, *self._line])
 
-    @property
-    def open_data(self) -> bytes:
-        """The data of the event that has not ended."""
-        return b"\n".join(self._data)
+    def end(self) -> bytes:
+        """End the stream, and return the data of the event that has not ended: its blank line may be missing."""
+        return b"".join(event.data for event in self.feed(b"\n\n"))
 
     def feed(self, part: bytes) -> list[ServerEvent]:
         """Read the next *part* of the stream and return the events that end in it. Raise `EventTooLarge`."""
@@ -97,7 +96,7 @@ class EventReader:
         self._lines.append(piece)
         line = piece.rstrip(b"\r\n")
         if self._first:
-            line, self._first = line.removeprefix(BYTE_ORDER_MARK), False
+            line, self._first = line.removeprefix(BOM_UTF8), False
         if line:
             self._add(line)
             return None
@@ -114,6 +113,12 @@ class EventReader:
             self._data.append(value.removeprefix(b" "))
         elif field == b"event":
             self._name = value.removeprefix(b" ")
+
+
+def begins_events(head: bytes) -> bool:
+    """Whether *head*, the beginning of a body, may be that of events: no other line than theirs has begun."""
+    line = head.lstrip(BOM_UTF8 + b"\r\n")
+    return any(field.startswith(line[: len(field)]) for field in FIELDS)
 
 
 class Events:
@@ -180,11 +185,11 @@ class Events:
         try:
             piece = await anext(self._pieces)
         except (StopAsyncIteration, *BROKEN) as exc:
-            if self._reader.open_data.strip() == DONE:  # The last blank line is missing.
+            if self._reader.end().strip() == DONE:
                 self._done = True
                 return
             whole = isinstance(exc, StopAsyncIteration) and not self._late
-            if whole and not self._begun and not self._head.lstrip(BYTE_ORDER_MARK).startswith(FIELDS):
+            if whole and not self._begun and not (self._head.strip() and begins_events(self._head)):
                 raise no_stream(self._call, self._head) from None
             reason = self._late or "the stream broke off: did the server die?"
             raise self._call.error(EndpointUnavailable, reason) from _forget_frames(exc)

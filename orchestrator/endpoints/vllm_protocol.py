@@ -7,6 +7,7 @@ Pure: no I/O and no clock. A second back end would need another module like this
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -188,7 +189,7 @@ def no_stream(call: Call, body: bytes) -> EndpointError:
         empty = "an empty answer with HTTP 200: did the server, or a proxy in front of it, give up?"
         return call.error(EndpointUnavailable, empty)
     try:
-        reply = parse_object(call, body)
+        reply = parse_object(call, body.removeprefix(BOM_UTF8))
     except MalformedReply as exc:
         return exc
     if error := reply_error(call, reply):

@@ -16,7 +16,8 @@ from ...concurrency import background
 from ...endpoints import ModelEndpoint, ModelServer, ReplicatedEndpoint, VllmEndpoint
 from ...endpoints.client import SESSION, run_place
 from ...endpoints.failures import no_connection
-from ...endpoints.sse import EventReader, EventTooLarge
+from ...endpoints.settings import Deadlines
+from ...endpoints.sse import DONE, EventReader, EventTooLarge, begins_events
 from ...endpoints.vllm_protocol import Call, http_date, http_error, no_stream, retry_after
 from ...errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
 from ...nesting import leaves
@@ -151,16 +152,13 @@ class Forwarding:
             async with response:
                 self.request.upstream = self.request.seconds - (self.request.admitted or 0.0)
                 record.answered(response.status, self.request.seconds)
-                if response.status >= 400:
-                    body = await self._failure(response, call)
-                    if prioritised and response.status == 400 and b"priority" in body.lower():
+                try:
+                    if response.status < 400:
+                        await self._answer(response, server, call)
+                    elif not await self._failure(response, server, call, prioritised=prioritised):
                         return False
-                    if isinstance(error := http_error(call, response.status, body, self.request.path), ContextTooLong):
-                        raise error
-                    await self.connection.start(_returned(response), response.status)
-                    await self.connection.finish(body)
-                else:
-                    await self._answer(response, server, call)
+                except (BrokenAnswer, EventTooLarge) as exc:
+                    raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
         self.request.upstream = self.request.seconds - (self.request.admitted or 0.0)
         return True
 
@@ -207,49 +205,54 @@ class Forwarding:
             except TimeoutError:
                 raise late from None
 
-    async def _failure(self, response: aiohttp.ClientResponse, call: Call) -> bytes:
-        """Read a failed answer. Raise `EndpointError` if another server may answer, or the service's key is wrong."""
-        body = await response.content.read(LARGEST_FAILURE)
-        if response.status >= 500 or response.status in (401, 403):
-            error = http_error(call, response.status, body, self.request.path)
-            if isinstance(error, EndpointUnavailable):
-                now = http_date(response.headers.get("Date")) or time.time()
-                error.retry_after = retry_after(response.headers.get("Retry-After"), now)
+    async def _failure(
+        self, response: aiohttp.ClientResponse, server: ModelServer, call: Call, *, prioritised: bool
+    ) -> bool:
+        """
+        Pass on a failed answer; return False if the server refuses the priority that was added to the request.
+
+        Raise `EndpointError` if another server may answer, the service's key is wrong, or the prompt is too long.
+        """
+        status, body = response.status, await _all(response, server.settings.deadlines.between)
+        if prioritised and status == 400 and b"priority" in body.lower():
+            return False
+        error = http_error(call, status, body, self.request.path)
+        if isinstance(error, EndpointUnavailable):
+            now = http_date(response.headers.get("Date")) or time.time()
+            error.retry_after = retry_after(response.headers.get("Retry-After"), now)
+        if status >= 500 or status in (401, 403) or isinstance(error, ContextTooLong):
             raise error
-        return body
+        await self.connection.start(_returned(response), status)
+        await self.connection.finish(body)
+        return True
 
     async def _answer(self, response: aiohttp.ClientResponse, server: ModelServer, call: Call) -> None:
-        """Pass on an answer that has begun."""
-        deadlines = server.settings.deadlines
-        stream = response.content_type == "text/event-stream"
-        path, connection = self.request.path, self.connection
-        answer = ForwardedAnswer(path, stream=stream, counted=self.counted, hidden=self.hidden)
-        try:
-            part = await _read(response, deadlines.first)
-            if self.content.get("stream") is True and response.status == 200 and not (stream and _begins_events(part)):
-                raise no_stream(call, await _all(response, part, deadlines.between))
-        except BrokenAnswer as exc:
-            raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
-        await connection.start(
+        """Pass on an answer that has begun. Raise `BrokenAnswer` or `EndpointError` before any of it is sent."""
+        deadlines, asked = server.settings.deadlines, self.content.get("stream") is True
+        stream = asked or response.content_type == "text/event-stream"
+        answer = ForwardedAnswer(self.request.path, stream=stream, counted=self.counted, hidden=self.hidden)
+        part = await _read(response, deadlines.first)
+        passed = await _first_event(response, part, answer, call, deadlines) if asked else answer.add(part)
+        await self.connection.start(
             {**(EVENT_STREAM if stream else {}), **_returned(response)},
             response.status,
             failure=answer.failed if stream else None,
         )
         try:
-            while part:
-                await connection.send(answer.add(part))
-                part = await _read(response, deadlines.between)
+            await self.connection.send(passed)
+            while part := await _read(response, deadlines.between):
+                await self.connection.send(answer.add(part))
             rest = answer.finish()  # reads the usage of an answer in one piece
         except (BrokenAnswer, EventTooLarge) as exc:
             message = f"the answer broke off: {exc}"
             self.endpoint.report(call.url, call.error(EndpointUnavailable, message))
             self.request.error = error = ApiError(503, message, code="upstream_error", retry=False)
-            await connection.fail(error)
+            await self.connection.fail(error)
             return
         finally:
             most = most_tokens(self.content, self.endpoint.room)
             self.request.large_tokens += min(answer.written, most) if self.counted else 0
-        await connection.finish(rest)
+        await self.connection.finish(rest)
 
     def refusal(self, exc: EndpointError) -> ApiError:
         """Return the error of a request that no server has answered."""
@@ -264,9 +267,20 @@ class Forwarding:
         return api_error(exc)
 
 
-def _begins_events(part: bytes) -> bool:
-    """Whether the first *part* of a body may be events: it has some, and is neither JSON nor a web page."""
-    return not part.lstrip().startswith((b"{", b"[", b"<")) and bool(part.strip())
+async def _first_event(
+    response: aiohttp.ClientResponse, part: bytes, answer: ForwardedAnswer, call: Call, deadlines: Deadlines
+) -> bytes:
+    """Return what is to be passed on of a stream that begins with *part*, once its first event is whole."""
+    head, passed = part, b""
+    while part and begins_events(head):
+        passed += answer.add(part)
+        if passed.strip():
+            return passed
+        part = await _read(response, deadlines.first)
+        head += part
+    if head.strip() and begins_events(head):
+        raise BrokenAnswer("did the server die?")
+    raise no_stream(call, head + await _all(response, deadlines.between))
 
 
 USAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -325,10 +339,13 @@ class ForwardedAnswer:
         return b"".join(raw for data, _, raw in self._reader.feed(part) if self._passes(data))
 
     def finish(self) -> bytes:
-        """Return what is still to be passed on at the end."""
+        """Return what is still to be passed on at the end. Raise `BrokenAnswer` if a stream ends before its own end."""
         self._read(b"".join(self._whole))
-        rest = self._reader.rest
-        return rest if rest and self._passes(self._reader.open_data) else b""
+        rest, data = self._reader.rest, self._reader.end()
+        cut = rest.strip(b"\r\n") != b"" and not rest.startswith(b":") and not _whole(data)
+        if cut or (self._stream and not (self.begun or data)):
+            raise BrokenAnswer("did the server die?")
+        return (rest + b"\n\n" if data else rest) if self._passes(data) else b""
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         """Return the last event of a stream that breaks off: *error*, whose *body* is in the shape of its API."""
@@ -340,6 +357,7 @@ class ForwardedAnswer:
         return response_failed(response, number + 1 if isinstance(number, int) else 0, error.status, error.message)
 
     def _passes(self, data: bytes) -> bool:
+        data = data.strip()  # as JSON may have spaces around it
         if not data:
             return True
         self._first, self._last = self._first or data, data if data.startswith(b"{") else self._last
@@ -349,7 +367,7 @@ class ForwardedAnswer:
         if b'"usage"' not in data:
             return True
         content = self._read(data)
-        return not (self._hidden and content.get("choices") == [])
+        return not (self._hidden and "usage" in content and not content.get("choices"))
 
     def _read(self, data: bytes) -> Mapping[str, Any]:
         content = _object(data)
@@ -373,6 +391,11 @@ def _object(data: bytes) -> Mapping[str, Any]:
     return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
 
 
+def _whole(data: bytes) -> bool:
+    """Whether *data*, of an event without its blank line, is complete."""
+    return data.strip() == DONE or bool(_object(data))
+
+
 def reads_likeliest(content: Mapping[str, Any]) -> bool:
     """Whether the answer to *content* has the likeliest tokens of positions, in the chat API or the completions API."""
     logprobs, top = content.get("logprobs"), content.get("top_logprobs")
@@ -394,10 +417,9 @@ async def _read(response: aiohttp.ClientResponse, seconds: float) -> bytes:
         raise BrokenAnswer("did the server die?") from exc
 
 
-async def _all(response: aiohttp.ClientResponse, part: bytes, between: float) -> bytes:
-    """Return *part* with the rest of a short answer."""
-    whole = part
-    while part and len(whole) < LARGEST_FAILURE:
-        part = await _read(response, between)
+async def _all(response: aiohttp.ClientResponse, seconds: float) -> bytes:
+    """Return the rest of a short answer, each part of which comes within so many *seconds*. Raise `BrokenAnswer`."""
+    whole = b""
+    while len(whole) < LARGEST_FAILURE and (part := await _read(response, seconds)):
         whole += part
     return whole

@@ -79,8 +79,9 @@ def test_an_event_is_read_with_its_last_byte_and_has_its_own_name() -> None:
     assert reader.feed(b"\ndata: 2\n\n") == [(b"2", b"", b"\ndata: 2\n\n")]
 
 
-async def test_the_last_blank_line_may_be_missing() -> None:
-    stream = events([b"data: {1}\n\ndata: [DONE]\n"])
+@pytest.mark.parametrize("end", [b"\n", b""])
+async def test_the_last_blank_line_may_be_missing(end: bytes) -> None:
+    stream = events([b"data: {1}\n\ndata: [DONE]" + end])
     await stream.prime()
     assert [event async for event in _all(stream)] == [b"{1}"]
     await stream.close()

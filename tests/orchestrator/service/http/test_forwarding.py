@@ -17,7 +17,7 @@ from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.sse import EventReader
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.service.http.errors import ApiError
-from stepspec.orchestrator.service.http.upstream import ForwardedAnswer, reads_likeliest
+from stepspec.orchestrator.service.http.upstream import BrokenAnswer, ForwardedAnswer, reads_likeliest
 
 from ....stand_in import Refuse
 from ..served import TURN, Behind, Noting, Reply, Served, chosen, down, put_behind, serving, until
@@ -54,6 +54,9 @@ STREAMS = {
     "no space": stream("\n", space=""),
     "comments and other fields": stream("\r\n", comments=True),
     "several lines of data": stream("\n", lines=True),
+    "blank lines first": b"\r\n\n" + stream("\n"),
+    "spaces around the data": stream("\n", space="  ").replace(b"}]}\n", b"}]} \t\n"),
+    "a line of data without text": stream("\n", space="\ndata: "),
     "all at once": stream("\r", bom=True, space="", comments=True, lines=True),
 }
 
@@ -71,7 +74,7 @@ def test_a_stream_is_read_by_the_rules_of_its_lines_however_it_is_cut(kind: str,
     assert b"".join(passed) + plain.finish() == content
     hidden = ForwardedAnswer("/v1/completions", stream=True, counted=True, hidden=True)
     shown = b"".join([hidden.add(piece) for piece in pieces(content, size)]) + hidden.finish()
-    events = [event.data for event in EventReader().feed(shown) if event.data]
+    events = [event.data.strip() for event in EventReader().feed(shown) if event.data]
     assert [data if data == b"[DONE]" else orjson.loads(data) for data in events] == [*EVENTS[:2], b"[DONE]"]
     assert hidden.written == 9
 
@@ -187,6 +190,20 @@ async def test_a_stream_that_breaks_off_inside_an_event_ends_with_an_error_of_it
     assert served.recorded.requests[0].error is not None
 
 
+@pytest.mark.parametrize("rest", [HALF, b"data: {}\n\nda", b"data: 1\n\nevent: x\n", b"data: [DONE", b": hello\n\n"])
+def test_an_end_before_that_of_a_stream_is_a_failure(rest: bytes) -> None:
+    answer = ForwardedAnswer("/v1/completions", stream=True)
+    answer.add(rest)
+    with pytest.raises(BrokenAnswer):
+        answer.finish()
+
+
+@pytest.mark.parametrize("rest", [b"data: [DONE]", b'data: {"a": 1}\r', b"data: 1\n\n: a comment"])
+def test_only_the_last_blank_line_may_be_missing(rest: bytes) -> None:
+    answer = ForwardedAnswer("/v1/completions", stream=True)
+    assert EventReader().feed(answer.add(rest) + answer.finish())[0].data == EventReader().feed(rest + b"\n\n")[0].data
+
+
 async def test_a_response_that_breaks_off_fails_with_its_id_and_the_next_number() -> None:
     behind = BreaksOff()
     behind.kind, behind.pieces = "text/event-stream", [CREATED, DELTA]
@@ -219,6 +236,9 @@ def test_a_response_that_had_no_event_yet_fails_with_number_0() -> None:
         ("text/event-stream", b'{"error": {"message": "busy", "code": 503}}', "busy"),
         ("text/event-stream", b"\n<html><title>Gateway</title></html>", "Gateway"),
         ("application/json", b'{"error": null}', "error"),
+        ("text/event-stream", b'\xef\xbb\xbf{"error": {"message": "busy", "code": 503}}', "busy"),
+        ("text/event-stream", b"\xef\xbb\xbf\r\n<!doctype html><title>Gateway</title>", "Gateway"),
+        ("text/event-stream", b"upstream connect error", "upstream connect error"),
         ("text/event-stream", b"", "an empty answer"),
         ("text/event-stream", b" \n\n", "an empty answer"),
         ("application/json", b"", "an empty answer"),
@@ -300,6 +320,48 @@ async def test_a_replica_that_never_begins_a_stream_is_passed_over_within_its_de
     async with two(silent(), streaming(b"data: {}\n\n"), first=0.2) as served, asyncio.timeout(30):
         replies = [await ask(served, stream=True, session=session) for session in SESSIONS]
     assert [reply.status for reply in replies] == [200] * 4
+
+
+class Ends(Behind):
+    """A server that falls silent after the beginning of an answer, or ends it there."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        response = await super().answer(request)
+        if self.kind == "application/json":
+            await asyncio.Event().wait()
+        return response
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "begun"),
+    [
+        ("text/event-stream", 200, b'data: {"choices"'),
+        ("application/json", 400, b'{"error"'),
+        ("application/json", 500, b""),
+    ],
+)
+async def test_a_replica_that_stops_before_its_first_event_or_in_an_error_is_passed_over(
+    kind: str, status: int, begun: bytes
+) -> None:
+    ends = Ends()
+    ends.kind, ends.status, ends.pieces = kind, status, [begun] if begun else []
+    async with two(ends, streaming(b"data: {}\n\n"), between=0.2) as served, asyncio.timeout(30):
+        replies = [await ask(served, stream=True, session=session) for session in SESSIONS]
+    assert [reply.status for reply in replies] == [200] * 4
+    assert {reply.body for reply in replies} == {b"data: {}\n\ndata: [DONE]\n\n"}
+
+
+async def test_an_error_is_read_whole_however_the_network_divides_it() -> None:
+    behind = failing(400)
+    behind.pieces = [b'{"error": {"message": "This model\'s maximum ', b'context length is 4096 tokens."}}']
+    behind.gate = asyncio.Event()
+    async with two(behind, behind) as served:
+        asking = asyncio.create_task(ask(served, stream=True))
+        await until(lambda: behind.got)
+        await asyncio.sleep(0.1)  # the first piece is on its way
+        behind.gate.set()
+        reply = await asking
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
 async def test_an_answer_in_one_piece_may_take_longer_than_its_first_token_while_the_server_is_healthy() -> None:
