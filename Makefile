@@ -26,7 +26,7 @@ SLOW := integration docs docker examples fidelity lab \
   $(addprefix orchestrator/endpoints/test_,families.py markup.py retries.py sse.py vocabularies.py) \
   $(addprefix orchestrator/launcher/test_,dry_run.py launch.py up.py) \
   $(addprefix orchestrator/service/,formats/test_description.py formats/test_tools.py http watch test_ray.py) \
-  $(addprefix test_,cli.py docs_site.py flags.py odd_text.py packaging.py regular_expressions.py release.py solve_many.py)
+  $(addprefix test_,ci.py cli.py docs_site.py flags.py odd_text.py packaging.py regular_expressions.py solve_many.py)
 # The theme prints an advertisement against MkDocs 2 without the variable.
 SITE := NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs
 # Without its bytecode, every program that a test starts would compile the package again.
