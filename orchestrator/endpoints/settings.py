@@ -221,10 +221,10 @@ class Sampling(BaseModel):
     gives the same chain, if the server gives equal requests equal tokens. None draws a new seed for each run, but for
     one that decides by the time who writes (`auto`), which has none.
     """
-    logprobs: int | None = Field(default=0, ge=0, le=20)
+    logprobs: int = Field(default=0, ge=0, le=20)
     """
-    Request the log-probability of every written token and the ranks up to this number (0: log-probabilities only; None:
-    neither). What a method needs is requested in any case.
+    Request the log-probability of every written token and the ranks up to this number (0: log-probabilities only). What
+    a method needs is requested in any case. With 0, a large model that writes alone reports none.
     """
 
     @field_validator("presence_penalty", "frequency_penalty")
@@ -236,7 +236,7 @@ class Sampling(BaseModel):
 
     def telling(self, top: int) -> Sampling:
         """Return this sampling with at least the *top* likeliest tokens of every position; 0 changes nothing."""
-        return self.model_copy(update={"logprobs": max(top, self.logprobs or 0)}) if top else self
+        return self.model_copy(update={"logprobs": max(top, self.logprobs)}) if top else self
 
     @property
     def repeats(self) -> bool:

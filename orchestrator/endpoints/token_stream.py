@@ -285,6 +285,7 @@ class TokenStream:
         self._closing = closing
         self._tokens: deque[Token] = deque()
         self._ended: Stop | None = None
+        self.merged = False  # whether an event had several tokens, whose single spellings are not known
 
     async def take(self) -> Token | Stop:
         """Wait for the next token, or for the reason of the end."""
@@ -307,6 +308,7 @@ class TokenStream:
             return False
         piece = parse_chunk(self._call, event, self._logprobs, self._closing)
         self._tally.add(piece.received, piece.prompt, piece.cached)
+        self.merged |= piece.received > 1 and self._logprobs is None
         self._tokens.extend(piece.tokens)
         self._ended = piece.ended or self._ended
         return True

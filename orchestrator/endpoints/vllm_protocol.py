@@ -399,11 +399,13 @@ def stream_body(
     stop: Iterable[str],
     stop_token: int = -1,
     format: Format | None = None,
+    spelt: bool = True,
 ) -> Body:
     """
     Ask for a stream of at most *limit* tokens, in the *format* unless that is None.
 
-    It ends after a *stop* string, or with the *stop_token* if that is not -1.
+    It ends after a *stop* string, or with the *stop_token* if that is not -1. Only *spelt* tokens come with their
+    spellings and log-probabilities; without them it has to have no stops.
 
     Without a *seed* the server draws by its own. vLLM uses one seed for all prompts of a request, which then share
     their draws. Several prompts are answered in one stream, each event with the index of its prompt.
@@ -412,7 +414,7 @@ def stream_body(
         "stream": True,
         "stream_options": {"include_usage": True},
         "stop": list(stop)[:MAX_STOPS],
-        "include_stop_str_in_output": True,
+        "include_stop_str_in_output": spelt,
         "return_token_ids": True,
         "return_tokens_as_token_ids": False,
     }
@@ -420,7 +422,7 @@ def stream_body(
         body["seed"] = seed
     if stop_token >= 0:
         body["stop_token_ids"] = [stop_token]
-    if sampling.logprobs is not None:
+    if spelt:
         body["logprobs"] = sampling.logprobs
     if format is not None:
         body["structured_outputs"] = _structured(format)
@@ -456,12 +458,16 @@ def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int
     choice = reply["choices"][0]
     reason = choice.get("stop_reason")
     matched = choice.get("finish_reason") == "stop" and isinstance(reason, str)
-    tokens = _tokens(choice, logprobs, matched=matched)
     ended = _ending(call, choice)
-    place = choice.get("index", 0)
-    if ended == "end" and reason not in closing:  # vLLM spells the token that ended the turn, which is no text.
-        return Chunk(tokens[:-1], len(tokens), ended, prompt, place=place)
-    return Chunk(tokens, len(tokens), ended, prompt, place=place)
+    ids, place = _ids(choice["token_ids"]), choice.get("index", 0)
+    received = len(ids)
+    turn_ended = ended == "end" and reason not in closing
+    if turn_ended and logprobs is None:  # The text has the token that ended the turn only among spelt tokens.
+        del ids[-1:]
+    tokens = _tokens(choice, ids, logprobs, matched=matched) if ids or not turn_ended else ()
+    if turn_ended and logprobs is not None:
+        tokens = tokens[:-1]
+    return Chunk(tokens, received, ended, prompt, place=place)
 
 
 def _ending(call: Call, choice: Reply) -> Stop | None:
@@ -476,8 +482,8 @@ def _ending(call: Call, choice: Reply) -> Stop | None:
     return "delimiter" if isinstance(choice.get("stop_reason"), str) else "end"
 
 
-def _tokens(choice: Reply, logprobs: int | None, *, matched: bool) -> tuple[Token, ...]:
-    ids, text = _ids(choice["token_ids"]), choice["text"]
+def _tokens(choice: Reply, ids: Sequence[int], logprobs: int | None, *, matched: bool) -> tuple[Token, ...]:
+    text = choice["text"]
     if not isinstance(text, str):
         raise TypeError(text)
     known = choice.get("logprobs")

@@ -196,19 +196,23 @@ class ModelContract:
 
     @pytest.mark.parametrize("limit", [3, SHORT])
     async def test_keeping_requests_open_changes_no_step(self, subject: Subject, limit: int) -> None:
-        async def write(count: int) -> Chain:
+        async def write(count: int) -> list[Step]:
             chain = subject.chain
             while not chain.finished and len(chain.steps) < count:
                 chain = chain.extend(await subject.model.write(chain, limit=limit))
-            return chain
+            return list(chain.steps)
+
+        def text(steps: list[Step]) -> list[tuple[str, str]]:
+            """Log-probabilities may be absent, and a busy server merges tokens."""
+            return [(step.text, step.stop) for step in steps]
 
         plain = await write(4)
         before = asyncio.all_tasks()
         subject.events.clear()
         async with kept_open():
-            assert await write(4) == plain
+            assert text(await write(4)) == text(plain)
         assert asyncio.all_tasks() <= before
-        assert sum(call.written for call in subject.calls) >= plain.tokens
+        assert sum(call.written for call in subject.calls) >= sum(len(step.tokens) for step in plain)
 
     async def test_steps_are_written_from_several_beginnings_in_one_request(self, subject: Subject) -> None:
         full = await subject.model.write(subject.chain, limit=SHORT)

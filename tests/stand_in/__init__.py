@@ -333,7 +333,10 @@ class FakeVllm:
         for count, (new, spelling, number) in enumerate(self.tokens(body), 1):
             text = tail + new
             ends = [(at + len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
-            tokens.append((new[: len(new) - (len(text) - min(ends)[0])] if ends else new, spelling, number))
+            shown = new[: len(new) - (len(text) - min(ends)[0])] if ends else new
+            if number == self.turn_end and not body.get("include_stop_str_in_output"):
+                shown = ""
+            tokens.append((shown, spelling, number))
             tail = text[-longest:] if longest else ""
             stopped = bool(ends) or number in closing or number == self.turn_end
             if stopped or count == limit or len(tokens) == self.chunk:

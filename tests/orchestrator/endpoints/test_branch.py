@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
-from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable, MalformedReply
 
 from ...stand_in import ROOM, Break, FakeVllm, Stall
@@ -71,10 +70,9 @@ async def test_the_text_of_another_vocabulary_is_encoded_anew(meet: Meet) -> Non
     assert body["prompt"][0][-6:] == server.encode("So two")
 
 
-@pytest.mark.parametrize("logprobs", [None, 0])
-async def test_steps_of_different_lengths_end_where_each_ends(meet: Meet, logprobs: int | None) -> None:
+async def test_steps_of_different_lengths_end_where_each_ends(meet: Meet) -> None:
     server = FakeVllm(("a", "b", "\n\n", "c", "d", THINK_END))
-    async with meet(server, Sampling(temperature=0, logprobs=logprobs)) as met:
+    async with meet(server) as met:
         texts = [Step(text, "small") for text in ("a", "ab\n\nc", "ab\n\ncd")]
         steps = await met.model.branch(PROBLEM, texts, stop=("\n\n", "d"))
     assert [(step.text, step.stop) for step in steps] == [

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Step
-from stepspec.orchestrator.endpoints import VllmModel
+from stepspec.orchestrator.endpoints import Sampling, VllmModel
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Called, Committed, Drafted, Event
 from stepspec.orchestrator.interfaces import RequestContext, requesting
@@ -18,6 +18,7 @@ from ...contracts.model import kept_open
 from ...stand_in import Break, FakeVllm, Stall
 from .conftest import Meet, eventually
 from .streaming import streamed
+from .test_judging import SPECULATES
 
 PROBLEM = Chain.of("What is 1 + 1?")
 STEPS = [f"step {n}\n\n" for n in range(5)]
@@ -66,6 +67,33 @@ async def test_one_request_serves_every_write_that_extends_the_last(meet: Meet) 
         assert requests(server) == 1
         assert server.requests[-1][1]["stop"] == []
     assert [(call.fate, call.written) for call in met.calls] == [("done", 15)]
+
+
+@pytest.mark.parametrize(
+    ("role", "metrics", "asked", "sent"),
+    [("large", b"", 0, None), ("small", b"", 0, 0), ("large", SPECULATES, 0, 0), ("large", b"", 3, 3)],
+    ids=["large", "small", "speculating", "asked"],
+)
+async def test_a_large_model_alone_writes_without_log_probabilities(
+    meet: Meet, role: str, metrics: bytes, asked: int, sent: int | None
+) -> None:
+    server = FakeVllm(SCRIPT, metrics=metrics, rivals=("x", "y", "z"))
+    async with meet(server, Sampling(temperature=0, logprobs=asked), role=role) as met, kept_open():
+        assert [step.text for step in await steps(met.model, PROBLEM)] == [*STEPS, f"Done{THINK_END}"]
+    assert server.requests[-1][1].get("logprobs") == sent
+
+
+@pytest.mark.parametrize("chunk", [2, 4, 100])
+async def test_a_server_that_merges_tokens_is_asked_for_log_probabilities_from_then_on(meet: Meet, chunk: int) -> None:
+    """No text is lost: neither where a step ends in an event, nor with the token that ends the turn."""
+    server = FakeVllm(("So", " one", ".\n\n", "The", " answer"), chunk=chunk)
+    async with meet(server, role="large") as met:
+        for _ in range(2):
+            async with kept_open():
+                written = await steps(met.model, PROBLEM)
+                assert [step.text for step in written] == ["So one.\n\n", "The answer"]
+    sent = [body.get("logprobs") for path, body in server.requests if path == "/v1/completions"]
+    assert (sent[0], sent[-1]) == (None, 0)
 
 
 async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> None:

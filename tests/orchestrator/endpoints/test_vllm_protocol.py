@@ -89,6 +89,13 @@ def test_the_token_that_ends_the_turn_takes_its_spelling_along_and_no_other_text
     assert chunk.received == 3
 
 
+def test_without_spellings_the_token_that_ends_the_turn_takes_no_text_along() -> None:
+    event = line(text="So it", token_ids=[3, 4, 9], finish_reason="stop", stop_reason=None)
+    chunk = vllm_protocol.parse_chunk(CALL, event, None)
+    assert [(token.text, token.id) for token in chunk.tokens] == [("", 3), ("So it", 4)]
+    assert chunk.received == 3
+
+
 @pytest.mark.parametrize(
     "event",
     [b"", b"nonsense", b"[]", b"{}", line(token_ids=None), line(finish_reason="other"), line(text="a", token_ids=[])],
@@ -218,7 +225,7 @@ NO_STREAMS: list[tuple[bytes, type[EndpointError], str]] = [
     (b'{"detail": "the quota is spent"}', MalformedReply, "the quota is spent"),
     (b'{"message": "the quota is spent"}', MalformedReply, "the quota is spent"),
     (b'{"choices": [{"text": "4"}]}', MalformedReply, "in one piece"),
-    (b'\xef\xbb\xbf{"error": "overloaded"}', MalformedReply, "overloaded"),
+    (b'\xef\xbb\xbf{"error": "overloaded"}', EndpointUnavailable, "HTTP 200: overloaded"),
     (b"<!DOCTYPE html><html>\n\n<title>Sign\nin</title></html>", MalformedReply, r"a web page \('Sign in'\)"),
     (b"upstream timed out\n\n", MalformedReply, "upstream timed out"),
     (b"", EndpointUnavailable, "an empty answer with HTTP 200"),
@@ -236,7 +243,9 @@ def test_an_answer_that_is_no_stream_becomes_an_error_in_the_servers_words(
         raise error
 
 
-@pytest.mark.parametrize(("body", "kind", "words"), [each for each in NO_STREAMS if b"err" in each[0][:12]])
+@pytest.mark.parametrize(
+    ("body", "kind", "words"), [each for each in NO_STREAMS if each[0].startswith((b'{"err', b'{"object": "err'))]
+)
 def test_an_error_inside_a_stream_has_the_servers_words_too(body: bytes, kind: type[EndpointError], words: str) -> None:
     with pytest.raises(kind, match=words):
         vllm_protocol.parse_chunk(CALL, body, 0)
