@@ -46,8 +46,6 @@ class Target:
     first_timings: float = 150
     answers_end: float = 80
     """Seconds before the end of the campaign at which the answers stop and the last measurements begin."""
-    answers_least: float = 0
-    """Seconds of the answers before anything is left to the last measurements."""
     concurrency: int = 64
     start: float = 300
     doctor: bool = True
@@ -164,9 +162,19 @@ def shorter(cases: Sequence[Mapping[str, Any]], **more: Any) -> tuple[Mapping[st
     return tuple({**each, **more, "name": each["name"]} for each in cases)
 
 
-def turns(name: str, methods: Sequence[Mapping[str, Any]], rounds: int, at: int, start: int = 0, **more: Any) -> Any:
+def turns(
+    name: str,
+    methods: Sequence[Mapping[str, Any]],
+    rounds: int,
+    at: int,
+    start: int = 0,
+    *,
+    seconds: float = 300,
+    **more: Any,
+) -> Any:
     """A case in which *methods* take turns, with a new solver in each round; *more* holds for each of them."""
-    return {"name": name, "turns": shorter(methods, **more), "rounds": rounds, "at": at, "start": start, "seconds": 300}
+    table = {"name": name, "rounds": rounds, "at": at, "start": start, "seconds": seconds}
+    return {**table, "turns": shorter(methods, **more)}
 
 
 REAL = replace(
@@ -174,17 +182,16 @@ REAL = replace(
     shapes=(),
     scripted=[replace(server, flags=(*server.flags, "--load-format", "dummy")) for server in GPU.real],
     start=180,
-    answers_end=200,
-    answers_least=160,
+    first_timings=280,
+    answers_end=8,
     concurrency=24,  # the scoring of prompts is what these servers are slow at
     cases=(),
-    first=(turns("warm", FRESH, 1, 1, 79), turns("first", FRESH, 12, 5)),
-    methods=(
-        *shorter(METHODS[:7], temperature=0.6, limit=220),
-        *shorter([ALONE, JUDGED], limit=220),
+    first=(
+        turns("warm", FRESH, 1, 1, 79),
+        turns("first", (*FRESH, method("large", "large")), 12, 5, seconds=140),
+        turns("first, 0.6", FRESH, 12, 5, 80, seconds=120, temperature=0.6),
     ),
-    last=(turns("first, 0.6", FRESH, 6, 5, 80, temperature=0.6),),
-    estimate=(READING, BILD_STEP, SPECREASON),
+    methods=shorter([ALONE, SPECREASON, READING, BILD_STEP, AUTO, METHODS[6], JUDGED], temperature=0.6, limit=400),
 )
 
 EAGER = (
