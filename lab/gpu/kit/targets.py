@@ -192,6 +192,7 @@ REAL = replace(
         turns("first, 0.6", FRESH, 12, 5, 80, seconds=120, temperature=0.6),
     ),
     methods=shorter([ALONE, SPECREASON, READING, BILD_STEP, AUTO, METHODS[6], JUDGED], temperature=0.6, limit=400),
+    last=(),
 )
 
 EAGER = (
