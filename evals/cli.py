@@ -275,7 +275,7 @@ def command(
         require_graders(task.gold for task in tasks)
         plan = replace(plan, tasks=tasks, apart=apart, baseline=competing[0].name)
         pair = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
-        sharing = _team(ray, workers)
+        sharing = _team(ray, workers, testbed=testbed)
         remarks = [] if source is None and chosen.made else overlaps(calibrated(methods), chosen.name, part)
         _remark(remarks)
 
@@ -309,11 +309,18 @@ def _remark(remarks: list[str]) -> None:
         stderr.print(remark, style="yellow", highlight=False, soft_wrap=True)
 
 
-def _team(address: str | None, workers: int | None) -> AbstractAsyncContextManager[WorkerGroup | None]:
+def _team(
+    address: str | None, workers: int | None, *, testbed: bool
+) -> AbstractAsyncContextManager[WorkerGroup | None]:
     if address is None and workers is not None:
         raise ConfigurationError("--workers are those of a Ray cluster: name it with --ray")
     if address is None:
         return nullcontext()
+    if testbed and address != "local":
+        raise ConfigurationError(
+            "the servers of --testbed listen on this machine's loopback, which no other machine reaches: pass --ray "
+            "local, or serve the models where every machine reaches them and name them with --small and --large"
+        )
     try:
         from .ray_pool import cluster
     except ModuleNotFoundError as exc:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from .command_line import progress_bars
 from .grading.graders import Graders
 from .plan import Plan, check_arm, identity, trials
 from .results import ArmSummary, compare_arms, small_print, usual_baseline
-from .runner import WorkerGroup, WorkerSlot, local_worker, run
+from .runner import WorkerGroup, local_worker, run
 from .sample import Sample, Task
 from .store import Place, SampleStore
 from .testbed.servers import weights_digest
@@ -109,24 +109,11 @@ async def _measure(
     traces = evaluation.folder / TRACES if evaluation.traces else None
     if traces is not None:
         traces.mkdir(exist_ok=True)
-    slots = _slots(solver, evaluation, workers)
+    slots = workers.slots(solver.settings, plan) if workers else [partial(local_worker, solver, plan)]
     async with Graders() as graders:
         with progress_bars(console) as progress:
             bar = progress.add_task(evaluation.benchmark.name, total=len(places), completed=done)
-            await run(
-                slots,
-                plan,
-                graders,
-                samples,
-                traces=traces,
-                on_sample=lambda sample: progress.advance(bar),
-            )
-
-
-def _slots(solver: Solver, evaluation: Evaluation, workers: WorkerGroup | None) -> Sequence[WorkerSlot]:
-    if workers is None:
-        return [partial(local_worker, solver, evaluation.plan)]
-    return workers.slots(solver.settings, evaluation.plan, local_servers=evaluation.profile is not None)
+            await run(slots, plan, graders, samples, traces=traces, on_sample=lambda sample: progress.advance(bar))
 
 
 async def _begin(

@@ -28,10 +28,9 @@ from .ray_worker import describe_process
 from .runner import WorkerLost, WorkerSlot
 from .sample import SolvedTask
 
-PATIENCE = 180.0  # seconds without any worker, after which the run ends
-POLL = 1.0  # seconds between checks of that
+PATIENCE = 180.0  # seconds without a worker, after which the run ends
+POLL = 1.0  # seconds between checks of that, and of the head of the cluster
 PAUSE = 2.0  # seconds before a lost worker is replaced
-STARTS = 3  # workers per slot that may end before they are ready, while no other is ready
 MUST_AGREE = ("python", "stepspec", "code")
 
 
@@ -57,7 +56,7 @@ class WorkerPool:
     """
     A number of *workers*, whose processes *start* begins; *cluster_record* describes the cluster in the run folder.
 
-    A slot whose worker is lost waits for another one, while the other slots go on. Raise `WorkersLost` after *patience*
+    A slot whose worker is lost waits for another one, while the other slots go on. Raise `WorkersLost` after `PATIENCE`
     seconds without any worker.
     """
 
@@ -67,81 +66,71 @@ class WorkerPool:
         workers: int,
         cluster_record: Mapping[str, Any],
         console: Console,
-        patience: float = PATIENCE,
     ) -> None:
         self._start, self._workers, self._cluster_record, self._console = start, workers, cluster_record, console
-        self._patience, self._local = patience, describe_process()
+        self._local = describe_process()
         self._records: list[dict[str, str]] = []
         self._running = 0  # workers whose processes run, ready or not
         self._ready = 0
-        self._alone_since = 0.0  # the time at which the last worker was lost
-        self._failures = 0
+        self._alone_since = 0.0  # the time at which the last worker that was ready was lost
+        self._cause = ""
 
     def record(self) -> Mapping[str, Any]:
         return {**self._cluster_record, "workers": self._workers, "hired": list(self._records)}
 
-    def slots(self, settings: Settings, plan: Plan, *, local_servers: bool) -> Sequence[WorkerSlot]:
+    def slots(self, settings: Settings, plan: Plan) -> Sequence[WorkerSlot]:
         self._alone_since, rules = asyncio.get_running_loop().time(), replace(plan, tasks=())
-        return [partial(self._slot, settings.turned(at), rules, local_servers) for at in range(self._workers)]
+        return [partial(self._slot, settings.turned(at), rules) for at in range(self._workers)]
 
     @asynccontextmanager
-    async def _slot(self, settings: Settings, plan: Plan, local_servers: bool) -> AsyncGenerator[_PooledWorker]:
+    async def _slot(self, settings: Settings, plan: Plan) -> AsyncGenerator[_PooledWorker]:
         while True:
             remote = await self._start()
             try:
-                async with self._started(remote, local_servers) as record:
-                    if failed := await remote.enter(settings, plan):
-                        raise failed
-                    self._failures = 0
-                    self._ready += 1
-                    try:
-                        yield _PooledWorker(remote, record, self._console)
-                        return
-                    finally:
-                        self._ready -= 1
-            except WorkerLost as lost:
-                self._count_failure(lost)
+                async with self._entered(remote, settings, plan) as worker:
+                    yield worker
+                    return
+            except WorkerLost as lost:  # before it was ready
+                self._cause = f"; the last one ended before it was ready: {lost}"
+                self._check_patience(self._ready)
             finally:
                 await remote.stop()
             await asyncio.sleep(PAUSE)
 
     @asynccontextmanager
-    async def _started(self, remote: RemoteWorker, local_servers: bool) -> AsyncGenerator[dict[str, str]]:
-        """Wait until the worker's process runs, check it, and yield its record."""
-        process = await self._describe(remote)
-        self._check(process, local_servers)
+    async def _entered(self, remote: RemoteWorker, settings: Settings, plan: Plan) -> AsyncGenerator[_PooledWorker]:
+        """Wait until the worker's process runs, check it, let it warm up, and yield the worker."""
+        async with background(remote.describe()) as (describing,):
+            while not (await asyncio.wait([describing], timeout=POLL))[0]:
+                self._check_patience(self._running)
+            process = describing.result()
+        self._check(process)
         name = f"worker {len(self._records) + 1} on {process['host']}"
         record = {"name": name, **{key: process[key] for key in ("host", "node") if key in process}}
         self._records.append(record)
         self._running += 1
         try:
-            yield record
+            if failed := await remote.enter(settings, plan):
+                raise failed
+            self._ready += 1
+            try:
+                yield _PooledWorker(remote, record, self._console)
+            finally:
+                self._ready -= 1
+                self._alone_since = asyncio.get_running_loop().time()
         finally:
             self._running -= 1
-            self._alone_since = asyncio.get_running_loop().time()
 
-    async def _describe(self, remote: RemoteWorker) -> Mapping[str, str]:
-        async with background(remote.describe()) as (describing,):
-            while not (await asyncio.wait([describing], timeout=POLL))[0]:
-                self._check_patience()
-            return describing.result()
+    def _check_patience(self, others: int) -> None:
+        """Raise `WorkersLost` if there has been no worker for too long, and there are no *others*."""
+        if not others and asyncio.get_running_loop().time() - self._alone_since >= PATIENCE:
+            raise WorkersLost(
+                f"no worker for {PATIENCE:.0f} s: the cluster has no CPU free for one, or its machines are gone; "
+                f"`ray status` says which{self._cause}"
+            )
 
-    def _check_patience(self) -> None:
-        if self._running or asyncio.get_running_loop().time() - self._alone_since < self._patience:
-            return
-        raise WorkersLost(
-            f"no worker for {self._patience:.0f} s: the cluster has no CPU free for one, or its machines are gone; "
-            "`ray status` says which"
-        )
-
-    def _count_failure(self, lost: WorkerLost) -> None:
-        """Count a worker that ended before it was ready."""
-        self._failures += 1
-        if self._failures >= STARTS * self._workers and not self._ready:
-            raise WorkersLost(f"{self._failures} workers ended before they were ready, the last because {lost}")
-
-    def _check(self, process: Mapping[str, str], local_servers: bool) -> None:
-        """Raise `ConfigurationError` if a worker's versions differ from those here, or it cannot reach the servers."""
+    def _check(self, process: Mapping[str, str]) -> None:
+        """Raise `ConfigurationError` if a worker's versions differ from those here."""
         host = process["host"]
         if "missing" in process:
             raise ConfigurationError(
@@ -156,16 +145,6 @@ class WorkerPool:
                     f"the Ray worker on {host} has {code if key == 'code' else version}: install the same on every "
                     "machine, and begin its Ray anew"
                 )
-        if local_servers and process["network"] != self._local["network"]:
-            raise ConfigurationError(
-                f"the servers of --testbed listen on this machine's loopback, which the Ray worker on {host} does not "
-                "reach: serve the models where every machine reaches them and name them with --small and --large, or "
-                "pass --ray local"
-            )
-
-
-def _write(path: Path, trace: bytes) -> None:
-    path.write_bytes(trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +166,7 @@ class _PooledWorker:
             self._report(lost)
             raise
         if trace_to is not None and trace:
-            _write(trace_to, trace)
+            await asyncio.to_thread(trace_to.write_bytes, trace)
         if isinstance(solved, StepspecError):
             raise solved
         return solved
@@ -212,8 +191,6 @@ ENVIRONMENT = {
 OBJECTS = 100 * 2**20  # bytes of shared memory of a local cluster; messages are small
 CONNECT = 5.0  # seconds for the head of a cluster to accept a connection
 HEADLESS = 30.0  # seconds without a head, after which the run ends
-QUIET = 30.0  # seconds without a result, after which a worker is checked
-ALIVE = 60.0  # seconds to answer that check
 BECAUSE = re.compile(r"because ([^.\n]+)")
 CLOSING = 5.0  # seconds for the calls of a stopped worker to end
 
@@ -226,7 +203,7 @@ async def cluster(address: str, workers: int | None, console: Console) -> AsyncG
     The output of Ray is discarded; Ray has log files. Raise `ConfigurationError` if there is no such cluster.
     """
     os.environ.update(ENVIRONMENT)
-    with redirect_stdout(_Discard()):
+    with redirect_stdout(io.StringIO()):
         await _join(address, workers or 1)
         try:
             nodes = [_node(node) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
@@ -242,13 +219,6 @@ async def cluster(address: str, workers: int | None, console: Console) -> AsyncG
                 yield WorkerPool(start, workers or max(1, len(nodes)), record, console)
         finally:
             ray.shutdown()
-
-
-class _Discard(io.TextIOBase):
-    """Discards all text."""
-
-    def write(self, text: str) -> int:
-        return len(text)
 
 
 def _node(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,9 +327,6 @@ def _actor_class() -> type[Any]:
         async def solve(self, trial: Any, options: Any, traced: bool) -> Any:
             return await self._session.solve(trial, options, traced=traced)
 
-        async def alive(self) -> None:
-            pass
-
     return StepspecWorker
 
 
@@ -372,15 +339,15 @@ class _Actor:
         self._calls: set[asyncio.Future[Any]] = set()
 
     async def describe(self) -> Mapping[str, str]:
-        return cast("Mapping[str, str]", await self._result(self._call("describe")))
+        return cast("Mapping[str, str]", await self._call("describe"))
 
     async def enter(self, settings: Settings, plan: Plan) -> StepspecError | None:
-        return cast("StepspecError | None", await self._alive(self._call("enter", settings, plan)))
+        return cast("StepspecError | None", await self._call("enter", settings, plan))
 
     async def solve(
         self, trial: Trial, options: Mapping[str, Any], *, traced: bool
     ) -> tuple[SolvedTask | StepspecError, bytes]:
-        answer = await self._alive(self._call("solve", trial, options, traced))
+        answer = await self._call("solve", trial, options, traced)
         return cast("tuple[SolvedTask | StepspecError, bytes]", answer)
 
     async def stop(self) -> None:
@@ -388,25 +355,10 @@ class _Actor:
         if self._calls:
             await asyncio.wait(self._calls, timeout=CLOSING)
 
-    def _call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
+    async def _call(self, method: str, *arguments: Any) -> Any:
         call = asyncio.wrap_future(getattr(self._handle, method).remote(*arguments).future())
         self._calls.add(call)
         call.add_done_callback(self._finished)
-        return call
-
-    def _finished(self, call: asyncio.Future[Any]) -> None:
-        self._calls.discard(call)
-        if not call.cancelled():
-            call.exception()  # Retrieved here, because the caller may have been cancelled.
-
-    async def _alive(self, call: asyncio.Future[Any]) -> Any:
-        """Wait for a result as long as the worker answers checks: a lost network is not reported."""
-        while not (await asyncio.wait([call], timeout=QUIET))[0]:
-            if not (await asyncio.wait([call, self._call("alive")], timeout=ALIVE, return_when="FIRST_COMPLETED"))[0]:
-                raise WorkerLost(f"it has not answered for {ALIVE:.0f} s")
-        return await self._result(call)
-
-    async def _result(self, call: asyncio.Future[Any]) -> Any:
         try:
             await asyncio.wait([call])  # unlike awaiting the call, this does not cancel it with the caller
             return call.result()
@@ -414,6 +366,11 @@ class _Actor:
             raise WorkerLost(_reason(exc)) from exc
         except ConnectionError as exc:
             raise WorkersLost(f"the connection to the Ray cluster is lost: {exc}") from exc
+
+    def _finished(self, call: asyncio.Future[Any]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # Retrieved here, because the caller may have been cancelled.
 
 
 def _reason(exc: Exception) -> str:

@@ -22,14 +22,12 @@ from .runner import LocalWorker, local_worker
 from .sample import SolvedTask
 
 CODE = (".py", ".txt", ".toml")  # the files that decide how a problem is solved: code, prompts, settings
-BOOT, NETWORK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
 
 
 def describe_process() -> dict[str, str]:
-    """Host, network and versions of this process; all workers of a run need the same versions."""
+    """Host and versions of this process; all workers of a run need the same versions."""
     return {
         "host": platform.node(),
-        "network": _network(),
         "python": platform.python_version(),
         "stepspec": importlib.metadata.version("stepspec"),
         "code": code(),
@@ -47,14 +45,6 @@ def code() -> str:
 def _sources(root: Path) -> Iterator[Path]:
     for folder, _, names in os.walk(root, followlinks=True):
         yield from (Path(folder, name) for name in names if name.endswith(CODE))
-
-
-def _network() -> str:
-    """An identifier that two processes share if 127.0.0.1 is the same machine and network for both."""
-    try:
-        return f"{BOOT.read_text().strip()} {NETWORK.readlink()}"
-    except OSError:
-        return platform.node()
 
 
 def _read(path: Path) -> bytes:

@@ -47,8 +47,8 @@ WorkerSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[Worker]]  # hol
 class WorkerGroup(Protocol):
     """Workers on other machines."""
 
-    def slots(self, settings: Settings, plan: Plan, *, local_servers: bool) -> Sequence[WorkerSlot]:
-        """Slots for workers, each with a solver of *settings*; only this machine reaches *local_servers*."""
+    def slots(self, settings: Settings, plan: Plan) -> Sequence[WorkerSlot]:
+        """Slots for workers, each with a solver of *settings*."""
         ...
 
     def record(self) -> Mapping[str, Any]:

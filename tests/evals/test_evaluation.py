@@ -185,10 +185,10 @@ class Others:
     """A team of two, who in truth are this process."""
 
     def __init__(self) -> None:
-        self.posted: list[tuple[Settings, bool]] = []
+        self.posted: list[Settings] = []
 
-    def slots(self, settings: Settings, plan: Plan, *, local_servers: bool) -> list[WorkerSlot]:
-        self.posted.append((settings, local_servers))
+    def slots(self, settings: Settings, plan: Plan) -> list[WorkerSlot]:
+        self.posted.append(settings)
         return [partial(self._hired, settings, plan, name) for name in ("one", "two")]
 
     @asynccontextmanager
@@ -206,9 +206,7 @@ async def test_workers_add_samples_to_the_same_folder_and_the_session_records_th
         await evaluate(solver, evaluation(tmp_path, plan=replace(plan, tasks=TASKS[:1])), QUIET)
         shared = await evaluate(solver, evaluation(tmp_path, traces=True), QUIET, team)
         alone = await evaluate(solver, evaluation(tmp_path / "alone"), QUIET)
-        assert team.posted == [(solver.settings, False)]
-        await evaluate(solver, evaluation(tmp_path / "pair", profile="off"), QUIET, team)
-        assert team.posted[1] == (solver.settings, True)
+        assert team.posted == [solver.settings]
     outcomes = [(each.result.name, each.result.n, each.result.accuracy, each.outcomes) for each in shared]
     assert outcomes == [(each.result.name, each.result.n, each.result.accuracy, each.outcomes) for each in alone]
     sessions = orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]
