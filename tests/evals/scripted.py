@@ -1,4 +1,4 @@
-"""A scripted solver, to test the code around it."""
+"""A scripted solver, and samples, to test the code around them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from stepspec import Sampling, Solution, Solver
+from stepspec.evals.arms import SHIPPED
+from stepspec.evals.sample import Sample
 from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import Observer, Started
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason
@@ -52,6 +55,17 @@ def solution(
         SolvedStep(1, "small", "b", 2.0, "rejected", "grade", 0.5),
     )
     return Solution(answer, rf"\boxed{{{answer}}}" if answer else "", r"\boxed{99}", steps, ledger, reason, seconds)
+
+
+def sample(
+    arm: str, seconds: float, *, small: int = 0, large: int = 0, discarded: int = 0, correct: bool = True
+) -> Sample:
+    judging = 50 if arm == SHIPPED.name else 0
+    ledger = Ledger(
+        Account("small", kept=small, discarded=discarded), Account("large", kept=large, judging=judging), 10, 8
+    )
+    pace: dict[Role, float] = {"small": 0.01, "large": 0.03}
+    return Sample(arm, correct, seconds, ledger, pace)
 
 
 @dataclass

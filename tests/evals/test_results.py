@@ -1,19 +1,37 @@
-"""The figures of samples."""
+"""The figures of samples, their intervals and tests, and the tables that people are going to quote."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isnan
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
+from lab.arms import THINKING, THINKING_SEQUENTIAL
+from lab.bench import COLUMNS, markdown, missed
 from stepspec.evals.arms import LARGE, PLAIN, SHIPPED, SMALL
-from stepspec.evals.results import ORACLE, compare_arms, complete, difference, oracle, table
+from stepspec.evals.results import (
+    ORACLE,
+    Z,
+    _statistic,  # pyright: ignore[reportPrivateUsage]
+    bootstrap_ratio,
+    compare_arms,
+    complete,
+    difference,
+    mcnemar,
+    oracle,
+    table,
+    wilson,
+)
 from stepspec.evals.sample import EMPTY_LEDGER, Arm, Sample
 from stepspec.evals.store import Place
+from stepspec.evals.testbed import commands
 
-from .test_arms import sample
+from .scripted import sample
 
 ARMS = (LARGE, SMALL, SHIPPED)
 
@@ -40,14 +58,14 @@ def test_arms_are_compared_with_the_large_model_on_the_same_problems() -> None:
     assert shipped.difference == difference(4, gained=1, lost=1)
     assert (small.difference, small.p) == (difference(4, gained=0, lost=2), 0.5)
     assert (large.difference.value, large.p) == (0.0, 1.0)
-    assert (shipped.result.accuracy, shipped.result.ratio) == (0.75, 0.5)
-    assert (shipped.tokens.small, shipped.tokens.large, shipped.tokens.wasted, shipped.tokens.judging) == (
-        80,
-        20,
-        10,
-        50,
-    )
     assert shipped.outcomes == {"right": 3, "wrong": 1}
+    tokens, result = shipped.tokens, shipped.result
+    assert (tokens.small, tokens.large, tokens.wasted, tokens.judging) == (80, 20, 10, 50)
+    assert (result.n, result.accuracy, result.ratio, result.share_large_tokens) == (4, 0.75, 0.5, 0.2)
+    assert (result.accept_rate, large.result.accept_rate) == (0.8, None)
+    assert (result.judge_tokens, large.result.judge_tokens) == (50, 0)
+    assert result.ratio_to_floor == pytest.approx(2.0 / (80 * 0.01 + 20 * 0.03))
+    assert result.waste == pytest.approx(10 / 110)
 
 
 def test_the_oracle_uses_the_small_model_where_it_is_right() -> None:
@@ -138,15 +156,21 @@ def test_arms_that_failed_on_all_problems_have_no_summary() -> None:
     assert compare_arms(failed, ARMS) == []
 
 
-def test_the_table_shows_differences_in_points_with_their_sign() -> None:
+def test_the_tables_show_every_arm() -> None:
+    summaries = compare_arms(done(), ARMS)
     console = Console(width=250)
     with console.capture() as captured:
-        console.print(table(compare_arms(done(), ARMS)))
-    rows = captured.get().splitlines()
-    assert rows[2].split()[4].startswith("-50.0") or "-50.0 [" in rows[2]
-    assert "+0.0 [" in rows[3]
-    assert "[" in rows[1]
-    assert "+0.0" not in rows[1]
+        console.print(table(summaries))
+    _, large, small, shipped, _ = captured.get().splitlines()
+    assert ("-50.0 [" in small, "+0.0 [" in shipped, "+0.0" in large) == (True, True, False)
+    results = [summary.result for summary in summaries[:3]]
+    head, rule, *rows = markdown(results).splitlines()
+    assert head.count("|") == rule.count("|") == rows[0].count("|") == len(COLUMNS) + 1
+    assert [row.split(" | ")[0] for row in rows] == [f"| {arm.name}" for arm in ARMS]
+    assert "| 0.50 [" in rows[2]
+    assert [[*column.cells][2] for column in commands.table(results).columns] == [
+        *(SHIPPED.name, "4", "75.0%", "2.00", "0.50", "20%", "80%", "9%")
+    ]
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
@@ -154,3 +178,63 @@ def test_half_of_a_problem_is_no_problem(repeats: int) -> None:
     samples = {**taken(LARGE, [True] * 3, 4.0), **taken(SHIPPED, [True] * 3, 2.0)}
     found = compare_arms(samples, (LARGE, SHIPPED), repeats=repeats)
     assert [s.result.n for s in found] == [3 if repeats == 1 else 2] * 2
+
+
+def test_intervals_hold_their_value_and_narrow_with_the_sample() -> None:
+    few, many = wilson(9, 10), wilson(900, 1000)
+    assert few.low < many.low < 0.9 < many.high < few.high
+    assert wilson(10, 10).high == 1.0
+    ratio = bootstrap_ratio([1.0, 2.0, 3.0, 1.0], [2.0, 4.0, 5.0, 3.0])
+    assert ratio.value == 0.5
+    assert ratio.low < 0.5 < ratio.high
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "p"),
+    [(0, 0, 1.0), (1, 0, 1.0), (0, 6, 2 / 64), (5, 5, 1.0), (1, 9, 2 * 11 / 1024), (9, 1, 2 * 11 / 1024)],
+)
+def test_mcnemar_counts_how_uneven_the_split_is(gained: int, lost: int, p: float) -> None:
+    assert mcnemar(gained, lost) == pytest.approx(p)
+
+
+def test_many_problems_are_no_trouble() -> None:
+    assert mcnemar(2000, 1900) == pytest.approx(0.1129, abs=5e-4)
+
+
+def test_agreement_on_every_problem_is_no_proof_that_there_is_no_difference() -> None:
+    found = difference(100, 0, 0)
+    assert found.value == 0
+    assert found.high == -found.low == pytest.approx(Z * Z / (100 + Z * Z))
+
+
+@given(st.integers(1, 400), st.data())
+def test_the_interval_ends_where_the_statistic_is_that_of_95_per_cent(n: int, data: st.DataObject) -> None:
+    gained = data.draw(st.integers(0, n))
+    lost = data.draw(st.integers(0, n - gained))
+    found = difference(n, gained, lost)
+    mirrored = difference(n, lost, gained)
+    assert -1 <= found.low <= found.value <= found.high <= 1
+    assert [mirrored.low, mirrored.high] == pytest.approx([-found.high, -found.low], abs=1e-9)
+    for edge, sign in ((found.low, 1), (found.high, -1)):
+        if abs(edge) < 1 - 1e-6:
+            assert sign * _statistic(n, gained, lost, edge) == pytest.approx(Z, abs=1e-3)
+    assert not isnan(found.low + found.high)
+
+
+def test_the_bars_are_looked_at() -> None:
+    results = [replace(s.result, accuracy=1.0) for s in compare_arms(done(), ARMS)[:3]]
+    by_arm = [replace(r, name=THINKING.name) if r.name == SHIPPED.name else r for r in results]
+    sequential = replace(by_arm[2], name=THINKING_SEQUENTIAL.name, seconds=2.4)
+    results = [*by_arm, sequential]
+    assert [line.split(":")[0] for line in missed(results)] == [
+        "wall time over the large model alone",
+        "wall time over sequential",
+    ]
+    fine = [replace(r, ratio=0.4, seconds=1.5) if r.name == THINKING.name else r for r in results]
+    assert missed(fine) == []
+    glimpse = [replace(r, name="glimpse") for r in fine if r.name == THINKING.name]
+    assert missed([*fine, *glimpse]) == []
+    assert len(missed([*fine, *(replace(r, ratio=0.41) for r in glimpse)])) == 1
+    assert len(missed([*fine, *(replace(r, accuracy=0.98) for r in glimpse)])) == 1
+    worse = [replace(r, accuracy=0.97) if r.name == THINKING.name else r for r in fine]
+    assert len(missed(worse)) == 1

@@ -94,7 +94,7 @@ async def test_a_control_has_the_accept_rate_of_its_method_so_far(tmp_path: Path
     assert len({options["seed"] for options in drawn}) == 4
 
 
-@pytest.mark.parametrize("before", [0, 1, 10, 19])
+@pytest.mark.parametrize("before", [0, 10])
 async def test_an_interrupted_run_resumes_at_the_next_sample(tmp_path: Path, before: int) -> None:
     full, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     await take(ScriptedSolver(right), plan(), full)
@@ -126,10 +126,9 @@ async def test_more_problems_may_be_added_later(tmp_path: Path) -> None:
     assert [call.problem for call in later.calls] == [task.problem for task in TASKS[2:] for _ in ARMS]
 
 
-@pytest.mark.parametrize("concurrency", [1, 3, 100])
-async def test_no_more_runs_go_on_than_are_wanted(tmp_path: Path, concurrency: int) -> None:
+async def test_no_more_runs_go_on_than_are_wanted(tmp_path: Path) -> None:
     solver = ScriptedSolver(right, gate=asyncio.Semaphore(0))
-    wanted = plan(LARGE, SMALL, concurrency=concurrency)
+    wanted = plan(LARGE, SMALL, concurrency=3)
     going = asyncio.create_task(take(solver, wanted, tmp_path / "samples.jsonl"))
     assert solver.gate is not None
     for _ in range(len(TASKS) * 2):
@@ -137,13 +136,12 @@ async def test_no_more_runs_go_on_than_are_wanted(tmp_path: Path, concurrency: i
             await asyncio.sleep(0)
         solver.gate.release()
     await going
-    assert solver.most == min(concurrency, len(TASKS) * 2)
+    assert solver.most == 3
     assert len(kept(tmp_path / "samples.jsonl", wanted)) == len(TASKS) * 2
 
 
-@pytest.mark.parametrize("concurrency", [2, 7])
-async def test_controls_wait_for_their_method_and_for_nothing_else(tmp_path: Path, concurrency: int) -> None:
-    samples = await take(ScriptedSolver(right), plan(concurrency=concurrency), tmp_path / "samples.jsonl")
+async def test_controls_wait_for_their_method_and_for_nothing_else(tmp_path: Path) -> None:
+    samples = await take(ScriptedSolver(right), plan(concurrency=7), tmp_path / "samples.jsonl")
     assert len(samples) == len(TASKS) * len(ARMS)
     assert {sample.options["p"] for sample in samples if sample.arm == CONTROL.name} == {0.8}
 
@@ -151,7 +149,7 @@ async def test_controls_wait_for_their_method_and_for_nothing_else(tmp_path: Pat
 async def test_every_sample_has_an_outcome(tmp_path: Path) -> None:
     outcomes = {
         "problem 0": solution("0"),
-        "problem 1": solution("7"),
+        "problem 1": solution(""),  # though its thinking has a box
         "problem 2": solution("2", reason="length"),
     }
 
@@ -171,12 +169,6 @@ async def test_every_sample_has_an_outcome(tmp_path: Path) -> None:
     assert found[3].first is None
 
 
-async def test_only_the_text_after_the_thinking_is_graded(tmp_path: Path) -> None:
-    task = Task("the answer is not 99", Answer("99", "exact"))  # which the thinking says, too
-    samples = await take(ScriptedSolver(lambda call: solution("")), plan(LARGE, tasks=(task,)), tmp_path / "s.jsonl")
-    assert [sample.outcome for sample in samples] == ["wrong"]
-
-
 class Multiple:
     """A gold that accepts several answers, as a benchmark may bring along."""
 
@@ -189,8 +181,7 @@ class Multiple:
 
 async def test_a_benchmark_may_bring_its_own_check(tmp_path: Path) -> None:
     tasks = tuple(Task(f"problem {number}", Multiple()) for number in range(3))
-    path, wanted = tmp_path / "samples.jsonl", plan(LARGE, tasks=tasks)
-    samples = await take(ScriptedSolver(right), wanted, path)
+    samples = await take(ScriptedSolver(right), plan(LARGE, tasks=tasks), tmp_path / "samples.jsonl")
     assert [sample.outcome for sample in samples] == ["right", "wrong", "right"]
 
 
@@ -273,7 +264,7 @@ async def share(posts: list[Hired], plan: Plan, path: Path) -> None:
             await run(posts, plan, graders, samples)
 
 
-@pytest.mark.parametrize(("posts", "concurrency"), [(1, 3), (2, 1), (5, 3)])
+@pytest.mark.parametrize(("posts", "concurrency"), [(1, 3), (5, 3)])
 async def test_many_workers_produce_the_samples_of_one(tmp_path: Path, posts: int, concurrency: int) -> None:
     accepted = {f"problem {number}": number * 3 for number in range(4)}
 
