@@ -15,7 +15,7 @@ from .concurrency import background
 from .errors import EndpointError, FormatIgnored
 from .events import Answering, Calling
 from .interfaces import AnswerParser, Model
-from .markers import may_repeat, opens_block, without_repeats
+from .markers import may_repeat, without_repeats
 
 CLOSED = "closed"  # the note of a step that ends the thinking although the models had not
 PARSE_EVERY = 0.05  # seconds from one reply of a parser to the next request, which each read the answer anew
@@ -30,11 +30,6 @@ JOINT = re.compile(  # between two boxes of one answer; bounded, so that no text
     rf"{_GAP}(?:,|;|\\text\s?\{{[\s,]{{0,9}}(?:and|or)\s{{0,9}}\}}|and\b|or\b){_GAP}"
     rf"(?:(?:(?:and|or)\b|\\text\s?\{{\s{{0,9}}(?:and|or)\s{{0,9}}\}}){_GAP})?(?:[a-zA-Z](?:_\w)?\s{{0,9}}=\s{{0,9}})?{_GAP}"
 )
-
-
-def has_thought(chain: Chain) -> bool:
-    """Whether *chain* holds a thinking block. Then it is not the answer, even if its models were taken not to think."""
-    return chain.closed or opens_block(chain.text)
 
 
 def close(chain: Chain, author: Model) -> Chain:

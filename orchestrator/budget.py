@@ -9,7 +9,6 @@ from typing import Unpack
 from .chain import Chain, Role, Step, Token
 from .errors import ConfigurationError
 from .interfaces import DEFAULT_LIMIT, Model, WriteOptions
-from .markers import opens_block
 
 ANSWER_TOKENS = 512
 ANSWER_SHARE = 0.25
@@ -54,7 +53,7 @@ class Budget:
     def left(self, chain: Chain) -> int:
         """How many tokens the next write may have, in the thinking or, after it, in the answer."""
         if not (chain.finished or chain.closed):
-            kept = self.for_answer if chain.thinks or opens_block(chain.text) else 0
+            kept = self.for_answer if chain.thought else 0
             return max(0, self.tokens - kept - chain.tokens)
         thinking, answer = chain.parts()
         return max(0, self.left_to_answer(thinking) - answer.tokens)

@@ -261,6 +261,11 @@ class Chain:
         """Whether the thinking is over, so that the next step is part of the answer."""
         return self.totals.thinking is not None
 
+    @property
+    def thought(self) -> bool:
+        """Whether the answer follows a thinking block: one that the chain begins in, or one that its text opens."""
+        return self.thinks or self.closed or opens_block(self.text)
+
     def parts(self) -> tuple[Chain, Chain]:
         """Split into two chains: the thinking, and the steps after it, which are the answer as far as it is written."""
         totals = self.totals.thinking

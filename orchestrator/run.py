@@ -16,7 +16,6 @@ from .answer import (
     complete_calls,
     extract,
     has_answer,
-    has_thought,
     write_answer,
 )
 from .budget import Budget
@@ -94,7 +93,7 @@ async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
     current = _Run(parts, chain, observe, asyncio.get_running_loop().time())
     why = await current.work_or_fall_back()
     calls: tuple[ToolCall, ...] = ()
-    if not current.by_method and (current.thought or parts.parser is not None):
+    if not current.by_method and (current.chain.thought or parts.parser is not None):
         cut = await current.answer()
         text, calls = current.stream.text, current.stream.calls
         why = cut if why == "stop" else why
@@ -102,7 +101,7 @@ async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
         text = (current.chain.parts()[1] if current.by_method else current.chain).text
         current.stream.finish(text)
     calls = calls if why == "stop" else complete_calls(calls)
-    outcome = Outcome(current.chain, answer_text(text, parts.stop, thought=current.thought), why, calls)
+    outcome = Outcome(current.chain, answer_text(text, parts.stop, thought=current.chain.thought), why, calls)
     if parts.check is not None:
         outcome = await current.checked(parts.check, outcome)
     observe(Finished(outcome.reason, outcome.answer, asyncio.get_running_loop().time() - current.began))
@@ -124,7 +123,7 @@ class _Run:
     def __post_init__(self) -> None:
         parts = self.parts
         self.budget, self.stop = parts.budget, parts.stop
-        self.by_method = parts.by_method and self.thinks and parts.parser is None
+        self.by_method = parts.by_method and self.chain.thinks and parts.parser is None
         self.control, self.author = LookaheadControl.of(parts.ahead), parts.answerer or parts.policy.answerer
         self.optional: Role | None = None if parts.fallback is None else "small"  # that the run can go on without
         self.stream = self.new_stream()  # of the answer: at first of a chain that is the answer, or contains it
@@ -133,25 +132,15 @@ class _Run:
         """Make a stream for one answer, which emits nothing if the answer is to be judged first."""
         emit = self if self.parts.check is None else _emit_nothing
         if self.parts.parser is not None:
-            return CallStream(emit, self.parts.parser(), self.stop, thought=self.thought)
-        return AnswerStream(lambda text: emit(Answering(text)), self.stop, thought=self.thought)
-
-    @property
-    def thinks(self) -> bool:
-        """Whether the chain begins in a thinking block."""
-        return self.chain.thinks
-
-    @property
-    def thought(self) -> bool:
-        """Whether the answer follows a thinking block."""
-        return self.thinks or has_thought(self.chain)
+            return CallStream(emit, self.parts.parser(), self.stop, thought=self.chain.thought)
+        return AnswerStream(lambda text: emit(Answering(text)), self.stop, thought=self.chain.thought)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
             self.chain = self.chain.extend(event.step)
         self.answered = self.answered or isinstance(event, Answering | Calling)
         self.observe(event)
-        if isinstance(event, Committed) and not self.thinks and not may_open_block(self.chain.text):
+        if isinstance(event, Committed) and not self.chain.thinks and not may_open_block(self.chain.text):
             self.stream.update(self.chain.text)
         if isinstance(event, Committed) and self.by_method and self.chain.closed:
             self.stream.update(self.chain.parts()[1].text)
@@ -188,9 +177,9 @@ class _Run:
         return cut if closed or why == "stop" else why
 
     async def think(self, policy: Policy) -> FinishReason:
-        if self.parts.parser is not None and not self.thinks:
+        if self.parts.parser is not None and not self.chain.thinks:
             return "stop"
-        return await self._reason(policy, self.budget.thinking_seconds if self.thinks else self.budget.seconds)
+        return await self._reason(policy, self.budget.thinking_seconds if self.chain.thinks else self.budget.seconds)
 
     async def _reason(self, policy: Policy, seconds: float | None) -> FinishReason:
         """Let *policy* grow the chain until it is `_over`, or *seconds* have passed since the run began."""
@@ -239,7 +228,7 @@ class _Run:
             async with timeout:
                 with requesting(RequestContext("answer", len(chain.steps))):
                     step = await write_answer(
-                        self.author, chain, limit=limit, stop=self.stop, stream=stream, thinks=self.thought
+                        self.author, chain, limit=limit, stop=self.stop, stream=stream, thinks=self.chain.thought
                     )
         except TimeoutError:
             if not timeout.expired():

@@ -194,6 +194,20 @@ async def test_runs_decide_by_default_but_with_a_seed() -> None:
         assert not (await solver.solve(PROBLEM, auto=False)).stretches
 
 
+@pytest.mark.parametrize(
+    ("policy", "seed", "requests"), [("large", None, 2), ("small", None, 2), ("large", 7, 4), ("specreason", None, 4)]
+)
+async def test_one_model_alone_draws_no_seed_and_so_thinks_in_one_request(
+    policy: str, seed: int | None, requests: int
+) -> None:
+    async with serving() as servers, servers.solver(policy=policy, sampling=Sampling()) as solver:
+        solution = await solver.solve(PROBLEM, seed=seed)
+    bodies = [body for server in (servers.small, *servers.large) for body in written(server)]
+    assert (len(bodies), all("seed" in body for body in bodies)) == (requests, requests == 4)
+    assert (solution.seed is None, solution.answer) == (requests == 2, "2")
+    assert seed in (None, solution.seed)
+
+
 async def test_what_was_judged_before_is_known_to_the_first_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -219,7 +219,7 @@ class Sampling(BaseModel):
     """
     Every request has a seed of its own, derived from this seed and the request's place in the chain: the same seed
     gives the same chain, if the server gives equal requests equal tokens. None draws a new seed for each run, but for
-    one that decides by the time who writes (`auto`), which has none.
+    one that decides by the time who writes (`auto`), and one of a single model (`large`, `small`): these have none.
     """
     logprobs: int = Field(default=0, ge=0, le=20)
     """

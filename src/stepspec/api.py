@@ -258,9 +258,9 @@ class Solver:
         `MissingCapability` if its server has no parser for calls.
 
         *seed* is that of the *sampling*. Without one, each run draws its own, which the solution tells, unless `auto`
-        decides: nothing repeats a run that depends on the time, and without seeds one stream writes many steps. With
-        the same seed a run writes the same chain, however far it works ahead and whatever else the servers do, as far
-        as these give equal requests equal tokens.
+        decides or one model is alone: without seeds one stream writes many steps. With the same seed a run writes the
+        same chain, however far it works ahead and whatever else the servers do, as far as these give equal requests
+        equal tokens; with `auto` it depends on the time, and the seed is not used.
 
         *observe* sees every event as it happens. The times in events and trace are from *clock*, which no other run has
         used; by default it is a new one. *trace_to* receives the trace, also of a run that fails; if that file cannot
@@ -301,12 +301,11 @@ class Solver:
             self._explain(event, auto)
             observe(event)
 
-        decides = _decides(run)
-        sampling = run.sampling.unseeded() if decides else run.sampling.seeded()
+        decides, baseline = _decides(run), run.policy in policies.BASELINES
+        sampling = run.sampling.unseeded() if decides else run.sampling if baseline else run.sampling.seeded()
         models = self._connections.models(prepared.budget, sampling, watch, recorder.clock, prepared.answering)
         large = models.policy("large", {})
         auto = self.auto.run(run.policy, run.options, run.ahead, large if decides else None)
-        baseline = run.policy in policies.BASELINES
         parts = models.parts(
             run,
             auto if auto.aside else None,

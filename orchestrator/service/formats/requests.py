@@ -3,12 +3,11 @@ What a service offers, and from the body of a request to the runs that it asks f
 
 The service imports no policy and no solver: the builder of a service passes in the `Offer`.
 The model of a request is a method, ``auto`` (the default method), or one of the two served models, to which the request
-is forwarded. A request without a seed draws one here, at random.
+is forwarded.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
@@ -192,9 +191,9 @@ class RunRequest:
         return self._with(budget=self.run.budget.model_copy(update={"seconds": least}))
 
     def with_seed_offset(self, offset: int) -> RunRequest:
-        """Return a copy whose seed is larger by *offset*."""
+        """Return a copy whose seed, if it has one, is larger by *offset*."""
         sampling = self.run.sampling
-        return self._with(sampling=sampling.with_seed((sampling.seed or 0) + offset))
+        return self if sampling.seed is None else self._with(sampling=sampling.with_seed(sampling.seed + offset))
 
     def _with(self, **values: Sampling | Limits) -> RunRequest:
         return replace(self, run=self.run.model_copy(update=values))
@@ -291,16 +290,15 @@ class Resolver:
         return options
 
     def _sampling(self, request: Request) -> Sampling:
-        """Without a seed every request draws one: with the configured seed all answers would be alike."""
+        """Return the sampling of *request*; without a seed it has none, as the configured one would repeat answers."""
         for name in PENALTIES:
             if getattr(request, name, None):
                 raise bad_request(f"{name}: {NO_PENALTY}", name, "invalid_value")
         values = {name: getattr(request, name, None) for name in SAMPLING_FIELDS}
-        seed: int | None = getattr(request, "seed", None)
         update = {name: value for name, value in values.items() if value is not None}
         if update.get("top_k") == -1:  # vLLM's name for all tokens
             update["top_k"] = 0
-        update["seed"] = random.getrandbits(31) if seed is None else seed
+        update["seed"] = getattr(request, "seed", None)
         return self.offer.defaults.sampling.model_copy(update=update)
 
     def _budget(self, overrides: StepspecOptions, wanted: Wanted) -> Budget:
