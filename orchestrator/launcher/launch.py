@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -27,35 +26,19 @@ from .process import Child, child, failure_lines, reserve_port
 
 State: TypeAlias = Literal["starting", "ready"]
 
-ENTRY, DEPRECATED_ENTRY = "vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server"
+ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 
 
 def vllm_program(executable: str = sys.executable) -> tuple[str, ...]:
     """
     Return the program that serves a model with the vLLM of this environment: ``vllm serve`` or ``python -m``.
 
-    The command fails on vLLM's CPU build, because it looks up its version under another distribution's name. An older
-    vLLM has only the deprecated module.
+    The command fails on vLLM's CPU build, because it looks up its version under another distribution's name.
     """
     command = Path(executable).with_name("vllm")
-    if command.is_file() and _has_distribution("vllm"):
+    if command.is_file() and any(importlib.metadata.distributions(name="vllm")):
         return str(command), "serve"
-    spec = importlib.util.find_spec("vllm")
-    parents = (Path(place).parent for place in (spec and spec.submodule_search_locations) or ())
-    entry = Path(*ENTRY.split(".")).with_suffix(".py")
-    return executable, "-m", ENTRY if any((parent / entry).is_file() for parent in parents) else DEPRECATED_ENTRY
-
-
-def _has_distribution(name: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
-@cache
-def _own_vllm() -> tuple[str, ...]:
-    return vllm_program()
+    return executable, "-m", ENTRY
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +57,7 @@ class Server:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     host: str = "127.0.0.1"
     port: int = 0
-    program: tuple[str, ...] = field(default_factory=_own_vllm)
+    program: tuple[str, ...] = field(default_factory=vllm_program)
 
     def command(self, port: int) -> tuple[str, ...]:
         """Return the command line that serves the model at *port*."""
@@ -127,13 +110,7 @@ class Progress:
 POLL_SECONDS = 0.2  # between two requests to a server that is starting
 LOG_CHARACTERS = 65536  # of the end of a failed server's log, searched for the reason
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
-
-
 Prepare: TypeAlias = Callable[[Served], Coroutine[Any, Any, None]]
-
-
-async def nothing_to_prepare(served: Served) -> None:
-    """Leave a server as it is."""
 
 
 @asynccontextmanager
@@ -144,12 +121,12 @@ async def launch(
     ready_timeout: float = 300.0,
     grace: float = 5.0,
     on_progress: Callable[[Progress], object] = lambda progress: None,
-    prepare: Prepare = nothing_to_prepare,
+    prepare: Prepare | None = None,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
     Start *servers* together and yield them by name once all of them answer; stop them on the way out.
 
-    A server that answers is ready once *prepare* has returned for it.
+    A server that answers is ready once *prepare*, if there is one, has returned for it.
 
     Raise ServerNotReady after *ready_timeout* seconds, and ServerDied as soon as one ends by itself, cancelling the
     block as asyncio.timeout() does. Logs go to *log_dir*; without one, to a new folder that is kept only after such an
@@ -168,25 +145,22 @@ def _check(servers: Sequence[Server]) -> None:
     names = [server.name for server in servers]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"two servers share a name: {', '.join(names)}")
-    if any(server.program == _own_vllm() for server in servers) and importlib.util.find_spec("vllm") is None:
+    if any(server.program == vllm_program() for server in servers) and importlib.util.find_spec("vllm") is None:
         raise ConfigurationError(f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}")
 
 
 @contextmanager
 def _log_folder(log_dir: Path | None) -> Generator[Path]:
     """Yield *log_dir*; if None, a temporary folder that is kept only if a server fails."""
-    if log_dir is not None:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        yield log_dir
-        return
-    folder, failed = Path(tempfile.mkdtemp(prefix="stepspec-")), False
+    folder, keep = log_dir or Path(tempfile.mkdtemp(prefix="stepspec-")), log_dir is not None
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         yield folder
     except ServerError:
-        failed = True
+        keep = True
         raise
     finally:
-        if not failed:
+        if not keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -200,7 +174,7 @@ class _Launch:
     grace: float
     on_progress: Callable[[Progress], object]
     http: aiohttp.ClientSession
-    prepare: Prepare
+    prepare: Prepare | None
 
     @property
     def elapsed(self) -> float:
@@ -255,7 +229,8 @@ class _ServerProcess:
     async def _become_ready(self, root: str, served: Served) -> None:
         while not await _answers(self._launch.http, root, served.served_name):  # noqa: ASYNC110  # no event tells it
             await asyncio.sleep(POLL_SECONDS)
-        await self._launch.prepare(served)
+        if self._launch.prepare:
+            await self._launch.prepare(served)
 
     def _announce(self, served: Served) -> None:
         if not self.served.done():  # The future is cancelled if the block is cancelled just when the server is ready.

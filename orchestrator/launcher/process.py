@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,29 +102,26 @@ def failure_lines(log: str, *, limit: int = 8) -> list[str]:
     vLLM's processes report the same failure one after the other, the root cause first. Tracebacks are reduced to the
     exceptions they end with, and long lines to their beginnings.
     """
-    lines = [_LogLine(line) for line in log.splitlines() if line.strip()]
-    selected = list(dict.fromkeys(_failures(lines))) or [line.text for line in lines]
+    lines = [_bare(line) for line in log.splitlines() if line.strip()]
+    selected = list(dict.fromkeys(_failures(lines))) or [text for _, text in lines]
     return [line if len(line) <= LINE_WIDTH else line[: LINE_WIDTH - 3] + "..." for line in selected[-limit:]]
 
 
-class _LogLine:
-    """One line without its prefix and its stamp; *level* is empty if it has no stamp."""
-
-    def __init__(self, line: str) -> None:
-        bare = _PREFIX.sub("", line.rstrip())
-        stamp = _STAMP.match(bare)
-        self.level = stamp["level"] if stamp else ""
-        self.text = bare[stamp.end() :] if stamp else bare
+def _bare(line: str) -> tuple[str, str]:
+    """Return the level of a log line, "" if it has no stamp, and its text without prefix and stamp."""
+    text = _PREFIX.sub("", line.rstrip())
+    stamp = _STAMP.match(text)
+    return (stamp["level"], text[stamp.end() :]) if stamp else ("", text)
 
 
-def _failures(lines: Iterable[_LogLine]) -> Iterable[str]:
-    remaining, level = 0, ""
-    for line in lines:
-        if _FAILURE.match(line.text):
-            remaining, level = _MESSAGE_LINES, line.level
-            yield line.text
-        elif remaining and line.level == level and line.text.startswith(" ") and "^^^" not in line.text:
+def _failures(lines: Iterable[tuple[str, str]]) -> Iterator[str]:
+    remaining, failed = 0, ""  # lines that may still belong to the failure, and its level
+    for level, text in lines:
+        if _FAILURE.match(text):
+            remaining, failed = _MESSAGE_LINES, level
+            yield text
+        elif remaining and level == failed and text.startswith(" ") and "^^^" not in text:
             remaining -= 1
-            yield line.text
+            yield text
         else:
             remaining = 0

@@ -1,4 +1,4 @@
-"""Shared by the tests of launching: scripted servers, and a list of running processes."""
+"""Shared by the tests of launching: a pair with a pair within, scripted servers, and a list of running processes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ import asyncio
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from stepspec.orchestrator.launcher import Served, Server
+from stepspec.orchestrator.launcher.pair import Pair
 
 SCRIPT = Path(__file__).with_name("scripted_server.py")
 PATIENCE = 10.0
+BIG, MIDDLE, TINY = "Qwen/Qwen3-32B", "Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"
+
+
+def three(
+    large: dict[str, Any] | None = None, middle: dict[str, Any] | None = None, tiny: dict[str, Any] | None = None
+) -> Pair:
+    """Three servers to start on two cards; the arguments change their settings."""
+    within = {
+        "large": {"model": MIDDLE, "gpus": [0], "memory": 0.4, **(middle or {})},
+        "small": {"model": TINY, "gpus": [1], "memory": 0.2, **(tiny or {})},
+    }
+    dearest = {"model": BIG, "gpus": [0, 1], "memory": 0.55, **(large or {})}
+    return Pair.model_validate({"large": dearest, "small": within, "card": 79})
 
 
 def scripted(behaviour: str = "serve", name: str = "large", **options: object) -> Server:
@@ -29,18 +44,20 @@ async def die(served: Served) -> None:
 
 def members(group: int) -> list[int]:
     """Return the processes of a group that have not ended."""
-    every = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
-    return [pid for pid in every if (stat := _stat(pid)) and stat[2] == str(group) and stat[0] != "Z"]
+    return [pid for pid in _processes() if (stat := _stat(pid)) and stat[2] == str(group) and stat[0] != "Z"]
 
 
 def children(pid: int) -> list[int]:
     """Return the processes that *pid* has started and that are still there."""
-    every = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
-    return [child for child in every if (stat := _stat(child)) and stat[1] == str(pid)]
+    return [child for child in _processes() if (stat := _stat(child)) and stat[1] == str(pid)]
 
 
 def parent(pid: int) -> int:
     return int(_stat(pid)[1])
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
 
 
 def _stat(pid: int) -> list[str]:

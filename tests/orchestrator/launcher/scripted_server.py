@@ -1,4 +1,8 @@
-"""A server for the tests of launching: takes vLLM's command line, and its model is how it behaves."""
+"""
+A server for the tests of launching: takes vLLM's command line, and its model is how it behaves.
+
+With the variable DUMPS it writes into that folder how it was started; with LEAVE it ends then.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +41,17 @@ class Answers(BaseHTTPRequestHandler):
         return
 
 
+def dump(folder: str) -> None:
+    path = os.path.join(folder, options.served_model_name.replace("/", "_"))
+    with open(path + ".part", "w") as part:
+        json.dump({"words": sys.argv[1:], "environment": dict(os.environ)}, part)
+    os.rename(path + ".part", path)
+    print("the fake serves", file=sys.stderr, flush=True)
+
+
 def serve() -> None:
-    ThreadingHTTPServer((options.host, options.port), Answers).serve_forever()
+    if "LEAVE" not in os.environ:
+        ThreadingHTTPServer((options.host, options.port), Answers).serve_forever()
 
 
 def crash() -> None:
@@ -59,9 +72,11 @@ def family() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model")
+    parser.add_argument("--model", default="serve")
     parser.add_argument("--served-model-name")
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
-    options = parser.parse_args()
-    {"serve": serve, "crash": crash, "mute": mute, "family": family}[options.model]()
+    options = parser.parse_known_args()[0]
+    if "DUMPS" in os.environ:
+        dump(os.environ["DUMPS"])
+    {"crash": crash, "mute": mute, "family": family}.get(options.model, serve)()

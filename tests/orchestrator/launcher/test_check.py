@@ -11,23 +11,18 @@ import pytest
 
 from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.orchestrator.launcher.check import (
-    GIB,
-    Machine,
-    check_pair,
-    inspect_machine,
-    model_folder,
-)
+from stepspec.orchestrator.launcher.check import GIB, Machine, check_pair, inspect_machine, model_folder
 from stepspec.orchestrator.launcher.pair import Pair
 
-LARGE, SMALL = "Qwen/Qwen3-32B", "Qwen/Qwen3-1.7B"
-READY = Machine(cards=2, card=79.2, weights={(LARGE, None): 61 * GIB, (SMALL, None): 4 * GIB})
+from .running import BIG, MIDDLE, TINY, three
+
+READY = Machine(cards=2, card=79.2, weights={(BIG, None): 61 * GIB, (MIDDLE, None): 16 * GIB, (TINY, None): 2 * GIB})
 
 
 def pair(large: dict[str, Any] | None = None, small: dict[str, Any] | None = None, **more: Any) -> Pair:
     roles = {
-        "large": {"model": LARGE, "gpus": [0], "memory": 0.9, **(large or {})},
-        "small": {"model": SMALL, "gpus": [1], "memory": 0.9, **(small or {})},
+        "large": {"model": BIG, "gpus": [0], "memory": 0.9, **(large or {})},
+        "small": {"model": TINY, "gpus": [1], "memory": 0.9, **(small or {})},
     }
     return Pair.model_validate({**roles, **more})
 
@@ -40,12 +35,9 @@ def complaint(wrong: Pair, machine: Machine = READY) -> str:
 
 def test_a_pair_that_fits_is_let_through_also_where_nothing_is_known_of_the_machine() -> None:
     check_pair(pair(), READY)
+    check_pair(three(), READY)
     check_pair(pair({"memory": 1.0}), Machine())
     check_pair(Pair.model_validate({"large": {"url": "http://a:1"}, "small": {"url": "http://b:1"}}), Machine(False))
-
-
-def test_without_vllm_nothing_can_be_started() -> None:
-    assert f"vLLM is not installed: {install_command('vllm')}; without a GPU" in complaint(pair(), Machine(False))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +45,7 @@ def test_without_vllm_nothing_can_be_started() -> None:
     [
         (pair(card=47), "large does not fit: its weights take 61.0 GiB of each card, and it may use 0.9 of 47 GiB"),
         (pair({"gpus": [0, 2]}, card=20), "large does not fit: its weights take 30.5 GiB of each card"),
-        (pair({"memory": 0.8, "speculation": "draft_model"}), "large does not fit: its weights take 65.0 GiB"),
+        (pair({"memory": 0.79, "speculation": "draft_model"}), "large does not fit: its weights take 63.0 GiB"),
         (pair(small={"gpus": [0], "memory": 0.2}), "GPU 0: the shares of its memory exceed 1 (large.memory 0.9 + sm"),
         (
             pair(small={"gpus": [4]}),
@@ -62,17 +54,21 @@ def test_without_vllm_nothing_can_be_started() -> None:
         (pair(small={"model": "/nowhere"}), "small.model: no model at /nowhere: a folder with a config.json is needed"),
         (pair(small={"speculation": "draft_model"}), "small.speculation: the pair has no smaller model that could"),
         (pair({"port": 8001}, {"port": 8001}), "large and small have the same port 8001"),
+        (three(middle={"memory": 0.2}), "small.large does not fit: its weights take 16.0 GiB"),
+        (three(tiny={"memory": 0.01}), "raise small.small.memory"),
+        (three({"port": 8001}, {"port": 8002}, {"port": 8001}), "large and small.small have the same port 8001"),
+        (three(tiny={"gpus": [4]}), "small.small: there is no GPU 4"),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_cure(wrong: Pair, message: str) -> None:
     assert message in complaint(wrong)
 
 
-def test_an_address_in_use_is_named() -> None:
+def test_what_the_machine_lacks_is_named() -> None:
+    assert f"vLLM is not installed: {install_command('vllm')}; without a GPU" in complaint(pair(), Machine(False))
     taken = Machine(taken={("127.0.0.1", 8001): "Address already in use"})
-    assert "large.port: 127.0.0.1:8001 is not available (Address already in use)" in complaint(
-        pair({"port": 8001}), taken
-    )
+    for wrong, path in ((pair({"port": 8001}), "large"), (three(tiny={"port": 8001}), "small.small")):
+        assert f"{path}.port: 127.0.0.1:8001 is not available (Address already in use)" in complaint(wrong, taken)
 
 
 def test_all_errors_are_reported_at_once() -> None:

@@ -41,8 +41,16 @@ def waves(monkeypatch: pytest.MonkeyPatch) -> list[list[Server]]:
     return chosen
 
 
-async def test_waves_start_in_order_and_all_servers_are_reported(waves: list[list[Server]], tmp_path: Path) -> None:
+async def test_waves_start_in_order_are_warmed_up_and_reported(
+    waves: list[list[Server]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready: list[tuple[str, str]] = []
+    warmed: list[Endpoint] = []
+
+    async def warm_up(settings: Endpoint) -> None:
+        warmed.append(settings)
+
+    monkeypatch.setattr(module, "warm_up", warm_up)
     async with running(PAIR, log_dir=tmp_path, on_progress=lambda one: ready.append((one.name, one.state))) as standing:
         large, small = standing["large"], standing["small"]
         assert (large.model, large.speculation, small.speculation) == ("toy-large", "ngram", "none")
@@ -50,37 +58,18 @@ async def test_waves_start_in_order_and_all_servers_are_reported(waves: list[lis
         pids = [one.pid or 0 for one in (large, small)]
         assert all(members(pid) for pid in pids)
     assert ready.index(("large", "ready")) < ready.index(("small", "starting"))
+    assert [(one.role, one.model, one.v1) for one in warmed] == [
+        ("large", "toy-large", large.base_url),
+        ("small", "toy-small", small.base_url),
+    ]
     assert not any(members(pid) for pid in pids)
-
-
-async def test_a_started_server_is_warmed_up_before_it_is_ready(
-    waves: list[list[Server]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warmed: list[Endpoint] = []
-
-    async def warm_up(settings: Endpoint) -> None:
-        warmed.append(settings)
-
-    monkeypatch.setattr(module, "warm_up", warm_up)
-    async with running(PAIR, log_dir=tmp_path) as standing:
-        assert [one.v1 for one in warmed] == [standing[role].base_url for role in ("large", "small")]
-    assert [(one.role, one.model) for one in warmed] == [("large", "toy-large"), ("small", "toy-small")]
 
 
 async def test_a_second_wave_that_fails_takes_the_first_along(waves: list[list[Server]], tmp_path: Path) -> None:
     waves[1] = [scripted("crash", "small")]
-    pids: list[int] = []
     with pytest.raises(ServerDied, match="the small server ended before it answered"):
-        async with running(PAIR, log_dir=tmp_path, on_progress=lambda one: pids.append(0)):
+        async with running(PAIR, log_dir=tmp_path):
             pytest.fail("one of them is not running")
-
-
-async def test_running_servers_are_used_and_not_stopped(tmp_path: Path) -> None:
-    async with launch([scripted(), scripted(name="small")], log_dir=tmp_path) as served:
-        roles = {name: {"url": one.base_url} for name, one in served.items()}
-        async with running(Pair.model_validate(roles)) as standing:
-            assert standing == {name: RunningServer(one.base_url, f"toy-{name}") for name, one in served.items()}
-        assert all(members(one.pid) for one in served.values())
 
 
 async def test_an_external_server_is_checked_before_any_start(waves: list[list[Server]], tmp_path: Path) -> None:
@@ -95,40 +84,38 @@ async def test_an_external_server_is_checked_before_any_start(waves: list[list[S
             pytest.fail("nobody is there")
 
 
-def settings_of(printed: str) -> dict[str, Any]:
-    return tomllib.loads(printed)
-
-
-@pytest.mark.parametrize("json_output", [False, True])
 async def test_a_nested_pair_is_reported_with_its_policy_and_stopped_by_a_signal(
-    json_output: bool, waves: list[list[Server]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    waves: list[list[Server]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     waves[:] = [[scripted(), scripted(name="small.large")], [scripted(name="small.small")]]
     asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs := list[str]())
-    await up(THREE, CONSOLE, json_output=json_output, log_dir=tmp_path)
-    settings = json.loads(outputs[0]) if json_output else settings_of(outputs[0])
-    small = settings["small"]
-    models = {"large": settings["large"], "small.large": small.pop("large"), "small.small": small.pop("small")}
+    await up(THREE, CONSOLE, json_output=True, log_dir=tmp_path)
+    report = json.loads(outputs[0])
+    small = report["small"]
+    models = {"large": report["large"], "small.large": small.pop("large"), "small.small": small.pop("small")}
     assert small == WITHIN
-    if json_output:
-        assert {path: one["model"] for path, one in models.items()} == {path: f"toy-{path}" for path in models}
-        assert not any(members(one["pid"]) for one in models.values())
-    else:
-        assert len(set(models.values())) == len(models)
+    assert {path: one["model"] for path, one in models.items()} == {path: f"toy-{path}" for path in models}
+    assert not any(members(one["pid"]) for one in models.values())
     assert sorted(os.listdir(tmp_path)) == ["large.log", "small.large.log", "small.small.log"]
 
 
-async def test_notes_about_settings_are_separate_from_the_settings(
+async def test_running_servers_are_used_and_not_stopped_and_notes_are_separate_from_their_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with launch([scripted(), scripted(name="small")], log_dir=tmp_path) as served:
         urls = {name: one.base_url for name, one in served.items()}
+        async with running(Pair.model_validate(urls)) as standing:
+            assert standing == {name: RunningServer(urls[name], f"toy-{name}") for name in served}
         small = {**WITHIN, "large": {"url": urls["small"], "api_key": "secret"}, "small": urls["small"]}
         asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs := list[str]())
         console = Console(file=io.StringIO(), width=200)
         await up(Pair.model_validate({"large": urls["large"], "small": small}), console)
+        assert all(members(one.pid) for one in served.values())
     shown = cast("io.StringIO", console.file).getvalue()
-    assert settings_of(outputs[0])["small"]["large"] == {"url": urls["small"]}
+    assert tomllib.loads(outputs[0]) == {
+        "large": urls["large"],
+        "small": {**WITHIN, "large": {"url": urls["small"]}, "small": urls["small"]},
+    }
     assert "name it with --config" in shown
     assert "The key of small.large is not among them: set STEPSPEC_SMALL__LARGE__API_KEY." in shown
     assert "Ctrl-C" not in shown
