@@ -13,7 +13,7 @@ STAMP := .venv/.installed-$(shell cat requirements/*.txt pyproject.toml | cksum 
 PIP := $(RUN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -qq --no-deps
 # The core: the loop and what it is made of, but neither HTTP nor servers, which `make test` tries for real.
-CORE := policies/*,orchestrator/*.py,orchestrator/nesting/*
+CORE := policies/*,orchestrator/*.py
 UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orchestrator/nesting \
   $(addprefix tests/test_,solver.py nested_pair.py)
 # Four workers for two cores: while tests wait for servers, others run (tests/conftest.py).

@@ -71,7 +71,7 @@ CORE = {
     ),
     "auto": core("auto", "orchestrator/test_auto"),
     "nested": core(
-        "nesting/model",
+        "nesting",
         "orchestrator/nesting/test_nested",
         slow=("orchestrator/nesting/test_promises",),
     ),

@@ -165,11 +165,6 @@ class Diagnosis:
     others: tuple[EndpointReport, ...] = ()
     name: str = "small with large"
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The findings as text."""
-        return tuple(map(str, self.findings))
-
 
 @dataclass(frozen=True, slots=True)
 class CriticReport:

@@ -29,7 +29,7 @@ from pydantic import (
 
 from ..endpoints.settings import Endpoint, Sampling
 from ..errors import ConfigurationError, near
-from ..nesting.endpoint import PAIR, Nesting, for_role, kind
+from ..nesting import PAIR, Nesting, for_role, kind
 
 Method: TypeAlias = Literal["none", "ngram", "suffix", "draft_model", "eagle3", "mtp", "dflash"]
 

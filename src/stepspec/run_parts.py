@@ -39,8 +39,7 @@ from stepspec.orchestrator.interfaces import (
     ended_by,
 )
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
-from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair
-from stepspec.orchestrator.nesting.endpoint import Nesting
+from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair, Nesting
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.verifiers import (

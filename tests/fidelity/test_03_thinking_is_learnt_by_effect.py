@@ -178,8 +178,10 @@ async def test_the_doctor_reports_its_findings_and_their_evidence() -> None:
         "effect",
         "<think>",
     )
-    notes = "\n".join(diagnosis.notes)
+    notes = "\n".join(map(str, diagnosis.findings))
     assert "small: its chat template shows no thinking block, and asked a plain question it opened none" in notes
     assert "large: its chat template shows no thinking block, but it opens one by itself, <think>" in notes
     assert "only the large model thinks" in notes
-    assert any("this pair is refused" in note and "thinks = false in [small]" in note for note in reverse.notes)
+    assert any(
+        "this pair is refused" in note and "thinks = false in [small]" in note for note in map(str, reverse.findings)
+    )

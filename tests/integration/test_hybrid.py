@@ -71,7 +71,7 @@ async def test_the_doctor_distinguishes_large_blocks_from_a_disabled_cache(hybri
     assert (plain.can.prefix_cache, cured.can.prefix_cache) == (True, True)
     assert plain.can.cache is not None
     assert plain.can.cache.block == BLOCK
-    notes = [note for note in found.notes if "prefix cache" in note]
+    notes = [note for note in map(str, found.findings) if "prefix cache" in note]
     assert len(notes) == 1
     assert f"large: the prefix cache is on, but works in blocks of {BLOCK} tokens" in notes[0]
     assert notes[0].endswith("--mamba-cache-mode align --prefix-match-unit 32")

@@ -129,4 +129,4 @@ async def test_the_doctor_reports_speculation_and_its_cost(speculated: Speculati
         assert examined.can is not None
         assert (examined.can.speculation, examined.acceptance is not None) == (drafts, drafts)
         assert examined.can.chosen_logprobs is not drafts
-    assert any("large: no chosen logprobs" in note for note in found.notes)
+    assert any("large: no chosen logprobs" in note for note in map(str, found.findings))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from io import StringIO
@@ -38,11 +39,22 @@ from ..endpoints.test_reward_model import FakePooling
 ALL = Capabilities("0.32.0", True, True, True, True, True, True, False, suffix_scoring=True)
 GOOD = EndpointReport("large", "http://l", "", "big", 4096, "v", True, True, 0.97, Pace(0.1, 0.03), ALL)
 FAST = replace(GOOD, role="small", url="http://s", model="tiny", pace=Pace(0.1, 0.006))
+GONE = Endpoint(role="small", url="http://127.0.0.1:9", retries=1000)
 
 
 def without(name: str, value: bool | None) -> Capabilities:
     fields: dict[str, Any] = {name: value}
     return replace(ALL, **fields)
+
+
+def serving(kind: type[FakeVllm] = FakeVllm, **fields: Any) -> Any:
+    return kind(("So", " it", " is", "\n\n", "</think>"), digits={"9": -0.1}, **fields)
+
+
+async def examined(server: FakeVllm, *, both: bool = False, **settings: Any) -> Diagnosis:
+    """Diagnose a pair whose large model is at *server*; with *both* the small one is too, else it is not there."""
+    async with server.serve("small") as small, server.serve("large", **settings) as large:
+        return await diagnose(small if both else GONE, large)
 
 
 def shown(*diagnoses: Diagnosis) -> str:
@@ -61,33 +73,42 @@ def outcomes(diagnosis: Diagnosis) -> dict[str, Outcome]:
     return {finding.check: finding.outcome for finding in diagnosis.findings}
 
 
+def notes(diagnosis: Diagnosis, subject: str = "") -> list[str]:
+    """The findings as text, those about *subject*, or all."""
+    return [str(finding) for finding in diagnosis.findings if not subject or finding.subject == subject]
+
+
+def row(name: str, *diagnoses: Diagnosis) -> list[str]:
+    """The words of the row called *name* in the table of *diagnoses*."""
+    (found,) = [line for line in shown(*diagnoses).splitlines() if line.startswith(f"{name} ")]
+    return found.split()
+
+
 def test_a_complete_pair_has_no_notes() -> None:
     diagnosis = conclude(FAST, GOOD)
     assert diagnosis.same_vocabulary
-    assert diagnosis.notes == ()
+    assert diagnosis.findings == ()
     assert shown(diagnosis).splitlines()[-1] == "It works. Nothing is missing."
-    assert "0.32.0" in shown(diagnosis)
     assert conclude(FAST, replace(GOOD, url=FAST.url)).findings == ()  # behind one gateway
 
 
 @pytest.mark.parametrize("name", LACKS)
 def test_missing_features_are_named_with_their_cost_and_unknown_ones_as_unknown(name: str) -> None:
     lacking = conclude(FAST, replace(GOOD, can=without(name, False)))
-    assert lacking.notes == (f"large: {note(name)}",)
+    assert notes(lacking) == [f"large: {note(name)}"]
     assert outcomes(lacking) == {name: LACKS[name].outcome}
     unknown = conclude(FAST, replace(GOOD, can=without(name, None)))
     assert outcomes(unknown) == {name: "unknown"}
     assert unknown.findings[0].cure
     for diagnosis, mark in ((lacking, "no"), (unknown, "unknown")):
-        (row,) = [line for line in shown(diagnosis).splitlines() if line.startswith(name.replace("_", " ") + " ")]
-        assert row.split()[-2:] == ["yes", mark]
+        assert row(name.replace("_", " "), diagnosis)[-2:] == ["yes", mark]
 
 
-def test_a_version_that_is_not_reported_is_unknown() -> None:
-    diagnosis = conclude(FAST, replace(GOOD, can=without("version", None)))
-    assert outcomes(diagnosis) == {"version": "unknown"}
-    (row,) = [line for line in shown(diagnosis).splitlines() if line.startswith("vLLM ")]
-    assert row.split() == ["vLLM", "0.32.0", "unknown"]
+def test_what_was_not_reported_or_timed_is_unknown() -> None:
+    diagnosis = conclude(FAST, replace(GOOD, can=without("version", None), failures={"verdicts": "HTTP 500: no"}))
+    assert outcomes(diagnosis) == {"version": "unknown", "verdicts": "unknown"}
+    assert row("vLLM", diagnosis) == ["vLLM", "0.32.0", "unknown"]
+    assert "HTTP 500: no" in notes(diagnosis)[1]
 
 
 @pytest.mark.parametrize(
@@ -160,12 +181,6 @@ def test_what_cannot_work_is_printed_first_and_brackets_are_no_markup() -> None:
     assert "or set thinks = true in [large]" in findings[0]
 
 
-def test_a_verdict_that_cannot_be_timed_is_unknown() -> None:
-    diagnosis = conclude(FAST, replace(GOOD, failures={"verdicts": "HTTP 500: no"}))
-    assert outcomes(diagnosis) == {"verdicts": "unknown"}
-    assert "HTTP 500: no" in diagnosis.notes[0]
-
-
 @pytest.mark.parametrize(
     ("found", "mark", "note"),
     [
@@ -175,13 +190,11 @@ def test_a_verdict_that_cannot_be_timed_is_unknown() -> None:
     ],
 )
 def test_the_cost_of_scoring_is_reported(found: bool | None, mark: str, note: str | None) -> None:
-    large = replace(GOOD, can=without("suffix_scoring", found), scoring=0.145)
-    diagnosis = conclude(FAST, large)
-    assert len(diagnosis.notes) == (note is not None)
-    assert (note or "") in "".join(diagnosis.notes)
-    (row,) = [line for line in shown(diagnosis).splitlines() if line.startswith("suffix scoring")]
-    assert row.split()[-1] == mark
-    assert "145 ms" in shown(diagnosis)
+    diagnosis = conclude(FAST, replace(GOOD, can=without("suffix_scoring", found), scoring=0.145))
+    assert len(notes(diagnosis)) == (note is not None)
+    assert (note or "") in "".join(notes(diagnosis))
+    assert row("suffix scoring", diagnosis)[-1] == mark
+    assert row("scoring a step", diagnosis)[-2:] == ["145", "ms"]
 
 
 @pytest.mark.parametrize(
@@ -190,13 +203,12 @@ def test_the_cost_of_scoring_is_reported(found: bool | None, mark: str, note: st
 async def test_suffix_scoring_is_tried_only_where_it_is_allowed(
     allowed: bool, scale_out: bool, found: bool | None
 ) -> None:
-    server = FakeVllm(("So", " it", " is", "\n\n", "</think>"), digits={"9": -0.1}, block=16, scale_out=scale_out)
-    async with server.serve("small") as small, server.serve("large", suffix_scoring=allowed) as large:
-        diagnosis = await diagnose(small, large)
-    assert diagnosis.large.can is not None
-    assert diagnosis.large.can.suffix_scoring is found
+    server = serving(block=16, scale_out=scale_out)
+    large = (await examined(server, suffix_scoring=allowed)).large
+    assert large.can is not None
+    assert large.can.suffix_scoring is found
     assert any(path == GENERATE for path, _ in server.requests) is allowed
-    assert (diagnosis.large.scoring is None) is (found is False)
+    assert (large.scoring is None) is (found is False)
 
 
 async def test_a_server_that_scores_suffixes_wrongly_is_found_out() -> None:
@@ -207,19 +219,16 @@ async def test_a_server_that_scores_suffixes_wrongly_is_found_out() -> None:
                 known["logprob"] -= 1
             return reply
 
-    server = Wrong(("So", " it", " is", "\n\n", "</think>"), digits={"9": -0.1}, block=16, scale_out=True)
-    async with server.serve("small") as small, server.serve("large", suffix_scoring=True) as large:
-        diagnosis = await diagnose(small, large)
+    diagnosis = await examined(serving(Wrong, block=16, scale_out=True), suffix_scoring=True)
     assert diagnosis.large.can is not None
     assert diagnosis.large.can.suffix_scoring is False
 
 
 async def test_a_server_that_is_not_there_is_a_finding_at_once() -> None:
-    endpoints = (Endpoint(role=role, url="http://127.0.0.1:9", retries=1000) for role in ("small", "large"))
     async with asyncio.timeout(30):  # A thousand retries would take hours.
-        diagnosis = await diagnose(*endpoints)
-    assert [note.split(":")[0] for note in diagnosis.notes] == ["small", "large"]
-    assert "connection refused" in diagnosis.notes[0]
+        diagnosis = await diagnose(GONE, GONE.model_copy(update={"role": "large"}))
+    assert [note.split(":")[0] for note in notes(diagnosis)] == ["small", "large"]
+    assert "connection refused" in notes(diagnosis)[0]
     assert diagnosis.same_vocabulary is None
     lines = shown(diagnosis).splitlines()
     assert "cannot be used" in lines[2]
@@ -231,59 +240,48 @@ async def test_the_cure_names_the_table_of_a_model_in_a_nested_pair() -> None:
     server = FakeVllm(("So", "</think>"), key="right")
     async with server.serve("small") as small, server.serve("large") as large:
         diagnosis = await diagnose(small, large, name="small.small with small.large")
-    assert "set it as api_key in [small.small], or STEPSPEC_SMALL__SMALL__API_KEY" in diagnosis.notes[0]
-    assert "set it as api_key in [small.large], or STEPSPEC_SMALL__LARGE__API_KEY" in diagnosis.notes[1]
+    assert "set it as api_key in [small.small], or STEPSPEC_SMALL__SMALL__API_KEY" in notes(diagnosis)[0]
+    assert "set it as api_key in [small.large], or STEPSPEC_SMALL__LARGE__API_KEY" in notes(diagnosis)[1]
 
 
 async def test_the_other_server_is_examined_all_the_same() -> None:
-    server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
-    async with server.serve("large") as large:
-        diagnosis = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
+    diagnosis = await examined(serving())
     assert (diagnosis.large.model, diagnosis.large.problem) == ("fake", "")
     assert diagnosis.small.problem
-    (row,) = [line for line in shown(diagnosis).splitlines() if line.startswith("token ids")]
-    assert row.split() == ["token", "ids", "unknown", "yes"]
+    assert row("token ids", diagnosis) == ["token", "ids", "unknown", "yes"]
 
 
-async def test_a_server_that_dies_during_the_examination_is_a_finding() -> None:
-    server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
-    server.faults.extend([None] * 3 + [Break(after=0)] * 3)
-    async with server.serve("large") as large:
-        diagnosis = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
-    assert diagnosis.large.problem.startswith("it stopped answering while it was examined: no connection: ")
+class Dying(FakeVllm):
+    async def stream(self, request: web.Request, body: dict[str, Any], fault: Any) -> web.StreamResponse:
+        await self.fail(request, Break(after=0))
+        raise AssertionError("it lives on")
 
 
-async def test_a_server_that_dies_while_it_writes_is_a_finding() -> None:
-    class Dying(FakeVllm):
-        async def stream(self, request: web.Request, body: dict[str, Any], fault: Any) -> web.StreamResponse:
-            await self.fail(request, Break(after=0))
-            raise AssertionError("it lives on")
-
-    server = Dying(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
-    async with server.serve("large") as large:
-        diagnosis = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
-    assert diagnosis.large.problem.startswith("it stopped answering while it was examined: no connection: ")
+@pytest.mark.parametrize(
+    "server", [serving(faults=deque([None] * 3 + [Break(after=0)] * 3)), serving(Dying)], ids=["early", "as it writes"]
+)
+async def test_a_server_that_dies_during_the_examination_is_a_finding(server: FakeVllm) -> None:
+    problem = (await examined(server)).large.problem
+    assert problem.startswith("it stopped answering while it was examined: no connection: ")
 
 
 async def test_a_connection_that_is_reset_once_is_no_finding() -> None:
-    server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
-    async with server.serve("large") as large:
-        first = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
-        asked = [body for _, body in server.requests if "allowed_token_ids" in body and "return_token_ids" not in body]
-        before = server.requests.index(("/v1/completions", asked[1]))  # the grade, after the probe's own question
-        count = sum(path == "/v1/completions" for path, _ in server.requests[:before])
-        server.faults.extend([None] * count + [Break(after=0)])
-        again = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
+    server = serving()
+    first = await examined(server)
+    asked = [body for _, body in server.requests if "allowed_token_ids" in body and "return_token_ids" not in body]
+    before = server.requests.index(("/v1/completions", asked[1]))  # the grade, after the probe's own question
+    count = sum(path == "/v1/completions" for path, _ in server.requests[:before])
+    server.faults.extend([None] * count + [Break(after=0)])
+    again = await examined(server)
     assert not server.faults
     assert again.large.failures == {}
     assert [finding.check for finding in again.findings] == [finding.check for finding in first.findings]
 
 
 async def test_requests_that_fail_leave_what_they_would_have_shown_unknown() -> None:
-    server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1}, block=16)
+    server = serving(block=16)
     server.faults.extend([Refuse(500, "busy")] * 400)
-    async with server.serve("large") as large:
-        diagnosis = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
+    diagnosis = await examined(server)
     can = diagnosis.large.can
     assert can is not None
     assert (can.token_ids, can.chosen_logprobs, can.prompt_logprobs) == (None,) * 3
@@ -302,9 +300,7 @@ async def test_a_judge_without_log_probabilities_cannot_work() -> None:
                 choice.pop("logprobs", None)
             return reply
 
-    server = Mute(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
-    async with server.serve("small") as small, server.serve("large") as large:
-        diagnosis = await diagnose(small, large)
+    diagnosis = await examined(serving(Mute), both=True)
     judging = {finding.subject: finding.outcome for finding in diagnosis.findings if finding.check == "judging"}
     assert judging == {"small": "costs", "large": "cannot work"}
 
@@ -317,10 +313,7 @@ def check(report: Report) -> dict[str, Any]:
 
 
 async def test_the_json_has_one_shape_in_every_situation() -> None:
-    server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1}, block=16, metrics=info(block_size=16))
-    gone = Endpoint(role="small", url="http://127.0.0.1:9")
-    async with server.serve("small") as small, server.serve("large") as large:
-        pairs = [await diagnose(small, large), await diagnose(gone, large)]
+    pairs = [await examined(serving(block=16, metrics=info(block_size=16)), both=both) for both in (True, False)]
     weak = replace(GOOD, can=replace(ALL, version=None, metrics=None), digits=math.nan, failures={"verdicts": "no"})
     made = [
         conclude(FAST, cached(True, LARGE_BLOCKS)),
@@ -342,6 +335,11 @@ async def test_the_json_has_one_shape_in_every_situation() -> None:
         tuple(field.name for field in fields(EndpointReport))
     }
     assert [shape["ok"] for shape in shapes[:2]] == [True, False]
+
+
+async def capabilities(server: FakeVllm) -> Capabilities:
+    async with server.serve("small") as small, VllmEndpoint(small) as endpoint:
+        return await endpoint.capabilities()
 
 
 @dataclass
@@ -374,13 +372,11 @@ class Batching(FakeVllm):
 
 @pytest.mark.parametrize(("breaks", "whole"), [("", True), ("rows", False), ("ids", False)])
 async def test_what_breaks_in_a_shared_batch_is_found(breaks: str, whole: bool) -> None:
-    server = Batching(("So", "</think>"), digits={"9": -0.1}, breaks=breaks)
-    async with server.serve("small") as small, VllmEndpoint(small) as endpoint:
-        can = await endpoint.capabilities()
+    can = await capabilities(serving(Batching, breaks=breaks))
     assert can.shared_batch is whole
     assert can.chosen_logprobs
-    notes = conclude(FAST, replace(GOOD, can=replace(ALL, shared_batch=whole))).notes
-    assert [note.startswith("large: questions by token ids") for note in notes] == ([] if whole else [True])
+    said = notes(conclude(FAST, replace(GOOD, can=replace(ALL, shared_batch=whole))))
+    assert [note.startswith("large: questions by token ids") for note in said] == ([] if whole else [True])
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -396,12 +392,10 @@ async def test_a_usage_that_counts_no_cached_tokens_where_the_metrics_do_is_foun
                 details["cached_tokens"] *= counts
             return reply
 
-    server = Priority(("So", "</think>"), digits={"9": -0.1}, block=16, metrics=b"vllm:prefix_cache_hits_total{} 0\n")
-    async with server.serve("small") as small, VllmEndpoint(small) as endpoint:
-        can = await endpoint.capabilities()
+    can = await capabilities(serving(Priority, block=16, metrics=b"vllm:prefix_cache_hits_total{} 0\n"))
     assert (can.prefix_cache, can.cached_tokens, can.cached_counts) == (True, True, counts)
-    notes = conclude(FAST, replace(GOOD, can=replace(ALL, cached_counts=counts))).notes
-    assert [note.startswith("large: replies say that no prompt tokens") for note in notes] == ([] if counts else [True])
+    said = notes(conclude(FAST, replace(GOOD, can=replace(ALL, cached_counts=counts))))
+    assert [note.startswith("large: replies say that no prompt tokens") for note in said] == ([] if counts else [True])
 
 
 @pytest.mark.parametrize(
@@ -468,20 +462,16 @@ async def test_a_reward_model_that_cannot_be_used_is_a_finding(server: FakePooli
 
 
 async def test_of_several_replicas_the_first_that_can_be_used_speaks_for_the_others() -> None:
-    server = FakeVllm(("So", "</think>"), digits={"9": -0.1})
-    async with server.serve("small") as small, server.serve("large") as up:
-        large = up.model_copy(update={"url": "http://127.0.0.1:9", "replicas": (up.url,), "retries": 0})
-        diagnosis = await diagnose(small, large)
+    async with serving().serve("large") as up:
+        large = up.model_copy(update={"url": GONE.url, "replicas": (up.url,)})
+        diagnosis = await diagnose(GONE, large)
     assert (diagnosis.large.url, diagnosis.large.problem) == (up.url, "")
-    assert [other.url for other in diagnosis.others] == ["http://127.0.0.1:9"]
-    assert any(note.startswith("large at http://127.0.0.1:9: ") for note in diagnosis.notes)
+    assert [other.url for other in diagnosis.others] == [GONE.url]
+    assert notes(diagnosis, f"large at {GONE.url}")
 
 
 async def test_unsupported_fields_of_a_server_are_detected() -> None:
-    lacks = frozenset({"logprob_token_ids", "prompt_logprobs"})
-    server = FakeVllm(("So", " it", " is", "\n\n", "</think>"), digits={"9": -0.1}, lacks=lacks)
-    async with server.serve("small") as small, server.serve("large") as large:
-        diagnosis = await diagnose(small, large)
+    diagnosis = await examined(serving(lacks=frozenset({"logprob_token_ids", "prompt_logprobs"})), both=True)
     can = diagnosis.small.can
     assert can is not None
     assert (can.chosen_logprobs, can.prompt_logprobs, can.metrics, can.version) == (False, False, False, None)
@@ -502,13 +492,12 @@ def cached(found: bool, cache: CacheConfig, **fields: Any) -> EndpointReport:
 
 
 def test_a_cache_in_large_blocks_is_named_with_its_cost_and_the_flags_that_cure_it() -> None:
-    (note,) = conclude(FAST, cached(True, LARGE_BLOCKS)).notes
-    assert "the prefix cache is on, but works in blocks of 640 tokens" in note
-    assert "411 of 1014 tokens" in note
-    assert "84 ms" in note
-    assert "155 ms" in note
-    assert note.endswith(CURE)
-    assert "411 of 1014 tokens" in shown(conclude(FAST, cached(True, LARGE_BLOCKS)))
+    diagnosis = conclude(FAST, cached(True, LARGE_BLOCKS))
+    (said,) = notes(diagnosis)
+    for words in ("is on, but works in blocks of 640 tokens", "411 of 1014 tokens", "84 ms", "155 ms"):
+        assert words in said
+    assert said.endswith(CURE)
+    assert row("a verdict reads", diagnosis)[-4:] == ["411", "of", "1014", "tokens"]
 
 
 @pytest.mark.parametrize(
@@ -531,11 +520,11 @@ def test_a_cache_in_large_blocks_is_named_with_its_cost_and_the_flags_that_cure_
 def test_the_cure_of_a_cache_depends_on_what_the_server_says_of_it(
     found: bool, cache: CacheConfig, speculation: bool, words: tuple[str, ...] | None
 ) -> None:
-    notes = conclude(FAST, cached(found, cache, speculation=speculation)).notes
+    said = notes(conclude(FAST, cached(found, cache, speculation=speculation)))
     if words is None:
-        assert notes == ()
+        assert said == []
         return
-    (only,) = notes
+    (only,) = said
     assert all(word in only for word in words)
     assert only.endswith(words[-1])
 
@@ -551,10 +540,7 @@ def test_the_cure_of_a_cache_depends_on_what_the_server_says_of_it(
     ],
 )
 async def test_the_probe_repeats_prompts_beyond_the_block(metrics: bytes, block: int, found: bool, tried: int) -> None:
-    server = FakeVllm(("So", " it", " is", "\n\n", "</think>"), digits={"9": -0.1}, block=block, metrics=metrics)
-    async with server.serve("small") as small, server.serve("large") as large:
-        can = (await diagnose(small, large)).large.can
-    assert can is not None
+    can = await capabilities(serving(block=block, metrics=metrics))
     assert (can.prefix_cache, can.cached_tokens, can.tried) == (found, True, tried)
 
 
@@ -569,18 +555,15 @@ async def test_the_probe_repeats_prompts_beyond_the_block(metrics: bytes, block:
 )
 def test_the_cures_name_flags_of_the_version_that_was_found(version: str, hybrid: str, scoring: str) -> None:
     coarse = cached(True, LARGE_BLOCKS, version=version, suffix_scoring=None)
-    notes = conclude(FAST, replace(coarse, scoring=0.2)).notes
-    assert [hybrid in note for note in notes if "prefix cache" in note] == [True]
-    assert [scoring in note for note in notes if "suffix scoring" in note] == [True]
+    said = notes(conclude(FAST, replace(coarse, scoring=0.2)))
+    assert [hybrid in note for note in said if "prefix cache" in note] == [True]
+    assert [scoring in note for note in said if "suffix scoring" in note] == [True]
 
 
 async def test_the_tokens_that_a_verdict_reads_are_measured() -> None:
-    fine = info(block_size=640, prefix_match_unit=8)
     read: list[int] = []
-    for metrics in (b"", fine):
-        server = FakeVllm(("So", "</think>"), digits={"9": -0.1}, unit=8, metrics=metrics)
-        async with server.serve("small") as small, server.serve("large") as large:
-            reading = (await diagnose(small, large)).large.reading
+    for metrics in (b"", info(block_size=640, prefix_match_unit=8)):
+        reading = (await examined(serving(unit=8, metrics=metrics))).large.reading
         assert reading is not None
         assert reading.read is not None
         read.append(reading.read)

@@ -10,8 +10,7 @@ from stepspec.orchestrator import Budget, Chain, Model, Policy, Token, reason
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role
 from stepspec.orchestrator.events import Event, Observer
-from stepspec.orchestrator.nesting import Nested
-from stepspec.orchestrator.nesting.model import observe_within
+from stepspec.orchestrator.nesting import Nested, observe_within
 from stepspec.orchestrator.reason import End
 
 from ...fakes import Previous, ScriptedModel

@@ -10,8 +10,7 @@ import pytest
 from stepspec import policies
 from stepspec.orchestrator.chain import Chain, Role, Step
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.nesting import Nested
-from stepspec.orchestrator.nesting.model import observe_within
+from stepspec.orchestrator.nesting import Nested, observe_within
 
 from ...contracts.model import SHORT, ModelContract, Subject
 from ...fakes import ScriptedModel, counting

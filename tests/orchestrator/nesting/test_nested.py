@@ -28,8 +28,7 @@ from stepspec.orchestrator import (
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role, Stop
 from stepspec.orchestrator.errors import ConfigurationError, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Degraded, Event, JudgedWithin, Moved
-from stepspec.orchestrator.nesting import Nested, NestedPair
-from stepspec.orchestrator.nesting.model import observe_within
+from stepspec.orchestrator.nesting import Nested, NestedPair, observe_within
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as run_to_the_answer
 

@@ -11,8 +11,7 @@ from stepspec import policies
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import Event, Observer, Started
-from stepspec.orchestrator.nesting import Nested
-from stepspec.orchestrator.nesting.model import observe_within
+from stepspec.orchestrator.nesting import Nested, observe_within
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as run_to_answer
 from stepspec.orchestrator.trace import Moment, Recorder, dump
