@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Chain, Step, Token
+from stepspec.orchestrator import Step, Token
 from stepspec.orchestrator.answer import AnswerStream, answer_text, close, extract, write_answer
 from stepspec.orchestrator.chain import THINK_END
 
@@ -61,25 +61,20 @@ def test_the_answer_is_in_the_last_complete_box_or_is_the_last_line(text: str, a
 
 
 @pytest.mark.parametrize(
-    ("text", "closing"),
-    [("So.\n\n", THINK_END), ("So.\n", THINK_END), ("So", f"\n{THINK_END}"), ("", f"\n{THINK_END}")],
+    ("step", "closing"),
+    [
+        (Step("So.\n\n", "small", "length"), THINK_END),
+        (Step("So.\n", "small", "length"), THINK_END),
+        (Step("So", "small", "length"), f"\n{THINK_END}"),
+        (Step("", "small", "length"), f"\n{THINK_END}"),
+        (Step("So.", "small", "end"), f"\n{THINK_END}"),  # a turn that ended
+        (Step(f"So.\n{THINK_END}", "small", "end"), None),
+    ],
 )
-def test_thinking_that_did_not_end_is_closed_on_a_line_of_its_own(text: str, closing: str) -> None:
-    chain = PROBLEM.extend(Step(text, "small", "length"))
-    closed = close(chain, ScriptedModel("large", counting("large", 3)))
-    assert closed.steps[:-1] == chain.steps
-    assert closed.steps[-1] == Step(closing, "large", "end", note="closed")
-    assert closed.finished
-
-
-def test_thinking_that_ended_is_not_closed_again() -> None:
-    chain = PROBLEM.extend(Step(f"So.\n{THINK_END}", "small", "end"))
-    assert close(chain, ScriptedModel("large", counting("large", 3))) is chain
-
-
-def test_a_turn_that_ended_without_closing_the_thinking_is_closed() -> None:
-    chain = PROBLEM.extend(Step("So.", "small", "end"))
-    assert close(chain, ScriptedModel("large", counting("large", 3))).text == f"So.\n{THINK_END}"
+def test_thinking_that_did_not_end_is_closed_on_a_line_of_its_own(step: Step, closing: str | None) -> None:
+    chain = PROBLEM.extend(step)
+    added = [] if closing is None else [Step(closing, "large", "end", note="closed")]
+    assert close(chain, ScriptedModel("large", counting("large", 3))).steps == (step, *added)
 
 
 def test_the_answer_may_hold_several_paragraphs_and_is_written_after_the_thinking() -> None:
@@ -87,12 +82,8 @@ def test_the_answer_may_hold_several_paragraphs_and_is_written_after_the_thinkin
     for chain in (PROBLEM, PROBLEM.extend(Step(f"So.\n{THINK_END}", "small", "end"))):
         step, _ = run(write_answer(author, chain, limit=100, stream=AnswerStream(print)))
         assert (step.text, step.stop, step.author) == (author.answer, "end", "large")
-
-
-def test_the_answer_is_cut_where_its_share_ends() -> None:
-    author = ScriptedModel("large", counting("large", 3))
-    step, _ = run(write_answer(author, Chain.of("Why?"), limit=3, stream=AnswerStream(print)))
-    assert (len(step.tokens), step.stop) == (3, "length")
+        step, _ = run(write_answer(author, chain, limit=3, stream=AnswerStream(print)))
+        assert (len(step.tokens), step.stop) == (3, "length")
 
 
 PIECES = st.lists(

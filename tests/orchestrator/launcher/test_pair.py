@@ -61,7 +61,7 @@ def test_pairs_nest_to_any_depth_and_every_model_has_its_path(tmp_path: Path) ->
     }
     assert isinstance(pair.small, PairWithin)
     plain = Pair.model_validate({"large": "http://a:1", "small": "http://b:1,http://c:1"})
-    assert plain.nested == plain.started == {}
+    assert (plain.nested, plain.started) == ({}, {})
     assert plain.small == Endpoint(role="small", url="http://b:1", replicas=("http://c:1",))
 
 
