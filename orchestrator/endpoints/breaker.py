@@ -95,6 +95,12 @@ class Replica:
     def url(self) -> str:
         return self.settings.url
 
+    @property
+    def server(self) -> ModelServer:
+        """The endpoint of a server that was up."""
+        assert self.endpoint is not None
+        return self.endpoint
+
 
 class Health:
     """

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import shuffle
-from typing import Any
+from typing import Any, TypeVar
 
 from ..concurrency import at_once
 from ..errors import EndpointError, EndpointUnavailable, EndpointUnreachable, MalformedReply
@@ -14,6 +14,8 @@ from .client import Connection
 from .metrics import CacheConfig, read_cache_config
 from .tokenizer import PROBE, ModelTokenizer
 from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, VERSION, Body, Reply
+
+T = TypeVar("T")
 
 DIGITS = "0123456789"
 LONG = 400  # tokens; longer than any block (128 at most, on CPUs) of a model that is no hybrid
@@ -114,8 +116,8 @@ class _Probe:
         reply = await self._post(vllm_protocol.choice_body(self._model, self._prompt, self._digits, by_id=True))
         if reply is None:
             return None
+        digits = {str(number): number for number in self._digits}
         try:
-            digits = {str(number): number for number in self._digits}
             return len(vllm_protocol.choice_probabilities(self._call, reply, digits)) == len(digits)
         except MalformedReply:
             return False
@@ -142,8 +144,7 @@ class _Probe:
 
     async def _cache(self, cache: CacheConfig | None) -> tuple[bool | None, bool | None]:
         """Repeat ever longer prompts; return whether one was read from the cache, and whether the usage reports it."""
-        hit: bool | None = None
-        reported: bool | None = None
+        hit = reported = None
         for length in self._lengths(cache):
             self._long = self._fresh(length)
             hit, reported = await self._repeated(self._long)
@@ -153,11 +154,9 @@ class _Probe:
 
     def _lengths(self, cache: CacheConfig | None) -> list[int]:
         """Return the lengths of the prompts to repeat, in tokens, within the context of the model."""
-        longer: tuple[int, ...] = LONGER if cache is None or cache.block is None else (2 * cache.block,)
-        if cache is not None and cache.enabled is False:
-            longer = ()
-        wanted = (LONG, *(length for length in longer if length > LONG))
-        return list(dict.fromkeys(min(length, self._room) for length in wanted))
+        longer = LONGER if cache is None or cache.block is None else (2 * cache.block,)
+        wanted = [LONG, *longer] if cache is None or cache.enabled is not False else [LONG]
+        return list(dict.fromkeys(min(max(length, LONG), self._room) for length in wanted))
 
     def _fresh(self, length: int) -> list[int]:
         """Return a prompt in random order, which is in no cache."""
@@ -213,31 +212,25 @@ class _Probe:
         return vllm_protocol.version(await self._get(VERSION) or b"")
 
     async def _choice(self, limit: int, **fields: Any) -> dict[str, Any] | None:
-        """Complete the prompt. Return {} if the server rejects that, None if the request fails for another reason."""
-        reply = await self._post(
-            vllm_protocol.completion_body(self._model, self._prompt, vllm_protocol.GREEDY, limit) | fields
-        )
-        if reply is None:
-            return None
-        choices: list[dict[str, Any]] = reply.get("choices") or [{}]
-        return choices[0]
+        """Complete the prompt; {} if the server rejects that, None if the request fails for another reason."""
+        body = vllm_protocol.completion_body(self._model, self._prompt, vllm_protocol.GREEDY, limit) | fields
+        reply = await self._post(body)
+        return None if reply is None else (reply.get("choices") or [{}])[0]
 
     async def _post(self, body: Body, path: str = COMPLETIONS) -> Reply | None:
-        try:
-            return await self._connection.post(self._call, path, body, retries=RETRIES)
-        except EndpointUnreachable:
-            raise
-        except EndpointUnavailable:
-            return None
-        except EndpointError:
-            return {}
+        return await _tried(self._connection.post(self._call, path, body, retries=RETRIES), {})
 
     async def _get(self, path: str) -> bytes | None:
-        try:
-            return await self._connection.get(self._call, path, retries=RETRIES)
-        except EndpointUnreachable:
-            raise
-        except EndpointUnavailable:
-            return None
-        except EndpointError:
-            return b""
+        return await _tried(self._connection.get(self._call, path, retries=RETRIES), b"")
+
+
+async def _tried(request: Awaitable[T], rejected: T) -> T | None:
+    """Return the reply to *request*, *rejected* if the server rejects it, and None if it fails for another reason."""
+    try:
+        return await request
+    except EndpointUnreachable:
+        raise
+    except EndpointUnavailable:
+        return None
+    except EndpointError:
+        return rejected

@@ -56,7 +56,7 @@ def in_order(urls: Iterable[str], session: str) -> list[str]:
     return sorted(urls, key=lambda url: blake2b(f"{session}\n{url}".encode(), digest_size=8).digest(), reverse=True)
 
 
-async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.0) -> tuple[Replica, ModelServer]:
+async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.0) -> Replica:
     """
     Choose a replica that works, preferably one at which the call has not *failed*; wait for probes if none does.
 
@@ -71,9 +71,7 @@ async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.
         closed = [each for each in left if each.breaker.state == "closed"]
         candidates = [each for each in closed if each.url not in failed] or closed
         if candidates:
-            chosen = _preferred(candidates)
-            assert chosen.endpoint is not None
-            return chosen, chosen.endpoint
+            return _preferred(candidates)
         probed = [each for each in left if each.breaker.state == "half-open"]
         remaining = None if probed else until - loop.time()
         over = remaining is not None and remaining <= 0
@@ -106,7 +104,6 @@ class Placement:
     def __init__(self, health: Health, observe: Observer, patience: float = 0.0) -> None:
         self._health, self._observe, self._patience = health, observe, patience
         self._replica: Replica | None = None
-        self._endpoint: ModelServer | None = None
         self._moving = asyncio.Lock()
 
     @property
@@ -124,15 +121,15 @@ class Placement:
         failed, rejection = Counter[str](), None
         while True:
             try:
-                replica, endpoint = await self._place(failed)
+                replica = await self._place(failed)
             except EndpointUnavailable as exc:
                 raise rejection or exc from None
             try:
                 try:
-                    return await verb(endpoint)
+                    return await verb(replica.server)
                 except ContextTooLong:
                     if not failed:
-                        await endpoint.check_unchanged()
+                        await replica.server.check_unchanged()
                     raise
             except EndpointError as exc:
                 if isinstance(exc, EndpointRejected):
@@ -147,19 +144,19 @@ class Placement:
             self._replica.runs.discard(self)
         self._replica = None
 
-    async def _place(self, failed: Mapping[str, int]) -> tuple[Replica, ModelServer]:
+    async def _place(self, failed: Mapping[str, int]) -> Replica:
         """Return the run's replica, or choose another if it has *failed* or its circuit is open."""
         async with self._moving:
-            replica, endpoint = self._replica, self._endpoint
-            if replica is None or endpoint is None or failed.get(replica.url) or replica.breaker.state != "closed":
-                replica, endpoint = await choose(self._health, failed, self._patience)
-                self._move(replica, endpoint)
-            return replica, endpoint
+            replica = self._replica
+            if replica is None or failed.get(replica.url) or replica.breaker.state != "closed":
+                replica = await choose(self._health, failed, self._patience)
+                self._move(replica)
+            return replica
 
-    def _move(self, to: Replica, endpoint: ModelServer) -> None:
+    def _move(self, to: Replica) -> None:
         left = self._replica
         self.leave()
-        self._replica, self._endpoint = to, endpoint
+        self._replica = to
         to.runs.add(self)
         if left is not None and left is not to:
             self._observe(Moved(self.role, left.url, to.url, left.breaker.cause))

@@ -69,14 +69,14 @@ class AsyncCache(Generic[K, V]):
 
 class TextEncoder:
     """
-    The tokenizer of one served model.
+    The tokenizer of one served model, reached over *connection*.
 
     `literally` encodes our own text, in which a special token's spelling is meant. `between` encodes text of others,
     in which it is not.
     """
 
     def __init__(self, connection: Connection, model: str) -> None:
-        self._connection, self._model = connection, model
+        self.connection, self._model = connection, model
         self._call = connection.call("tokenize")
         self.literally = AsyncCache(self._encode, TEXTS)
         self._between = AsyncCache(self._encode_between, TEXTS)
@@ -128,7 +128,7 @@ class TextEncoder:
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Decode *ids*, special tokens included."""
-        reply = await self._connection.post(self._call, DETOKENIZE, detokenize_body(self._model, ids))
+        reply = await self.connection.post(self._call, DETOKENIZE, detokenize_body(self._model, ids))
         return detokenized(self._call, reply)
 
     async def pieces(self, ids: Collection[int]) -> dict[int, str]:
@@ -151,7 +151,7 @@ class TextEncoder:
 
     async def tokenize(self, body: Body) -> tuple[list[int], int]:
         """Send one request; return the ids, and the longest sequence that the model takes."""
-        return tokenized(self._call, await self._connection.post(self._call, TOKENIZE, body))
+        return tokenized(self._call, await self.connection.post(self._call, TOKENIZE, body))
 
     async def _encode(self, text: str) -> tuple[int, ...]:
         if not text:

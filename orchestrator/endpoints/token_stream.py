@@ -23,7 +23,7 @@ from ..markers import opens_block
 from ..step_ends import StepEnds
 from .client import Connection
 from .sse import Events
-from .vllm_protocol import Body, Call, Chunk, parse_chunk
+from .vllm_protocol import Body, Call, parse_chunk
 
 
 def or_now(clock: Callable[[], float] | None) -> Callable[[], float]:
@@ -340,19 +340,17 @@ async def grow_each(
                 tally.add(piece.received, piece.prompt, piece.cached)
                 if not 0 <= piece.place < len(growing):
                     raise call.error(MalformedReply, f"an answer to prompt {piece.place} of {len(growing)}")
-                if piece.place not in steps and (grown := _grown(growing[piece.place], piece)):
-                    steps[piece.place] = grown[0]
+                if piece.place in steps:
+                    continue
+                builder = growing[piece.place]
+                stop: Stop | None = next(filter(None, map(builder.add, piece.tokens)), None)
+                if stop:
+                    steps[piece.place] = builder.end(stop)
+                elif piece.ended:
+                    steps[piece.place] = _ended(builder, piece.ended)
         if len(steps) < len(growing):
             raise call.error(MalformedReply, "the stream ended without a finish_reason for every prompt")
     return tuple([steps[place] for place in range(len(growing))])
-
-
-def _grown(growing: StepBuilder, piece: Chunk) -> tuple[Step | None] | None:
-    """Add the tokens of *piece*; return None if the step goes on, else a tuple of the step, or of None as in `grow`."""
-    for token in piece.tokens:
-        if stop := growing.add(token):
-            return (growing.end(stop),)
-    return (_ended(growing, piece.ended),) if piece.ended else None
 
 
 def _ended(growing: StepBuilder, stop: Stop) -> Step | None:

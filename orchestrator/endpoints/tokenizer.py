@@ -95,14 +95,6 @@ class ModelTokenizer(TextEncoder):
         body = tokenize_messages_body(self._model, messages, generate=generate, template=self._settings.template)
         return await self.tokenize(body) != (self.rendered_last, self.room)
 
-    def on(self, connection: Connection) -> ModelTokenizer:
-        """Return an encoder that has learnt the same, and sends its requests over *connection*."""
-        other = ModelTokenizer(connection, self._model, self._settings)
-        other.vocabulary, other.template, other.room = self.vocabulary, self.template, self.room
-        other.faithful, other.rendered_last, other._turns = self.faithful, self.rendered_last, self._turns
-        other.closing_id = self.closing_id
-        return other
-
     async def encode(self, text: str, *, closes: bool = False) -> tuple[int, ...]:
         """Encode *text* of a chain; if it *closes* the thinking, its end is the model's own closing mark."""
         if closes and text.endswith(THINK_END):
@@ -263,7 +255,7 @@ class ModelTokenizer(TextEncoder):
         """Have the model answer a plain question, greedily, and return the first words."""
         prompt = await self.render(PLAIN_QUESTION, template=self._settings.template)
         body = completion_body(self._model, prompt, GREEDY, FIRST_WORDS)
-        reply = await self._connection.post(self._call, COMPLETIONS, body)
+        reply = await self.connection.post(self._call, COMPLETIONS, body)
         with reading(self._call, "text", reply):
             return str(reply["choices"][0]["text"])
 

@@ -149,7 +149,8 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         assert isinstance(fresh, VllmEndpoint)
         ours, theirs = ((each.rendered_last, each.vocabulary, each.template) for each in (self.encoder, fresh.encoder))
         if ours != theirs:
-            self.encoder = fresh.encoder.on(self.connection)
+            self.encoder = fresh.encoder
+            self.encoder.connection = self.connection
         self.encoder.room = fresh.room
         self.by_id, self.cache, self._can = fresh.by_id, fresh.cache, None
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)

@@ -111,31 +111,25 @@ class VllmModel:
         openings = [await self._endpoint.encoder.begun(step) for step in begun]
         ends, closing = step_ends(chain, stop), await self._closing(chain)
         growing = [self._builder(chain, ends, limit, opening, 0, closing) for opening in openings]
-        open_places = [place for place, opening in enumerate(openings) if len(opening) < limit]
-        steps = {place: one.end("length") for place, one in enumerate(growing) if place not in open_places}
-        prompts = {place: (await self._prompt(chain, openings[place]))[0] for place in open_places}
-        for prompt in prompts.values():
-            self._room(self._call("write"), prompt)
-        requests = [[place] for place in open_places] if self._sampling.repeats else [open_places]
+        open_ones = [one for one in growing if one.room > 0]
+        prompts = {one: (await self._prompt(chain, one.so_far().tokens))[0] for one in open_ones}
+        batches = [[one] for one in open_ones] if self._sampling.repeats else [open_ones] if open_ones else []
         written = await at_once(
             self._grow(
-                [prompts[place] for place in places],
+                [prompts[one] for one in batch],
                 self._stops(ends, chain),
                 closing,
-                limit - min(len(openings[place]) for place in places),
-                [growing[place] for place in places],
-                self._sampling.seed_for(self.role, "write", chain, growing[places[0]].so_far().text),
+                max(one.room for one in batch),
+                batch,
+                self._sampling.seed_for(self.role, "write", chain, batch[0].so_far().text),
             )
-            for places in requests
-            if places
+            for batch in batches
         )
-        grown = dict(zip(open_places, (step for batch in written for step in batch), strict=True))
-        unfinished = [place for place, step in grown.items() if step is None]
-        rest = (self._finish(chain, growing[place], self._sampling, None, closing) for place in unfinished)
-        finished = await at_once(rest)
-        steps |= {place: step for place, step in grown.items() if step is not None}
+        steps = dict(zip(open_ones, (step for batch in written for step in batch), strict=True))
+        unfinished = [one for one, step in steps.items() if step is None]
+        finished = await at_once(self._finish(chain, one, self._sampling, None, closing) for one in unfinished)
         steps |= zip(unfinished, finished, strict=True)
-        return tuple([steps[place] for place in range(len(begun))])
+        return tuple([steps.get(one) or one.end("length") for one in growing])
 
     async def _closing(self, chain: Chain) -> Closing:
         """What ends the thinking in what this model writes after *chain*: nothing once it is over."""
