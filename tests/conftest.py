@@ -56,7 +56,7 @@ def _group(item: pytest.Item) -> str | None:
     if TESTS / "docker" in item.path.parents:
         return DOCKER
     names = vars(getattr(item, "module", None) or item)
-    return VOCABULARIES if "real_tokenizer" in names or "real_vocabulary" in names else None
+    return VOCABULARIES if {"real_tokenizer", "real_vocabulary", "RealFamily"} & names.keys() else None
 
 
 def _turn(item: pytest.Item) -> tuple[int, bool]:

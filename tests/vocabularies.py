@@ -34,6 +34,16 @@ def real_tokenizer(family: str) -> Tokenizer:
 
 
 @cache
+def token_texts(family: str) -> dict[int, str]:
+    """The texts of the tokens of *family*, each by itself, without added tokens, which are no text."""
+    tokenizer = real_tokenizer(family)
+    added = tokenizer.get_added_tokens_decoder()
+    ids = [number for number in range(tokenizer.get_vocab_size()) if number not in added]
+    texts = tokenizer.decode_batch([[number] for number in ids], skip_special_tokens=False)
+    return dict(zip(ids, texts, strict=True))
+
+
+@cache
 def _file(family: str) -> Path | VocabularyUnavailable:
     """Download once: after a network error the next test does not try again."""
     if family == MINIATURE:

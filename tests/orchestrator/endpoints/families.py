@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
+
+import orjson
 
 from stepspec.orchestrator.endpoints.chat_template import Messages
 from stepspec.orchestrator.markers import BRACKETS, CHANNEL, HARMONY, SEED, THINK, ThinkingMarkers
 
 from ...stand_in import IM_END, FakeVllm
+from ...vocabularies import real_tokenizer
+from .real import RealVllm
 
 EMPTY = "<think>\n\n</think>\n\n"
 
@@ -265,6 +269,37 @@ class FamilyServer(FakeVllm):
         if not {"prompt_logprobs", "allowed_token_ids"} & set(body):
             reply["choices"][0]["text"] = self.family.writes + " ..."
         return reply
+
+
+@dataclass
+class RealFamily(RealVllm):
+    """Serves a model of a *family* with a real vocabulary; shows tools, and calls with the reasoning before them."""
+
+    family: Family = FAMILIES[0]
+
+    @classmethod
+    def of(cls, vocabulary: str, name: str) -> Self:
+        """The model of the family *name* with the *vocabulary* of a family that is served."""
+        tokenizer = real_tokenizer(vocabulary)
+        return cls(tokenizer=tokenizer, family=BY_NAME[name], end=tokenizer.get_vocab_size())
+
+    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+        shown = [{"role": "user", "content": orjson.dumps(list(tools)).decode()}] if tools else []
+        return self.family.render([*shown, *map(_spelt, messages)], generate)
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        reply = super().answer(body)
+        reply["choices"][0]["text"] = self.family.writes
+        return reply
+
+
+def _spelt(message: dict[str, Any]) -> dict[str, Any]:
+    """Put into the content what a template shows of a turn's calls; vLLM reads their arguments before it renders."""
+    calls = [
+        f"{call['function']['name']} {orjson.dumps(orjson.loads(call['function']['arguments'])).decode()}"
+        for call in message.get("tool_calls") or ()
+    ]
+    return message | {"content": "\n".join([message["content"], *calls])}
 
 
 def pieces(text: str) -> list[str]:

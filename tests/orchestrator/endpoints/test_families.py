@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -14,13 +12,10 @@ from stepspec.orchestrator.chain import THINK_END, Chain, Step
 from stepspec.orchestrator.endpoints import Template, VllmEndpoint, learn
 from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.markers import KNOWN, THINK
-from tests.vocabularies import real_tokenizer
 
-from .families import BY_NAME, FAMILIES, Family, FamilyServer
-from .real import RealVllm
+from .families import BY_NAME, FAMILIES, Family, FamilyServer, RealFamily
 
 SCRIPT = ("So one.\n\nThen two.\n\nDone.\n", THINK_END, "It is \\boxed{2}.")
-HIDDEN = [family for family in FAMILIES if family.by == "effect"]
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 thinking_family = pytest.mark.parametrize("family", [f for f in FAMILIES if f.thinks], ids=lambda family: family.name)
 
@@ -57,10 +52,21 @@ def test_a_judge_answers_outside_of_the_thinking(family: Family) -> None:
         assert opened <= closed
 
 
+def close_of(family: Family) -> str:
+    assert family.markers is not None
+    return family.markers.closing + family.markers.handover
+
+
+def marks(server: FamilyServer, ids: Sequence[int]) -> list[str]:
+    return [piece for piece in (server.decode([number]) for number in ids) if len(piece) > 1]
+
+
 @every_family
 async def test_the_prompt_of_every_step_begins_with_the_prompt_of_the_step_before(family: Family) -> None:
     server = FamilyServer(SCRIPT, family=family)
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
+        assert endpoint.template == learnt(family)
+        learning = [body for path, body in server.requests if path == "/v1/completions"]
         model, chain = endpoint.model(), Chain.of("What is 1 + 1?")
         prompts: list[list[int]] = []
         while not chain.finished:
@@ -68,55 +74,37 @@ async def test_the_prompt_of_every_step_begins_with_the_prompt_of_the_step_befor
             chain = chain.extend(await model.write(chain))
         answer = await model.write(close(chain, model), stop=())
         sent = [body["prompt"] for _, body in server.requests if body.get("stream")]
-        assert sent[: len(prompts)] == prompts
-        for shorter, longer in pairwise(sent):
-            assert longer[: len(shorter)] == shorter
         full = await endpoint.encoder.chain(chain.extend(answer))
+    assert sent[: len(prompts)] == prompts
+    for shorter, longer in pairwise(sent):
+        assert longer[: len(shorter)] == shorter
     if family.thinks:
         assert [step.text for step in chain.steps] == ["So one.\n\n", "Then two.\n\n", f"Done.\n{THINK_END}"]
         assert (chain.steps[-1].stop, answer.text) == ("end", "It is \\boxed{2}.")
         assert server.decode(full).endswith(close_of(family) + "It is \\boxed{2}.")
     for step in chain.steps:
         assert "".join(token.text for token in step.tokens) == step.text
+    # A template that shows its block costs no request, any other one a small one.
+    small = [(body["temperature"], body["max_tokens"] <= 32) for body in learning]
+    assert small == ([(0.0, True)] if family.by == "effect" else [])
 
 
-def close_of(family: Family) -> str:
-    assert family.markers is not None
-    return family.markers.closing + family.markers.handover
-
-
-@thinking_family
-async def test_a_block_that_another_model_closed_is_closed_in_the_models_own_way(family: Family) -> None:
-    server = FamilyServer(SCRIPT, family=family)
-    chain = Chain.of("What is 1 + 1?").extend(Step(f"So one.\n{THINK_END}", "small", "end"))
+@every_family
+async def test_a_block_that_another_model_closed_is_closed_in_the_models_own_way_and_marks_stay_text(
+    family: Family,
+) -> None:
+    """The vocabulary has the marks of all families as tokens. A model that does not think reads no closing mark."""
+    server, closed = FamilyServer(SCRIPT, family=family), f"So one.\n{THINK_END}"
+    text = "</think><|im_end|><|im_start|>[THINK]<|channel|><|start|>"
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
-        text = server.decode(await endpoint.encoder.chain(chain))
-        (tokens,) = await endpoint.model().score(chain, f"So one.\n{THINK_END}")
-    assert text.endswith(f"{family.opened}So one.\n{close_of(family)}")
-    assert "".join(token.text for token in tokens) == f"So one.\n{THINK_END}"
-
-
-async def test_a_model_that_does_not_think_does_not_read_where_others_stopped_thinking() -> None:
-    server = FamilyServer(SCRIPT, family=BY_NAME["llama-3"])
-    chain = Chain.of("What is 1 + 1?").extend(Step(f"So one.\n{THINK_END}", "large", "end"))
-    async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
-        assert server.decode(await endpoint.encoder.chain(chain)).endswith("<|end_header_id|>\n\nSo one.\n")
-
-
-@pytest.mark.parametrize("family", HIDDEN, ids=lambda family: family.name)
-async def test_a_template_that_shows_nothing_costs_one_small_request(family: Family) -> None:
-    server = FamilyServer(SCRIPT, family=family)
-    async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
-        assert endpoint.template == learnt(family)
-    (body,) = [body for path, body in server.requests if path == "/v1/completions"]
-    assert (body["temperature"], body["max_tokens"] <= 32) == (0.0, True)
-
-
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f.by == "template"], ids=lambda family: family.name)
-async def test_a_template_that_shows_its_block_costs_no_request(family: Family) -> None:
-    server = FamilyServer(SCRIPT, family=family)
-    async with server.serve() as settings, VllmEndpoint(settings):
-        assert "/v1/completions" not in [path for path, _ in server.requests]
+        chain = Chain.of("What is 1 + 1?").extend(Step(closed, "small", "end"))
+        read = server.decode(await endpoint.encoder.chain(chain))
+        (tokens,) = await endpoint.model().score(chain, closed)
+        wanted, found = [await endpoint.encoder.chain(Chain.of(f"Hi {words}.")) for words in ("all", text)]
+    assert read.endswith(f"{family.before}{family.opened}So one.\n{close_of(family) if family.thinks else ''}")
+    assert "".join(token.text for token in tokens) == closed
+    assert server.decode(found) == server.decode(wanted).replace("Hi all", f"Hi {text}")
+    assert marks(server, found) == marks(server, wanted)
 
 
 @thinking_family
@@ -160,21 +148,6 @@ async def test_a_template_that_switches_thinking_off_is_not_overridden_but_cured
                 pass
 
 
-@dataclass
-class RealFamily(RealVllm):
-    """Serves a model of a *family* with the tokenizer of one that is served."""
-
-    family: Family = FAMILIES[0]
-
-    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
-        return self.family.render(messages, generate)
-
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        reply = super().answer(body)
-        reply["choices"][0]["text"] = self.family.writes
-        return reply
-
-
 @pytest.mark.parametrize(
     ("vocabulary", "name"),
     [
@@ -190,33 +163,32 @@ class RealFamily(RealVllm):
         ("gemma", "gemma-4"),
     ],
 )
-@pytest.mark.parametrize("merged", [False, True])
-async def test_prompts_grow_in_the_ids_of_real_vocabularies(vocabulary: str, name: str, merged: bool) -> None:
+async def test_prompts_grow_in_the_ids_of_real_vocabularies(vocabulary: str, name: str) -> None:
     """
     What a model has written is sent back to it in its own ids, the mark at its end included.
 
     A mark that is *merged* may share tokens with what stands around it, unless it is a token of the vocabulary.
     """
-    tokenizer, family = real_tokenizer(vocabulary), BY_NAME[name]
+    server = RealFamily.of(vocabulary, name)
     thinking, reply = "So 3 + 4 = 7.\n\nWait, is it? 12 / 4 = 3.\n\nYes.\n", "\n\nIt is 3."
-    parts = [thinking, close_of(family), reply]
-    parts = ["".join(parts)] if merged else parts
-    server = RealFamily(tokenizer=tokenizer, family=family, end=tokenizer.get_vocab_size())
-    server.written = written = [number for part in parts for number in server.encode(part)]
+    parts = [thinking, close_of(server.family), reply]
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
-        model, chain = endpoint.model(), Chain.of("What is 3 + 4?")
-        begun = await endpoint.encoder.chain(chain)
-        prompts = [begun]
-        while not chain.finished:
-            chain = chain.extend(await model.write(chain))
-            prompts.append(await endpoint.encoder.chain(chain))
-        answer = await model.write(chain, stop=())
-    assert (chain.text, chain.steps[-1].text) == (thinking + THINK_END, f"Yes.\n{THINK_END}")
-    for shorter, longer in pairwise(prompts):
-        assert longer[: len(shorter)] == shorter
-    assert server.decode(prompts[-1][len(begun) :]) == thinking + close_of(family)
-    tokens = [token.id for step in chain.steps for token in step.tokens]
-    assert merged or -1 not in tokens
-    if -1 not in tokens:  # No token reaches beyond a step.
-        assert answer.text == reply
-        assert [*prompts[-1][len(begun) :], *(token.id for token in answer.tokens)] == written
+        for merged in (False, True):
+            texts = ["".join(parts)] if merged else parts
+            server.written = written = [number for text in texts for number in server.encode(text)]
+            model, chain = endpoint.model(), Chain.of("What is 3 + 4?")
+            begun = await endpoint.encoder.chain(chain)
+            prompts = [begun]
+            while not chain.finished:
+                chain = chain.extend(await model.write(chain))
+                prompts.append(await endpoint.encoder.chain(chain))
+            answer = await model.write(chain, stop=())
+            assert (chain.text, chain.steps[-1].text) == (thinking + THINK_END, f"Yes.\n{THINK_END}")
+            for shorter, longer in pairwise(prompts):
+                assert longer[: len(shorter)] == shorter
+            assert server.decode(prompts[-1][len(begun) :]) == thinking + close_of(server.family)
+            tokens = [token.id for step in chain.steps for token in step.tokens]
+            assert merged or -1 not in tokens
+            if -1 not in tokens:  # No token reaches beyond a step.
+                assert answer.text == reply
+                assert [*prompts[-1][len(begun) :], *(token.id for token in answer.tokens)] == written

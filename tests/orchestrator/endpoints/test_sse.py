@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from stepspec.orchestrator.endpoints import Deadlines
+from stepspec.orchestrator.endpoints import Deadlines, sse
 from stepspec.orchestrator.endpoints.sse import EventReader, Events
 from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.errors import EndpointUnavailable, MalformedReply
@@ -88,13 +88,15 @@ async def test_the_last_blank_line_may_be_missing(end: bytes) -> None:
 
 
 @pytest.mark.parametrize("line", [b"x", b"\n: x"], ids=["a line without end", "lines without a blank one"])
-async def test_an_event_without_end_is_refused_before_it_fills_the_memory(line: bytes) -> None:
-    mebibyte = line * (2**20 // len(line))
-    whole = b"data: " + b"x" * (2**24 - 8) + b"\n\n"
-    stream = events([whole, *[mebibyte] * 16, line])
+async def test_an_event_without_end_is_refused_before_it_fills_the_memory(
+    line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "LARGEST_EVENT", 2**20)
+    whole = b"data: " + b"x" * (2**20 - 8) + b"\n\n"
+    stream = events([whole, *[line * (2**16 // len(line))] * 16, line])
     await stream.prime()
     assert await stream.next() == whole[6:-2]
-    with pytest.raises(MalformedReply, match="an event of a stream has more than 16 MiB"):
+    with pytest.raises(MalformedReply, match="an event of a stream has more than 1 MiB"):
         await stream.next()
     await stream.close()
 

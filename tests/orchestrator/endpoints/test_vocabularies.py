@@ -18,7 +18,7 @@ from stepspec.orchestrator.endpoints.tokenizer import ModelTokenizer
 from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
-from tests.vocabularies import FAMILIES, real_tokenizer
+from tests.vocabularies import FAMILIES, real_tokenizer, token_texts
 
 from .conftest import Meet
 from .real import HALF, RealVllm
@@ -38,12 +38,8 @@ byte_level = pytest.mark.parametrize("family", BYTE_LEVEL)
 
 @cache
 def ordinary(family: str) -> tuple[Sequence[int], Sequence[int]]:
-    """The ids that mean text, and those of them that are parts of characters; added tokens are neither."""
-    tokenizer = real_tokenizer(family)
-    added = tokenizer.get_added_tokens_decoder()
-    ids = [number for number in range(tokenizer.get_vocab_size()) if number not in added]
-    texts = tokenizer.decode_batch([[number] for number in ids], skip_special_tokens=False)
-    known = [(number, text) for number, text in zip(ids, texts, strict=True) if text]
+    """The ids that mean text, and those of them that are parts of characters."""
+    known = [(number, text) for number, text in token_texts(family).items() if text]
     return [number for number, _ in known], [number for number, text in known if HALF in text]
 
 
@@ -83,11 +79,11 @@ async def encoded(encoder: ModelTokenizer, step: Step) -> list[int]:
     return (await encoder.chain(PROBLEM.extend(step)))[len(await encoder.chain(PROBLEM)) :]
 
 
-async def cut_twice(encoder: ModelTokenizer, step: Step, keep: int) -> tuple[str, str]:
+async def cut_twice(encoder: ModelTokenizer, tokenizer: Tokenizer, step: Step, keep: int) -> tuple[str, str]:
     """The text of *step* cut after *keep* characters, as its author's prompt and as a beginning to go on with."""
     cut = step.cut(keep)
-    prompt = await encoder.decode(await encoded(encoder, cut))
-    return prompt, await encoder.decode([token.id for token in await encoder.begun(cut)])
+    prompt, begun = await encoded(encoder, cut), [token.id for token in await encoder.begun(cut)]
+    return text_of(tokenizer, prompt), text_of(tokenizer, begun)
 
 
 @every_family
@@ -104,11 +100,11 @@ def test_a_judges_choices_are_single_tokens_behind_its_opening(
 
 
 @every_family
-@pytest.mark.parametrize("chunk", [1, 2, 5])
-def test_random_tokens_are_written_as_their_text(family: str, chunk: int) -> None:
+def test_random_tokens_are_written_as_their_text(family: str) -> None:
     tokenizer, parts = real_tokenizer(family), ordinary(family)[1]
-    server = RealVllm(tokenizer=tokenizer, chunk=chunk, end=tokenizer.get_vocab_size())
-    for number, ids in enumerate(sequences(family, 300, seed=chunk)):
+    server = RealVllm(tokenizer=tokenizer, end=tokenizer.get_vocab_size())
+    for number, ids in enumerate(sequences(family, 300, seed=1)):
+        server.chunk = (1, 2, 5)[number % 3]
         step = grown(server, ids, limit=len(ids) - number % 2)
         written = [token.id for token in step.tokens]
         assert written == ids[: len(written)]
@@ -139,28 +135,18 @@ async def test_prompts_grow_by_the_ids_that_were_written(family: str, meet: Meet
 
 @every_family
 async def test_a_step_that_is_cut_anywhere_keeps_its_text(family: str, meet: Meet) -> None:
+    """A step of known texts, and of random tokens where the vocabulary is byte-level."""
     tokenizer = real_tokenizer(family)
     server = RealVllm(tokenizer=tokenizer, chunk=3)
+    known = {text: ids_of(tokenizer, text) for text in TEXTS}
+    drawn = sequences(family, 6, seed=11) if family in BYTE_LEVEL else []
     async with meet(server) as met:
-        for text in TEXTS:
-            server.written = ids_of(tokenizer, text)
-            step = await met.model.write(PROBLEM, stop=())
-            assert normalize("NFC", step.text) == normalize("NFC", text)
-            for keep in range(1, len(step.text) + 1):
-                for kept in await cut_twice(met.endpoint.encoder, step, keep):
-                    assert normalize("NFC", kept) == normalize("NFC", step.text[:keep])
-
-
-@byte_level
-async def test_random_tokens_that_are_cut_anywhere_keep_their_text(family: str, meet: Meet) -> None:
-    tokenizer = real_tokenizer(family)
-    server = RealVllm(tokenizer=tokenizer, chunk=3)
-    async with meet(server) as met:
-        for ids in sequences(family, 12, seed=11):
+        for text, ids in [*known.items(), *((None, ids) for ids in drawn)]:
             server.written = ids
-            step = await met.model.write(PROBLEM, stop=(), limit=len(ids))
+            step = await met.model.write(PROBLEM, stop=(), limit=512 if text else len(ids))
+            assert text is None or normalize("NFC", step.text) == normalize("NFC", text)
             for keep in range(1, len(step.text) + 1):
-                for kept in await cut_twice(met.endpoint.encoder, step, keep):
+                for kept in await cut_twice(met.endpoint.encoder, tokenizer, step, keep):
                     assert normalize("NFC", kept) == normalize("NFC", step.text[:keep])
 
 
@@ -180,15 +166,15 @@ async def test_the_text_after_a_replacement_character_does_not_repeat_the_prompt
 
 
 @byte_level
-@pytest.mark.parametrize("chunk", [1, 2, 8])
-async def test_a_turn_that_ends_in_half_a_character_is_text_of_its_tokens(family: str, chunk: int, meet: Meet) -> None:
+async def test_a_turn_that_ends_in_half_a_character_is_text_of_its_tokens(family: str, meet: Meet) -> None:
     tokenizer, part = real_tokenizer(family), ordinary(family)[1][0]
-    server = RealVllm(tokenizer=tokenizer, chunk=chunk, written=[part, *ids_of(tokenizer, " so it is"), part])
+    server = RealVllm(tokenizer=tokenizer, written=[part, *ids_of(tokenizer, " so it is"), part])
     async with meet(server) as met:
-        step = await met.model.write(PROBLEM)
-    assert "".join(token.text for token in step.tokens) == step.text
-    assert text_of(tokenizer, [token.id for token in step.tokens]) == step.text
-    assert step.stop == "end"
+        for server.chunk in (1, 2, 8):
+            step = await met.model.write(PROBLEM)
+            assert "".join(token.text for token in step.tokens) == step.text
+            assert text_of(tokenizer, [token.id for token in step.tokens]) == step.text
+            assert step.stop == "end"
 
 
 @every_family
