@@ -1,4 +1,4 @@
-"""Errors of the command line name the cause and the cure, without a traceback."""
+"""The command line: errors that name the cause and the cure, what it prints, and ``stepspec trace``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from pathlib import Path
 
 import orjson
 import pytest
-import typer
-import typer.core
 
 from stepspec import __version__, cli
+from stepspec.orchestrator.service.watch.page import html
 from stepspec.policies import METHODS
 
+from .orchestrator.service.watch.page.made import made
 from .stand_in import stand_in_process
 
 DEAD = "--small", "http://127.0.0.1:1", "--large", "http://127.0.0.1:1"
-GROUP = typer.main.get_command(cli.app)
-assert isinstance(GROUP, typer.core.TyperGroup)
-COMMANDS = [name for name, command in GROUP.commands.items() if not isinstance(command, typer.core.TyperGroup)]
 
 
 def call(*arguments: str) -> int:
@@ -44,52 +41,64 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["solve", "1 + 1"], "no small model and no large model: pass --small http://HOST:PORT/v1 and --large"),
         (["solve", "1 + 1", "--small", "http://127.0.0.1:9"], "no large model"),
         (["solve", "  "], "the problem is empty"),
-        (["solve", "x", "--small", "ftp://h", "--large", "http://h:1"], "'ftp://h' is not the URL of a server"),
+        (["solve", "p.txt", *DEAD], "p.txt is a file: write --problems p.txt"),
+        (["solve"], "name one problem, - for standard input, or a file of them with --problems"),
+        (["solve", "x", "--problems", "y"], "name one problem"),
+        (["solve", "x", "--limit", "3"], "--limit is only for a file of problems"),
+        (["solve", "x", "--fresh"], "--fresh is only for a file of problems"),
+        (["solve", "x", "--concurrency", "2"], "--concurrency is only for a file of problems"),
+        (["solve", "--problems", "nope.txt"], "no problems in nope.txt: No such file or directory"),
+        (["solve", "--problems", "nope.txt", "--fresh"], "name it"),
+        (["solve", "x", "-o", "."], "--output .: no file that can be written"),
+        (["solve", "x", *DEAD, "--trace", "/proc/none/run.jsonl"], "--trace /proc/none/run.jsonl: "),
+        (["solve", "x", "--small", "localhost:9131"], "write it like http://localhost:9131/v1"),
+        (["solve", "x", "--small-api-key", "k"], "small.url"),
+        (["solve", "x", "--config", "nowhere.toml"], "--config names 'nowhere.toml', which is not a file"),
         (["solve", "x", "--temperature", "7"], "--temperature 7.0: Input should be less than or equal to 2"),
         (["solve", "x", "-O", "threshold"], "write it as NAME=VALUE"),
+        (["solve", "x", *DEAD, "-O", "threshold=80"], "--option threshold: policy 'specreason'"),
         (["solve", "x", *DEAD, "-p", "specreasn"], "no policy 'specreasn' (did you mean 'specreason'?)"),
-        (["solve", "x", *DEAD, "-p", "bild", "-O", "fallbacks=1"], "no option 'fallbacks' (did you mean 'fallback'?)"),
         (["solve", "x", *DEAD, "-p", "bild", "-O", "run=0"], "option 'run': a whole number of 1 or more (got 0)"),
-        (["solve", "x", *DEAD, "-p", "reward"], "needs a reward model"),
         (["solve", "x", *DEAD, "-p", "reward"], "pass --critic URL"),
-        (["solve", "x", "--small", "localhost:9131"], "write it like http://localhost:9131/v1"),
-        (["solve", "x", *DEAD, "--trace", "/proc/none/run.jsonl"], "--trace /proc/none/run.jsonl: "),
-        (["solve", "--problems", "nope.txt"], "no problems in nope.txt: No such file or directory"),
-        (["up", "--testbed", "--profile", "foo"], "--profile: there is no pacing profile 'foo'"),
-        (["up", "--testbed", "--speculation", "foo"], "--speculation: the miniature pair has no"),
-        (["serve", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
         (["serve", *DEAD, "-O", "threshold=NaN"], "option 'threshold': a number from 0 to 9 (got 'NaN')"),
-        (["eval", "arithmetic", *DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9 (got 'high')"),
-        (["eval", "arithmetic", *DEAD, "-p", "specreason:thresholds=1"], "did you mean 'threshold'"),
-        (["eval", "arithmetic", *DEAD, "-p", "specreason:ahead=-1"], "ahead: Input should be greater than or equal"),
-        (["eval", "arithmetic", *DEAD, "-p", "reward"], "needs a reward model"),
-        (["calibrate", "arithmetic", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
+        (["serve", *DEAD, "--host", "0.0.0.0"], "--insecure"),
         (["policies", "chose"], "no policy 'chose' (did you mean 'choose'?)"),
         (["policies", "chose", "--json"], "no policy 'chose' (did you mean 'choose'?)"),
         (["up"], "pass --testbed"),
         (["up", "pair.toml", "--testbed"], "pass --testbed"),
         (["up", "nowhere.toml"], "nowhere.toml: No such file"),
         (["up", "pair.toml", "--speculation", "ngram"], "--profile and --speculation are only for --testbed: write"),
-        (["up", "--testbed", "--speculation", "eagle3"], "no speculation method 'eagle3'"),
-        (["up", "--testbed", "--profile", "warp"], "warp"),
+        (["up", "--testbed", "--profile", "foo"], "--profile: there is no pacing profile 'foo'"),
+        (["up", "--testbed", "--speculation", "foo"], "--speculation: the miniature pair has no"),
         (["eval", "math-50"], "did you mean 'math500'"),
         (["eval", "arithmetic"], "no small model and no large model: pass --small http://HOST"),
-        (["eval", "arithmetic", "-p", "specraeson"], "did you mean 'specreason'"),
+        (["eval", "arithmetic", *DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9 (got 'high')"),
+        (["eval", "arithmetic", *DEAD, "-p", "specreason:ahead=-1"], "ahead: Input should be greater than or equal"),
+        (["eval", "gsm8k", *DEAD, "-p", "specreason", "-p", "bild", "-O", "scale=step"], "no option 'scale'"),
         (["eval", "arithmetic", "--testbed", "--small", "http://h:1"], "leave out either it or --small"),
-        (["calibrate", "arithmetic", "--testbed", "--critic", "http://h:1"], "leave out either it or --critic"),
         (["eval", "arithmetic", "--half", "both"], "use report or calibration"),
         (["eval", "arithmetic", "--data", "nowhere.jsonl"], "no data at nowhere.jsonl"),
         (["eval", "nowhere.parquet", "--data", "x.jsonl"], "leave --data out"),
+        (["calibrate", "arithmetic", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
+        (["calibrate", "arithmetic", "--testbed", "--critic", "http://h:1"], "leave out either it or --critic"),
+        (["estimate", *DEAD, "-p", "bild", "-O", "scael=step"], "did you mean 'scale'"),
+        (["trace", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
+        (["trace", "p.txt"], "p.txt: not a line of a trace"),
+        (["trace", "empty.jsonl"], "empty.jsonl: not a trace: it does not begin with the event Started"),
+        (["trace", "."], "Is a directory"),
+        (["trace", "run.jsonl", "-o", "nowhere/page.html"], "nowhere/page.html: No such file"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(
-    arguments: list[str], complaint: str, capfd: pytest.CaptureFixture[str]
+    arguments: list[str], complaint: str, files: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    before = {*files.iterdir()}
     assert call(*arguments) == 2
     printed = capfd.readouterr()
     assert complaint in printed.err
     assert "Traceback" not in printed.err
     assert printed.out == ""
+    assert {*files.iterdir()} == before
 
 
 def test_a_dead_server_is_named_and_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:
@@ -123,36 +132,6 @@ def test_a_method_is_described_completely(name: str, capfd: pytest.CaptureFixtur
     }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert call(command, "--help") == 0
-    assert "Usage" in capfd.readouterr().out
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_its_examples_use_existing_commands(command: str) -> None:
-    assert isinstance(GROUP, typer.core.TyperGroup)
-    known = {name: {flag for one in each.params for flag in one.opts} for name, each in GROUP.commands.items()}
-    text = (GROUP.commands[command].epilog or "").replace("\\\n", "")
-    examples = re.findall(r"stepspec (\w+)([^\n|&]*)", text)
-    assert command in {name for name, _ in examples}
-    for name, line in examples:
-        assert set(re.findall(r"(?<=\s)--?[a-z][\w-]*", line.partition(" # ")[0])) <= known[name]
-
-
-def test_the_help_lists_every_command(capfd: pytest.CaptureFixture[str]) -> None:
-    assert call("--help") == 0
-    printed = capfd.readouterr().out.split()
-    assert {"solve", "serve", "trace", "policies", "doctor", "eval", "calibrate", "up", "demo"} <= {*COMMANDS}
-    assert {*COMMANDS} <= {*printed}
-
-
-def test_a_problem_that_is_the_name_of_a_file_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "p.txt").write_text("What is 1 + 1?")
-    assert call("solve", "p.txt", *DEAD) == 2
-    assert "p.txt is a file: write --problems p.txt" in capfd.readouterr().err
-
-
 def test_help_has_plain_words_and_whole_sentences(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("--help") == 0
     listed, _, _ = capfd.readouterr().out.partition("Examples:")
@@ -163,9 +142,39 @@ def test_help_has_plain_words_and_whole_sentences(capfd: pytest.CaptureFixture[s
     assert not re.search(r"<(?:int|str|float|path|list)|{benchmark}", printed)
 
 
-def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> None:
-    assert call("--version") == 0
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_the_version_is_the_distributions(flag: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call(flag) == 0
     assert capfd.readouterr().out.strip() == __version__ == version("stepspec")
+
+
+@pytest.fixture
+def files(nowhere: Path) -> Path:
+    """The working directory, with a trace, an empty file, and a text."""
+    (nowhere / "run.jsonl").write_bytes(made())
+    (nowhere / "empty.jsonl").touch()
+    (nowhere / "p.txt").write_text("What is 1 + 1?")
+    return nowhere
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [([], "run.html"), (["-o", "page"], "page"), (["--output", "run.jsonl.htm"], "run.jsonl.htm")],
+)
+def test_the_page_of_a_trace_is_written(
+    words: list[str], written: str, files: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call("trace", "run.jsonl", *words) == 0
+    assert (files / written).read_text(encoding="utf-8") == html(made())
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", f"wrote {written}\n")
+
+
+def test_the_page_of_a_trace_is_written_to_standard_output(files: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = {*files.iterdir()}
+    assert call("trace", "run.jsonl", "-o", "-") == 0
+    assert capfd.readouterr().out == html(made())
+    assert {*files.iterdir()} == before
 
 
 def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -213,21 +213,3 @@ def test_another_file_is_not_touched(content: bytes, nowhere: Path) -> None:
     with pytest.raises(ConfigurationError, match="line 1, is no solution"), SolutionFile(path, "d"):
         pass
     assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ([], "name one problem, - for standard input, or a file of them with --problems"),
-        (["x", "--problems", "y"], "name one problem"),
-        (["x", "--limit", "3"], "--limit is only for a file of problems"),
-        (["x", "--fresh"], "--fresh is only for a file of problems"),
-        (["x", "--concurrency", "2"], "--concurrency is only for a file of problems"),
-        (["--problems", "nowhere.txt"], "no problems in nowhere.txt"),
-        (["--problems", "nowhere.txt", "--fresh"], "name it"),
-        (["x", "-o", "."], "--output .: no file that can be written"),
-    ],
-)
-def test_wrong_use_is_one_line(words: list[str], complaint: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert call("solve", *words) == 2
-    assert complaint in capfd.readouterr().err
