@@ -1,4 +1,4 @@
-"""The site of the documents builds without a warning, its links lead somewhere, and it loads nothing from elsewhere."""
+"""The site of the documents builds without a warning, also about its links, and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
-from urllib.parse import unquote, urldefrag, urlsplit
+from urllib.parse import urldefrag, urlsplit
 
 import pytest
 from markdown_it import MarkdownIt
@@ -60,19 +60,6 @@ def read(file: Path) -> Html:
     return page
 
 
-def broken_links(site: Path) -> Iterator[str]:
-    """The links within the *site* that lead to no file or to no anchor."""
-    pages = {file: read(file) for file in site.rglob("*.html")}
-    for file, page in pages.items():
-        for link in page.links:
-            path, anchor = urldefrag(link)
-            if urlsplit(link).scheme or path.startswith("/"):
-                continue
-            target = (file.parent / unquote(path)).resolve() if path else file
-            if not target.is_file() or (anchor and target in pages and unquote(anchor) not in pages[target].anchors):
-                yield f"{file.relative_to(site)}: {link}"
-
-
 def elsewhere(site: Path) -> Iterator[str]:
     """What the pages and the style sheets of the *site* load from other hosts."""
     for file in site.rglob("*.html"):
@@ -105,10 +92,6 @@ def test_every_document_is_a_page_of_the_navigation(site: Path) -> None:
     linked = {Path(urldefrag(link).url) for link in home.links}
     assert pages | {Path("changelog.html"), Path("contributing.html")} <= linked
     assert pages <= {file.relative_to(site) for file in site.rglob("*.html")}
-
-
-def test_every_link_leads_to_something(site: Path) -> None:
-    assert list(broken_links(site)) == []
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
@@ -145,15 +128,9 @@ def test_lists_tables_and_code_look_as_on_github(site: Path, document: Path) -> 
     assert {name: page.content[name] for name in SHAPE} == {name: github.content[name] for name in SHAPE}
 
 
-def test_what_is_broken_is_found(tmp_path: Path) -> None:
-    (tmp_path / "other.html").write_text('<h1 id="there">')
+def test_what_is_loaded_from_elsewhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "style.css").write_text("@import 'https://cdn.example/a.css'; b { background: url(//cdn.example/b) }")
-    (tmp_path / "page.html").write_text(
-        '<a id="own" href="other.html#there"><a href="#own"><a href="https://x.org">'
-        '<a href="other.html#gone"><a href="#gone"><img src="gone.png"><script src="https://cdn.example/x.js">'
-    )
-    found = {entry.removeprefix("page.html: ") for entry in broken_links(tmp_path.resolve())}
-    assert found == {"other.html#gone", "#gone", "gone.png"}
+    (tmp_path / "page.html").write_text('<a href="https://x.org"><script src="https://cdn.example/x.js">')
     assert sorted(elsewhere(tmp_path)) == [
         "page.html: https://cdn.example/x.js",
         "style.css: //cdn.example/b",

@@ -78,22 +78,6 @@ def test_a_pair_may_be_set_by_variables(monkeypatch: pytest.MonkeyPatch) -> None
     assert [one.url for _, one in small.models] == ["http://tiny:1", "http://small:1"]
 
 
-@pytest.mark.parametrize(
-    ("small", "complaint"),
-    [
-        ({"small": "http://a"}, r"small\.large: Field required"),
-        ({"small": "http://a", "large": "nonsense"}, r"small\.large\.url: 'nonsense' is not the URL of a server"),
-        ({"small": "http://a", "large": "http://b", "polcy": "bild"}, r"unknown setting 'small\.polcy'.*'policy'"),
-        ({"small": {"small": "http://a"}, "large": "http://b"}, r"small\.small\.large: Field required"),
-        ({"small": "http://a", "large": {"small": "http://b", "large": "http://c"}}, r"small\.large\.url: Field requ"),
-        ({"url": "http://a", "large": "http://b"}, r"unknown setting 'small\.large'"),
-    ],
-)
-def test_errors_of_a_pair_are_named_by_their_path(small: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigurationError, match=complaint):
-        settings.load(small=small)
-
-
 @dataclass
 class Servers:
     """Three models that write the same; the tiny one is on a server of its own."""

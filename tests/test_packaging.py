@@ -91,7 +91,7 @@ def test_the_installed_entry_points_are_those_declared() -> None:
     assert "entry-points" not in declared  # a plugin of vLLM would be loaded by every vLLM of the environment
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])  # a release tries all
 def test_a_fresh_environment_runs_it_without_any_extra(
     distributions: Distributions, version: str, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -128,22 +127,6 @@ def test_the_kind_of_a_critic_decides_about_its_settings(monkeypatch: pytest.Mon
     from_variables = load().critic
     assert isinstance(from_variables, HttpVerifier)
     assert from_variables.api_key is not None
-
-
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ({"kind": "http"}, "critic.url: Field required"),
-        ({"kind": "htp", "url": "http://c:1"}, "'reward-model', 'http', 'decisions', 'function'"),
-        ({"kind": "http", "url": "http://c:1", "layout": "chat"}, "unknown setting 'critic.layout'"),
-        ({"kind": "http", "url": "http://c:1", "fallback": "guess"}, "critic.fallback"),
-        ({"kind": "http", "url": "http://c:1", "seconds": 0}, "critic.seconds"),
-        ({"url": "http://c:1", "judges": "answer"}, "unknown setting 'critic.judges'"),
-    ],
-)
-def test_wrong_settings_of_a_verifier_are_named(table: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(words)):
-        load(critic=table)
 
 
 def test_an_unknown_function_is_refused_before_any_run(nowhere: Path) -> None:

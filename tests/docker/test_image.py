@@ -157,12 +157,6 @@ def test_the_image_does_not_start_without_a_key(bare: pytest.MonkeyPatch) -> Non
     assert load().service.log_format == "json"
 
 
-def test_the_chart_has_the_newest_version_of_the_changelog() -> None:
-    version = re.findall(r"^## \[(\d[^\]]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
-    chart = (DOCKER / "helm/stepspec/Chart.yaml").read_text()
-    assert f"\nversion: {version}\nappVersion: {version}\n" in chart
-
-
 def test_an_image_of_a_clone_has_a_development_version() -> None:
     default = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["version"]["fallback-version"]
     assert ("ARG", f"VERSION={default}") in instructions()
