@@ -15,7 +15,7 @@ from .concurrency import background
 from .errors import EndpointError, FormatIgnored
 from .events import Answering, Calling
 from .interfaces import AnswerParser, Model
-from .markers import may_repeat, without_repeats
+from .markers import may_repeat, partial_match, without_repeats
 
 CLOSED = "closed"  # the note of a step that ends the thinking although the models had not
 PARSE_EVERY = 0.05  # seconds from one reply of a parser to the next request, which each read the answer anew
@@ -62,13 +62,8 @@ def answer_text(text: str, stops: Sequence[str] = (), *, complete: bool = True, 
     elif not complete:
         if thought and may_repeat(text):
             return ""
-        text = text[: len(text) - max((_partial_match(text, stop) for stop in stops), default=0)]
+        text = text[: len(text) - max((partial_match(text, stop) for stop in stops), default=0)]
     return (without_repeats(text) if thought else text).strip()
-
-
-def _partial_match(text: str, mark: str) -> int:
-    """How many characters at the end of *text* may be the beginning of *mark*."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
 
 
 class AnswerStream:

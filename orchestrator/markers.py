@@ -12,7 +12,7 @@ Some families are `KNOWN`. Of another opening marker that speaks of thinking, su
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 THINK_END = "</think>"
 
@@ -23,8 +23,7 @@ class ThinkingMarkers:
     The markers of one model family.
 
     *opening* opens the thinking block, *closing* ends it. *handover* has to follow *closing* before the answer can
-    begin; if it is not empty, the models may write other things there. *skipped* is an empty block, after which a model
-    answers at once.
+    begin; it is neither thinking nor answer. *skipped* is an empty block with it, after which a model answers at once.
     """
 
     opening: str
@@ -32,20 +31,35 @@ class ThinkingMarkers:
     skipped: str
     handover: str = ""
 
+    @property
+    def opens_message(self) -> bool:
+        """Whether the answer is a message of its own, whose role the *handover* names."""
+        return "assistant" in self.handover
+
+    def replying(self, handover: str) -> ThinkingMarkers:
+        """Return the same markers with *handover* before the answer."""
+        return replace(self, skipped=self.skipped.rstrip() + handover, handover=handover) if handover else self
+
     def open_at(self, text: str) -> int:
-        """Return the position of the opening marker that *text* ends with; -1 if it ends with none."""
-        end = text.rstrip()
+        """Return the position of the opening marker of the block that *text* ends in; -1 if it ends in none."""
         mark = self.opening.rstrip()
-        return len(end) - len(mark) if end.endswith(mark) else -1
+        at = text.rfind(mark)
+        return at if at >= 0 and not _ONE.search(text, at + len(mark)) else -1
 
     def skips(self, text: str) -> bool:
-        """Whether *text* is an empty block, with or without its opening marker."""
-        inside = text.replace(self.opening.rstrip(), "").strip()
-        return text.strip() == self.skipped.strip() or (inside == self.closing and not self.handover)
+        """Whether *text* is an empty block, with or without its opening marker, and the handover."""
+        inside = _bare(text.replace(self.opening.rstrip(), ""))
+        return text.strip() == self.skipped.strip() or inside == _bare(self.closing + self.handover)
 
     def closed_in(self, text: str) -> bool:
         """Whether *text*, a generation prompt, ends with a closed block, so that the model does not think."""
-        return text.rstrip().endswith(self.skipped.strip() if self.handover else self.closing)
+        end = text.rstrip()
+        if not self.handover:
+            return end.endswith(self.closing)
+        if end.endswith((self.skipped.strip(), self.handover.strip())):
+            return True
+        block = end[: len(end) - partial_match(end, self.handover.strip())]
+        return _bare(block).endswith(_bare(self.opening + self.closing))
 
     def opened(self, skipped: str) -> str:
         """Return the opening of the block whose empty form is *skipped*, with half of the white space inside."""
@@ -92,11 +106,12 @@ HARMONY = ThinkingMarkers(
 KNOWN = (THINK, BRACKETS, SEED, CHANNEL, HARMONY)
 
 _NAME = r"[^\s<>|\[\]/\u25c1\u25b7]+"  # between Kimi's triangles, too
-_SHAPE = rf"(?:<\|?/?{_NAME}\|?>|\[/?{_NAME}\]|\u25c1/?{_NAME}\u25b7)"
+_ONE = re.compile(rf"<\|?/?{_NAME}\|?>|\[/?{_NAME}\]|\u25c1/?{_NAME}\u25b7")
+_SHAPE = rf"(?:<\|\w+\|>(?!assistant)\w+<\|\w+\|>|{_ONE.pattern})"  # or a name between two tokens
 _LAST, _FIRST = re.compile(rf"{_SHAPE}\Z"), re.compile(_SHAPE)
 _THINKING = re.compile("think|thought|reason", re.IGNORECASE)
 _NOT_THINKING = re.compile(r"/|(?:\b|_)(?:no|end)_?", re.IGNORECASE)
-_BEGIN = re.compile("start(?:ing)?|begin(?:ning)?", re.IGNORECASE)
+_BEGIN = re.compile(r"start(?:ing)?|begin(?:ning)?|(?<=<\|)open(?=\|>)", re.IGNORECASE)
 _WORD = re.compile(r"\w")
 _OPENINGS = tuple(markers.opening.rstrip() for markers in KNOWN)
 _OPENED = re.compile(rf"\s*(?:{'|'.join(map(re.escape, _OPENINGS))})")
@@ -107,18 +122,30 @@ _REPEATS = re.compile(rf"(?:\s*(?:{'|'.join(map(re.escape, _CLOSINGS))}))+")
 def pair_of(opening: str) -> ThinkingMarkers | None:
     """Return the markers that *opening* begins; None if it does not speak of thinking."""
     speaks = _THINKING.search(opening) and not _NOT_THINKING.search(opening)
-    if not (speaks and _FIRST.fullmatch(opening)):
-        return None
+    return paired(opening, closing_of(opening)) if speaks and _FIRST.fullmatch(opening) else None
+
+
+def closing_of(opening: str) -> str:
+    """Return the mark that closes what the mark *opening* opens."""
     if begin := _BEGIN.search(opening):
-        end = "END" if begin[0].isupper() else "end"
-        return paired(opening, opening[: begin.start()] + end + opening[begin.end() :])
-    return paired(opening, _WORD.sub(lambda word: f"/{word[0]}", opening, count=1))
+        end = "close" if begin[0] == "open" else "END" if begin[0].isupper() else "end"
+        return opening[: begin.start()] + end + opening[begin.end() :]
+    return _WORD.sub(lambda word: f"/{word[0]}", opening, count=1)
 
 
-def mark_after(text: str) -> str:
-    """Return what *text* begins with, after white space, if that has the shape of a marker; "" otherwise."""
-    found = _FIRST.match(text.lstrip())
+def mark_after(text: str, opening: str = "") -> str:
+    """
+    Return what *text* begins with, after white space, if that has the shape of a marker; "" otherwise.
+
+    A marker that closes *opening* has a name between two of its tokens only if *opening* has one, too.
+    """
+    found = (_ONE if opening and _ONE.fullmatch(opening) else _FIRST).match(text.lstrip())
     return found[0] if found else ""
+
+
+def marks_in(text: str) -> list[str]:
+    """Return all parts of *text* that have the shape of a marker."""
+    return _FIRST.findall(text)
 
 
 def mark_before(text: str) -> str:
@@ -146,6 +173,16 @@ def without_repeats(answer: str) -> str:
     """
     repeats = _REPEATS.match(answer)
     return answer[repeats.end() :] if repeats else answer
+
+
+def partial_match(text: str, mark: str) -> int:
+    """How many characters at the end of *text* may be the beginning of *mark*."""
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
+
+
+def _bare(text: str) -> str:
+    """Return *text* without white space."""
+    return "".join(text.split())
 
 
 def may_repeat(answer: str) -> bool:

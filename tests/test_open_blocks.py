@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import pytest
@@ -12,8 +12,8 @@ from aiohttp import web
 
 from stepspec import Message, Solver
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import THINK_END, Chain, Step, ToolCall
-from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint
+from stepspec.orchestrator.chain import THINK_END, Chain, Step, Tool, ToolCall
+from stepspec.orchestrator.endpoints import GREEDY, Template, VllmEndpoint
 from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.events import Event, Started
 from stepspec.orchestrator.markers import pair_of
@@ -32,6 +32,7 @@ CALLED = (
     Message("tool", "2", call_id="c1"),
 )
 QUIET = (Message("user", "What is 1 + 1? /no_think"),)
+ASKS = (Message("user", "What is <think> and 1 + 1?"),)
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Templated(FakeVllm):
     bare: str = "tool"
     leaves: bool = False
     shows: bool = False
+    begins: str = ""  # the text with which the template begins the thinking
 
     def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
         text = ""
@@ -60,12 +62,13 @@ class Templated(FakeVllm):
     def opened_for(self, last: dict[str, Any]) -> str:
         if "/no_think" in last["content"]:
             return f"{self.opening}\n\n{self.closing}\n\n"
-        return "" if self.leaves or last["role"] == self.bare else f"{self.opening}\n"
+        return "" if self.leaves or last["role"] == self.bare else f"{self.opening}\n{self.begins}"
 
     def continuation(self, prompt: str) -> list[bytes]:
         """Think if the block is open, and answer after it."""
         begun = prompt.rpartition(PROMPT)[2]
-        full = f"{self.opening}\nSo one.\n\nThen two.\n{self.closing}\n\nIt is \\boxed{{2}}.\n\nReally."
+        begins = self.begins if begun.startswith(f"{self.opening}\n{self.begins}") else ""
+        full = f"{self.opening}\n{begins}So one.\n\nThen two.\n{self.closing}\n\nIt is \\boxed{{2}}.\n\nReally."
         if not begun.startswith(self.opening):
             full = full.rpartition("\n\nIt")[2] if not self.leaves else full
             full = "It" + full if not full.startswith(self.opening) else full
@@ -77,7 +80,7 @@ class Templated(FakeVllm):
 
 
 async def solved(
-    cases: Sequence[tuple[Conversation, str]], small: Templated, large: Templated, **fields: Any
+    cases: Sequence[tuple[Conversation, str]], small: FakeVllm, large: FakeVllm, **fields: Any
 ) -> list[tuple[str, str, bool]]:
     """
     Solve each of *cases*, a conversation and a policy, with both servers.
@@ -102,7 +105,7 @@ async def solved(
     return gave
 
 
-def servers(kind: type[Templated] = Templated, **fields: Any) -> tuple[Templated, Templated]:
+def servers(kind: type[FakeVllm] = Templated, **fields: Any) -> tuple[FakeVllm, FakeVllm]:
     return kind(digits={"9": -0.1}, **fields), kind(digits={"9": -0.1}, **fields)
 
 
@@ -121,6 +124,9 @@ THINKS, ANSWERS = (THOUGHT, ANSWER, True), (ANSWER, ANSWER, False)
         ((QUESTION, CALLED), (QUIET,), {"leaves": True}),
         ((QUESTION,), (CALLED,), {"opening": "<reasoning>", "closing": "</reasoning>"}),
         ((QUESTION,), (QUIET,), {"opening": "<longcat_think>", "closing": "</longcat_think>"}),
+        ((QUESTION,), (CALLED, QUIET), {"begins": "Okay, 1 < 2. Let me see:\n\n"}),
+        ((QUESTION,), (QUIET,), {"begins": "Hm. ", "opening": "<reasoning>", "closing": "</reasoning>"}),
+        ((ASKS,), (QUIET,), {"begins": "Hm. "}),
     ],
 )
 async def test_the_end_of_the_rendered_prompt_says_whether_a_block_is_open(
@@ -140,6 +146,24 @@ async def test_a_small_model_whose_template_opens_a_block_all_the_same_has_it_cl
     small, large = Open(digits={"9": -0.1}), Templated(digits={"9": -0.1})
     cases = [(each, policy) for each in (CALLED, QUIET) for policy in ("large", "specreason")]
     assert await solved(cases, small, large) == [ANSWERS] * 4
+
+
+async def test_a_block_that_a_template_opens_with_text_in_some_conversations_is_open() -> None:
+    class Begun(Templated):
+        def opened_for(self, last: dict[str, Any]) -> str:
+            opened = super().opened_for(last)
+            return opened if last["role"] == "tool" else opened.removesuffix(self.begins)
+
+    both = servers(Begun, bare="", begins="The tool says:\n")
+    assert await solved([(CALLED, "large"), (CALLED, "specreason")], *both) == [THINKS] * 2
+
+
+@pytest.mark.parametrize("answer", ["<|im_end|>\n<|im_start|>assistant\n", "\nASSISTANT: "])
+def test_a_mark_of_the_user_opens_no_block(answer: str) -> None:
+    template = Template(answer, answer, opened="<think>\n", thinks=True, skipped="<think>\n\n</think>\n\n")
+    prompt = f"What is <think>?{answer}"
+    assert template.begin(prompt) == f"{prompt}<think>\n"
+    assert template.begin(f"{prompt}<think>\nOkay.") == f"{prompt}<think>\nOkay."
 
 
 async def test_a_block_that_an_option_of_the_template_closes_is_not_open() -> None:
@@ -202,6 +226,28 @@ async def test_any_pair_can_be_named(leaves: bool) -> None:
     assert await solved(BOTH, *both, marks=("<<mind>>", "<<done>>")) == [THINKS] * 2
 
 
+async def test_the_marks_of_a_reply_can_be_named_too() -> None:
+    layout = replace(LAYOUTS["a reply between marks that a template leaves out"], cuts="")
+    marks = ("<think>", "</think>", "\n<answer>\n", "</answer>")
+    gave = await solved(BOTH, *servers(Laid, layout=layout), marks=marks)
+    assert gave == [(f"{THOUGHT}\n", ANSWER, True)] * 2
+
+
+async def test_a_model_that_may_call_tools_begins_its_reply_by_itself() -> None:
+    layout, tools = LAYOUTS["a reply between marks"], (Tool("add"),)
+    chain = Chain(QUESTION, tools=tools).extend(Step(f"{THOUGHT}{THINK_END}", "small", "end"))
+    server = Laid(layout=layout)
+    async with server.serve("large") as endpoint, VllmEndpoint(endpoint) as vllm:
+        await vllm.model(GREEDY).write(chain, stop=())
+        body = server.requests[-1][1]
+        assert server.decode(body["prompt"]).endswith("two.\n<|END_THINKING|>")
+        assert (body["stop"], "stop_token_ids" in body) == ([], False)
+        await vllm.model(GREEDY).write(replace(chain, tools=()), stop=())
+        body = server.requests[-1][1]
+        assert server.decode(body["prompt"]).endswith("two.\n<|END_THINKING|><|START_RESPONSE|>")
+        assert body["stop_token_ids"] == server.encode("<|END_RESPONSE|>")
+
+
 async def test_a_mark_that_nobody_knows_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     server = Templated(opening="<mind>", closing="</mind>", leaves=True)
     with caplog.at_level(logging.WARNING):
@@ -220,6 +266,154 @@ async def test_known_marks_are_not_warned_of(fields: dict[str, Any], caplog: pyt
     assert not caplog.records
 
 
+@dataclass(frozen=True)
+class Layout:
+    """
+    How a family lays out its turns: the texts around a user's words, those around a reply, and what a model writes.
+
+    *header* begins the assistant's turn, and the prompt ends in *header* and *begun*. A template that *shows* has the
+    reasoning of an earlier turn between *thought*, and all have its reply between *reply*. A model *writes* its reply
+    between those texts.
+    """
+
+    user: tuple[str, str]
+    header: str
+    thought: tuple[str, str]
+    reply: tuple[str, str]
+    writes: tuple[str, str]
+    marks: tuple[str, ...]
+    begun: str = ""
+    shows: bool = True
+    cuts: str = ""  # what the template leaves out of earlier turns
+    quiet: str = ""  # how a prompt ends that opens no block; "" if none does
+
+
+CHATML, COHERE = ("<|im_start|>user\n", "<|im_end|>\n"), "<|START_OF_TURN_TOKEN|>"
+LAYOUTS = {
+    "a message of its own for the answer": Layout(
+        ("<|begin|>user<|content|>", "<|end|>"),
+        "<|begin|>assistant",
+        ("<|think|>", "<|end|><|begin|>assistant"),
+        ("<|content|>", "<|end|>"),
+        ("<|content|>", ""),
+        ("<|begin|>", "<|think|>", "<|end|>", "<|content|>"),
+        quiet="<|think|><|end|><|begin|>assistant",
+    ),
+    "a reply between marks": Layout(
+        (f"{COHERE}<|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+        f"{COHERE}<|CHATBOT_TOKEN|>",
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("<|START_RESPONSE|>", "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
+        ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        quiet="<|START_THINKING|><|END_THINKING|>",
+    ),
+    "a reply on lines between marks": Layout(
+        CHATML,
+        "<|im_start|>assistant\n",
+        ("<think>\n", "\n</think>\n\n"),
+        ("<response>\n", "\n</response>\n<|im_end|>\n"),
+        ("<response>\n", "\n</response>\n"),
+        ("<think>", "</think>", "<response>", "</response>"),
+        begun="<think>\n",
+    ),
+    "a reply between marks that a template leaves out": Layout(
+        ("<hy_begin>", "<|extra_0|>"),
+        "",
+        ("<think>\n", "\n</think>\n"),
+        ("", "<|eos|>"),
+        ("<answer>\n", "\n</answer>"),
+        ("<think>", "</think>", "<answer>", "</answer>"),
+        shows=False,
+        cuts="<answer>\n",
+        quiet="<think>\n\n</think>\n",
+    ),
+    "names between two marks": Layout(
+        ('<|open|>message role="user"<|sep|>', "<|close|>message<|sep|><|end_of_msg|>"),
+        '<|open|>message role="assistant"<|sep|>',
+        ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>"),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|>"),
+        ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+        begun="<|open|>think<|sep|>",
+        quiet="<|open|>response<|sep|>",
+    ),
+    "a solution on lines of its own": Layout(
+        CHATML,
+        "<|im_start|>assistant\n",
+        ("<|begin_of_thought|>\n\n", "\n\n<|end_of_thought|>\n\n"),
+        ("<|begin_of_solution|>\n\n", "\n\n<|end_of_solution|><|im_end|>\n"),
+        ("<|begin_of_solution|>\n\n", "\n\n<|end_of_solution|>"),
+        ("<|begin_of_thought|>", "<|end_of_thought|>", "<|begin_of_solution|>", "<|end_of_solution|>"),
+    ),
+    "marks that speak of nothing": Layout(
+        CHATML,
+        "<|im_start|>assistant\n",
+        ("<mind>", "<done>"),
+        ("<|say|><|now|>", "<|im_end|>\n"),
+        ("<|say|><|now|>", ""),
+        ("<mind>", "<done>", "<|say|>", "<|now|>"),
+    ),
+}
+
+
+@dataclass
+class Laid(FakeVllm):
+    """Serves a model of a *layout*, whose marks are *whole* tokens or several."""
+
+    layout: Layout = LAYOUTS["a reply between marks"]
+    whole: bool = True
+
+    def encode(self, text: str) -> list[int]:
+        return [self.id(piece.encode()) for piece in self.divided(text)]
+
+    def divided(self, text: str) -> list[str]:
+        pieces: list[str] = []
+        while text:
+            mark = next((mark for mark in (*self.layout.marks, IM_START, IM_END) if text.startswith(mark)), text[0])
+            size = len(mark) if self.whole or mark in (IM_START, IM_END) else 4
+            pieces += [mark[at : at + size] for at in range(0, len(mark), size)]
+            text = text.removeprefix(mark)
+        return pieces
+
+    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+        layout, text = self.layout, "<bos>"
+        for message in messages:
+            content = message["content"]
+            if message["role"] == "assistant":
+                reasons = message.get("reasoning") if layout.shows else None
+                text += layout.header + (reasons or "").join(layout.thought if reasons else ("", ""))
+                for cut in filter(None, (layout.cuts, layout.cuts.replace("<", "</").rstrip())):
+                    content = content.replace(cut, "")
+                text += content.join(layout.reply)
+            else:
+                text += content.join(layout.user)
+        return text + (layout.header + self.begun(messages[-1]["content"]) if generate else "")
+
+    def begun(self, question: str) -> str:
+        return self.layout.quiet if "/no_think" in question else self.layout.begun
+
+    def continuation(self, prompt: str) -> list[bytes]:
+        layout = self.layout
+        begun = prompt.partition(layout.user[1] + layout.header)[2]
+        quiet = layout.quiet and begun.startswith(layout.quiet) and not begun.startswith(layout.thought[0] + "So")
+        before = layout.quiet.removesuffix(layout.writes[0]) if quiet else THOUGHT.join(layout.thought)
+        full = before + ANSWER.join(layout.writes)
+        assert full.startswith(begun), (full, begun)
+        return [piece.encode() for piece in (*self.divided(full[len(begun) :]), IM_END)]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in pieces"])
+@pytest.mark.parametrize("name", LAYOUTS)
+async def test_marks_between_the_thinking_and_the_reply_are_neither(name: str, whole: bool) -> None:
+    layout = LAYOUTS[name]
+    expected = {QUESTION: THINKS} | ({QUIET: ANSWERS} if layout.quiet else {})
+    cases = [(each, policy) for policy in ("large", "specreason", "bild") for each in expected]
+    for case, gave in zip(cases, await solved(cases, *servers(Laid, layout=layout, whole=whole)), strict=True):
+        thinking, answer, thinks = expected[case[0]]
+        assert (gave[0].strip(), *gave[1:]) == (thinking.strip(), answer, thinks), case
+
+
 async def test_a_conversation_without_a_block_has_no_mark_in_its_prompts_and_no_stop() -> None:
     server = Templated()
     async with server.serve("large") as endpoint, VllmEndpoint(endpoint) as vllm:
@@ -233,9 +427,11 @@ async def test_a_conversation_without_a_block_has_no_mark_in_its_prompts_and_no_
         assert await vllm.thinks(QUESTION)
 
 
-def test_two_marks_are_needed() -> None:
+def test_two_marks_are_needed_and_four_are_the_most() -> None:
     assert Endpoint(role="small", url="http://a", marks=("<a>", "<b>")).marks == ("<a>", "<b>")
     with pytest.raises(ValueError, match="marks"):
         Endpoint.model_validate({"role": "small", "url": "http://a", "marks": ["<a>"]})
     with pytest.raises(ValueError, match="marks"):
         Endpoint.model_validate({"role": "small", "url": "http://a", "marks": ["<a>", ""]})
+    with pytest.raises(ValueError, match="marks"):
+        Endpoint.model_validate({"role": "small", "url": "http://a", "marks": list("abcde")})

@@ -33,7 +33,8 @@ That is about a plain question. A conversation may differ: some templates open n
 a ``/no_think`` in a message closes it at once. So `Template.opens` and `Template.begin` look at the end of each prompt.
 
 The marks are those of a known family, a pair that speaks of thinking (`markers.pair_of`), the pair in which the
-template shows the reasoning of an earlier turn, or those of the setting ``marks``.
+template shows the reasoning of an earlier turn, or those of the setting ``marks``. Some templates show further marks
+between that and the reply, and one after it: the `ThinkingMarkers.handover` and `Template.ending`.
 """
 
 from __future__ import annotations
@@ -43,11 +44,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from ..errors import MissingCapability
-from ..markers import KNOWN, THINK, ThinkingMarkers, mark_after, mark_before, pair_of, paired
+from ..markers import (
+    KNOWN,
+    THINK,
+    ThinkingMarkers,
+    closing_of,
+    mark_after,
+    mark_before,
+    marks_in,
+    pair_of,
+    paired,
+    partial_match,
+)
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Render: TypeAlias = Callable[[Messages, bool], str]
-Marks: TypeAlias = tuple[str, str]  # what opens the thinking block and what closes it
+Marks: TypeAlias = tuple[str, ...]  # what opens and closes the thinking block and, if given, the reply
 Source: TypeAlias = Literal["template", "effect", "setting", "unknown"]
 
 _FIRST, _REPLY, _SECOND, _REASONS = "stepspecfirst", "stepspecreply", "stepspecsecond", "stepspecreasons"
@@ -55,11 +67,14 @@ _FIRST_TURN = ({"role": "user", "content": _FIRST},)
 _REPLIED = (*_FIRST_TURN, {"role": "assistant", "content": _REPLY})
 _SECOND_TURN = (*_REPLIED, {"role": "user", "content": _SECOND})
 _REASONED = (*_FIRST_TURN, {"role": "assistant", "content": _REPLY, "reasoning": _REASONS})
+_WRAP = "<answer>"  # Hunyuan's
+_WRAPPED = (*_FIRST_TURN, {"role": "assistant", "content": f"{_WRAP}\n{_REPLY}\n{closing_of(_WRAP)}"})
 
 CONVERSATIONS: tuple[tuple[Messages, bool], ...] = (
     (_FIRST_TURN, True),
     (_REPLIED, False),
     (_REASONED, False),
+    (_WRAPPED, False),
     (_SECOND_TURN, True),
 )
 """The conversations rendered to learn a template: messages, and whether a generation prompt is added."""
@@ -75,7 +90,8 @@ class Template:
 
     *markers* are the marks of the thinking block, if the model *thinks*. *skipped* is the text that, after the
     generation prompt, makes an empty block; "" without a block, or if the template has closed it already. *pairs* are
-    all marks that the model may have.
+    all marks that the model may have. *head* stands before a reply, whether the model thinks or not, and *ending* after
+    it; "" if nothing does, as in most templates.
     """
 
     turn: str
@@ -86,6 +102,8 @@ class Template:
     skipped: str = field(default="", compare=False)
     source: Source = field(default="unknown", compare=False)
     pairs: tuple[ThinkingMarkers, ...] = field(default=KNOWN, compare=False)
+    head: str = ""
+    ending: str = ""
 
     @property
     def block(self) -> str:
@@ -104,7 +122,15 @@ class Template:
 
     def ask(self, question: str, opening: str = "") -> str:
         """Return the text that follows the steps when a judge answers *question*, which begins with *opening*."""
-        return f"{self.turn}{question}{self.answer}{opening}"
+        return f"{self.turn}{question}{self.headed(self.answer)}{opening}"
+
+    def headed(self, prompt: str) -> str:
+        """Return *prompt*, after which the model answers at once, with as much of `head` as it does not end in."""
+        end, head = prompt.rstrip(), self.head.strip()
+        if not head or end.endswith(head):
+            return prompt
+        begun = partial_match(end, head)
+        return prompt + (head[begun:] if begun else self.head if prompt == end else self.head.lstrip())
 
     def opens(self, prompt: str) -> bool:
         """Whether the thinking block is open after *prompt*, the rendered messages with what `begin` adds."""
@@ -117,16 +143,21 @@ class Template:
         Without *thinks* a block that would be open is closed at once.
         """
         if not self._would_open(prompt):
-            return prompt
-        shown = self.markers.open_at(prompt) >= 0
+            return self.headed(prompt)
+        shown = self._shows_open(prompt)
         if thinks and self.opens(prompt):
             return prompt if shown else prompt + self.opened
         if shown == self.skipped.lstrip().startswith(self.markers.opening.rstrip()):  # not as after a plain question
             return prompt + (self.markers.skipped.partition(self.markers.opening)[2] if shown else self.markers.skipped)
         return prompt + self.skipped
 
+    def _shows_open(self, prompt: str) -> bool:
+        """Whether *prompt* ends in an open block: in this turn, as users may write the opening mark, too."""
+        at, turn = self.markers.open_at(prompt), self.answer.partition(self.block)[0].strip() if self.block else ""
+        return at >= 0 and not (turn and turn in prompt[at:])
+
     def _would_open(self, prompt: str) -> bool:
-        if self.markers.open_at(prompt) >= 0:
+        if self._shows_open(prompt):
             return True
         return bool(self.opened) and not self.markers.closed_in(prompt)
 
@@ -137,7 +168,8 @@ class Template:
         derived = pair_of(mark_after(written))
         for markers in (*self.pairs, *([derived] if derived else [])):
             if opened := markers.begun(written):
-                return self._opened_by_the_model(opened, markers, "effect")
+                handing = markers if markers.handover else markers.replying(self.head)
+                return self._opened_by_the_model(opened, handing, "effect")
         return replace(self, source="effect")
 
     def overridden(self, thinks: bool | None) -> Template:
@@ -183,34 +215,69 @@ def learn(render: Render, marks: Marks | None = None) -> Template:
 
 def cut(rendered: Sequence[str], marks: Marks | None = None) -> Template:
     """Cut a template out of the *rendered* `CONVERSATIONS`. Raise `MissingCapability` as `learn` does."""
-    question, reply, reasoned, second_question = rendered
+    question, reply, reasoned, wrapped, second_question = rendered
     start = _after(question, _FIRST)
     head = _between(reply, _FIRST, _REPLY)
     turn = _between(second_question, _REPLY, _SECOND)
     answer = _after(second_question, _SECOND)
     if not turn or not answer:
         raise MissingCapability("the chat template puts nothing between two turns, so that no question can be asked")
-    pairs = (paired(*marks),) if marks else (*KNOWN, *_shown_pairs(start, head, reasoned))
+    pairs = (paired(*marks[:2]),) if marks else (*KNOWN, *_shown_pairs(start, head, reasoned))
+    reply_head, ending = _around_reply(start, head, reply, wrapped)
+    if marks and marks[2:]:
+        pairs = (pairs[0].replying(marks[2]),)
+        reply_head, ending = marks[2], marks[3] if marks[3:] else ending
+    pairs = tuple([_handing_over(markers, start, head, reasoned, reply_head) for markers in pairs])
     for markers in pairs:
         template = _with_block(markers, start, head, turn, answer)
         if template is not None:
-            return replace(template, pairs=pairs)
-    return Template(turn, answer, markers=pairs[0], pairs=pairs)
+            shown = "" if markers in KNOWN else markers.handover
+            return replace(template, pairs=pairs, head=shown or reply_head, ending=ending)
+    return Template(turn, answer, markers=pairs[0], pairs=pairs, head=reply_head, ending=ending)
+
+
+def _around_reply(start: str, head: str, reply: str, wrapped: str) -> tuple[str, str]:
+    """
+    Return the marks before a finished reply that the prompt *start* does not have, and the mark after it; "" for none.
+
+    A template that leaves a mark out of an earlier turn, as from *wrapped*, has its model write it.
+    """
+    if _REPLY in wrapped and _WRAP not in wrapped:
+        return f"\n{_WRAP}\n", closing_of(_WRAP)
+    last, after = mark_before(head), _after(reply, _REPLY)
+    ending = closing_of(last) if last and after.lstrip().startswith(closing_of(last)) else ""
+    marks = head.removeprefix(start) if head.startswith(start) else last
+    block = any(word in marks.lower() for word in ("think", "thought", "reason"))
+    return "" if block or last in start else marks, ending
+
+
+def _handing_over(markers: ThinkingMarkers, start: str, head: str, reasoned: str, reply_head: str) -> ThinkingMarkers:
+    """Return *markers* with the marks that the template shows between the end of the thinking and the reply."""
+    if markers.handover:
+        return markers
+    for shown in (reasoned.partition(_REASONS)[2].partition(_REPLY)[0], head):
+        _, closed, handover = shown.rpartition(markers.closing)
+        if closed and mark_before(handover):
+            return markers.replying(handover)
+    return markers.replying(reply_head) if markers.open_at(start) >= 0 else markers
 
 
 def _shown_pairs(start: str, head: str, reasoned: str) -> Iterator[ThinkingMarkers]:
     """
     The pairs that are not known, and that a template shows.
 
-    Its generation prompt *start* ends in an opening that speaks of thinking; or an earlier turn, as in *reasoned*, has
-    its reasoning between two marks.
+    Its generation prompt *start* has an opening that speaks of thinking; or an earlier turn, as in *reasoned*, has its
+    reasoning between two marks, perhaps with more before the reply.
     """
     before, shown, after = reasoned.partition(_REASONS)
-    opening, closing = mark_before(before), after.partition(_REPLY)[0].strip()
-    known = closing in [markers.closing for markers in KNOWN] or head.rstrip().endswith(opening)
-    if shown and opening and closing == mark_after(closing) and not known:
+    between, opening = after.partition(_REPLY)[0], mark_before(before)
+    closing = mark_after(between, opening)
+    handover = between.lstrip().removeprefix(closing)
+    known = any(each.closing == closing and each.handover in ("", handover) for each in KNOWN)
+    fits = opening and closing and (mark_before(handover) or not handover.strip())
+    if shown and fits and not known and not head.rstrip().endswith(opening):
         yield paired(opening, closing)
-    for mark in (mark_before(start), mark_after(head.removeprefix(start))):
+    for mark in marks_in(start + head.removeprefix(start)):
         if derived := pair_of(mark):
             yield derived
 
@@ -245,7 +312,8 @@ def _with_block(markers: ThinkingMarkers, start: str, head: str, turn: str, answ
         before = head[len(stem) :] if head.startswith(stem) else ""
         skipped = before if markers.skips(before) else markers.skipped
         closed = next(
-            (block for block in (skipped, markers.skipped) if block.startswith(begun)), begun + markers.closing
+            (block for block in (skipped, markers.skipped) if block.startswith(begun)),
+            begun + markers.closing + markers.handover,
         )
         open_at = markers.open_at(answer)
         stem = answer[:open_at] if open_at >= 0 else answer

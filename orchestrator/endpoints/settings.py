@@ -126,10 +126,11 @@ class Endpoint(Address, frozen=True):
     Whether the model thinks in a block of its own before it answers. None finds out, by the chat template or, if the
     template shows no block, by the first words of an answer. False makes a model that would think answer at once.
     """
-    marks: tuple[NotEmpty, NotEmpty] | None = None
+    marks: Annotated[tuple[NotEmpty, ...], Field(min_length=2, max_length=4)] | None = None
     """
-    The text that opens the model's thinking block and the text that closes it, such as ``["<mind>", "</mind>"]``. None
-    learns them from the chat template or from the first words of an answer, which takes marks that speak of thinking.
+    The text that opens the model's thinking block and the text that closes it, such as ``["<mind>", "</mind>"]``; then,
+    if the model marks its reply too, what opens and what closes that. None learns them from the chat template or from
+    the first words of an answer, which takes marks that speak of thinking.
     """
     suffix_scoring: bool = False
     """

@@ -106,8 +106,8 @@ class StickyStream:
             self._reader.cancel()
 
     def _step_is_queued(self, limit: int) -> bool:
-        """Whether the queue holds a complete step, or *limit* tokens."""
-        return len(self._queue) >= limit or self._step_ahead
+        """Whether the queue holds a complete step: an end, or *limit* tokens and those of a mark."""
+        return len(self._queue) >= limit + self._closing.room or self._step_ahead
 
     def _search(self, token: Token) -> None:
         """Look for the end of a step in the queued text, to which *token* is new."""

@@ -19,7 +19,7 @@ from ..chain import THINK_END, Chain, Party, Role, Step, Stop, Token
 from ..errors import EndpointUnavailable, MalformedReply
 from ..events import Called, Fate, Verb
 from ..interfaces import REQUEST, RequestContext
-from ..markers import opens_block
+from ..markers import opens_block, partial_match
 from ..step_ends import StepEnds
 from .client import Connection
 from .sse import Events
@@ -40,22 +40,28 @@ def step_ends(chain: Chain, stop: Sequence[str] | None) -> StepEnds:
 @dataclass(frozen=True, slots=True)
 class Closing:
     """
-    What ends the thinking in a model's stream: its *text*, written as the one token *id*, or as several (-1).
+    What ends the thinking or the reply in a model's stream: its *text*, written as the one token *id*, or several (-1).
 
-    The block is *open*, or will be if the model begins by opening one itself.
+    The block is *open*, or will be if the model begins by opening one itself. Chains have *spelt* in place of the text.
     """
 
     text: str
     id: int = -1
     open: bool = True
+    spelt: str = THINK_END
 
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings for the server; () if it stops at the token."""
         return (self.text,) if self.id < 0 and self.open else ()
 
+    @property
+    def room(self) -> int:
+        """The most tokens that a mark has which begins where a step is as long as it may be."""
+        return len("".join(self.stops))
 
-OUTSIDE = Closing("", open=False)
+
+OUTSIDE = Closing("", open=False, spelt="")
 """That of an answer, where marks are text."""
 
 
@@ -66,7 +72,8 @@ class StepBuilder:
     A token that reaches beyond the end is cut there: its id becomes -1, and the rest of its text is left out, with the
     tokens that were only needed to recognise the end. The part of a delimiter that *opening* ends in does not count:
     the model has to write all of it. Each token keeps the *top* likeliest tokens of its position. An opening longer
-    than the limit is cut to it. *closing* is how the model ends its thinking; the step has `THINK_END` instead.
+    than the limit is cut to it. *closing* is how the model ends its thinking or its reply; only such a mark, if it
+    begins within the limit, may end beyond it.
     """
 
     def __init__(
@@ -99,7 +106,7 @@ class StepBuilder:
             return self._add_held(token)
         if len(token.top) > self._top:
             token = replace(token, top=token.top[: self._top])
-        if self._closing.text not in ("", THINK_END) and token.top:
+        if self._closing.text != self._closing.spelt and token.top:
             token = replace(token, top=tuple([self._neutral(rival) for rival in token.top]))
         text = self._text + token.text
         closed = self._closed(text, token)
@@ -107,15 +114,18 @@ class StepBuilder:
         self._room -= 1
         self._text = text
         self._tokens.append(token)
-        if closed < 0 and end < 0:
-            return "length" if self._room <= 0 else None
-        ends_thinking = closed >= 0 and (end < 0 or closed <= end)
-        self._cut_at(closed if ends_thinking else end)
-        if not ends_thinking:
+        if closed >= 0 and (end < 0 or closed <= end):
+            self._cut_at(closed)
+            if self._closing.text != self._closing.spelt:
+                self._close()
+            return "end"
+        if end >= 0 and self._room >= 0:
+            self._cut_at(end)
             return "delimiter"
-        if self._closing.text != THINK_END:
-            self._close()
-        return "end"
+        if end < 0 and (self._room > 0 or self.in_mark):
+            return None
+        self._cut_at(len("".join([each.text for each in self._tokens[: len(self._tokens) + self._room]])))
+        return "length"
 
     def hold(self, text: str) -> None:
         """Leave *text* out if the model writes it next: the end of the chain, which its server has not read."""
@@ -184,10 +194,10 @@ class StepBuilder:
         return self._room
 
     def _neutral(self, rival: Token) -> Token:
-        return replace(rival, text=THINK_END) if rival.text == self._closing.text else rival
+        return replace(rival, text=self._closing.spelt) if rival.text == self._closing.text else rival
 
     def _close(self) -> None:
-        """Spell the end of the thinking as chains do: its last token has all of `THINK_END`, the others no text."""
+        """Spell the end as chains do: its last token has all of that text, the others none."""
         start, at, straddled = len(self._text) - len(self._closing.text), 0, False
         for place, token in enumerate(self._tokens):
             end = at + len(token.text)
@@ -196,8 +206,13 @@ class StepBuilder:
                 text = token.text[: max(0, start - at)]
                 self._tokens[place] = replace(token, text=text, id=-1 if straddled else token.id)
             at = end
-        self._tokens[-1] = replace(self._tokens[-1], text=self._tokens[-1].text + THINK_END)
-        self._text = self._text[:start] + THINK_END
+        self._tokens[-1] = replace(self._tokens[-1], text=self._tokens[-1].text + self._closing.spelt)
+        self._text = self._text[:start] + self._closing.spelt
+
+    @property
+    def in_mark(self) -> bool:
+        """Whether the text may end in the beginning of a closing mark, of several tokens."""
+        return any(partial_match(self._text, mark) for mark in self._closing.stops)
 
     @property
     def overran(self) -> bool:
@@ -364,8 +379,8 @@ async def grow(
     """
     Add tokens from *take* until the step is complete, the stream ends, or *until* returns true for the partial step.
 
-    The end of the thinking has precedence over *until*. Return None for an incomplete step: the server stopped at a
-    delimiter in a block.
+    A closing mark has precedence over *until*, which sees no part of it. Return None for an incomplete step: the server
+    stopped at a delimiter in a block.
     """
     while True:
         token = await take()
@@ -373,7 +388,7 @@ async def grow(
             return _ended(growing, token)
         room = growing.room
         stop = growing.add(token)
-        if until and growing.room < room and stop != "end" and until(growing.so_far()):
+        if until and growing.room < room and stop != "end" and not growing.in_mark and until(growing.so_far()):
             return growing.end("until")
         if stop:
             return growing.end(stop)

@@ -30,7 +30,7 @@ from .vllm_protocol import (
 log = logging.getLogger(__name__)
 
 CONVERSATIONS_KEPT, CHOICES_KEPT = 256, 64  # entries of the caches
-LAST_WORDS = 24  # tokens; the end of a prompt that says whether a block is open
+LAST_WORDS = 96  # tokens; the end of a prompt that says whether a block is open
 FIRST_WORDS = 16  # tokens; a model that thinks opens its block within them
 
 PROBE = (
@@ -47,13 +47,14 @@ class ModelTokenizer(TextEncoder):
     The tokenizer and the chat template of one served model.
 
     *vocabulary* is equal for models that encode every text to the same ids. *closing_id* is the one token that ends the
-    thinking; -1 if that takes several. *room* is the longest sequence that the model takes, in tokens. *faithful*: the
-    rendered chat template, encoded as text, gives the ids of the rendering.
+    thinking, *ending_id* the one that ends a reply; -1 if that takes several. *room* is the longest sequence that the
+    model takes, in tokens. *faithful*: the rendered chat template, encoded as text, gives the ids of the rendering.
     """
 
     vocabulary: str
     template: Template
     closing_id: int
+    ending_id: int
     room: int
     faithful: bool
     rendered_last: list[int]  # the ids of the last of `CONVERSATIONS`
@@ -83,11 +84,16 @@ class ModelTokenizer(TextEncoder):
         except MissingCapability as exc:
             raise MissingCapability(f"the {self._call.role} model at {self._call.url}: {exc}") from exc
         self.faithful = list(await self.literally(texts[-1])) == rendered[-1]
-        closing = await self.literally(self.template.closing)
-        self.closing_id = closing[0] if len(closing) == 1 else -1
+        self.closing_id = await self._one_token(self.template.closing)
+        self.ending_id = await self._one_token(self.template.ending) if self.template.ending else -1
         block = await self.literally(self.template.markers.opening + self.template.markers.closing)
         between = await self.literally(self.template.turn + self.template.answer)
         self._turns = frozenset(await self._mark_ids(between)) - frozenset(block)
+
+    async def _one_token(self, mark: str) -> int:
+        """The id of *mark*; -1 if it takes several tokens."""
+        ids = await self.literally(mark)
+        return ids[0] if len(ids) == 1 else -1
 
     async def changed(self) -> bool:
         """Whether the server has another vocabulary, chat template or context than when it was learnt."""
@@ -103,7 +109,8 @@ class ModelTokenizer(TextEncoder):
 
     async def question(self, question: str, opening: str) -> tuple[int, ...]:
         """Encode what follows the steps when a judge answers *question*, beginning with *opening*: `Template.ask`."""
-        return await self.between(self.template.turn, question, self.template.answer + opening)
+        answer = self.template.headed(self.template.answer)
+        return await self.between(self.template.turn, question, answer + opening)
 
     async def prefix(
         self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = (), *, thinks: bool = True
@@ -132,25 +139,28 @@ class ModelTokenizer(TextEncoder):
         marked = await self.marked(chain)
         last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
         for place, step in enumerate(chain.steps):
-            ids += await self.step(step, closes=place == last, marked=marked)
+            ids += await self.step(step, closes=place == last, marked=marked, calls=bool(chain.tools))
         return ids
 
     async def marked(self, chain: Chain) -> bool:
         """Whether this model reads where the thinking of *chain* ended: it has a thinking block, too."""
         return await self.opens(chain.messages, chain.tools) or opens_block(chain.text)
 
-    async def step(self, step: Step, *, closes: bool = False, marked: bool = True) -> Sequence[int]:
+    async def step(
+        self, step: Step, *, closes: bool = False, marked: bool = True, calls: bool = False
+    ) -> Sequence[int]:
         """
         Encode *step* of a chain; if it *closes* the thinking, with what the template puts before the answer.
 
-        Without *marked*, leave out the mark, as this model has no thinking block.
+        Without *marked*, leave out the mark, as this model has no thinking block. An answer that *calls* tools perhaps
+        begins as the model decides.
         """
         if not closes:
             return await self._step(step)
         if not marked:
             return await self._step(step.cut(len(step.text) - len(THINK_END)))
         ids = await self._step(step, closes=True)
-        return [*ids, *await self.literally(self.template.handover)] if self.template.handover else ids
+        return [*ids, *await self.literally(self.template.handover)] if self.template.handover and not calls else ids
 
     async def answer_opening(self) -> tuple[int, ...]:
         """Encode the end of a thinking block, which stands before every answer; () for a model that does not think."""
@@ -233,17 +243,20 @@ class ModelTokenizer(TextEncoder):
             [message_fields(message) for message in messages],
             [*map(tool_fields, tools)],
             template=self._settings.template,
-            kept=() if self.template.handover else (self.template.markers.opening.strip(), self.template.closing),
+            kept=()
+            if self.template.markers.opens_message
+            else (self.template.markers.opening.strip(), self.template.closing),
         )
         prompt = await self.decode(ids[-LAST_WORDS:])
         begun = self.template.begin(prompt, thinks=thinks)
-        return (*ids, *await self.literally(begun.removeprefix(prompt))), self.template.opens(begun)
+        added = begun.removeprefix(prompt).removesuffix(self.template.head if tools else "")
+        return (*ids, *await self.literally(added)), self.template.opens(begun)
 
     async def _by_effect(self, shown: Template) -> Template:
         """Learn from the first words of an answer whether a model thinks whose template shows no block."""
         written = await self._first_words()
         found, mark = shown.after(written), mark_after(written)
-        if mark and not found.thinks:
+        if mark and not found.thinks and not shown.head.strip().startswith(mark):
             log.warning(
                 "the %s model at %s begins its answer with %s: if that opens its thinking, set marks = [%s, %s] in "
                 "[%s], with the text that closes it",
@@ -288,7 +301,7 @@ class ChainIds:
             shared, parts = 0, [EncodedPrompt.of(prefix)]
         last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
         for place, step in enumerate(chain.steps[shared:], shared):
-            parts.append(EncodedPrompt.of(await encoder.step(step, closes=place == last)))
+            parts.append(EncodedPrompt.of(await encoder.step(step, closes=place == last, calls=bool(chain.tools))))
         self._chain, self._parts = chain, parts
         return EncodedPrompt.joined(parts)
 

@@ -183,7 +183,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         return tool_protocol.parsed(call, await self.connection.post(call, DERENDER, body))
 
     async def _tool_format(self, toolset: Toolset) -> vllm_protocol.Format | None:
-        if self.template.handover:
+        if self.template.markers.opens_message:
             raise MissingCapability(
                 f"the {self.role} model at {self.settings.url}: its chat template opens a message for the answer, in "
                 "which no tool can be called; send requests with tools to the model by its own name"

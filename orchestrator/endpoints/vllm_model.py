@@ -132,11 +132,12 @@ class VllmModel:
         return tuple([steps.get(one) or one.end("length") for one in growing])
 
     async def _closing(self, chain: Chain) -> Closing:
-        """What ends the thinking in what this model writes after *chain*: nothing once it is over."""
+        """What ends the thinking in what this model writes after *chain*; once it is over, what ends the reply."""
         encoder = self._endpoint.encoder
-        if chain.closed:
-            return OUTSIDE
-        return Closing(encoder.template.closing, encoder.closing_id, open=await encoder.thinking(chain))
+        thinking, ending = await encoder.thinking(chain), "" if chain.tools else encoder.template.ending
+        if thinking or not (chain.closed or ending):
+            return Closing(encoder.template.closing, encoder.closing_id, open=thinking)
+        return Closing(ending, encoder.ending_id, spelt="") if ending else OUTSIDE
 
     def _builder(
         self, chain: Chain, ends: StepEnds, limit: int, opening: Sequence[Token], top: int, closing: Closing
@@ -314,7 +315,7 @@ class VllmModel:
         observe: Callable[[Called], None] | None = None,
     ) -> AsyncGenerator[TokenStream]:
         """Open a stream of tokens after *prompt*, which is *chain* and *opening*; a sticky one has an *observe*."""
-        limit = min(limit, self._room(self._call("write"), prompt))
+        limit = min(limit + closing.room, self._room(self._call("write"), prompt))
         seed = sampling.seed_for(self.role, "write", chain, opening, again=REQUEST.get().again)
         spelt = not observe or self.role != "large" or sampling.logprobs > 0 or self._endpoint.merges
         body = self._body(prompt.fragment, sampling, seed, limit, stop, closing, spelt)
@@ -335,7 +336,7 @@ class VllmModel:
         seed: int | None,
     ) -> tuple[Step | None, ...]:
         """Let all of *growing* grow in one request, each after its prompt."""
-        limit = min(limit, *(self._room(self._call("write"), prompt) for prompt in prompts))
+        limit = min(limit + closing.room, *(self._room(self._call("write"), prompt) for prompt in prompts))
         body = self._body([prompt.fragment for prompt in prompts], self._sampling, seed, limit, stop, closing)
         connection, tally = self._endpoint.connection, self._tally("write", sum(map(len, prompts)))
         async with self._apart(self._sampling):

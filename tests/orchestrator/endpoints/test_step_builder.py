@@ -61,9 +61,30 @@ def test_it_ends_where_the_first_blank_line_or_mark_is_complete(pieces: list[str
 @settings(deadline=None)
 @given(PIECES, st.integers(1, 5))
 def test_it_ends_at_the_limit_at_the_latest(pieces: list[str], limit: int) -> None:
-    step, stop, _ = grown(pieces, limit)
-    assert len(step.tokens) <= limit
-    assert stop is not None or len(pieces) < limit
+    step, stop, growing = grown(pieces, limit)
+    assert len(step.tokens) <= limit or stop == "end" or growing.in_mark
+    assert stop is not None or len(pieces) < limit or growing.in_mark
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text", "stop"),
+    [
+        (["a", "</", "think", ">", "b"], f"a{THINK_END}", "end"),
+        (["a", "</", "b"], "a</", "length"),
+        (["a", "</", "th", "\n\n"], "a</", "length"),
+        (["a", "b", "</"], "ab", "length"),
+    ],
+)
+def test_a_mark_that_begins_within_the_limit_is_completed(pieces: list[str], text: str, stop: Stop) -> None:
+    step, found, _ = grown(pieces, 2)
+    assert (step.text, found) == (text, stop)
+    assert "".join(token.text for token in step.tokens) == text
+
+
+def test_the_end_of_a_reply_is_left_out() -> None:
+    step, stop, _ = grown(["It", " is.", "\n</", "answer", ">\n"], closing=Closing("</answer>", spelt=""))
+    assert (step.text, stop) == ("It is.\n", "end")
+    assert "".join(token.text for token in step.tokens) == step.text
 
 
 def test_an_opening_is_cut_to_the_limit_and_tokens_keep_the_requested_alternatives() -> None:
