@@ -222,7 +222,7 @@ def test_the_chain_stands_in_the_trace_and_steps_written_alone_are_no_accepted_d
         assert len(chain.steps) == world.steps
 
 
-def test_stepping_aside_costs_no_further_request_and_no_draft_of_the_small_model() -> None:
+def test_stepping_aside_costs_no_further_request_no_draft_of_the_small_model_and_no_token_of_the_budget() -> None:
     auto, world = Auto(), replace(GOOD, verdict=20.0)
     world.solve(0, "auto", auto)
     small, large = world.models(1)
@@ -230,6 +230,9 @@ def test_stepping_aside_costs_no_further_request_and_no_draft_of_the_small_model
     run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(AHEAD, auto=deciding)))
     opened = [line for line in small.log if not line.endswith(("done", "cancelled")) and "goes on" not in line]
     assert opened == ["large write 0"]
+    for knowing in (Auto(), auto):
+        chain = replay(moment.event for moment in world.solve(2, "auto", knowing, Budget(50, answer=10)))
+        assert chain.tokens == 40
 
 
 def test_a_draft_that_the_change_loses_is_counted_as_lost_and_nothing_is_left_open() -> None:
@@ -243,13 +246,6 @@ def test_a_draft_that_the_change_loses_is_counted_as_lost_and_nothing_is_left_op
     committed = sum(isinstance(event, Committed) for event in events(found))
     assert lost
     assert drafted == committed + len(lost)
-
-
-def test_the_budget_is_kept_to_the_token_whoever_writes() -> None:
-    auto, world = Auto(), replace(GOOD, verdict=20.0)
-    for problem in range(3):
-        chain = replay(moment.event for moment in world.solve(problem, "auto", auto, Budget(50, answer=10)))
-        assert chain.tokens == 40
 
 
 KNOWN = Estimate(Costs(1.0, 1.0, 4.0, toll=0.0), 0.5, 4.0)
@@ -373,12 +369,8 @@ def measured(moments: Iterable[Moment]) -> dict[str, list[float]]:
     reading = AutoRun(Auto(), record, 0)
     for moment in moments:
         reading.read(moment)
-    return {
-        "drafts": [seconds for _, seconds in record.drafts.entries],
-        "judged": [seconds for _, seconds in record.judged.entries],
-        "repairs": [seconds for _, seconds in record.repairs.entries],
-        "accepted": [accepted for _, accepted in record.accepted.entries],
-    }
+    kinds = ("drafts", "judged", "repairs", "accepted")
+    return {kind: [value for _, value in getattr(record, kind).entries] for kind in kinds}
 
 
 def of_run(*, wrong: tuple[int, ...], ahead: int, lead: int = 0, length: int = 5) -> dict[str, list[float]]:

@@ -98,21 +98,6 @@ def test_of_two_packages_with_one_name_the_first_has_it(site: Path) -> None:
     assert "another package has this name too" in registry.broken["extra"]
 
 
-def test_an_unknown_name_is_refused_with_a_guess(site: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no thing 'wn' \(did you mean 'own'\?\); the things: own$"):
-        made().find("wn")
-
-
-def test_what_a_program_adds_is_found_by_its_own_name(site: Path) -> None:
-    def mine() -> None: ...
-
-    registry = made()
-    assert registry.add(mine) == "mine"
-    assert registry.find("mine") == "read mine"
-    assert registry.add(mine) == "mine"
-    assert "mine" in list(registry)
-
-
 def test_another_thing_of_the_same_name_gets_a_number_and_the_first_keeps_the_name(site: Path) -> None:
     install(site, "more", ["extra = json:dumps"])
     registry = Registry("thing", "things", "stepspec.things", {"own": 0}, lambda name, value: id(value))
@@ -126,11 +111,14 @@ def test_another_thing_of_the_same_name_gets_a_number_and_the_first_keeps_the_na
     first, second, third = (thing("mine") for _ in range(3))
     assert [registry.add(each) for each in (first, second, third, second)] == ["mine", "mine-2", "mine-3", "mine-2"]
     assert registry.find("mine") == id(first)
+    assert {"mine", "mine-2"} < {*registry}
     assert registry.add(thing("own")) == "own-2"
     assert registry.add(thing("extra")) == "extra-2"
 
 
-def test_what_has_no_name_is_refused(site: Path) -> None:
+def test_what_has_no_name_is_refused_and_so_is_an_unknown_one_with_a_guess(site: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no thing 'wn' \(did you mean 'own'\?\); the things: own$"):
+        made().find("wn")
     with pytest.raises(ConfigurationError, match="has to have a name"):
         made().add(lambda: None)
     assert made().add(partial(read, "bound")) == "read"

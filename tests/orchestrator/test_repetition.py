@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -116,11 +115,7 @@ LISTS = [
 
 @pytest.mark.parametrize("paragraphs", LISTS, ids=lambda paragraphs: paragraphs[0][:20])
 def test_lists_derivations_checks_and_equal_rows_are_no_loop(paragraphs: list[str]) -> None:
-    grown = chain()
-    for text in paragraphs:
-        assert obstacle(grown, step(text)) == ""
-        assert not stuck(grown, step(text))
-        grown = grown.extend(step(text))
+    assert not rejected([step(text) for text in paragraphs])
 
 
 LEGITIMATE = {
@@ -179,10 +174,7 @@ def test_only_very_much_white_space_is_a_loop(text: str) -> None:
 @given(st.lists(st.text(alphabet="ab .1\n", min_size=1, max_size=12), max_size=60))
 @BOUNDED
 def test_new_text_is_never_refused(texts: list[str]) -> None:
-    grown = chain()
-    for number, text in enumerate(texts):
-        assert obstacle(grown, step(f"{text} {number}")) == ""
-        grown = grown.extend(step(f"{text} {number}"))
+    assert not rejected([step(f"{text} {number}") for number, text in enumerate(texts)])
 
 
 @given(st.integers(1, 400), st.text(alphabet="ab12 .", max_size=30))
@@ -204,15 +196,12 @@ def test_every_endless_repetition_is_a_loop(loop: str, size: int, before: str) -
     assert rejected([*pieces(before, 50), *pieces(text, size)])
 
 
-def looping(role: str, loop: str) -> Callable[[Previous], str]:
-    def script(previous: Previous) -> str:
-        return "So it is. " + loop * 4000
-
-    return script
+def looping(previous: Previous) -> str:
+    return "So it is. " + "and so on, and then " * 4000
 
 
 def test_two_models_that_loop_end_the_run_early_and_one_alone_goes_on() -> None:
-    small, large = (ScriptedModel(role, looping(role, "and so on, and then ")) for role in ("small", "large"))
+    small, large = (ScriptedModel(role, looping) for role in ("small", "large"))
     spent = Budget(4096).spent
     for policy in (BiLD(small, large), SpeculativeThinking(small, large), Relay(small, large)):
         (grown, end), _ = run(reason(policy, PROBLEM, ahead=2, spent=spent))
@@ -224,8 +213,7 @@ def test_two_models_that_loop_end_the_run_early_and_one_alone_goes_on() -> None:
 
 
 def test_the_large_model_gets_the_small_one_out_of_its_loop() -> None:
-    small = ScriptedModel("small", looping("small", "and so on, and then "), rivals=lambda before, token: ())
-    large = ScriptedModel("large", looping("large", "and so on, and then "))
+    small, large = (ScriptedModel(role, looping) for role in ("small", "large"))
 
     def escape(text: str) -> str | None:
         return f" enough.\n{THINK_END}" if len(text) > 1300 else ScriptedModel.next(large, text)

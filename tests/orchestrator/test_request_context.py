@@ -61,24 +61,20 @@ def calls(events: list[Event]) -> list[Called]:
 
 
 def test_without_lookahead_nothing_is_a_bet() -> None:
-    assert spied(0) == [
-        RequestContext("draft", 0),
-        RequestContext("verify", 0),
-        RequestContext("draft", 1),
-        RequestContext("verify", 1),
-        RequestContext("repair", 1),
-        RequestContext("draft", 2),
-        RequestContext("verify", 2),
-    ]
+    pairs = (("draft", 0), ("verify", 0), ("draft", 1), ("verify", 1), ("repair", 1), ("draft", 2), ("verify", 2))
+    assert [(one.purpose, one.step, one.bet) for one in spied(0)] == [(*pair, False) for pair in pairs]
 
 
-def test_requests_beyond_the_next_step_are_bets() -> None:
+def test_requests_beyond_the_next_step_and_hedges_are_bets() -> None:
     contexts = spied(2)
     assert contexts[0] == RequestContext("draft", 0)
     assert RequestContext("draft", 1, bet=True) in contexts
     assert {RequestContext("verify", 0), RequestContext("verify", 1)} & set(contexts)
     assert RequestContext("repair", 1) in contexts
     assert not any(one.bet for one in contexts if one.purpose == "repair")
+    hedged = spied(LookaheadControl(hedge=1.0))
+    assert RequestContext("hedge", 1, bet=True) in hedged
+    assert RequestContext("repair", 1) not in hedged
 
 
 def test_a_verdict_is_a_bet_while_an_earlier_one_is_awaited() -> None:
@@ -88,12 +84,6 @@ def test_a_verdict_is_a_bet_while_an_earlier_one_is_awaited() -> None:
     run(reason(spying, PROBLEM, ahead=2))
     verdicts = [one for one in spying.contexts if one.purpose == "verify"]
     assert verdicts == [RequestContext("verify", 0), *(RequestContext("verify", at, bet=True) for at in (1, 2))]
-
-
-def test_a_hedge_is_a_bet_whichever_step_it_is_about() -> None:
-    contexts = spied(LookaheadControl(hedge=1.0))
-    assert RequestContext("hedge", 1, bet=True) in contexts
-    assert RequestContext("repair", 1) not in contexts
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

@@ -55,22 +55,16 @@ class Case:
 
 def test_a_run_reports_its_thinking_and_its_answer() -> None:
     case = Case()
-    outcome, seconds = case.run()
+
+    async def late() -> Outcome:
+        await asyncio.sleep(7.0)
+        return await case.solve()
+
+    outcome, seconds = run(late())
     assert (outcome.answer, outcome.text, outcome.reason) == ("42", "So it is \\boxed{42}.", "stop")
     assert outcome.chain.finished
-    assert seconds == 6.0  # a draft, four judgements, and the answer
+    assert seconds == 7.0 + 6.0  # a draft, four judgements, and the answer
     assert isinstance(case.events[-2], Answered)
-    assert case.events[-1] == Finished("stop", "42", 6.0)
-
-
-def test_the_seconds_of_a_run_are_its_own() -> None:
-    case = Case()
-
-    async def main() -> None:
-        await asyncio.sleep(7.0)
-        await case.solve()
-
-    run(main())
     assert case.events[-1] == Finished("stop", "42", 6.0)
 
 
@@ -95,16 +89,11 @@ def test_a_spent_budget_still_leaves_room_for_an_answer() -> None:
     assert (outcome.chain.tokens, outcome.answer, outcome.reason) == (20, "42", "length")
 
 
-def test_a_truncated_answer_is_distinguished_from_a_complete_one() -> None:
+@pytest.mark.parametrize(("more", "text", "reason"), [(3, "So it", "length"), (40, "So it is \\boxed{42}.", "stop")])
+def test_an_answer_may_use_the_rest_of_the_budget_and_is_cut_where_that_ends(more: int, text: str, reason: str) -> None:
     thought = Case().run()[0].chain.tokens
-    outcome, _ = Case(Budget(tokens=thought + 3, answer=3)).run()
-    assert (outcome.chain.tokens, outcome.text, outcome.reason) == (thought, "So it", "length")
-
-
-def test_an_answer_may_use_the_rest_of_the_thinking_budget() -> None:
-    thought = Case().run()[0].chain.tokens
-    outcome, _ = Case(Budget(tokens=thought + 40, answer=3)).run()
-    assert (outcome.answer, outcome.reason) == ("42", "stop")
+    outcome, _ = Case(Budget(tokens=thought + more, answer=3)).run()
+    assert (outcome.chain.tokens, outcome.text, outcome.reason) == (thought, text, reason)
 
 
 def test_seconds_are_kept_for_the_answer_of_a_run_that_thinks_too_long() -> None:
@@ -214,6 +203,7 @@ def test_models_without_a_thinking_block_have_answered_when_they_end() -> None:
     case.small.script = lambda previous: "First.\n\n" if not previous else "So it is \\boxed{7}."
     outcome, _ = case.run(thinks=False)
     assert (outcome.text, outcome.answer, outcome.reason) == ("First.\n\nSo it is \\boxed{7}.", "7", "stop")
+    assert case.emitted == ["First.", "\n\nSo it is \\boxed{7}."]  # as the steps are committed
     assert not [event for event in case.events if isinstance(event, Answered)]
 
 
@@ -269,11 +259,3 @@ def test_a_partial_answer_counts_when_the_time_is_up() -> None:
     assert (outcome.text, outcome.reason, seconds) == ("So it", "time", 8.0)
     assert "".join(case.emitted) == "So it"
     assert [event.step.text for event in case.events if isinstance(event, Answered)] == ["\n\nSo it"]
-
-
-def test_without_a_thinking_block_steps_are_emitted_as_they_are_committed() -> None:
-    case = Case()
-    case.small.script = lambda previous: "First.\n\n" if not previous else "So it is \\boxed{7}."
-    outcome, _ = case.run(thinks=False)
-    assert case.emitted == ["First.", "\n\nSo it is \\boxed{7}."]
-    assert "".join(case.emitted) == outcome.text

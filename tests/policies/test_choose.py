@@ -181,15 +181,12 @@ def test_a_judge_that_fails_at_the_rivals_approves_of_none() -> None:
     assert [(step.author, step.note) for step in chain.steps] == [("large", "no verdict")]
 
 
-@pytest.mark.parametrize("tokens", range(6, 30, 3))
+@pytest.mark.parametrize("tokens", [6, 15, 24])
 def test_rivals_stay_within_the_budget(tokens: int) -> None:
     tried = arm("choose", 7, budget=Budget(tokens))
-    (chain, _), _ = run(tried.run(1))
-    assert chain.tokens <= tokens - Budget(tokens).for_answer
-    for event in tried.events:
-        if isinstance(event, Judged):
-            for rival in event.verdict.rivals:
-                assert len(rival.step.tokens) <= tokens - Budget(tokens).for_answer
+    run(tried.run(1))
+    rivals = [rival for event in tried.events if isinstance(event, Judged) for rival in event.verdict.rivals]
+    assert all(len(rival.step.tokens) <= tokens - Budget(tokens).for_answer for rival in rivals)
 
 
 def test_after_a_rival_that_ends_the_thinking_the_answer_is_its_own() -> None:
@@ -233,27 +230,6 @@ def test_one_candidate_is_specreason_call_for_call(seed: int, ahead: int, sticky
         result, seconds = run(tried.run(ahead))
         runs.append((result, seconds, tried.log, tried.events))
     assert runs[0] == runs[1]
-
-
-@given(seed=SEEDS, ahead=st.sampled_from([0, 2]))
-@BOUNDED
-def test_a_step_is_the_small_models_wherever_specreason_would_have_kept_it_or_a_rival_passes(
-    seed: int, ahead: int
-) -> None:
-    tried = arm("choose", seed)
-    policy = Choose(tried.small, tried.large, least=0.01, threshold=5)
-    tried.policy = policy
-    (chain, _), _ = run(tried.run(ahead))
-    before = PROBLEM
-    for step in chain.steps:
-        draft = run(policy.draft(before))[0]
-        plain = run(policy.alone.verify(before, draft))[0]
-        if isinstance(plain, Accept):
-            assert step.text == draft.text or step.note
-        elif step.author == "small":
-            assert step.text != draft.text
-            assert isinstance(run(policy.alone.verify(before, step))[0], Accept)
-        before = before.extend(step)
 
 
 # Beginnings of rivals: none is the beginning of another, and none is a stump.
@@ -311,12 +287,13 @@ def test_rivals_with_the_text_of_the_draft_are_dropped() -> None:
 def test_beginnings_are_drawn_without_replacement_by_the_seed_and_the_chain() -> None:
     draft = step(token("So", *[(f"w{n}", -1.0 - n / 4) for n in range(6)]))
     found = forks(PROBLEM, draft, NEVER)
-    orders = [shuffle(found, 1.0, seed, PROBLEM) for seed in range(40)]
-    assert all(sorted(one.text for one in order) == sorted(one.text for one in found) for order in orders)
-    assert len({tuple(one.text for one in order) for order in orders}) > 20
-    assert shuffle(found, 1.0, 3, PROBLEM) == shuffle(found, 1.0, 3, PROBLEM)
-    other = PROBLEM.extend(draft)
-    assert any(shuffle(found, 1.0, seed, PROBLEM) != shuffle(found, 1.0, seed, other) for seed in range(5))
+
+    def orders(chain: Chain) -> list[list[str]]:
+        return [[one.text for one in shuffle(found, 1.0, seed, chain)] for seed in range(40)]
+
+    assert {tuple(sorted(order)) for order in orders(PROBLEM)} == {tuple(sorted(one.text for one in found))}
+    assert len({tuple(order) for order in orders(PROBLEM)}) > 20
+    assert orders(PROBLEM) == orders(PROBLEM) != orders(PROBLEM.extend(draft))
 
 
 @pytest.mark.parametrize(("temperature", "share"), [(1.0, 4 / 9), (0.5, 16 / 21), (2.0, 2 / 7)])

@@ -75,11 +75,10 @@ def test_an_entropy_that_is_just_the_threshold_is_enough_for_both_looks() -> Non
     assert isinstance(run(policy.verify(PROBLEM, replace(draft, stop="delimiter")))[0], Rollback)
 
 
-def test_only_the_requested_number_of_rivals_is_read() -> None:
-    draft = run(Glimpse(*pair([0], rivals=40), threshold=9).draft(PROBLEM))[0]
-    assert len(draft.tokens[0].top) == 20
-    draft = run(Glimpse(*pair([0], rivals=40), threshold=9, top=3).draft(PROBLEM))[0]
-    assert len(draft.tokens[0].top) == 3
+@pytest.mark.parametrize(("options", "count"), [({}, 20), ({"top": 3}, 3)])
+def test_only_the_requested_number_of_rivals_is_read(options: dict[str, int], count: int) -> None:
+    draft = run(Glimpse(*pair([0], rivals=40), threshold=9, **options).draft(PROBLEM))[0]
+    assert len(draft.tokens[0].top) == count
 
 
 def test_the_end_of_thinking_as_a_first_token_is_glimpsed_at_too() -> None:

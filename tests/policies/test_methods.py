@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter
 
-from stepspec import Method, Threshold, policies
+from stepspec import Method, Threshold
 from stepspec.evals.calibration.policy_file import find_threshold
 from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback, Step, Verdict, reason
 from stepspec.orchestrator.chain import Role
@@ -75,9 +75,6 @@ def test_options_are_those_of_the_policy_without_its_models_and_their_defaults_t
 def test_a_threshold_is_what_scores_are_compared_with(name: str) -> None:
     found = threshold(name, {})
     assert found is None or found[1] == defaults(name)[found[0]]
-
-
-def test_a_chosen_threshold_is_that_of_the_run() -> None:
     assert threshold("specreason", {"threshold": 5, "sure": 0.5}) == ("threshold", 5.0)
     assert threshold("random", {"p": 0.5}) is threshold("large", {}) is None
 
@@ -296,16 +293,12 @@ def test_a_class_or_a_function_is_chosen_by_its_name_and_its_options_are_checked
 
 
 @pytest.mark.usefixtures("forgetting")
-def test_bound_arguments_are_defaults_that_may_be_overridden() -> None:
+def test_bound_arguments_are_defaults_and_a_method_brings_its_threshold() -> None:
     name = named(partial(SpecReason, threshold=5))
     assert name != named(partial(SpecReason, threshold=6))
     assert make(name, SMALL, LARGE) == SpecReason(SMALL, LARGE, threshold=5)
     assert make(name, SMALL, LARGE, threshold=8) == SpecReason(SMALL, LARGE, threshold=8)
     assert METHODS[name].documentation == METHODS["specreason"].documentation
-
-
-@pytest.mark.usefixtures("forgetting")
-def test_a_method_brings_its_threshold_to_calibrate() -> None:
     moved = Threshold("most", (0, 1, 2, 3))
     plain, name = named(Alternate), METHODS.add(Method(Alternate, threshold=moved), "Alternate")
     assert (plain, name) == ("Alternate", "Alternate-2")
@@ -336,7 +329,3 @@ def takes_a_model(small: Model, large: Model, other: Model | None = None) -> Any
 def test_what_cannot_be_a_policy_is_refused_with_the_reason(value: object, complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         read_method("mine", value)
-
-
-def test_every_name_that_is_offered_exists() -> None:
-    assert all(hasattr(policies, name) for name in policies.__all__)

@@ -166,11 +166,12 @@ def test_the_tokens_before_the_first_failing_one_are_kept() -> None:
         assert ruling.score == pytest.approx(exp(-3.0) / (exp(-3.0) + exp(-0.1)))
 
 
-def test_the_score_of_a_draft_is_its_least_likely_token() -> None:
+def test_the_score_of_a_draft_is_its_least_likely_token_and_1_without_any() -> None:
     even: Reading = {1: {" it": -0.5, "else": -1.0}}
     ruling, _ = verdict(even, even)
     assert isinstance(ruling, Accept)
     assert ruling.score == pytest.approx(exp(-0.5) / (exp(-0.5) + exp(-1.0)))
+    assert verdict({}, {}, draft=Step("", "small", "end"))[0] == Accept(1.0)  # a model that ends its turn at once
 
 
 def test_a_typical_token_need_not_be_the_likeliest() -> None:
@@ -179,17 +180,23 @@ def test_a_typical_token_need_not_be_the_likeliest() -> None:
     assert kept(verdict(second_best, second_best, accept="typical")[0]) is None
 
 
-@pytest.mark.parametrize(("chance", "stands"), [(0.089, False), (0.091, True)])
-def test_where_the_model_is_sure_typical_means_above_epsilon(chance: float, stands: bool) -> None:
-    reading: Reading = {1: {" it": log(chance), "else": log(1 - chance)}}
-    assert (kept(verdict(reading, reading, accept="typical")[0]) is None) == stands
+NINE = {str(number): log(0.92 / 9) for number in range(9)}  # exp(-entropy) is about a tenth
 
 
-@pytest.mark.parametrize(("delta", "stands"), [(0.9, False), (0.4, True)])
-def test_where_it_is_not_sure_typical_means_above_a_share_of_its_perplexity(delta: float, stands: bool) -> None:
-    reading: Reading = {1: {" it": log(0.08), **{str(number): log(0.92 / 9) for number in range(9)}}}
-    ruling, _ = verdict(reading, reading, accept="typical", delta=delta)
-    assert (kept(ruling) is None) == stands  # exp(-entropy) is about a tenth
+@pytest.mark.parametrize(
+    ("reading", "options", "stands"),
+    [
+        ({" it": log(0.089), "else": log(0.911)}, {}, False),
+        ({" it": log(0.091), "else": log(0.909)}, {}, True),
+        ({" it": log(0.08), **NINE}, {"delta": 0.9}, False),
+        ({" it": log(0.08), **NINE}, {"delta": 0.4}, True),
+    ],
+)
+def test_typical_means_above_epsilon_where_the_model_is_sure_or_else_above_a_share_of_its_perplexity(
+    reading: Mapping[str, float], options: dict[str, float], stands: bool
+) -> None:
+    ruling, _ = verdict({1: reading}, {1: reading}, accept="typical", **options)
+    assert (kept(ruling) is None) == stands
 
 
 def test_an_endpoint_without_alternatives_cannot_be_used() -> None:
@@ -207,12 +214,6 @@ def test_with_alpha_0_a_match_is_the_large_models_own_first_choice(seed: int, ah
     (chain, _), _ = run(reason(policy, PROBLEM, ahead=ahead))
     alone, _ = run(reason(make("large", tried.small, tried.large), PROBLEM))
     assert chain.text == alone[0].text  # as exact matching promises
-
-
-def test_a_draft_without_tokens_is_accepted_for_sure() -> None:
-    """As where the small model ends its turn at once: there is nothing to object to."""
-    ruling, _ = verdict({}, {}, draft=Step("", "small", "end"))
-    assert ruling == Accept(1.0)
 
 
 # Sampled models: typical tokens are accepted, because a match rejects most sampled ones.

@@ -118,6 +118,7 @@ def first_end(tokens: Sequence[str]) -> str:
 )
 def test_a_mark_ends_the_sentence_after_its_token(end: str) -> None:
     assert first_end((" it", " is", " so", end, " Then", " on", ".")) == f" it is so{end}"
+    assert first_end((" 3", ".", "1", "4", ".")) == " 3."  # also in a number, as in the authors' code
 
 
 @pytest.mark.parametrize("token", [",", " x", ".\n\n", '."\n\n', "...\n\n\n", ".com", ".5", ".,", "\n", ")", ""])
@@ -127,24 +128,19 @@ def test_other_tokens_do_not(token: str) -> None:
     assert not ends_a_sentence(Step(f" it{token}", "small"))
 
 
-def test_the_point_of_a_number_is_a_full_stop_as_in_the_authors_code() -> None:
-    assert first_end((" 3", ".", "1", "4", ".")) == " 3."
-
-
 @given(st.lists(st.sampled_from([*".!? \n)", *CLOSERS, *WIDE_MARKS, "a", "\n\n"]), max_size=12).map("".join))
 @BOUNDED
 def test_no_paragraph_is_taken_for_a_sentence(text: str) -> None:
     assert not (text.endswith("\n\n") and ends_a_sentence(Step(text, "small")))
 
 
-@pytest.mark.parametrize("end", [".\n", "\u3002"])
-async def test_over_http_the_token_keeps_its_id(end: str) -> None:
+async def test_over_http_the_token_keeps_its_id() -> None:
     """So that the next prompt holds the very ids that the small model wrote."""
     async with (
-        FakeVllm(("So,", " it", " is", end, " And", " on", "\n\n")).serve() as settings,
+        FakeVllm(("So,", " it", " is", ".\n", " And", " on", "\n\n")).serve() as settings,
         VllmEndpoint(settings) as served,
     ):
         policy = Relay(served.model(), served.model(), cues=("So,",))
         step = await policy.draft(PROBLEM.extend(Step("So,", "large")))
-    assert step.text == f" it is{end}"
+    assert step.text == " it is.\n"
     assert all(token.id >= 0 for token in step.tokens)

@@ -179,13 +179,10 @@ def test_a_small_model_that_does_not_reason_gives_every_paragraph_up(ahead: int)
         ]
 
 
-def test_a_takeover_may_end_the_thinking() -> None:
+def test_a_takeover_may_end_the_thinking_and_a_paragraph_with_a_cue_does_not() -> None:
     small, large = pair(saying("First.\n\n", "Yes, that is all.\n\n"), saying("", LAST))
     steps, end = think(SpeculativeThinking(small, large))
     assert (steps[1], end) == (("large", LAST, "affirmation"), "finished")
-
-
-def test_a_paragraph_with_a_cue_does_not_end_the_thinking() -> None:
     small, large = pair(saying("First.\n\n", f"Wait.{THINK_END}", LAST), saying("", "Go on.\n\n", LAST))
     steps, _ = think(SpeculativeThinking(small, large, n1=3))
     assert steps[1:] == [("large", "Go on.\n\n", "reflection"), ("small", LAST, "")]

@@ -111,54 +111,67 @@ def test_what_was_not_reported_or_timed_is_unknown() -> None:
     assert "HTTP 500: no" in notes(diagnosis)[1]
 
 
-@pytest.mark.parametrize(
-    ("change", "note"),
-    [
-        ({"vocabulary": "w"}, "the vocabularies differ"),
-        ({"context": 1024}, "chains of thought end after 1024 tokens: start vLLM with a larger --max-model-len"),
-        ({"model": "tiny"}, "both serve 'tiny'"),
-        ({"url": "http://s", "model": "tiny"}, "small and large are the same server"),
-        ({"failures": {"scoring": "no"}}, "policies that score drafts (BiLD, reading, reflective) cannot use it: no"),
-        ({"digits": 0.1}, "puts 10% on digits"),
-        ({"pace": Pace(0.1, 0.007)}, "speculation cannot pay"),
-        ({"faithful": False}, "does not survive encoding"),
-    ],
-)
-def test_mismatches_are_reported(change: dict[str, Any], note: str) -> None:
-    diagnosis = conclude(FAST, replace(GOOD, **change))
-    (warning,) = diagnosis.findings
-    assert note in str(warning)
-    assert warning.outcome == "costs"
-    assert warning.cure
-    report = Report.of([diagnosis])
-    assert (report.ok, report.summary) == (True, "It works: 1 costs speed or accuracy.")
+COSTS, FAILS = ("costs", "It works: 1 costs speed or accuracy."), ("cannot work", "It cannot work like this: 1 thing")
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "outcome", "words"),
     [
-        ({"context": 200}, "large: its context of 200 tokens has no room for a step and its verdict: start vLLM with"),
+        ({"vocabulary": "w"}, COSTS, "pair: the vocabularies differ"),
+        (
+            {"context": 1024},
+            COSTS,
+            "large: chains of thought end after 1024 tokens: start vLLM with a larger --max-mod",
+        ),
+        ({"model": "tiny"}, COSTS, "pair: small and large both serve 'tiny'"),
+        ({"url": "http://s", "model": "tiny"}, COSTS, "pair: small and large are the same server"),
+        (
+            {"failures": {"scoring": "no"}},
+            COSTS,
+            "large: policies that score drafts (BiLD, reading, reflective) cannot",
+        ),
+        ({"digits": 0.1}, COSTS, "large: asked for a grade, it puts 10% on digits"),
+        ({"pace": Pace(0.1, 0.007)}, COSTS, "pair: the small model is hardly faster than the large one: speculation"),
+        ({"faithful": False}, COSTS, "large: its chat template does not survive encoding"),
+        (
+            {"context": 200},
+            FAILS,
+            "large: its context of 200 tokens has no room for a step and its verdict: start vLLM",
+        ),
         (
             {"failures": {"judging": "no logprobs"}},
-            "large: it cannot judge: no logprobs: serve it with vLLM, or choose",
+            FAILS,
+            "large: it cannot judge: no logprobs: serve it with vLLM, or",
         ),
-        ({"failures": {"writing": "HTTP 500: no"}}, f"large: it cannot write a step: HTTP 500: no: {AGAIN}"),
-        ({"thinks": False, "thinks_by": "template"}, "pair: this pair is refused: the small model thinks in a block"),
+        ({"failures": {"writing": "HTTP 500: no"}}, FAILS, f"large: it cannot write a step: HTTP 500: no: {AGAIN}"),
         (
             {"can": without("token_ids", False)},
-            "large: no token ids: no step can be written: serve the model with vLLM",
+            FAILS,
+            "large: no token ids: no step can be written: serve the model with",
         ),
-        ({"can": without("suffix_scoring", False)}, "large: suffix scoring is set, but the server does not do it"),
-        ({"problem": "no connection"}, "large: no connection"),
+        (
+            {"can": without("suffix_scoring", False)},
+            FAILS,
+            "large: suffix scoring is set, but the server does not do it",
+        ),
+        ({"problem": "no connection"}, FAILS, "large: no connection"),
     ],
 )
-def test_what_cannot_work_is_no_mere_cost(change: dict[str, Any], words: str) -> None:
+def test_each_fault_is_a_finding_with_its_outcome_and_its_cure(
+    change: dict[str, Any], outcome: tuple[Outcome, str], words: str
+) -> None:
     diagnosis = conclude(FAST, replace(GOOD, **change))
-    (finding,) = [each for each in diagnosis.findings if each.outcome != "works"]
-    assert finding.outcome == "cannot work"
+    (finding,) = diagnosis.findings
+    assert finding.outcome == outcome[0]
     assert str(finding).startswith(words)
+    assert finding.cure or "problem" in change
     report = Report.of([diagnosis])
-    assert (report.ok, report.summary) == (False, "It cannot work like this: 1 thing cannot work.")
+    assert (report.ok, report.summary.startswith(outcome[1])) == (outcome == COSTS, True)
+
+
+def test_a_pair_of_which_only_the_small_model_thinks_is_refused() -> None:
+    refused = notes(conclude(FAST, replace(GOOD, thinks=False, thinks_by="template")), "pair")
+    assert refused[0].startswith("pair: this pair is refused: the small model thinks in a block")
 
 
 def test_a_small_model_that_cannot_judge_suits_most_policies() -> None:
@@ -446,9 +459,7 @@ async def test_values_outside_of_0_to_1_are_no_ratings(value: float, shown_as: s
     (finding,) = critic.findings
     assert finding.outcome == "cannot work"
     assert finding.message == f"its ratings are not numbers from 0 to 1 but {shown_as} and 0.5"
-    report = Report.of([conclude(FAST, GOOD)], critic)
-    assert not report.ok
-    check(report)
+    assert not check(Report.of([conclude(FAST, GOOD)], critic))["ok"]
 
 
 @pytest.mark.parametrize("server", [FakePooling(routes=()), FakePooling(names=()), FakePooling(lambda text: "high")])

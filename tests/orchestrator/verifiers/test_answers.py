@@ -166,19 +166,13 @@ def test_the_threshold_decides_about_a_score_between() -> None:
         assert outcome.verified is verified
 
 
-def test_without_tokens_left_a_rejected_answer_stays() -> None:
+@pytest.mark.parametrize(("more", "text"), [(0, "So it is \\boxed{42}."), (2, "It is")], ids=["none", "two"])
+def test_a_rewritten_answer_has_only_the_tokens_that_are_left(more: int, text: str) -> None:
     thought, answer = Checked(boxed("42")).run()[0].chain.tokens, len(tokenise(Rewriter.answer))
-    case = Checked(boxed("43"), Budget(tokens=thought + answer, answer=answer))
+    case = Checked(boxed("43"), Budget(tokens=thought + answer + more, answer=answer))
     outcome, _ = case.run()
-    assert (outcome.answer, outcome.verified) == ("42", False)
-    assert case.verdicts == [(False, "off by one", True)]
-
-
-def test_a_rewritten_answer_has_only_the_tokens_that_are_left() -> None:
-    thought, answer = Checked(boxed("42")).run()[0].chain.tokens, len(tokenise(Rewriter.answer))
-    case = Checked(boxed("43"), Budget(tokens=thought + answer + 2, answer=answer))
-    outcome, _ = case.run()
-    assert (outcome.text, outcome.verified, outcome.reason) == ("It is", False, "length")
+    assert (outcome.text, outcome.verified, outcome.reason) == (text, False, "length")
+    assert case.verdicts[0] == (False, "off by one", not more)
 
 
 def test_a_model_that_rewrites_nothing_leaves_the_rejected_answer() -> None:
