@@ -6,6 +6,7 @@ What the doctor's measurements mean: findings with their cost and their cure, in
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -217,59 +218,54 @@ def _about_replica(other: EndpointReport, first: EndpointReport) -> list[Finding
     ]
 
 
-def _about_pair(small: EndpointReport, large: EndpointReport, same: bool | None) -> list[Finding]:
+def _about_pair(small: EndpointReport, large: EndpointReport, same: bool | None) -> Iterator[Finding]:
     if small.problem or large.problem:
-        return []
-    findings: list[Finding] = []
-
-    def add(check: str, outcome: Outcome, message: str, cure: str, subject: str = "pair") -> None:
-        findings.append(Finding(check, subject, outcome, message, cure))
-
+        return
     if why := disagreement(bool(small.thinks), bool(large.thinks)):
         cause, _, cure = why.partition(". ")
-        add("thinking", "cannot work", f"this pair is refused: {cause}", f"{cure[:1].lower()}{cure[1:]}")
+        message = f"this pair is refused: {cause}"
+        yield Finding("thinking", "pair", "cannot work", message, f"{cure[:1].lower()}{cure[1:]}")
     elif large.thinks and not small.thinks:
         message = "only the large model thinks: the small one drafts the steps of its thinking as if it answered"
-        add("thinking", "costs", message, "draft with a small model that thinks too")
+        yield Finding("thinking", "pair", "costs", message, "draft with a small model that thinks too")
     if (small.url, small.model) == (large.url, large.model):
-        add(
-            "distinct", "costs", "small and large are the same server: a model gains nothing from its own drafts", OTHER
-        )
+        message = "small and large are the same server: a model gains nothing from its own drafts"
+        yield Finding("distinct", "pair", "costs", message, OTHER)
     elif (small.model, same) == (large.model, True):
-        add("distinct", "costs", f"small and large both serve {small.model!r}: are they one model?", OTHER)
+        message = f"small and large both serve {small.model!r}: are they one model?"
+        yield Finding("distinct", "pair", "costs", message, OTHER)
     if large.can and large.can.prompt_logprobs and large.can.suffix_scoring is None and large.scoring is not None:
         message = (
             f"suffix scoring is off: to score a step it reads the whole chain again, {milliseconds(large.scoring)} "
             f"after {LONG} tokens (a first token takes {milliseconds(large.pace.first if large.pace else None)})"
         )
-        add("suffix_scoring", "costs", message, _suffix_cure(large.can), "large")
+        yield Finding("suffix_scoring", "large", "costs", message, _suffix_cure(large.can))
     if same is False:
         message = "the vocabularies differ: every step is encoded anew for the other model, one request each"
-        add("vocabulary", "costs", message, "choose two models of one family")
+        yield Finding("vocabulary", "pair", "costs", message, "choose two models of one family")
     if large.digits is not None and large.digits < 0.5:
         message = f"asked for a grade, it puts {large.digits:.0%} on digits; as a judge it does not understand"
-        add("judging", "costs", message, "choose another large model, or a policy without grades", "large")
-    if small.pace and large.pace and (outcome := _compared(small.pace, large.pace)) != "works":
-        message = "the small model is hardly faster than the large one: speculation cannot pay"
-        if outcome == "unknown":
-            noise = max(small.pace.noise, large.pace.noise)
-            message = (
-                "could not tell on these servers whether the small model is faster than the large one: from one "
-                f"measurement to the next, the seconds for a token changed by {noise:.0%}"
-            )
-        cure = "choose a smaller small model, or give it a faster server"
-        add("speed", outcome, message, AGAIN_IDLE if outcome == "unknown" else cure)
-    return findings
+        yield Finding("judging", "large", "costs", message, "choose another large model, or a policy without grades")
+    if small.pace and large.pace:
+        yield from _about_speed(small.pace, large.pace)
 
 
-def _compared(small: Pace, large: Pace) -> Outcome:
-    """Whether *small* is much faster than *large*; "unknown" if the noise of the measurements hides it."""
-    if not large.between:
-        return "unknown"
-    ratio, noise = small.between / large.between, 1 + max(small.noise, large.noise)
+def _about_speed(small: Pace, large: Pace) -> Iterator[Finding]:
+    """Report a small model that is not much faster, as far as the noise of the measurements allows to tell."""
+    noise = max(small.noise, large.noise)
+    ratio = small.between / large.between if large.between else math.nan
     if ratio <= HARDLY_FASTER:
-        return "works"
-    return "unknown" if ratio / noise <= HARDLY_FASTER else "costs"
+        return
+    if ratio > HARDLY_FASTER * (1 + noise):
+        message = "the small model is hardly faster than the large one: speculation cannot pay"
+        cure = "choose a smaller small model, or give it a faster server"
+        yield Finding("speed", "pair", "costs", message, cure)
+        return
+    message = (
+        "could not tell on these servers whether the small model is faster than the large one: from one measurement "
+        f"to the next, the seconds for a token changed by {noise:.0%}"
+    )
+    yield Finding("speed", "pair", "unknown", message, AGAIN_IDLE)
 
 
 def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> CriticReport:

@@ -256,13 +256,9 @@ def _lines(findings: Sequence[Finding]) -> Iterator[Text]:
     """Yield a line for each finding, what cannot work first, between empty lines."""
     yield Text()
     for finding in sorted(findings, key=lambda finding: ORDER.index(finding.outcome)):
-        yield _line(finding)
+        yield Text.assemble((f"{finding.outcome}  ", COLOURS[finding.outcome]), str(finding))
     if findings:
         yield Text()
-
-
-def _line(finding: Finding) -> Text:
-    return Text.assemble((f"{finding.outcome}  ", COLOURS[finding.outcome]), str(finding))
 
 
 def _table(pair: Diagnosis) -> Table:

@@ -135,8 +135,11 @@ async def launch(
     _check(servers)
     with _log_folder(log_dir) as folder:
         async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
-            shared = _Launch(folder, time.monotonic(), ready_timeout, grace, on_progress, http, prepare)
-            processes = [_ServerProcess(server, shared) for server in servers]
+            launched = time.monotonic()
+            processes = [
+                _ServerProcess(server, folder, http, launched, ready_timeout, grace, on_progress, prepare)
+                for server in servers
+            ]
             async with supervised(*(process.run() for process in processes)):
                 yield {process.server.name: await process.served for process in processes}
 
@@ -164,30 +167,22 @@ def _log_folder(log_dir: Path | None) -> Generator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Launch:
-    """The settings and the HTTP client that all servers of one launch share."""
+@dataclass(eq=False)
+class _ServerProcess:
+    """Runs one *server* of those that were *launched* together; `served` is set once it answers."""
 
+    server: Server
     log_folder: Path
+    http: aiohttp.ClientSession
     launched: float
     ready_timeout: float
     grace: float
     on_progress: Callable[[Progress], object]
-    http: aiohttp.ClientSession
     prepare: Prepare | None
 
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self.launched
-
-
-class _ServerProcess:
-    """Runs one server; *served* is set once it answers."""
-
-    def __init__(self, server: Server, launch: _Launch) -> None:
-        self.server, self._launch = server, launch
+    def __post_init__(self) -> None:
         self.served: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
-        self._log = launch.log_folder / f"{server.name}.log"
+        self._log = self.log_folder / f"{self.server.name}.log"
 
     async def run(self) -> None:
         """Run the server until cancelled; raise `ServerError` if it does not start, or ends by itself."""
@@ -195,7 +190,7 @@ class _ServerProcess:
         with self._reserve_port() as reserved:
             port = int(reserved.getsockname()[1])
             root = f"http://{server.host}:{port}"
-            async with child(server.command(port), env=env, log=self._log, grace=self._launch.grace) as process:
+            async with child(server.command(port), env=env, log=self._log, grace=self.grace) as process:
                 served = Served(server.name, f"{root}/v1", server.served_name, process.pid, self._log)
                 if await self._wait_until_ready(root, served, process):
                     self._announce(served)
@@ -213,12 +208,11 @@ class _ServerProcess:
 
     async def _wait_until_ready(self, root: str, served: Served, process: Child) -> bool:
         """Wait until the server answers and is prepared; return False if it ends instead."""
-        launch = self._launch
         async with background(self._become_ready(root, served)) as (ready,):
             tasks: set[asyncio.Task[Any]] = {ready, process.ended}
             while not (ready.done() or process.ended.done()):
-                if launch.elapsed > launch.ready_timeout:
-                    raise ServerNotReady(self._report(f"did not answer within {launch.ready_timeout:g} s"))
+                if self._elapsed > self.ready_timeout:
+                    raise ServerNotReady(self._report(f"did not answer within {self.ready_timeout:g} s"))
                 self._report_progress("starting")
                 await asyncio.wait(tasks, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if process.ended.done():
@@ -226,11 +220,15 @@ class _ServerProcess:
         ready.result()
         return True
 
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.launched
+
     async def _become_ready(self, root: str, served: Served) -> None:
-        while not await _answers(self._launch.http, root, served.served_name):  # noqa: ASYNC110  # no event tells it
+        while not await _answers(self.http, root, served.served_name):  # noqa: ASYNC110  # no event tells it
             await asyncio.sleep(POLL_SECONDS)
-        if self._launch.prepare:
-            await self._launch.prepare(served)
+        if self.prepare:
+            await self.prepare(served)
 
     def _announce(self, served: Served) -> None:
         if not self.served.done():  # The future is cancelled if the block is cancelled just when the server is ready.
@@ -238,7 +236,7 @@ class _ServerProcess:
             self._report_progress("ready")
 
     def _report_progress(self, state: State) -> None:
-        self._launch.on_progress(Progress(self.server.name, self._launch.elapsed, state))
+        self.on_progress(Progress(self.server.name, self._elapsed, state))
 
     def _died(self, code: int) -> ServerDied:
         when = "while it was in use" if self.served.done() else "before it answered"

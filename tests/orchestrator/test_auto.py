@@ -63,12 +63,7 @@ class World:
         return small, large
 
     def solve(
-        self,
-        problem: int,
-        arm: str = "auto",
-        auto: Auto | None = None,
-        budget: Budget | None = None,
-        name: str = "specreason",
+        self, problem: int, arm: str = "auto", auto: Auto | None = None, budget: Budget | None = None
     ) -> list[Moment]:
         """Run one problem: by the "method", the "large" model alone, or with *auto*; return the trace."""
         small, large = self.models(problem)
@@ -78,7 +73,7 @@ class World:
 
         async def main() -> list[Moment]:
             recorder = Recorder(Stopwatch())
-            deciding = auto.run(name, {}, AHEAD, aside) if auto is not None else None
+            deciding = auto.run("specreason", {}, AHEAD, aside) if auto is not None else None
 
             def observe(event: object) -> None:
                 if isinstance(event, Called) and event.first is not None:  # that of a scripted model has no token yet

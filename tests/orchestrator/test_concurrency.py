@@ -187,24 +187,17 @@ async def test_the_blocks_own_error_is_raised_or_shown_with_that_of_the_job_that
     assert isinstance(failure.value.__cause__, ConnectionError)
 
 
-async def test_a_cancellation_from_outside_is_not_swallowed() -> None:
+@pytest.mark.parametrize("failing", [True, False])
+async def test_a_cancellation_from_outside_is_not_swallowed_also_while_jobs_are_stopped(failing: bool) -> None:
     job = Job()
 
     async def inside() -> None:
-        job.fail.set()
+        if failing:
+            job.fail.set()
         await asyncio.sleep(0)
-        current().cancel()
-        await asyncio.Event().wait()
-
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.create_task(supervise([job], inside))
-
-
-async def test_jobs_stop_although_the_block_is_cancelled_while_it_stops_them() -> None:
-    job = Job()
-
-    async def inside() -> None:
-        await asyncio.sleep(0)
+        if failing:
+            current().cancel()
+            await asyncio.Event().wait()
         asyncio.get_running_loop().call_soon(current().cancel)
 
     with pytest.raises(asyncio.CancelledError):

@@ -30,26 +30,15 @@ def committed(arm: Arm) -> list[Step]:
 @every_arm
 @given(seed=SEEDS, ahead=AHEADS, sticky=st.booleans())
 @BOUNDED
-def test_the_chain_is_the_same_at_any_lookahead_and_never_later(
+def test_the_chain_is_the_same_at_any_lookahead_and_never_later_and_the_events_tell_every_fate(
     name: str, seed: int, ahead: LookaheadControl, sticky: bool
 ) -> None:
     plain, betting = arm(name, seed), arm(name, seed, sticky=sticky)
-    expected, slow = run(plain.run())
+    (chain, end), slow = run(plain.run())
     result, fast = run(betting.run(ahead))
-    assert result == expected
-    assert result[0].finished == (result[1] == "finished")
+    assert result == (chain, end)
+    assert chain.finished == (end == "finished")
     assert fast <= slow or betting.small.closing
-
-
-@every_arm
-@given(seed=SEEDS, ahead=AHEADS, sticky=st.booleans())
-@BOUNDED
-def test_the_events_determine_the_chain_and_the_fate_of_every_draft_and_token(
-    name: str, seed: int, ahead: LookaheadControl, sticky: bool
-) -> None:
-    plain, betting = arm(name, seed), arm(name, seed, sticky=sticky)
-    run(plain.run())
-    (chain, _), _ = run(betting.run(ahead))
     assert replay([Started(PROBLEM.messages, name), *betting.events]) == chain
     expected, ledger = Ledger.of(plain.events), Ledger.of(betting.events)
     fates = Counter(type(event) for event in betting.events)

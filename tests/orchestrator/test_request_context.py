@@ -104,16 +104,6 @@ def test_observers_get_the_purpose_of_requests(ahead: int) -> None:
     assert all(call.step <= call.last_step for call in calls(events))
 
 
-def test_a_request_that_stays_open_has_its_last_step() -> None:
-    small, large = pair(length=4)
-    small.sticky = True
-    events: list[Event] = []
-    small.observe = large.observe = events.append
-    run(reason(SpecReason(small, large), PROBLEM, ahead=2))
-    drafts = [(call.step, call.last_step) for call in calls(events) if call.role == "small"]
-    assert drafts == [(0, 3)]
-
-
 def test_requests_may_be_left_open_by_drafts_alone_for_one_block_and_with_lookahead() -> None:
     async def stacks(ahead: int) -> dict[str, set[AsyncExitStack | None]]:
         spying = Spying(SpecReason(*pair(wrong=(4,))))
@@ -130,7 +120,10 @@ def test_requests_may_be_left_open_by_drafts_alone_for_one_block_and_with_lookah
 def test_a_request_that_was_left_open_saves_its_latency_and_is_closed_during_the_repair() -> None:
     small, large = pair(length=6, wrong=(3,))
     small.sticky, small.pace = True, 0.125
+    events: list[Event] = []
+    small.observe = events.append
     _, seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=1))
+    assert [(call.step, call.last_step) for call in calls(events)] == [(0, 4), (4, 5)]
     log = small.log
     assert [line for line in log if line.startswith("small")] == [
         "small write 0",

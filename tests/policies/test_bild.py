@@ -14,7 +14,6 @@ from stepspec import policies
 from stepspec.orchestrator import Accept, Chain, Policy, Rollback, Step, Token, Verdict, reason
 from stepspec.orchestrator.chain import THINK_END, Role
 from stepspec.policies import BiLD
-from stepspec.policies.bild import surest
 
 from ..fakes import ScriptedModel, run, saying
 from ..orchestrator.arms import PROBLEM
@@ -208,16 +207,6 @@ def test_an_unsure_token_without_text_has_the_large_model_go_on(tokens: Sequence
     small, large = pair(TEXT, TEXT)
     draft = Step("".join(token.text for token in tokens), "small", "until", tuple(tokens))
     assert run(BiLD(small, large).verify(PROBLEM, draft))[0] == verdict
-
-
-def place(*chances: float) -> tuple[Token, ...]:
-    return tuple(Token("", log(chance) if chance else -9999.0) for chance in chances)
-
-
-def test_the_surest_of_a_place_may_be_another_token_than_the_written_one() -> None:
-    assert surest(Token("a", log(0.25))) == pytest.approx(0.25)
-    assert surest(Token("a", log(0.25), top=place(0.5, 0.25))) == pytest.approx(0.5)
-    assert surest(Token("a", log(0.25), top=place(0.125))) == pytest.approx(0.25)
 
 
 # Sampled models: an unsure place keeps the large model's distribution: {.4, .35, .25}, not {.64, .21, .15}.

@@ -118,42 +118,18 @@ COSTS, FAILS = ("costs", "It works: 1 costs speed or accuracy."), ("cannot work"
     ("change", "outcome", "words"),
     [
         ({"vocabulary": "w"}, COSTS, "pair: the vocabularies differ"),
-        (
-            {"context": 1024},
-            COSTS,
-            "large: chains of thought end after 1024 tokens: start vLLM with a larger --max-mod",
-        ),
+        ({"context": 1024}, COSTS, "large: chains of thought end after 1024 tokens: start vLLM with a larger"),
         ({"model": "tiny"}, COSTS, "pair: small and large both serve 'tiny'"),
         ({"url": "http://s", "model": "tiny"}, COSTS, "pair: small and large are the same server"),
-        (
-            {"failures": {"scoring": "no"}},
-            COSTS,
-            "large: policies that score drafts (BiLD, reading, reflective) cannot",
-        ),
+        ({"failures": {"scoring": "no"}}, COSTS, "large: policies that score drafts (BiLD, reading, reflective)"),
         ({"digits": 0.1}, COSTS, "large: asked for a grade, it puts 10% on digits"),
         ({"pace": Pace(0.1, 0.007)}, COSTS, "pair: the small model is hardly faster than the large one: speculation"),
         ({"faithful": False}, COSTS, "large: its chat template does not survive encoding"),
-        (
-            {"context": 200},
-            FAILS,
-            "large: its context of 200 tokens has no room for a step and its verdict: start vLLM",
-        ),
-        (
-            {"failures": {"judging": "no logprobs"}},
-            FAILS,
-            "large: it cannot judge: no logprobs: serve it with vLLM, or",
-        ),
+        ({"context": 200}, FAILS, "large: its context of 200 tokens has no room for a step and its verdict: start"),
+        ({"failures": {"judging": "no logprobs"}}, FAILS, "large: it cannot judge: no logprobs: serve it"),
         ({"failures": {"writing": "HTTP 500: no"}}, FAILS, f"large: it cannot write a step: HTTP 500: no: {AGAIN}"),
-        (
-            {"can": without("token_ids", False)},
-            FAILS,
-            "large: no token ids: no step can be written: serve the model with",
-        ),
-        (
-            {"can": without("suffix_scoring", False)},
-            FAILS,
-            "large: suffix scoring is set, but the server does not do it",
-        ),
+        ({"can": without("token_ids", False)}, FAILS, "large: no token ids: no step can be written: serve the"),
+        ({"can": without("suffix_scoring", False)}, FAILS, "large: suffix scoring is set, but the server does not"),
         ({"problem": "no connection"}, FAILS, "large: no connection"),
     ],
 )

@@ -8,23 +8,21 @@ import json
 import os
 import signal
 import tomllib
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from rich.console import Console
 
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, ServerDied
-from stepspec.orchestrator.launcher import Served, Server, launch
+from stepspec.orchestrator.launcher import Server, launch
 from stepspec.orchestrator.launcher import up as module
 from stepspec.orchestrator.launcher.launch import RunningServer
 from stepspec.orchestrator.launcher.pair import Pair
 from stepspec.orchestrator.launcher.up import command_lines, load_checked, running, up
 
-from .running import die, members, scripted
+from .running import members, scripted
 
 CONSOLE = Console(quiet=True)
 PAIR = Pair.model_validate({"large": {"model": "big", "speculation": "ngram"}, "small": {"model": "tiny"}})
@@ -119,26 +117,6 @@ async def test_running_servers_are_used_and_not_stopped_and_notes_are_separate_f
     assert "name it with --config" in shown
     assert "The key of small.large is not among them: set STEPSPEC_SMALL__LARGE__API_KEY." in shown
     assert "Ctrl-C" not in shown
-
-
-async def test_a_death_stops_the_others(
-    waves: list[list[Server]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pids: list[int] = []
-
-    @asynccontextmanager
-    async def dying(*arguments: Any, **options: Any) -> AsyncGenerator[Any]:
-        async with running(*arguments, **options) as models:
-            pids.extend(one.pid or 0 for one in models.values())
-            one = models["small"]
-            await die(Served("small", one.base_url, one.model, one.pid or 0, tmp_path))
-            yield models
-
-    monkeypatch.setattr(module, "running", dying)
-    with pytest.raises(ServerDied, match=r"(?s)small server ended while it was in use, with exit code 7.*its log: "):
-        await up(PAIR, CONSOLE, log_dir=tmp_path)
-    assert len(pids) == 2
-    assert not any(members(pid) for pid in pids)
 
 
 def _collect_output(capsys: pytest.CaptureFixture[str], outputs: list[str]) -> None:
