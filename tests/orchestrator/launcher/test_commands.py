@@ -162,17 +162,17 @@ def test_the_next_cheaper_model_drafts_tokens() -> None:
     assert three(drafting).model_copy(update={"small": running}).drafter("large") is None
 
 
-@pytest.mark.parametrize(
-    ("cards", "order"),
-    [
-        (([0, 1], [0], [1]), [["large"], ["small.large", "small.small"]]),
-        (([0], [1], [2]), [["large", "small.large", "small.small"]]),
-        (([0], [1], [1]), [["large", "small.large"], ["small.small"]]),
-        (([0], [0, 1], [1]), [["large"], ["small.large"], ["small.small"]]),
-        (([0], [0], [0]), [["large"], ["small.large"], ["small.small"]]),
-        (([], [], []), [["large", "small.large", "small.small"]]),
-    ],
-)
+CARDS: list[tuple[Sequence[Sequence[int]], list[list[str]]]] = [
+    (([0, 1], [0], [1]), [["large"], ["small.large", "small.small"]]),
+    (([0], [1], [2]), [["large", "small.large", "small.small"]]),
+    (([0], [1], [1]), [["large", "small.large"], ["small.small"]]),
+    (([0], [0, 1], [1]), [["large"], ["small.large"], ["small.small"]]),
+    (([0], [0], [0]), [["large"], ["small.large"], ["small.small"]]),
+    (([], [], []), [["large", "small.large", "small.small"]]),
+]
+
+
+@pytest.mark.parametrize(("cards", "order"), CARDS)
 def test_only_servers_that_share_a_card_wait_for_each_other(
     cards: Sequence[Sequence[int]], order: list[list[str]]
 ) -> None:

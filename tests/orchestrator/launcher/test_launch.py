@@ -222,7 +222,11 @@ def test_a_model_is_served_by_the_command_where_that_works(tmp_path: Path, monke
     python, command = tmp_path / "python", tmp_path / "vllm"
     module = (str(python), "-m", ENTRY)
     installed = ["vllm"]
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: [one for one in installed if one == name])
+
+    def distributions(name: str) -> list[str]:
+        return [one for one in installed if one == name]
+
+    monkeypatch.setattr(importlib.metadata, "distributions", distributions)
     assert vllm_program(str(python)) == module  # There is no command.
     command.touch()
     assert vllm_program(str(python)) == (str(command), "serve")
