@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import log
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_an_entropy_that_is_just_the_threshold_is_enough_for_both_looks() -> Non
 
 
 @pytest.mark.parametrize(("options", "count"), [({}, 20), ({"top": 3}, 3)])
-def test_only_the_requested_number_of_rivals_is_read(options: dict[str, int], count: int) -> None:
+def test_only_the_requested_number_of_rivals_is_read(options: dict[str, Any], count: int) -> None:
     draft = run(Glimpse(*pair([0], rivals=40), threshold=9, **options).draft(PROBLEM))[0]
     assert len(draft.tokens[0].top) == count
 
