@@ -274,7 +274,7 @@ def command(
         tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
         require_graders(task.gold for task in tasks)
         plan = replace(plan, tasks=tasks, apart=apart, baseline=competing[0].name)
-        pair = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
+        pair = own_solver or pair_solver(profile, stderr)
         sharing = _team(ray, workers, testbed=testbed)
         remarks = [] if source is None and chosen.made else overlaps(calibrated(methods), chosen.name, part)
         _remark(remarks)

@@ -90,7 +90,9 @@ async def evaluate(
             if not isinstance(exc, ConfigurationError):  # its message says what to do
                 console.print(f"what was measured is in {folder}; the same command goes on from there")
             raise
-        await _end(solver, evaluation, record, workers)
+        ended = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        record["sessions"][-1] |= {"ended": ended, **_record(workers)}
+        _replace(folder / RUN, orjson.dumps(record, option=orjson.OPT_INDENT_2))
     return _summarise(evaluation, {place: samples.done[place] for place in _places(evaluation.plan)})
 
 
@@ -142,16 +144,6 @@ async def _begin(
     _replace(path, orjson.dumps(record, option=orjson.OPT_INDENT_2))
     _replace(evaluation.folder / PROBLEMS, b"".join(_line(at, task) for at, task in enumerate(evaluation.plan.tasks)))
     return record
-
-
-async def _end(solver: Solver, evaluation: Evaluation, record: Mapping[str, Any], workers: WorkerGroup | None) -> None:
-    """Add the end time and the servers' counters to the record of this session."""
-    record["sessions"][-1] |= {
-        "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "counters": [server["counters"] for server in await provenance.servers(solver)],
-        **_record(workers),
-    }
-    _replace(evaluation.folder / RUN, orjson.dumps(record, option=orjson.OPT_INDENT_2))
 
 
 def _record(workers: WorkerGroup | None) -> dict[str, Any]:

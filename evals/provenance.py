@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
@@ -29,9 +29,7 @@ from .sample import Task
 
 LIBRARIES = ("stepspec", "openai", "aiohttp", "pydantic", "math-verify", "latex2sympy2_extended", "sympy", "datasets")
 CONFIGURED = re.compile(r'\b(\w+)="([^"]*)"')
-METRIC = re.compile(r"([^\s{]+)(?:\{.*\})? (\S+)")
 FLAGS = "vllm:cache_config_info{"  # the metric that has vLLM's settings as labels
-COUNTED = ("vllm:prefix_cache_", "vllm:spec_decode_", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 KEY = re.compile(r"--[a-z-]*key")  # a flag with an API key
 SECONDS = 10.0  # for one request or one git command
 
@@ -106,7 +104,7 @@ def digests(tasks: Sequence[Task]) -> list[str]:
 
 
 async def servers(solver: Solver) -> list[dict[str, Any]]:
-    """Version, models, cache settings and counters of the servers of both models."""
+    """Version, models and cache settings of the servers of both models."""
     endpoints = (*leaves(solver.small), solver.large)
     replicas = [settings for endpoint in endpoints for settings in endpoint.settings.each]
     return list(await asyncio.gather(*map(_server, replicas)))
@@ -125,23 +123,7 @@ async def _server(settings: Endpoint) -> dict[str, Any]:
         "version": _json(version).get("version"),
         "models": _json(models).get("data"),
         "cache": dict(CONFIGURED.findall(next((line for line in lines if line.startswith(FLAGS)), ""))),
-        "counters": counters(lines),
     }
-
-
-def counters(lines: list[str]) -> Mapping[str, float]:
-    """The counters of caches, speculation and tokens, summed over their labels."""
-    sums: dict[str, float] = {}
-    for name, value in filter(None, map(_counter, lines)):
-        sums[name] = sums.get(name, 0.0) + value
-    return sums
-
-
-def _counter(line: str) -> tuple[str, float] | None:
-    match = METRIC.fullmatch(line)
-    if match is None or not match[1].startswith(COUNTED) or match[1].endswith("_created"):
-        return None
-    return match[1], float(match[2])
 
 
 async def _fetch(connection: Connection, path: str) -> bytes:

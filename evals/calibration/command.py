@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
 import sys
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import orjson
 import typer
@@ -16,10 +16,11 @@ from rich.progress import TaskID
 from stepspec import prompts
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError, install_command
+from stepspec.policies import Threshold
 
 from ..benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
 from ..cli import contact, wait
-from ..command_line import finite, only_without_testbed, progress_bars, script, writable
+from ..command_line import finite, only_without_testbed, progress_bars, writable
 from ..flags import (
     BUDGET,
     SAMPLING,
@@ -44,13 +45,17 @@ from ..provenance import digests
 from ..sample import Task
 from ..testbed.servers import miniature, weights_digest
 from ..testbed.solving_pair import pair_solver
-
-if TYPE_CHECKING:  # modules that need scipy are imported inside functions: `stepspec` has to start without it
-    from stepspec.policies import Threshold
-
-    from .policy_file import CalibrationSettings
-    from .risk_bound import LossTest
-    from .search import AttemptEnd, CalibrationResult, RunStore, SolveAt
+from .policy_file import (
+    SEEDS_APART,
+    CalibrationSettings,
+    changed_settings,
+    find_threshold,
+    promise_conditions,
+    served_arm,
+    solve_on_servers,
+)
+from .risk_bound import LossTest
+from .search import AttemptEnd, CalibrationResult, RunStore, SolveAt, search
 
 EXAMPLES = """
 Examples:
@@ -104,18 +109,8 @@ def calibrate(
     attempt with the same runs, and the confidence holds for all attempts together; --fresh discards runs and attempts.
     The policy file is a settings file: name it with --config.
     """
-    if importlib.util.find_spec("scipy") is None:
+    if find_spec("scipy") is None:
         raise ConfigurationError(f"`stepspec calibrate` needs scipy: {install_command('evals')}")
-    from .policy_file import (
-        CalibrationSettings,
-        changed_settings,
-        find_threshold,
-        promise_conditions,
-        served_arm,
-        solve_on_servers,
-    )
-    from .search import AttemptEnd, RunStore
-
     if not 0 < max_loss < 1 or not 0 < confidence < 1:
         raise ConfigurationError("--max-loss and --confidence are shares: above 0 and below 1")
     chosen, file = choose(benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
@@ -139,7 +134,7 @@ def calibrate(
         "weights": weights_digest("large", "small") if testbed else None,
         "besides": changed_settings(settings), "conditions": promise_conditions(settings, policy, threshold),
     }  # fmt: skip
-    solving = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
+    solving = own_solver or pair_solver(profile, stderr)
 
     level = round(1 - confidence, 9)
 
@@ -180,8 +175,6 @@ async def _attempt(
     solve: SolveAt, end: AttemptEnd, threshold: Threshold, store: RunStore, at_once: int
 ) -> CalibrationResult:
     """Make the attempt that ends at *end*. Too few problems cannot promise anything, so they use up no attempt."""
-    from .risk_bound import LossTest
-
     test = LossTest(end.limit, end.level, again=store.attempt_number(end) > 1)
     least = test.needed()
     too_few = least is None or end.problems < least
@@ -189,33 +182,22 @@ async def _attempt(
         takes = "more than any number" if least is None else f"{least:,} even if none is lost"
         given = f"{end.problems} {'problem' if end.problems == 1 else 'problems'}"
         stderr.print(f"{given} cannot carry this promise: it takes {takes}", style="yellow")
-    result = await _search(solve, end.problems, threshold, store, test, at_once)
-    result = dataclasses.replace(result, attempt=store.attempt_number(end), counts=not too_few)
-    if not too_few:
-        store.end_attempt(end)
-    return result
-
-
-async def _search(
-    solve: SolveAt, problems: int, threshold: Threshold, store: RunStore, test: LossTest, at_once: int
-) -> CalibrationResult:
-    from .search import search
-
     with progress_bars(stderr) as progress:
-        bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=problems)}
+        bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=end.problems)}
 
         def on_problem(value: float | None) -> None:
             if value not in bars:
-                bars[value] = progress.add_task(f"{threshold.option} {value:g}", total=problems)
+                bars[value] = progress.add_task(f"{threshold.option} {value:g}", total=end.problems)
             progress.advance(bars[value])
 
-        return await search(solve, problems, threshold, test, store, at_once, on_problem)
+        result = await search(solve, end.problems, threshold, test, store, at_once, on_problem)
+    if not too_few:
+        store.end_attempt(end)
+    return replace(result, attempt=store.attempt_number(end), counts=not too_few)
 
 
 def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | None) -> list[Task]:
     """The calibration half of *benchmark*, at most *count* problems; a generated benchmark uses other seeds instead."""
-    from .policy_file import SEEDS_APART
-
     if benchmark.made is not None and data is None:
         return load(benchmark, seed=seed + SEEDS_APART, limit=count)
     tasks = [task for task in load(benchmark, data, seed=seed) if half(task) == "calibration"]
@@ -231,7 +213,3 @@ def _numbers(values: str) -> list[float]:
         raise ConfigurationError(f"--values {values!r}: write numbers with commas between them, as in 9,8,7") from exc
     finite("--values", *numbers)
     return numbers
-
-
-if __name__ == "__main__":
-    script(calibrate, EXAMPLES)

@@ -12,13 +12,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import beta, binom
+if TYPE_CHECKING:  # the functions import numpy and scipy: `stepspec` has to start without them
+    from numpy import float64
+    from numpy.typing import NDArray
 
-Shares: TypeAlias = NDArray[np.float64]
 NUISANCE_SHARE = 0.1  # of the level, spent on the unknown share of gained problems
 NUISANCE_POINTS = 48
 MOST_PROBLEMS = 1_000_000
@@ -65,6 +64,8 @@ def p_value(paired: Paired, limit: float, level: float = 0.05) -> float:
     """
     if paired.n == 0 or limit >= 1:
         return 1.0 if paired.n == 0 else 0.0
+    from scipy.stats import binom
+
     alone = float(binom.cdf(paired.lost, paired.n, limit))
     return min(1.0, 2 * min(alone, _of_difference(paired, limit, level / 2)))
 
@@ -76,6 +77,9 @@ def _of_difference(paired: Paired, limit: float, level: float) -> float:
     Its distribution also depends on the unknown share of gained problems: the p-value is the worst case over a
     confidence interval of that share, plus the probability that the interval misses it (Berger and Boos, 1994).
     """
+    import numpy as np
+    from scipy.stats import beta
+
     spent = NUISANCE_SHARE * level
     most = 1.0 if paired.gained == paired.n else float(beta.ppf(1 - spent, paired.gained + 1, paired.n - paired.gained))
     gains = np.linspace(0.0, min(most, (1 - limit) / 2), NUISANCE_POINTS)
@@ -83,14 +87,17 @@ def _of_difference(paired: Paired, limit: float, level: float) -> float:
     return min(1.0, worst + spent)
 
 
-def _at_most(difference: int, n: int, lost: Shares, gained: Shares) -> Shares:
+def _at_most(difference: int, n: int, lost: NDArray[float64], gained: NDArray[float64]) -> NDArray[float64]:
     """The probability that at most *difference* more are lost than gained, for every pair of shares that are."""
+    import numpy as np
+    from scipy.stats import binom
+
     count = np.arange(int(binom.ppf(1 - 1e-12, n, gained.max())) + 1)
     lost_if_not_gained = np.minimum(1.0, lost / (1 - gained))
-    chance: Shares = np.multiply(
+    chance: NDArray[float64] = np.multiply(
         binom.pmf(count, n, gained[:, None]), binom.cdf(difference + count, n - count, lost_if_not_gained[:, None])
     )
-    summed: Shares = np.sum(chance, axis=1)
+    summed: NDArray[float64] = np.sum(chance, axis=1)
     return summed
 
 
@@ -103,6 +110,8 @@ def betting_p_value(paired: Paired, limit: float) -> float:
     `BETS` stakes, up to the one that a single loss ruins (Waudby-Smith and Ramdas, arXiv:2010.09686). It takes more
     problems than the exact test, whose number of problems is fixed beforehand.
     """
+    import numpy as np
+
     stakes = np.arange(1, BETS + 1) / BETS / (1 - limit)
     with np.errstate(divide="ignore"):
         ruin = paired.lost * np.log1p(-stakes * (1 - limit)) if paired.lost else np.zeros(BETS)

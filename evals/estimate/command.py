@@ -19,7 +19,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
 from ..cli import arm as parse_arm
-from ..command_line import finite, numbers, only_without_testbed, progress_bars, script, writable
+from ..command_line import finite, numbers, only_without_testbed, progress_bars, writable
 from ..flags import (
     BUDGET,
     PAIR,
@@ -107,7 +107,7 @@ def command(
     for arm in arms:
         check_arm(arm, settings)
     own_solver = None if testbed else Solver(unlimited(settings))
-    solving = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
+    solving = own_solver or pair_solver(profile, stderr)
 
     async def work(progress: Progress) -> tuple[Measurements, Settings]:
         async with solving as solver:
@@ -168,7 +168,3 @@ def show(console: Console, measured: Measurements, estimate: Estimate, toml: str
     console.print("\nThe settings to use:\n", **plain)
     console.print(toml, soft_wrap=True, **plain)
     console.print(SMALL_PRINT.format(problems=len(measured.chains)), style="dim", **plain)
-
-
-if __name__ == "__main__":
-    script(command, EXAMPLES)

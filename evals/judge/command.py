@@ -19,7 +19,7 @@ from stepspec.api import Solver
 from stepspec.settings import Settings
 
 from ..cli import WIDTH
-from ..command_line import finite, only_without_testbed, progress_bars, script, writable
+from ..command_line import finite, only_without_testbed, progress_bars, writable
 from ..estimate import report as estimate_report
 from ..estimate.command import check_pair, parts
 from ..flags import SAMPLING, SERVERS, Json, Pace, ProblemsFile, Testbed, with_settings
@@ -91,7 +91,7 @@ def command(
     settings = testbed_settings() if testbed else Solver().settings
     if not testbed:
         check_pair(settings)
-    solving = pair_solver(profile, stderr, (), seed, problems=0) if testbed else Solver(settings)
+    solving = pair_solver(profile, stderr) if testbed else Solver(settings)
 
     async def work(
         progress: Progress,
@@ -217,7 +217,3 @@ def _row(row: ReadingFigures) -> dict[str, Any]:
         **fields,
         "options": dict(row.options),
     }
-
-
-if __name__ == "__main__":
-    script(command, EXAMPLES)

@@ -1,4 +1,4 @@
-"""The figures of each arm of a run, and what its servers counted: prefix caches, token-level speculation. Pure."""
+"""The figures of each arm of a run, and the verdicts of its judge. Pure."""
 
 from __future__ import annotations
 
@@ -6,64 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
 from stepspec.orchestrator.chain import Party
-from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.ledger import COUNTED, Account
 
 from ..arms import LARGE, PLAIN, SMALL
 from ..results import ORACLE, ArmSummary, Result, compare_arms, complete, oracle
 from ..sample import Arm, Sample, StepRecord
 from ..store import Place
-
-QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
-DRAFTS, DRAFTED, ACCEPTED = (
-    f"vllm:spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens")
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerCounters:
-    """
-    Counters of the servers of one role in *sessions* sessions of a run, all arms and warm-ups together.
-
-    *queried* prompt tokens were looked up in the prefix cache, *hit* of them were in it. *speculation* is None for
-    servers that do not speculate.
-    """
-
-    role: str
-    sessions: int
-    queried: int
-    hit: int
-    speculation: Acceptance | None
-
-    @property
-    def hits(self) -> float | None:
-        return self.hit / self.queried if self.queried else None
-
-
-def server_counters(sessions: Iterable[Mapping[str, Any]]) -> list[ServerCounters]:
-    """Add up the counters of all sessions, by role. A session that was killed has no final counters and is left out."""
-    increases: dict[str, list[dict[str, float]]] = {}
-    for session in sessions:
-        afters: list[Mapping[str, float]] = session.get("counters") or []
-        for server, after in zip(session["servers"], afters, strict=False):
-            increase: dict[str, float] = {name: after[name] - server["counters"].get(name, 0.0) for name in after}
-            if increase and min(increase.values()) >= 0:  # otherwise the server was restarted, which resets them
-                increases.setdefault(server["role"], []).append(increase)
-    return [_add_up(role, sessions) for role, sessions in increases.items()]
-
-
-def _add_up(role: str, sessions: list[dict[str, float]]) -> ServerCounters:
-    def total(name: str) -> int:
-        return int(sum(session.get(name, 0.0) for session in sessions))
-
-    speculation = Acceptance(total(DRAFTS), total(DRAFTED), total(ACCEPTED))
-    return ServerCounters(
-        role, len(sessions), total(QUERIES), total(HITS), speculation if speculation.drafted else None
-    )
-
 
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
 

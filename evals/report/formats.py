@@ -225,7 +225,6 @@ def _values(section: Section) -> dict[str, Any]:
         "origin": [{"name": name, "value": value} for name, value in provenance(section)],
         "arms": [{**asdict(figures), "arm": figures.arm.record()} for figures in section.figures],
         "judges": section.judges,
-        "servers": section.counters,
         "cases": section.cases,
         "measured": section.run.about,
     }

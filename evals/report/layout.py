@@ -96,8 +96,6 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
         ),
         (tables.steps_table(section), tables.tokens_table(section)),
     )
-    if section.counters:
-        yield Block("Servers", (), (tables.servers_table(section),))
     titles = {
         "slowest": "Slowest",
         "lost": f"Lost: only {section.baseline} was right",

@@ -17,12 +17,10 @@ from ..testbed.servers import miniature
 from .figures import (
     ArmFigures,
     JudgeReport,
-    ServerCounters,
     by_time,
     compute_figures,
     report_judge,
     samples_by_number,
-    server_counters,
 )
 from .run_folder import Run
 from .verdict import MAX_LOSS, Verdict, judge_methods
@@ -61,7 +59,6 @@ class Section:
     run: Run
     figures: tuple[ArmFigures, ...]
     judges: tuple[JudgeReport, ...]
-    counters: tuple[ServerCounters, ...]
     cases: Cases
     verdicts: tuple[Verdict, ...]
     max_loss: float
@@ -180,7 +177,6 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
         run,
         tuple(figures),
         tuple(judge for judge in judges if judge is not None),
-        tuple(server_counters(run.sessions)),
         choose_cases(figures, samples, run.repeats, baseline),
         tuple(judge_methods(by_time(figures), samples, run.repeats, max_loss, baseline)),
         max_loss,

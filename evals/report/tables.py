@@ -181,29 +181,3 @@ def _step_row(f: ArmFigures) -> Row:
         percent(f.accept_rate),
         reasons,
     )
-
-
-def servers_table(section: Section) -> Table:
-    return Table(
-        "What the servers counted",
-        ("", "prompt tokens", "prefix-cache hits", "drafted tokens", "accepted", "tokens per pass"),
-        tuple(
-            (
-                counters.role,
-                number(counters.queried, 0),
-                percent(counters.hits, 1),
-                number(counters.speculation.drafted, 0) if counters.speculation else "none",
-                percent(counters.speculation.rate, 1) if counters.speculation else "",
-                number(counters.speculation.length) if counters.speculation else "",
-            )
-            for counters in section.counters
-        ),
-        f"The increase of the counters of /metrics during the run{_counted_sessions(section)}: all arms, the warm-up, "
-        "and any other client of the servers. Drafted, accepted: tokens of the servers' own token-level speculation.",
-    )
-
-
-def _counted_sessions(section: Section) -> str:
-    """Return how many sessions have counters, if some have not: a session that was killed has no final counters."""
-    counted, sessions = min(counters.sessions for counters in section.counters), len(section.run.sessions)
-    return "" if counted == sessions else f", of {counted} of {sessions} sessions"

@@ -90,7 +90,8 @@ async def demo(
 
     SpecReason runs with `auto`, as by default. The observer that *printer* makes shows each of its runs on *console*.
     """
-    async with pair_solver(profile, console, ARMS, seed + 1, problems=1) as solver:
+    async with pair_solver(profile, console) as solver:
+        await measure(solver, ARMS, fresh_tasks(1, seed + 1))  # to warm up
         samples = await measure(
             solver,
             ARMS,

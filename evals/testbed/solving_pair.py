@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from itertools import islice
 
@@ -10,13 +10,11 @@ from rich.console import Console
 
 from stepspec.api import Solver
 from stepspec.orchestrator.endpoints import GREEDY
-from stepspec.orchestrator.launcher import TokenSpeculation
 
-from ..arms import measure
 from ..grading.graders import Answer
-from ..sample import Arm, Task
+from ..sample import Task
 from .problems import generate
-from .servers import NO_SPECULATION, endpoint, running
+from .servers import endpoint, running
 
 
 def fresh_tasks(count: int, seed: int) -> list[Task]:
@@ -26,22 +24,10 @@ def fresh_tasks(count: int, seed: int) -> list[Task]:
 
 
 @asynccontextmanager
-async def pair_solver(
-    profile: str,
-    console: Console,
-    warm_up: Sequence[Arm],
-    seed: int,
-    problems: int,
-    speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
-) -> AsyncGenerator[Solver]:
-    """
-    Start the pair and yield a greedy solver that uses it, after a warm-up: each arm solves *problems* tasks of *seed*.
-
-    *speculation* is by role.
-    """
+async def pair_solver(profile: str, console: Console) -> AsyncGenerator[Solver]:
+    """Start the pair, and yield a greedy solver that uses it."""
     async with (
-        running(profile, console=console, speculation=speculation) as served,
+        running(profile, console=console) as served,
         Solver(endpoint(served["small"], "small"), endpoint(served["large"], "large"), sampling=GREEDY) as solver,
     ):
-        await measure(solver, warm_up, fresh_tasks(problems, seed))
         yield solver

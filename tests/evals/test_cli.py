@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +14,7 @@ import pytest
 from stepspec import Budget
 from stepspec.evals import cli as eval_cli
 from stepspec.evals.arms import LARGE, PLAIN, SMALL
-from stepspec.evals.benchmarks import choose, find, load, overlaps, own
+from stepspec.evals.benchmarks import choose, find, load, overlaps
 from stepspec.evals.calibration import command as calibration
 from stepspec.evals.cli import arm, arms, calibrated
 from stepspec.evals.plan import Plan
@@ -64,13 +63,8 @@ def test_several_samples_at_temperature_0_are_refused() -> None:
     ("flags", "complaint"),
     [
         ("--temperature -1.0", "--temperature -1.0: Input should be greater than or equal to 0"),
-        ("--temperature nan", "--temperature nan: a finite number"),
-        ("--max-tokens 0", "--max-tokens 0: Input should be greater than 0"),
         ("--max-tokens 1", "a budget of 1 tokens has no room"),
-        ("--max-seconds 0.0", "--max-seconds 0.0: Input should be greater than 0"),
-        ("--max-seconds nan", "--max-seconds nan: a finite number"),
         ("--max-seconds inf", "--max-seconds inf: a finite number"),
-        ("--top-p 2", "--top-p 2.0: Input should be less than or equal to 1"),
         ("--large ftp://host", "--large: 'ftp://host' is not the URL of a server"),
     ],
 )
@@ -136,18 +130,11 @@ def write_rows(path: Path) -> Path:
     return path
 
 
-def test_a_file_is_a_benchmark_of_its_own(tmp_path: Path) -> None:
-    file = tmp_path / "mine.jsonl"
-    file.touch()
-    benchmark, path = choose(str(file))
-    assert (benchmark.name, path) == ("mine", file)
-    assert choose("gsm8k") == (find("gsm8k"), None)
-
-
 def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(tmp_path: Path) -> None:
     put = eval_cli._put  # pyright: ignore[reportPrivateUsage]
     path = write_rows(tmp_path / "mine.jsonl")
-    mine = own(path)
+    mine, file = choose(str(path))
+    assert (mine.name, file) == ("mine", path)
     tasks = tuple(load(mine, path))
     assert all("boxed" in task.problem for task in tasks)
     whole = replace(plan(), tasks=tasks[:3])
@@ -183,14 +170,6 @@ def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFi
     shown = capfdbinary.readouterr().out.decode()
     assert all(s.result.name in shown for s in standings)
     assert "\u2026" not in shown.partition("Brackets")[0]  # nothing is cut off, however narrow the terminal
-
-
-def run_module(name: str, *words: str) -> int:
-    """Run the module called *name* as `python -m` does; return the exit code."""
-    sys.argv = [name, *words]
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-    return int(ended.value.code or 0)
 
 
 def test_the_command_line_imports_neither_the_openai_sdk_nor_packages_of_the_evals_extra() -> None:

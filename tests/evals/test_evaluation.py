@@ -17,14 +17,13 @@ from rich.console import Console
 
 from stepspec import Budget, Solver
 from stepspec.evals import provenance
-from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import find
 from stepspec.evals.cli import arms
 from stepspec.evals.evaluation import Evaluation, evaluate
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan
 from stepspec.evals.runner import LocalWorker, WorkerSlot
-from stepspec.evals.sample import Arm, Task
+from stepspec.evals.sample import Task
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.trace import read, replay
@@ -68,7 +67,7 @@ async def test_a_run_folder_records_the_measurement_its_conditions_and_its_resul
     assert all(server["models"][0]["id"] == "fake" for server in session["servers"])
     assert session["prompts"] == provenance.prompt_hashes()
     assert session["remarks"] == ["Beware."]
-    assert {"date", "command", "commit", "python", "versions", "ended", "counters"} <= session.keys()
+    assert {"date", "command", "commit", "python", "versions", "ended"} <= session.keys()
     lines = (folder / "samples.jsonl").read_bytes().splitlines()
     assert len(lines) == 1 + 4 * len(TASKS)
     assert orjson.loads(lines[1])["outcome"] == "right"
@@ -120,16 +119,6 @@ async def test_samples_before_the_loss_of_a_server_are_kept_and_the_next_session
     assert sessions[1]["resumed"] == 4
 
 
-async def test_wrong_options_fail_before_any_problem(tmp_path: Path) -> None:
-    plan = replace(evaluation(tmp_path).plan, arms=(LARGE, Arm.of("odd", "specreason", {"threshold": "x"})))
-    async with solving() as (solver, large):
-        before = len(large.requests)
-        with pytest.raises(ConfigurationError, match="threshold"):
-            await evaluate(solver, evaluation(tmp_path, plan=plan), QUIET)
-        assert len(large.requests) == before
-    assert not (tmp_path / "samples.jsonl").exists()
-
-
 async def test_problems_that_are_all_too_long_are_reported(tmp_path: Path) -> None:
     plan = replace(evaluation(tmp_path).plan, tasks=(Task("one " * 2000, Answer("1", "exact")),))
     async with solving() as (solver, _):
@@ -156,19 +145,6 @@ def test_the_commit_is_that_of_the_clone_with_a_plus_if_it_was_changed(tmp_path:
     assert provenance.commit(ours) == git("rev-parse", "HEAD")
     ours.write_text("2")
     assert provenance.commit(ours) == git("rev-parse", "HEAD") + "+"
-
-
-def test_counters_are_added_up_over_their_labels() -> None:
-    lines = [
-        'vllm:prefix_cache_hits_total{engine="0"} 5.0',
-        'vllm:prefix_cache_hits_total{engine="1"} 7.0',
-        'vllm:prefix_cache_hits_created{engine="0"} 1.7e9',
-        "vllm:generation_tokens_total 3",
-        'vllm:e2e_request_latency_seconds_sum{engine="0"} 9.5',
-        "# HELP vllm:prefix_cache_hits_total hits",
-        "",
-    ]
-    assert provenance.counters(lines) == {"vllm:prefix_cache_hits_total": 12.0, "vllm:generation_tokens_total": 3.0}
 
 
 def test_the_digest_depends_on_problems_and_answers() -> None:

@@ -46,29 +46,20 @@ def test_a_trace_on_a_full_disk_costs_no_answer(servers: tuple[str, ...], folder
     assert "the trace is not written to /dev/full: No space left on device" in stderr
 
 
-def cut_and_continued(journal: Path, room: int, *words: str) -> None:
-    """Run *words* with no more than *room* bytes for the *journal*, then with enough."""
-    code, _, stderr = run(*words, room=room)
-    assert code == 1
-    assert "Traceback" not in stderr
-    assert f"error: {journal} cannot be written (File too large): make room there" in stderr
-    kept = journal.read_bytes().rpartition(b"\n")[0]
-    assert kept.count(b"\n") >= 2
-    code, _, stderr = run(*words)
-    assert code == 0, stderr
-    assert journal.read_bytes().startswith(kept)
-
-
-def test_a_calibration_on_a_full_disk_is_gone_on_with(servers: tuple[str, ...], folder: Path) -> None:
-    options = ("-p", "specreason", "--max-loss", "0.5", "--values", "8", "-o", "c.toml")
-    cut_and_continued(Path("c.trials.jsonl"), 1_000, "calibrate", "problems.jsonl", *options, *servers)
-
-
 def test_an_evaluation_on_a_full_disk_is_gone_on_with_and_its_report_is_an_error_of_one_line(
     servers: tuple[str, ...], folder: Path
 ) -> None:
     words = ("eval", "problems.jsonl", "--output", "out", "-p", "specreason", *servers)
-    cut_and_continued(Path("out/samples.jsonl"), 12_000, *words)
+    samples = Path("out/samples.jsonl")
+    code, _, stderr = run(*words, room=12_000)
+    assert code == 1
+    assert "Traceback" not in stderr
+    assert f"error: {samples} cannot be written (File too large): make room there" in stderr
+    kept = samples.read_bytes().rpartition(b"\n")[0]
+    assert kept.count(b"\n") >= 2
+    code, _, stderr = run(*words)
+    assert code == 0, stderr
+    assert samples.read_bytes().startswith(kept)
     code, _, stderr = run("report", "out", room=2_000)
     assert code != 0
     assert "Traceback" not in stderr

@@ -84,16 +84,12 @@ def folder(
 
 
 def record(about: Mapping[str, Any]) -> dict[str, Any]:
-    counters = {"vllm:prefix_cache_queries_total": 100.0, "vllm:prefix_cache_hits_total": 10.0}
     server = {"version": "0.32.0", "models": [{"id": "m", "max_model_len": 2048}]}
     session = {
         "date": "2026-11-21T20:00:00+00:00", "ended": "2026-11-21T20:05:00+00:00", "commit": "c0ffee",
         "command": ["stepspec", "eval", "sums"], "python": "3.11.7", "platform": "Linux", "cpus": 2,
         "versions": {"stepspec": "0.1.0"},
-        "servers": [
-            {**server, "role": role, "url": f"http://{role}:1", "counters": counters} for role in ("small", "large")
-        ],
-        "counters": [{name: 3 * value for name, value in counters.items()}] * 2,
+        "servers": [{**server, "role": role, "url": f"http://{role}:1"} for role in ("small", "large")],
     }  # fmt: skip
     benchmark = {"name": about["benchmark"], "source": "", "subset": None, "split": "test", "licence": "MIT"}
     return {"about": about, "benchmark": benchmark, "sessions": [session]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from stepspec.evals.report.figures import (
     report_judge,
     samples_by_number,
     scored_verdicts,
-    server_counters,
 )
 from stepspec.evals.report.section import choose_cases
 from stepspec.evals.results import ORACLE, compare_arms
@@ -75,39 +73,6 @@ def test_an_arm_without_scores_has_no_judge() -> None:
     judge = report_judge(Arm.of("bild", "bild"), [mixed(1.0), mixed(2.0)])
     assert judge is not None
     assert (judge.doubt, len(judge.verdicts)) == (True, 8)
-
-
-def session(before: dict[str, float], after: dict[str, float] | None) -> dict[str, Any]:
-    ended = {} if after is None else {"counters": [after]}
-    return {"servers": [{"role": "large", "counters": before}], **ended}
-
-
-def counters(
-    queried: float, hit: float, drafts: float = 0, drafted: float = 0, accepted: float = 0
-) -> dict[str, float]:
-    return {
-        "vllm:prefix_cache_queries_total": queried,
-        "vllm:prefix_cache_hits_total": hit,
-        "vllm:spec_decode_num_drafts_total": drafts,
-        "vllm:spec_decode_num_draft_tokens_total": drafted,
-        "vllm:spec_decode_num_accepted_tokens_total": accepted,
-    }
-
-
-def test_counters_are_the_difference_of_two_readings() -> None:
-    sessions = [
-        session(counters(100, 50), counters(300, 100, 10, 40, 30)),
-        session(counters(300, 100, 10, 40, 30), None),  # killed
-        session({}, counters(100, 100, 10, 40, 10)),  # a server that had counted nothing yet
-        session(counters(900, 900), counters(5, 5)),  # a server that was started again meanwhile
-    ]
-    (found,) = server_counters(sessions)
-    assert (found.role, found.sessions, found.queried, found.hit, found.hits) == ("large", 2, 300, 150, 0.5)
-    assert found.speculation is not None
-    assert (found.speculation.rate, found.speculation.length) == (0.5, 3.0)
-    assert server_counters([session({}, None)]) == []
-    (none,) = server_counters([session(counters(0, 0), counters(0, 0))])
-    assert (none.hits, none.speculation) == (None, None)
 
 
 def test_cases_are_the_failed_and_the_slow_problems() -> None:
