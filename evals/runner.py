@@ -78,15 +78,10 @@ class LocalWorker:
 
 @asynccontextmanager
 async def local_worker(solver: Solver, plan: Plan) -> AsyncGenerator[LocalWorker]:
-    """Warm up, and yield a worker in this process."""
-    await warm_up(solver, plan)
-    yield LocalWorker(solver, plan)
-
-
-async def warm_up(solver: Solver, plan: Plan) -> None:
-    """Let every arm solve a short problem, so that no sample includes one-time costs."""
+    """Yield a worker in this process, once every arm has solved a short problem: no sample has one-time costs."""
     for arm in plan.arms:
         await solve_once(solver, arm, WARM_UP, sampling=plan.sampling, budget=Budget(WARM_UP_TOKENS))
+    yield LocalWorker(solver, plan)
 
 
 class TrialQueue:

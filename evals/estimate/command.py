@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import orjson
 import typer
@@ -37,10 +38,11 @@ from ..plan import check_arm, testbed_settings
 from ..problems import PROBLEMS, read_problems
 from ..testbed.solving_pair import fresh_tasks, pair_solver
 from .measurements import Measurements
-from .measuring import measure, unlimited
+from .measuring import OnPart, measure, unlimited
 from .prediction import Estimate, predict
 from .report import SMALL_PRINT, estimated_settings, headline, methods_table, notes, record, servers_table
 
+T = TypeVar("T")
 POLICIES = ("specreason", "reading", "bild", "reflective")
 EXAMPLES = """
 Examples:
@@ -109,18 +111,13 @@ def command(
     own_solver = None if testbed else Solver(unlimited(settings))
     solving = own_solver or pair_solver(profile, stderr)
 
-    async def work(progress: Progress) -> tuple[Measurements, Settings]:
+    async def work(part: OnPart) -> tuple[Measurements, Settings]:
         async with solving as solver:
             solver.require_both()
             used = solver.settings if testbed else settings
-            return await measure(solver, arms, texts, loads, minutes, seed, parts(progress)), used
+            return await measure(solver, arms, texts, loads, minutes, seed, part), used
 
-    with progress_bars(stderr) as progress:
-        try:
-            measured, settings = asyncio.run(work(progress))
-        except KeyboardInterrupt:
-            stderr.print("interrupted", style="yellow")
-            raise typer.Exit(130) from None
+    measured, settings = with_bars(work)
     estimate = predict(measured, loads)
     toml = estimated_settings(estimate, measured, settings, str(datetime.date.today()))
     if json:
@@ -145,14 +142,19 @@ def check_pair(settings: Settings) -> None:
         )
 
 
-def parts(progress: Progress) -> Callable[[str, int], Callable[[], object]]:
+def parts(progress: Progress) -> OnPart:
     """Show a bar for each part of a measurement."""
+    return lambda name, total: partial(progress.advance, progress.add_task(name, total=total))
 
-    def part(name: str, total: int) -> Callable[[], object]:
-        bar = progress.add_task(name, total=total)
-        return lambda: progress.advance(bar)
 
-    return part
+def with_bars(work: Callable[[OnPart], Coroutine[Any, Any, T]]) -> T:
+    """Run *work* with a progress bar for each of its parts; Ctrl-C exits with 130."""
+    with progress_bars(stderr) as progress:
+        try:
+            return asyncio.run(work(parts(progress)))
+        except KeyboardInterrupt:
+            stderr.print("interrupted", style="yellow")
+            raise typer.Exit(130) from None
 
 
 def show(console: Console, measured: Measurements, estimate: Estimate, toml: str) -> None:

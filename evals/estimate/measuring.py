@@ -323,11 +323,7 @@ async def measure(
     *on_part* is called with the name of each part and its number of units; what it returns is called after each unit.
     Raise `StepspecError` for a pair that cannot be measured at all, with the cause and the cure.
     """
-    if solver.small.name == solver.large.name:
-        raise ConfigurationError(
-            f"both servers serve {solver.large.name!r}: a model does not get faster by drafting for itself; name a "
-            "smaller one with --small, or serve two different models under their own names (--served-model-name)"
-        )
+    check_models(solver)
     clock = Clock(minutes)
     work = Measuring(solver, methods, problems, clock, seed, on_part, trials={arm.name: [] for arm in methods})
     await work.ready()
@@ -346,6 +342,15 @@ async def measure(
         tuple(beginning.seen for beginning in work.beginnings.values()),
         {arm.name: tuple(work.trials[arm.name]) for arm in arms}, clock.seconds, work.skipped,
     )  # fmt: skip
+
+
+def check_models(solver: Solver) -> None:
+    """Raise `ConfigurationError` if both servers serve the same model."""
+    if solver.small.name == solver.large.name:
+        raise ConfigurationError(
+            f"both servers serve {solver.large.name!r}: no model drafts for itself or judges itself; name a smaller "
+            "one with --small, or serve two different models under their own names (--served-model-name)"
+        )
 
 
 def unlimited_endpoint(settings: Endpoint) -> Endpoint:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,16 +11,16 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from stepspec.api import Solver
 from stepspec.settings import Settings
 
 from ..cli import WIDTH
-from ..command_line import finite, only_without_testbed, progress_bars, writable
+from ..command_line import finite, only_without_testbed, writable
 from ..estimate import report as estimate_report
-from ..estimate.command import check_pair, parts
+from ..estimate.command import check_pair, with_bars
+from ..estimate.measuring import OnPart
 from ..flags import SAMPLING, SERVERS, Json, Pace, ProblemsFile, Testbed, with_settings
 from ..plan import testbed_settings
 from ..problems import read_problems
@@ -94,9 +93,8 @@ def command(
     solving = pair_solver(profile, stderr) if testbed else Solver(settings)
 
     async def work(
-        progress: Progress,
+        part: OnPart,
     ) -> tuple[Settings, JudgedSteps, list[ReadingFigures], ReadingFigures | None, DraftFigures | None]:
-        part = parts(progress)
         async with solving as solver:
             solver.require_both()
             cases = await make_cases(solver, texts, seed, part)
@@ -110,12 +108,7 @@ def command(
             )
             return solver.settings if testbed else settings, judged, rows, chosen, drafts
 
-    with progress_bars(stderr) as progress:
-        try:
-            settings, judged, rows, chosen, drafts = asyncio.run(work(progress))
-        except KeyboardInterrupt:
-            stderr.print("interrupted", style="yellow")
-            raise typer.Exit(130) from None
+    settings, judged, rows, chosen, drafts = with_bars(work)
     sentence = conclusion(rows, chosen, drafts)
     toml = settings_file(settings, chosen, drafts, sentence, str(datetime.date.today()))
     if json:

@@ -46,8 +46,8 @@ class ReadingFigures:
     What one *reading* is worth: the *areas* are its AUROC on written steps and on own ones, where there are enough.
 
     At the *threshold*, which accepts a share *accepted* of the right steps, it lets the share *passed* of the slips
-    through; *passed_of* has that share by kind of slip. These are of own steps, if there are any: how a text is written
-    moves a threshold. *words* is the gap of words for `reading`. *seconds* are the median of the request, alone.
+    through. These are of own steps, if there are any: how a text is written moves a threshold. *words* is the gap of
+    words for `reading`. *seconds* are the median of the request, alone.
     """
 
     reading: JudgeReading
@@ -56,7 +56,6 @@ class ReadingFigures:
     threshold: float
     accepted: float
     passed: Interval
-    passed_of: Mapping[str, float]
     words: float
 
     @property
@@ -102,16 +101,14 @@ def _figures(reading: JudgeReading, steps: Sequence[JudgedStep], seconds: float)
     threshold, right = _threshold(reading.name, own, ACCEPTED), [s.values[reading.name] for s in own if s.right]
     if reading.policy == "reading":
         threshold = min(threshold, -STRICTEST) if reading.name != MEAN else threshold
-    passed = [(step.of, step.values[reading.name] >= threshold) for step in own if not step.right]
-    through = sum(passes for _, passes in passed)
+    passed = [step.values[reading.name] >= threshold for step in own if not step.right]
     return ReadingFigures(
         reading,
         tuple(areas),
         seconds,
         threshold,
         sum(value >= threshold for value in right) / len(right),
-        wilson(through, len(passed)),
-        {of: fmean(passes for kind, passes in passed if kind == of) for of in sorted({of for of, _ in passed})},
+        wilson(sum(passed), len(passed)),
         -min(_threshold(GAP, own, WORDS), -STRICTEST) if GAP in own[0].values else 0.0,
     )
 

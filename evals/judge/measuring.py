@@ -18,7 +18,7 @@ from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, MissingCapability, StepspecError
 
 from ..estimate.drafts import attempt
-from ..estimate.measuring import opened
+from ..estimate.measuring import check_models, opened
 from ..results import wilson
 from .cases import Case, built_in, own_case, own_cases, spread
 from .figures import DraftFigures, JudgedStep
@@ -121,11 +121,7 @@ async def judge_cases(
     The first cases are read alone, to time the requests. Raise `StepspecError`, with the cure, for servers that cannot
     be used so.
     """
-    if solver.small.name == solver.large.name:
-        raise ConfigurationError(
-            f"both servers serve {solver.large.name!r}: a model cannot judge itself; name the server of a smaller one "
-            "with --small, or serve two different models under their own names (--served-model-name)"
-        )
+    check_models(solver)
     step = on_part("judging steps", len(cases))
     async with opened(solver.large) as large:
         judges = Judges(large, _rate(solver) if solver.settings.rates_steps else None)

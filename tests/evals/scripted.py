@@ -20,6 +20,18 @@ from stepspec.orchestrator.solution import SolvedStep
 from stepspec.orchestrator.trace import Stopwatch
 from stepspec.settings import Settings
 
+DEAD = "--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:19"  # where nothing listens
+
+
+class Connected(Solver):
+    """A solver that connects to nothing."""
+
+    async def __aenter__(self) -> Connected:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
 
 @dataclass(frozen=True)
 class SolveCall:

@@ -81,7 +81,7 @@ def test_choices_are_shuffled_by_the_seed_together_with_the_right_letter(tmp_pat
         ("arithmetic", {"problem": "p", "answer": 5}, "5"),
         ("gsm8k", {"question": "p", "answer": 18}, "18"),
         ("math500", {"problem": "p", "answer": 0, "unique_id": 7, "solution": None, "level": [5]}, "0"),
-        ("gpqa_diamond", question() | {"Correct Answer": 4, "Incorrect Answer 1": 2.5, "Record ID": 1}, "B"),
+        ("gpqa_diamond", question() | {"Correct Answer": 4, "Incorrect Answer 1": 2.5, "Record ID": 1}, "D"),
     ],
 )
 def test_answers_may_be_numbers_in_the_data(tmp_path: Path, name: str, row: dict[str, Any], answer: str) -> None:

@@ -16,12 +16,12 @@ from stepspec.evals.arms import LARGE, SMALL
 from stepspec.evals.cli import arms
 from stepspec.evals.grading.graders import Answer, Graders, Mark
 from stepspec.evals.plan import Plan, Trial, identity, trials
-from stepspec.evals.runner import LocalWorker, WorkerLost, WorkerSlot, local_worker, run
+from stepspec.evals.runner import LocalWorker, WorkerLost, local_worker, run
 from stepspec.evals.sample import Arm, Sample, SolvedTask, Task
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable, WorkersLost
+from stepspec.orchestrator.errors import ContextTooLong, WorkersLost
 from stepspec.settings import Settings
 
 from .scripted import ScriptedSolver, SolveCall, solution
@@ -118,14 +118,6 @@ async def test_an_interrupted_run_resumes_at_the_next_sample(tmp_path: Path, bef
     assert await take(rest, plan(), cut) == []
 
 
-async def test_more_problems_may_be_added_later(tmp_path: Path) -> None:
-    path = tmp_path / "samples.jsonl"
-    await take(ScriptedSolver(right), plan(tasks=TASKS[:2]), path)
-    later = ScriptedSolver(right)
-    await take(later, plan(), path)
-    assert [call.problem for call in later.calls] == [task.problem for task in TASKS[2:] for _ in ARMS]
-
-
 async def test_no_more_runs_go_on_than_are_wanted(tmp_path: Path) -> None:
     solver = ScriptedSolver(right, gate=asyncio.Semaphore(0))
     wanted = plan(LARGE, SMALL, concurrency=3)
@@ -183,27 +175,6 @@ async def test_a_benchmark_may_bring_its_own_check(tmp_path: Path) -> None:
     tasks = tuple(Task(f"problem {number}", Multiple()) for number in range(3))
     samples = await take(ScriptedSolver(right), plan(LARGE, tasks=tasks), tmp_path / "samples.jsonl")
     assert [sample.outcome for sample in samples] == ["right", "wrong", "right"]
-
-
-async def test_a_lost_endpoint_ends_the_run_and_the_samples_are_kept(tmp_path: Path) -> None:
-    def script(call: SolveCall) -> Solution:
-        if call.problem == "problem 1":
-            raise EndpointUnavailable("gone", role="large", url="http://h:1")
-        return right(call)
-
-    path, wanted = tmp_path / "samples.jsonl", plan(LARGE, concurrency=2)
-    with pytest.raises(EndpointUnavailable, match="the large model at http://h:1: gone"):
-        await take(ScriptedSolver(script), wanted, path)
-    assert (0, LARGE.name) in kept(path, wanted)
-
-
-async def test_traces_have_a_file_for_each_trial(tmp_path: Path) -> None:
-    folder = tmp_path / "traces"
-    folder.mkdir()
-    await take(ScriptedSolver(right), plan(), tmp_path / "samples.jsonl", traces=folder)
-    names = {path.name for path in folder.iterdir()}
-    assert len(names) == len(TASKS) * len(ARMS)
-    assert "00003-bild-scale-step.jsonl" in names
 
 
 async def test_every_arm_warms_up_on_something_short() -> None:
@@ -306,17 +277,3 @@ async def test_a_trial_that_kills_three_workers_ends_the_run_and_is_named(tmp_pa
     assert set(kept(path, wanted)) == {(0, LARGE.name)}
     await take(ScriptedSolver(right), wanted, path)
     assert len(kept(path, wanted)) == len(TASKS)
-
-
-async def test_a_slot_without_a_worker_does_not_block_the_others(tmp_path: Path) -> None:
-    @asynccontextmanager
-    async def empty() -> AsyncGenerator[LocalWorker]:
-        await asyncio.Event().wait()
-        yield LocalWorker(ScriptedSolver(right).solver, wanted)
-
-    wanted = plan(LARGE)
-    async with Graders() as graders:
-        with SampleStore(tmp_path / "samples.jsonl", identity(wanted)) as samples:
-            posts: list[WorkerSlot] = [empty, Hired(ScriptedSolver(right), wanted, {})]
-            await run(posts, wanted, graders, samples)
-    assert len(kept(tmp_path / "samples.jsonl", wanted)) == len(TASKS)

@@ -133,14 +133,3 @@ def test_a_complete_line_that_is_no_sample_is_refused_with_its_number(tmp_path: 
     path.write_bytes(path.read_bytes() + line + b"\n")
     with pytest.raises(ConfigurationError, match=r"samples\.jsonl, line 5: not a sample"):
         SampleStore(path, ABOUT)
-
-
-def test_a_file_describes_its_measurement(tmp_path: Path) -> None:
-    path = tmp_path / "samples.jsonl"
-    assert JsonlStore.about(path) is None
-    keep(path)
-    assert JsonlStore.about(path) == ABOUT
-    path.write_bytes(path.read_bytes()[:5])
-    assert JsonlStore.about(path) is None
-    path.write_bytes(b"somebody's notes\n")
-    assert JsonlStore.about(path) == {}

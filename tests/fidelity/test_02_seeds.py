@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,16 +25,11 @@ from ..orchestrator.arms import quarters, taste
 from ..stand_in import Break
 from .drawing import DrawingModel, DrawingVllm
 
+pytestmark = pytest.mark.usefixtures("nowhere")
 PROBLEM = "What is 1 + 1?"
 CHAIN = Chain.of(PROBLEM)
 ROLES: tuple[Role, ...] = ("small", "large")
 METHODS = ["large", "small", "specreason", "bild", "lookahead-reasoning", "random", "reflective", "relay", "cascade"]
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
 
 
 @asynccontextmanager

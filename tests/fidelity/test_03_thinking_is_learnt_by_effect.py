@@ -28,15 +28,10 @@ from stepspec.settings import load
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.endpoints.families import BY_NAME, Family, FamilyServer
 
+pytestmark = pytest.mark.usefixtures("nowhere")
 THINKING = "I guess \\boxed{1}.\n\nNo, that is wrong.\n"
 SCRIPT = (THINKING, THINK_END, "It is \\boxed{2}.")
 PROBLEM = "What is 1 + 1?"
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
 
 
 @asynccontextmanager

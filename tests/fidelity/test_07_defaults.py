@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import orjson
 import pytest
 
-from lab.bench import BASELINES, main
+from lab.bench import BASELINES
 from stepspec import Sampling
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
@@ -17,15 +16,10 @@ from stepspec.settings import Settings, load
 from ..evals.scripted import SolveCall
 from ..lab.test_bench import FIGURES, Servers, measured, servers
 
+pytestmark = pytest.mark.usefixtures("nowhere")
 ARMS = len(BASELINES)
 
 __all__ = ["servers"]  # the fixture
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
 
 
 def test_a_sampling_has_the_same_defaults_wherever_it_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -62,20 +56,6 @@ def test_the_bench_interleaves_both_samplings_and_shows_the_default_first(
     assert first[0].seed != second[0].seed
     printed = capsys.readouterr().out
     assert 0 <= printed.index("Sampled at temperature 0.6") < printed.index("Greedy (temperature 0)")
-
-
-def test_the_bench_measures_both_samplings_unless_one_is_chosen() -> None:
-    assert inspect.signature(main).parameters["sampling"].default == "both"
-
-
-def test_a_resumed_bench_measures_the_other_sampling(servers: Servers) -> None:
-    measured(sampling="greedy")
-    assert {temperature(run) for run in servers.solver.calls} == {0.0}
-    measured(sampling="both")
-    assert [temperature(run) for run in servers.solver.calls[2 * ARMS :]] == [0.6] * 2 * ARMS
-    seeds = [run.seed for run in servers.solver.calls]
-    measured(sampling="default", fresh_start=True)
-    assert [run.seed for run in servers.solver.calls[4 * ARMS :]] == seeds[2 * ARMS :]  # as if it had not been resumed
 
 
 def test_a_sampling_that_does_not_exist_is_refused(servers: Servers) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import tomllib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -32,6 +31,7 @@ from ...stand_in import FakeVllm
 from ...test_cli import call
 from ..scripted import solution
 
+pytestmark = pytest.mark.usefixtures("nowhere")
 KNOB = THRESHOLDS["specreason"]
 NON_DEFAULT = Settings.model_validate(
     {
@@ -39,12 +39,6 @@ NON_DEFAULT = Settings.model_validate(
         "sure_bets": True, "sampling": {"temperature": 0.8, "seed": 5},
     }
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
 
 
 class Noting:

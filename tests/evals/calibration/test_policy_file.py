@@ -9,13 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
-from stepspec import settings
 from stepspec.evals.benchmarks import find, half, load, own
 from stepspec.evals.calibration import risk_bound
 from stepspec.evals.calibration.command import problems
 from stepspec.evals.calibration.policy_file import CalibrationSettings, find_threshold
 from stepspec.evals.calibration.search import CalibrationResult
-from stepspec.evals.grading.graders import Answer
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import THRESHOLDS
@@ -31,17 +29,6 @@ def found(*outcomes: tuple[float, int, int, bool], n: int = 500) -> CalibrationR
 
 def promise(calibrated: CalibrationResult, **more: Any) -> CalibrationSettings:
     return CalibrationSettings("specreason", THRESHOLDS["specreason"], "gsm8k, calibration half", calibrated, more)
-
-
-def test_the_settings_file_is_one_that_a_solver_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = promise(found((9, 0, 0, True), (8.5, 1, 0, True), (8, 30, 0, False)), read="greedy")
-    (tmp_path / "policy.toml").write_text(made.toml())
-    monkeypatch.setenv("STEPSPEC_CONFIG", str(tmp_path / "policy.toml"))
-    loaded = settings.load()
-    assert (loaded.policy, loaded.options) == ("specreason", {"read": "greedy", "threshold": 8.5})
-    assert loaded.calibration is not None
-    assert (loaded.calibration.value, loaded.calibration.max_loss, loaded.calibration.confidence) == (8.5, 0.02, 0.95)
-    assert (loaded.calibration.problems, loaded.calibration.lost) == (500, 1)
 
 
 def test_a_promise_is_one_sentence() -> None:
@@ -62,13 +49,6 @@ def test_without_a_guarantee_there_is_no_file_and_the_needed_number_of_problems_
 
 def test_a_loss_that_no_sample_can_talk_away_is_called_that() -> None:
     assert "Nor would more problems" in promise(found((9, 30, 0, False))).summary()
-
-
-def test_every_problem_has_its_half_for_good() -> None:
-    tasks = [Task(f"What is {n} + {n}?", Answer(str(2 * n), "exact")) for n in range(400)]
-    halves = [half(task) for task in tasks]
-    assert 150 < halves.count("calibration") < 250
-    assert halves == [half(replace(task, problem=f"Think! {task.problem}", question=task.problem)) for task in tasks]
 
 
 def test_neither_the_seed_nor_the_template_moves_a_problem_to_the_other_half(tmp_path: Path) -> None:

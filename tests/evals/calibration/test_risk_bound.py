@@ -1,15 +1,12 @@
 """The guarantee of a calibration: exact where it can be checked, and its limits."""
 
-from contextlib import nullcontext
 from itertools import product
 from math import ceil, comb, log
 
 import numpy as np
 import pytest
-import typer
 
-from lab import calibration_simulation as simulation
-from lab.calibration_simulation import KINDS, Population, SearchRow, ThresholdRow, main, simulate
+from lab.calibration_simulation import KINDS, Population, SearchRow, ThresholdRow, main, missed, simulate
 from stepspec.evals.calibration.risk_bound import LossTest, Paired, betting_p_value, p_value
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -135,28 +132,15 @@ def test_a_limit_that_there_are_no_populations_for_is_refused(limit: str) -> Non
         main(populations=1, limit=float(limit))
 
 
-@pytest.mark.parametrize(
-    ("once", "searched", "complaint"),
-    [
-        (0.0, 0.0, ""),
-        (0.1, 0.0, "missed: at the edge, 4000 problems: broken in 10.0%, which is more than 5%"),
-        (0.0, 0.4, "missed: at the edge from the second, 3 attempts: broken in 40.0%"),
-    ],
-)
-def test_the_command_fails_where_promises_are_broken(
-    once: float, searched: float, complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def simulated(kind: str, n: int, *_: object, **__: object) -> ThresholdRow:
-        return ThresholdRow(kind, n, 0.02, 1, once, (once, once), 0.0, 0.0)
+def test_broken_promises_miss_the_bar() -> None:
+    def row(share: float) -> ThresholdRow:
+        return ThresholdRow("at the edge", 4000, 0.02, 1, share, (share, share), 0.0, 0.0)
 
-    def search(kind: str, n: int, limit: float, populations: int, *, attempts: int, **_: object) -> SearchRow:
-        return SearchRow(kind, n, limit, populations, searched, (searched, searched), 0.0, attempts)
-
-    monkeypatch.setattr(simulation, "simulate", simulated)
-    monkeypatch.setattr(simulation, "search", search)
-    with pytest.raises(typer.Exit) if complaint else nullcontext():
-        main(populations=1)
-    assert complaint in capsys.readouterr().err
+    assert missed([row(0.0)], []) == []
+    (complaint,) = missed([row(0.1)], [])
+    assert "at the edge, 4000 problems: broken in 10.0%, which is more than 5%" in complaint
+    searched = SearchRow("at the edge", 4000, 0.02, 1, 0.4, (0.4, 0.4), 0.0, 3)
+    assert "at the edge, 3 attempts: broken in 40.0%" in missed([], [searched])[0]
 
 
 def test_trusting_the_observed_loss_breaks_half_of_the_guarantees_at_the_edge() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,14 @@ from stepspec.evals.problems import PROBLEMS
 from stepspec.evals.sample import Arm
 
 from ...test_cli import call
+from ..scripted import DEAD, Connected
 from .made import BAD, GOOD, measured
 
-DEAD = "--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:19"
+pytestmark = pytest.mark.usefixtures("nowhere")
 
 
 def estimate(*arguments: str) -> int:
     return call("estimate", *arguments)
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
 
 
 @pytest.fixture
@@ -45,13 +38,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Any]]:
         calls.append((methods, problems, loads, more))
         trial = GOOD if methods[0].options.get("threshold") != 9 else BAD
         return measured(0, 0, arms=(methods[0],), trials={methods[0].name: (trial,) * 10})
-
-    class Connected(Solver):
-        async def __aenter__(self) -> Connected:
-            return self
-
-        async def __aexit__(self, *_: object) -> None:
-            pass
 
     monkeypatch.setattr(module, "measure", measure)
     monkeypatch.setattr(module, "Solver", Connected)
@@ -110,6 +96,7 @@ def test_the_verdict_comes_first_and_the_settings_are_written(
     ((methods, problems, loads, (minutes, *_)),) = asked
     assert [arm.policy for arm in methods] == ["specreason"]
     assert (problems, loads, minutes) == (list(PROBLEMS[:7]), [4], 5.0)
+    assert len(set(PROBLEMS)) == len(PROBLEMS) == 20
     monkeypatch.setenv("STEPSPEC_CONFIG", "settings.toml")
     read = configuration.load()
     assert read.policy == "specreason"
@@ -134,7 +121,3 @@ def test_json_is_one_object_and_the_exit_code_says_that_nothing_pays(
     assert (made["pays"], made["best"]) == (False, None)
     assert made["headline"].startswith("It does not pay")
     assert made["methods"][0]["options"] == {"threshold": 9}
-
-
-def test_the_built_in_problems_differ_and_are_as_many_as_the_default() -> None:
-    assert len(set(PROBLEMS)) == len(PROBLEMS) == 20

@@ -21,6 +21,7 @@ from stepspec.settings import Settings
 
 from .made import BAD, GOOD, LARGE_SERVER, SMALL_SERVER, measured
 
+pytestmark = pytest.mark.usefixtures("nowhere")
 READING = Arm.of("reading", "reading")
 SLOW_TRIALS = {SHIPPED.name: (replace(GOOD, seconds=(2.0, 0.25)), replace(BAD, seconds=(2.0, 0.25)))}
 SLOW = measured(0, 0, trials=SLOW_TRIALS, small=replace(SMALL_SERVER, between={1: (0.2,)}))
@@ -28,11 +29,6 @@ SLOW = measured(0, 0, trials=SLOW_TRIALS, small=replace(SMALL_SERVER, between={1
 
 def noted(measurements: Measurements) -> str:
     return "\n".join(notes(measurements, predict(measurements)))
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_the_headline_says_first_whether_it_pays() -> None:

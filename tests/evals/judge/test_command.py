@@ -21,14 +21,9 @@ from stepspec.orchestrator.errors import ConfigurationError, MissingCapability, 
 
 from ...stand_in import StandIn
 from ...test_cli import call
+from ..scripted import DEAD, Connected
 
-DEAD = "--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:19"
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+pytestmark = pytest.mark.usefixtures("nowhere")
 
 
 @asynccontextmanager
@@ -83,7 +78,7 @@ async def test_a_deadline_leaves_too_few_steps() -> None:
 
 async def test_one_server_for_both_is_refused() -> None:
     async with StandIn().serve("small") as small, StandIn().serve("large") as large, Solver(small, large) as solver:
-        with pytest.raises(ConfigurationError, match="both servers serve 'stand-in': a model cannot judge itself"):
+        with pytest.raises(ConfigurationError, match="both servers serve 'stand-in': no model"):
             await judge_cases(solver, built_in(), 5, 0, nothing)
 
 
@@ -130,13 +125,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
     async def drafts(*more: Any) -> DraftFigures:
         return DraftFigures(40, Interval(0.75, 0.6, 0.86), 0.5, 0.02)
-
-    class Connected(Solver):
-        async def __aenter__(self) -> Connected:
-            return self
-
-        async def __aexit__(self, *_: object) -> None:
-            pass
 
     for name, value in {"judge_cases": judge, "try_drafts": drafts, "Solver": Connected}.items():
         monkeypatch.setattr(module, name, value)

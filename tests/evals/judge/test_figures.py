@@ -36,7 +36,6 @@ def test_the_figures_of_a_reading() -> None:
     (row,) = figures(steps([-9, -4, -3.5, -2, -2, -1, -1, 0, 0, 0], [-3, -5, -8, -10]), {"score": [0.3, 0.1, 0.2]})
     assert (row.reading.name, row.seconds, row.threshold, row.accepted) == (GAP, 0.2, -4, 0.9)
     assert row.passed.value == 0.25
-    assert row.passed_of == {"number": 0.5, "sign": 0.0}
     above = 7 + 9 + 9 + 10  # right steps that are better than each slip
     assert row.areas[0].value == row.area == pytest.approx(above / 40)
     assert row.options == {"threshold": 4, "tokens": "digits", "words": 4}
@@ -86,7 +85,7 @@ def test_readings_that_some_steps_lack_have_no_figures() -> None:
 
 def row(name: str, area: float, passed: float, seconds: float = 1.0, low: float | None = None) -> ReadingFigures:
     interval = Interval(area, area - 0.1 if low is None else low, 1.0)
-    return ReadingFigures(BY_NAME[name], (interval,), seconds, 5.0, 0.9, Interval(passed, 0, 1), {}, 6.0)
+    return ReadingFigures(BY_NAME[name], (interval,), seconds, 5.0, 0.9, Interval(passed, 0, 1), 6.0)
 
 
 @pytest.mark.parametrize(

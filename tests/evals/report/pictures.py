@@ -8,28 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from stepspec.evals.report.formats import to_html
-from stepspec.evals.report.run_folder import Run, merge_folders, read_folder
+from stepspec.evals.report.run_folder import merge_folders, read_folder
 from stepspec.evals.report.section import build_section
 
 from ...browser import browsing, find
 
 PICTURE = Path(__file__).parents[3] / "docs" / "images" / "report-light.png"
-REMARK = (
-    "Made for the documentation on a machine that was busy with other work: this shows the look of a report, and no "
-    "measurement of the methods."
-)
-
-
-def remarked(run: Run) -> Run:
-    """Return *run* with the remark in its first session, where `stepspec eval` keeps its own."""
-    first, *others = run.folders
-    session, *later = first.record["sessions"]
-    sessions = [{**session, "remarks": [*session.get("remarks", ()), REMARK]}, *later]
-    return replace(run, folders=(replace(first, record={**first.record, "sessions": sessions}), *others))
 
 
 async def main(folder: Path) -> None:
@@ -42,7 +29,7 @@ async def main(folder: Path) -> None:
         page = await browser.new_page(
             viewport={"width": 1280, "height": 800}, device_scale_factor=1.5, color_scheme="light"
         )
-        await page.set_content(to_html([(build_section(remarked(run)), {})], "Made for docs/evals.md"))
+        await page.set_content(to_html([(build_section(run), {})], "Made for docs/evals.md"))
         box = await page.locator(".block .columns").first.bounding_box()
         assert box is not None
         size = {"x": 0, "y": 0, "width": 1280, "height": box["y"] + box["height"] + 24}

@@ -59,11 +59,8 @@ def test_a_run_that_was_made_longer_has_all_of_its_problems(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "changed",
     [
-        {"benchmark": "others"},
         {"problems": "c0de"},
         {"models": {"small": "tiny", "large": "other"}},
-        {"seed": 1},
-        {"budget": {"tokens": 9, "seconds": None}},
     ],
 )
 def test_other_measurements_are_kept_apart(changed: dict[str, Any], tmp_path: Path) -> None:

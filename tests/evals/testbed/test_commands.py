@@ -1,3 +1,5 @@
+"""The command ``up --testbed`` over scripted servers, and the lines that tell how far servers are."""
+
 from __future__ import annotations
 
 import asyncio
@@ -12,11 +14,10 @@ import pytest
 from rich.console import Console
 
 from stepspec.evals.testbed import commands as module
-from stepspec.orchestrator.errors import ServerDied
 from stepspec.orchestrator.launcher import Progress, Served, launch
 from stepspec.orchestrator.launcher.up import STOP_SIGNALS, progress_line, show_progress
 
-from ...orchestrator.launcher.running import die, members, scripted
+from ...orchestrator.launcher.running import members, scripted
 
 
 class Stand:
@@ -75,16 +76,6 @@ async def test_prints_one_line_of_json_with_every_server(stand: Stand, capsys: p
             "log": str(one.log),
         }
     }
-
-
-async def test_a_server_that_dies_is_an_error(stand: Stand) -> None:
-    async def death() -> None:
-        await stand.ready.wait()
-        await die(stand.served["small"])
-
-    with pytest.raises(ServerDied, match="the small server ended while it was in use"):
-        await asyncio.gather(module.up(), death())
-    assert stand.gone
 
 
 async def test_cancelled_from_outside_it_stops_the_servers_and_stays_cancelled(stand: Stand) -> None:
