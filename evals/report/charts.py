@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false
 """
-The charts of a report, drawn by matplotlib: bars, intervals, score histograms, accuracy against time.
+The charts of a report, drawn by matplotlib: bars, intervals, accuracy against time.
 
 Each function returns a drawing with a text for screen readers. Nothing is told
 by colour alone: models and methods differ in their marks, and discarded parts are hatched.
@@ -12,19 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from ..arms import LARGE
 from ..results import Interval
 from .canvas import CARD, EDGE, INK, PLACEHOLDERS, SOFT, WIDTH, Markup, plot, styled, svg
-from .figures import ArmFigures, JudgeReport, by_time
+from .figures import ArmFigures, by_time
 
 ROW = 42.0  # pixels of a bar with its name
 COLOURS = {**PLACEHOLDERS, "method": INK, "bound": EDGE, "judging": SOFT}
 SHAPES = "oD^vP*Xph<>"  # of methods; a square is the large model's, a disc the small one's
-BINS = 20
 
 
 def author(f: ArmFigures) -> str:
@@ -94,36 +92,6 @@ def _bar(axes: Axes, row: int, start: float, part: Part) -> None:
     colour = COLOURS[part.author]
     look: dict[str, Any] = {"facecolor": CARD, "hatch": "////"} if part.wasted else {"facecolor": colour}
     axes.barh(row, part.amount, 0.36, start, edgecolor=colour, gid="wasted" if part.wasted else "part", **look)
-
-
-def span(judge: JudgeReport) -> tuple[float, float]:
-    """Return the range of the scores: digits, probabilities, or from the lowest to the highest score."""
-    scores = [verdict.score for verdict in judge.verdicts]
-    low, high = min(scores), max(scores)
-    if judge.policy == "specreason":
-        return 0.0, 9.0
-    return (0.0, 1.0) if low >= 0 and high <= 1 else (min(0.0, low), max(high, low + 1e-9))
-
-
-@styled
-def histogram(judge: JudgeReport) -> Markup:
-    """Draw a histogram of the scores: accepted steps above the line, rejected ones below it, each with its scale."""
-    accepted, rejected = ([v.score for v in judge.verdicts if v.accepted is side] for side in (True, False))
-    figure, axes = plot(WIDTH, 190)
-    low, high = span(judge)
-    for group, sign, colour in ((accepted, 1, COLOURS["small"]), (rejected, -1, COLOURS["wrong"])):
-        counts, edges = np.histogram(group, BINS, (low, high))
-        step = edges[1] - edges[0]
-        look: dict[str, Any] = {"hatch": "////", "facecolor": CARD} if sign < 0 else {"facecolor": colour}
-        heights = sign * counts / max(counts.max(), 1)
-        axes.bar(edges[:-1] + step / 2, heights, 0.85 * step, edgecolor=colour, gid="part", **look)
-    axes.axhline(0, color=EDGE, linewidth=1.5)
-    axes.text(low, 1.1, f"accepted, n = {len(accepted)}", color=INK, gid="label")
-    axes.text(low, -1.3, f"rejected, n = {len(rejected)}", color=INK, gid="label")
-    axes.set(xlim=(low, high), ylim=(-1.35, 1.35), yticks=[])
-    axes.spines[:].set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(9))
-    return svg(figure, f"Scores of {judge.arm}: {len(accepted)} accepted, {len(rejected)} rejected")
 
 
 def front(arms: Sequence[ArmFigures]) -> list[ArmFigures]:

@@ -1,8 +1,7 @@
-"""The figures of each arm of a run, and the verdicts of its judge. Pure."""
+"""The figures of each arm of a run. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -193,53 +192,3 @@ def _rejections(samples: Sequence[Sample]) -> dict[str, int]:
 def is_repair(step: StepRecord) -> bool:
     """Whether *step* replaces the rejected part of a draft."""
     return step.fate == "kept" and bool(step.reason)
-
-
-DOUBT_POLICIES = frozenset({"bild", "glimpse", "reading"})  # their scores measure doubt: lower is better
-UNSCORED_REASONS = frozenset({"fallback", "words", "mean"})  # rollbacks that their score did not decide
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredVerdict:
-    """The *score* of a draft that the score decided on, and whether the draft was *accepted*."""
-
-    score: float
-    accepted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeReport:
-    """The verdicts of one arm that its scores decided."""
-
-    arm: str
-    policy: str
-    verdicts: tuple[ScoredVerdict, ...]
-
-    @property
-    def doubt(self) -> bool:
-        """Whether lower scores are better."""
-        return self.policy in DOUBT_POLICIES
-
-
-def report_judge(arm: Arm, samples: Iterable[Sample]) -> JudgeReport | None:
-    """Collect the verdicts of *arm*; None for an arm without scores."""
-    verdicts = tuple(verdict for sample in samples for verdict in scored_verdicts(sample))
-    return JudgeReport(arm.name, arm.policy, verdicts) if verdicts else None
-
-
-def scored_verdicts(sample: Sample) -> list[ScoredVerdict]:
-    """Return the verdicts on the drafts of *sample* that their scores decided."""
-    verdicts: list[ScoredVerdict] = []
-    rejected: set[float] = set()
-    for step in sample.steps:
-        if is_repair(step):
-            rejected.clear()
-        if step.grade is None or not math.isfinite(step.grade):
-            continue
-        if step.fate == "kept" and step.grade in rejected:
-            continue  # the kept part of a rejected draft, which carries the score of that draft
-        if step.fate == "rejected":
-            rejected.add(step.grade)
-        if step.reason not in UNSCORED_REASONS:
-            verdicts.append(ScoredVerdict(step.grade, step.fate == "kept"))
-    return verdicts

@@ -109,7 +109,7 @@ def _figure(plot: Plot, stamp: str, heading: str = "h4") -> Markup:
     keys = element("ul", *map(_key, plot.keys), class_="legend") if plot.keys else Markup()
     note = element("p", _with_code(plot.note), class_="note")
     caption = element("figcaption", note, element("p", stamp, class_="stamp"))
-    drawing = element("div", plot.drawing, class_="drawing", tabindex="0", role="region", aria_label=plot.title)
+    drawing = element("div", plot.draw(), class_="drawing", tabindex="0", role="region", aria_label=plot.title)
     return element("figure", element(heading, plot.title), drawing, keys, caption, class_="card")
 
 
@@ -224,7 +224,6 @@ def _values(section: Section) -> dict[str, Any]:
         "verdict": _verdict(section),
         "origin": [{"name": name, "value": value} for name, value in provenance(section)],
         "arms": [{**asdict(figures), "arm": figures.arm.record()} for figures in section.figures],
-        "judges": section.judges,
         "cases": section.cases,
         "measured": section.run.about,
     }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from . import charts, tables
 from .canvas import Markup
-from .figures import ArmFigures, JudgeReport
+from .figures import ArmFigures
 from .section import Case, Section
 from .tables import Cell, Link, Row, Table, number
 from .verdict import headline, points, small_print
@@ -19,11 +20,15 @@ MAX_PROBLEM = 220  # characters of a problem that are shown
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot of the page. *keys* are its legend: a name, the author that gives the colour, whether it is hatched."""
+    """
+    A plot of the page, and what will *draw* it, which only the page needs.
+
+    *keys* are its legend: a name, the author that gives the colour, whether it is hatched.
+    """
 
     title: str
     note: str
-    drawing: Markup
+    draw: Callable[[], Markup]
     keys: tuple[tuple[str, str, bool], ...] = ()
 
 
@@ -56,7 +61,7 @@ def summarise(section: Section) -> Summary:
         Plot(
             f"Time of a problem, {section.baseline} = 1",
             f"Mean seconds divided by those of {section.baseline}, with 95% intervals; less is better.",
-            charts.speed_chart(section.figures, section.baseline),
+            partial(charts.speed_chart, section.figures, section.baseline),
         ),
         tuple((verdict.arm, f"{verdict.sentence}.") for verdict in listed),
         small_print(section.max_loss, section.baseline),
@@ -73,14 +78,14 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
                 "Accuracy against latency",
                 f"No measured arm is both faster and more accurate than {_join_names(charts.front(section.figures))} "
                 "(grey line). Bars are 95% intervals.",
-                charts.scatter(section.figures),
+                partial(charts.scatter, section.figures),
             ),
             Plot(
                 f"Points of accuracy against {section.baseline}",
                 "On the same problems, with 95% intervals, the fastest first. Dashed: the acceptable loss, "
                 f"{points(section.max_loss)}; an interval to the right of it excludes a larger loss. An arrow is "
                 "outside of the scale.",
-                charts.differences(section.figures, section.max_loss, section.baseline),
+                partial(charts.differences, section.figures, section.max_loss, section.baseline),
             ),
         )
         if compared
@@ -92,7 +97,6 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
         (
             _stacked("Steps", ran, charts.step_parts, lambda f: ""),
             _stacked("Tokens", ran, charts.token_parts, _judging_tokens),
-            *map(_scores, section.judges),
         ),
         (tables.steps_table(section), tables.tokens_table(section)),
     )
@@ -127,18 +131,8 @@ def _stacked(title: str, ran: list[ArmFigures], parts: charts.Parts, suffix: Cal
         f"{title} of a problem",
         f"Means over all samples. Hatched {unit} were discarded."
         + (" Judging: tokens read to judge, which cost far less than written ones." if unit == "tokens" else ""),
-        charts.stacked(rows, unit),
+        partial(charts.stacked, rows, unit),
         keys,
-    )
-
-
-def _scores(judge: JudgeReport) -> Plot:
-    better = "lower is better" if judge.doubt else "higher is better"
-    return Plot(
-        f"Scores of {judge.arm}",
-        f"Accepted steps above, rejected ones below, each half with its own scale; {better}. `stepspec judge` measures "
-        "how well a judge separates right from wrong steps.",
-        charts.histogram(judge),
     )
 
 

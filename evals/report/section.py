@@ -16,10 +16,8 @@ from ..sample import Sample
 from ..testbed.servers import miniature
 from .figures import (
     ArmFigures,
-    JudgeReport,
     by_time,
     compute_figures,
-    report_judge,
     samples_by_number,
 )
 from .run_folder import Run
@@ -58,7 +56,6 @@ class Section:
 
     run: Run
     figures: tuple[ArmFigures, ...]
-    judges: tuple[JudgeReport, ...]
     cases: Cases
     verdicts: tuple[Verdict, ...]
     max_loss: float
@@ -172,11 +169,9 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
             f"{names}: no problem was solved by all arms yet; continue with the same `stepspec eval`"
         )
     samples = samples_by_number(run.done, run.arms, run.repeats)
-    judges = (report_judge(arm, samples[arm.name].values()) for arm in run.arms)
     return Section(
         run,
         tuple(figures),
-        tuple(judge for judge in judges if judge is not None),
         choose_cases(figures, samples, run.repeats, baseline),
         tuple(judge_methods(by_time(figures), samples, run.repeats, max_loss, baseline)),
         max_loss,

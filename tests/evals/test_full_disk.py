@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ..stand_in import stand_in_process
+from ..test_cli import call
 
 PROBLEMS = "".join(f'{{"problem": "6 x {number}?", "answer": "42"}}\n' for number in range(12))
 
@@ -22,10 +23,9 @@ def servers() -> Generator[tuple[str, ...]]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "problems.jsonl").write_text(PROBLEMS)
-    return tmp_path
+def folder(nowhere: Path) -> Path:
+    (nowhere / "problems.jsonl").write_text(PROBLEMS)
+    return nowhere
 
 
 def full(room: int) -> Callable[[], None]:
@@ -40,10 +40,13 @@ def run(*words: str, room: int | None = None) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_trace_on_a_full_disk_costs_no_answer(servers: tuple[str, ...], folder: Path) -> None:
-    code, answer, stderr = run("solve", "6 x 7?", *servers, "--trace", "/dev/full")
-    assert (code, answer) == (0, "42\n")
-    assert "the trace is not written to /dev/full: No space left on device" in stderr
+def test_a_trace_on_a_full_disk_costs_no_answer(
+    servers: tuple[str, ...], nowhere: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call("solve", "6 x 7?", *servers, "--trace", "/dev/full") == 0
+    printed = capfd.readouterr()
+    assert printed.out == "42\n"
+    assert "the trace is not written to /dev/full: No space left on device" in " ".join(printed.err.split())
 
 
 def test_an_evaluation_on_a_full_disk_is_gone_on_with_and_its_report_is_an_error_of_one_line(

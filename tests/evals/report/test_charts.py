@@ -11,7 +11,7 @@ import pytest
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import canvas, charts
 from stepspec.evals.report.canvas import Markup, element
-from stepspec.evals.report.figures import ArmFigures, JudgeReport, ScoredVerdict, compute_figures
+from stepspec.evals.report.figures import ArmFigures, compute_figures
 from stepspec.evals.sample import Arm
 
 from .made import ARMS, crowd, large, mixed, samples, small
@@ -94,22 +94,6 @@ def test_a_stacked_bar_has_its_parts_and_hatches_what_was_discarded(arms: list[A
     assert drawn.count('class="part"') == kept
     assert "<pattern" in drawn
     assert "small, kept" in label(drawn)
-
-
-def judged(*scores: float) -> JudgeReport:
-    return JudgeReport("SpecReason", "specreason", tuple(ScoredVerdict(score, score >= 5) for score in scores))
-
-
-def test_scores_are_counted_above_the_line_if_accepted_and_below_if_rejected() -> None:
-    drawn = charts.histogram(judged(9.0, 9.0, 8.0, 1.0))
-    assert {"accepted, n = 3", "rejected, n = 1"} <= {*texts(drawn)}
-    assert label(drawn) == "Scores of SpecReason: 3 accepted, 1 rejected"
-    bars = re.findall(r'class="part">\s*<path d="([^"]*)"', drawn)
-    places = [[float(y) for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", bar)] for bar in bars]
-    assert max(map(max, places[: charts.BINS])) <= min(map(min, places[charts.BINS :]))
-    assert charts.span(judged(3.0)) == (0.0, 9.0)
-    assert charts.span(replace(judged(0.2, 0.9), policy="reflective")) == (0.0, 1.0)
-    assert charts.span(replace(judged(-3.0, 4.0), policy="reward")) == (-3.0, 4.0)
 
 
 def test_a_drawing_follows_the_theme_and_the_policy_of_the_page(arms: list[ArmFigures]) -> None:

@@ -10,15 +10,13 @@ from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.figures import (
     ArmFigures,
     compute_figures,
-    report_judge,
     samples_by_number,
-    scored_verdicts,
 )
 from stepspec.evals.report.section import choose_cases
 from stepspec.evals.results import ORACLE, compare_arms
-from stepspec.evals.sample import Arm, StepRecord
+from stepspec.evals.sample import Arm
 
-from .made import ARMS, KEPT, REJECTED, REPAIR, mixed, samples
+from .made import ARMS, mixed, samples
 
 
 @pytest.fixture
@@ -58,21 +56,6 @@ def test_samples_keep_their_numbers() -> None:
     found = samples_by_number({place: s for place, s in samples().items() if place != (0, SMALL.name)}, ARMS, 1)
     assert {name: list(each) for name, each in found.items()} == {arm.name: [1, 2, 3] for arm in ARMS}
     assert found[SHIPPED.name][2].seconds == 4.0
-
-
-def test_only_scores_that_decided_are_verdicts_of_the_judge() -> None:
-    part = StepRecord("small", "kept", 2.0, "", 0.6)  # the kept part of a rejected draft
-    other = StepRecord("small", "rejected", 9.0, "words", 0.7)
-    unknown = StepRecord("small", "kept", float("nan"), "", 0.8)
-    found = scored_verdicts(replace(mixed(1.0), steps=(KEPT, REJECTED, part, REPAIR, part, other, unknown)))
-    assert [(one.score, one.accepted) for one in found] == [(8.0, True), (2.0, False), (2.0, True)]
-
-
-def test_an_arm_without_scores_has_no_judge() -> None:
-    assert report_judge(SHIPPED, [replace(mixed(1.0), steps=(REPAIR,))]) is None
-    judge = report_judge(Arm.of("bild", "bild"), [mixed(1.0), mixed(2.0)])
-    assert judge is not None
-    assert (judge.doubt, len(judge.verdicts)) == (True, 8)
 
 
 def test_cases_are_the_failed_and_the_slow_problems() -> None:

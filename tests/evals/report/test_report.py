@@ -44,39 +44,23 @@ def test_a_report_is_written_into_the_run_folder(recorded: Path, capfd: pytest.C
     assert any(row["name"] == "command" and "stepspec eval arithmetic" in row["value"] for row in section["origin"])
     summary = orjson.loads((recorded / "summary.json").read_bytes())
     assert [arm["standing"] for arm in section["arms"]] == summary["arms"]
-    judge = next(judge for judge in section["judges"] if judge["arm"] == "specreason")
-    assert len(judge["verdicts"]) > 10
 
 
 def test_every_format_begins_with_the_verdict(recorded: Path) -> None:
     assert call("report", "run", "--max-loss", "0.3") == 0
     (section,) = orjson.loads((recorded / "report.json").read_bytes())["sections"]
-    verdict = section["verdict"]
-    assert verdict["max_loss"] == 0.3
-    assert (
-        verdict["headline"]
-        == "Of 2 methods, bild is the fastest that excludes a loss above 30 points: 1.9x faster [1.6, 2.1]."
-    )
-    first = verdict["arms"][0]
-    assert (first["arm"], first["speed"], first["loss"], first["further_for_loss"]) == (
-        "bild",
-        "faster",
-        "excluded",
-        None,
-    )
+    verdict, first = section["verdict"], section["verdict"]["arms"][0]
+    headline = "Of 2 methods, bild is the fastest that excludes a loss above 30 points: 1.9x faster [1.6, 2.1]."
+    assert (verdict["max_loss"], verdict["headline"]) == (0.3, headline)
+    assert [first[key] for key in ("arm", "speed", "loss", "further_for_loss")] == ["bild", "faster", "excluded", None]
     assert first["sentence"].endswith("no loss above 24.3 points at 95%")
-    written = (recorded / "report.md").read_text(encoding="utf-8")
-    assert (
-        written.index("Of 2 methods, bild")
-        < written.index("- **bild**: 1.9x faster")
-        < written.index("> The miniature")
-    )
-    page = (recorded / "report.html").read_text(encoding="utf-8")
-    assert (
-        page.index('class="headline">Of 2 methods')
-        < page.index("<strong>bild</strong>: 1.9x")
-        < page.index('class="notice"')
-    )
+    for name, begins in {
+        "report.md": ("Of 2 methods, bild", "- **bild**: 1.9x faster", "> The miniature"),
+        "report.html": ('class="headline">Of 2 methods', "<strong>bild</strong>: 1.9x", 'class="notice"'),
+    }.items():
+        written = (recorded / name).read_text(encoding="utf-8")
+        places = [written.index(words) for words in begins]
+        assert places == sorted(places)
 
 
 @pytest.mark.parametrize("share", ["0", "1", "2", "-0.1", "nan"])
