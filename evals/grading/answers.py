@@ -28,7 +28,8 @@ _MATH = re.compile(
     r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
 )
 _ANSWER_IS = re.compile(r"\banswer\b[^.\n\d$\\]{0,40}?(?:\bis\b|[:=])(?!\W*not\b)([^\n]*)", re.IGNORECASE)
-_ASIDE = re.compile(r"(?<=[\w$}]) \([^()]*[a-z]{2}[^()]*\)|,? (?:not|rather than|instead of) .*")
+_ASIDE = re.compile(r"(?<=[\w$}*]) \((?:\s*=[^()]*|[^()]*[a-z]{2}[^()]*)\)")
+_AFTERTHOUGHT = re.compile(r",? (?:not|rather than|instead of) .*|, (?:where|when|because|since|as|which|with) .*")
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
 _WORDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|boldsymbol)\s*\{([^{}]*)\}")
@@ -47,18 +48,21 @@ _STATEMENTS = tuple(
     for pattern in (
         rf"(?i:\b(?:answers?|(?:choice|option|pick|statement)s?\W+(?:is|are|must|would|should)))\W+(?:(?i:is|are|must|be|would"
         rf"|should|therefore|thus|clearly|option|choice|letter|the|correct|one)\W+)*{_LETTER}{_SURE}{_DENIED}",
-        rf"\b(?i:I|we|I'll|I'd|I'm|am|let's|me|us|would|will|to)\W+(?i:pick|choose|select|go with|going with|take)\W+"
-        rf"(?:(?i:the|option|choice|answer|letter)\W+)*{_LETTER}{_SURE}{_DENIED}",
+        rf"\b(?i:I|we|I'll|I'd|I'm|am|let's|me|us|would|will|to)\W+"
+        rf"(?i:pick|choose|select|say|go with|going with|take)\W+(?:(?i:the|option|choice|answer|letter)\W+)*"
+        rf"{_LETTER}{_SURE}{_DENIED}",
         rf"\b(?i:thus|so|therefore|hence|it is|it's|it must be|conclude)\W+{_LETTER}(?=[\s.]*$)",
         rf"(?i:\banswer)\W+(?:(?i:is)\W+)?\(?([{LETTERS.lower()}])\)?[\s.]*$",
         rf"(?:答案|选|選)[是为為择擇]?\W*{_LETTER}",
         rf"(?<![\w(]){_LETTER}\W+(?i:is|must be)\W+(?:(?i:the)\W+)?(?i:correct|right|true|answer|best)",
+        rf"(?<![\w(]){_LETTER} (?i:it is|it must be)(?=[\s.!]*$)",
     )
 )
 _MENTIONED = re.compile(
     rf"(?i:\b(?:choice|option)s?|\bcorresponds to|\bmatches|\bleav(?:es|ing))\W+"
     rf"(?:(?i:the|letter)\W+)*{_LETTER}{_SURE}{_DENIED}"
 )
+_DOUBTED = re.compile(r"(?:n't|\b(?:not|never|doubt))\b(?:(?!\b(?:but|so|and)\b)[^.,;:\n]){0,60}$")
 _ONLY_LETTER = re.compile(rf"\W*(?:(?i:the|final|correct|answer|option|choice|is)\W+)*\(?([{LETTERS}])\)?\W*")
 _LETTER_FIRST = re.compile(
     rf"\W*(?:(?i:option|choice|answer)\W+)?\(?([{LETTERS}])(?:\s*[).:]|,? (?:since|because)\b)(.*)", re.DOTALL
@@ -89,7 +93,7 @@ def extract_answer(text: str, metric: Metric) -> str:
 def _stated_value(text: str, metric: Metric) -> str:
     """Return what *text* states as the answer, or else its last formula or number."""
     for stated in reversed(_ANSWER_IS.findall(text)):
-        value = _last_value(" " + _ASIDE.sub("", _SENTENCE_END.split(stated.strip())[0]), metric)
+        value = _last_value(" " + _AFTERTHOUGHT.sub("", _SENTENCE_END.split(stated.strip())[0]), metric)
         if value:
             return value
     value = _last_value(text, metric)
@@ -97,6 +101,7 @@ def _stated_value(text: str, metric: Metric) -> str:
 
 
 def _last_value(text: str, metric: Metric) -> str:
+    text = _ASIDE.sub("", text)
     formulas = list(_MATH.finditer(text)) if metric == "math" else []
     numbers = list(_NUMBER.finditer(text))
     if formulas and not (numbers and numbers[-1].start() >= formulas[-1].end()):
@@ -107,8 +112,8 @@ def _last_value(text: str, metric: Metric) -> str:
 def _stated_letter(text: str) -> str:
     """Return the letter that *text* states as the answer, or which is its last line."""
     plain = _uppercase(_plain(text))
-    found = [match for statement in _STATEMENTS for match in statement.finditer(plain)]
-    found = found or list(_MENTIONED.finditer(plain))
+    found = [match for statement in _STATEMENTS for match in statement.finditer(plain)] or [*_MENTIONED.finditer(plain)]
+    found = [match for match in found if not _DOUBTED.search(plain, 0, match.start())]
     if found:
         return max(found, key=lambda match: match.end(1))[1].upper()
     alone = _ONLY_LETTER.fullmatch(plain.splitlines()[-1]) if plain else None

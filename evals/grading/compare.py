@@ -29,6 +29,7 @@ _VARIABLE = re.compile(r"[a-zA-Z]|\\(?:theta|alpha|beta|lambda|phi)")
 _MEMBER = re.compile(rf"(?:{_VARIABLE.pattern})\\in(?![a-z])|\([a-z](?:,[a-z])+\)(?:=|\\in(?![a-z]))")
 _BASED = re.compile(r"\d[\dA-F]{0,40}_(?:\d|\{\d{1,4}\})")
 _INDEXED = re.compile(r"[a-zA-Z]_(?:\w|\{\w+\})")
+_POINT = re.compile(r"[A-Z](?:_\w|')?(?=\([^()]+(?:,[^()]+)+\)$)")
 _UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'")
 
 
@@ -53,6 +54,7 @@ async def _same(ours: str, theirs: str, algebra: Algebra) -> bool | None:
         return False
     if ours == theirs:
         return True
+    ours, theirs = _unnamed(ours, theirs), _unnamed(theirs, ours)
     words = _words(ours), _words(theirs)
     if (words[0] or words[1]) and not (_group(ours) or _group(theirs)):
         return words[0] == words[1] or _letters(ours) == _letters(theirs) != ""
@@ -64,6 +66,11 @@ async def _same(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     if groups[0] or groups[1]:
         return await _same_groups(*_alike(groups, (ours, theirs)), algebra)
     return await _same_atoms(ours, theirs, algebra)
+
+
+def _unnamed(text: str, other: str) -> str:
+    """Leave out the name of a point, as of ``P(1,2)``, if *other* has none."""
+    return _POINT.sub("", text) if _POINT.match(text) and other.startswith("(") else text
 
 
 async def _same_groups(ours: Group | None, theirs: Group | None, algebra: Algebra) -> bool | None:
@@ -93,8 +100,15 @@ def _any(verdicts: Sequence[bool | None]) -> bool | None:
 
 
 def _alike(groups: tuple[Group | None, Group | None], texts: tuple[str, str]) -> tuple[Group | None, Group | None]:
-    """Take a single item for a list of one, and values of variables, ``x = 1, y = 2``, for the pair of them."""
+    """
+    Take a single item for a list of one, and values of variables, ``x = 1, y = 2``, for the pair of them.
+
+    A list of one pair is that pair.
+    """
     ours, theirs = groups
+    if ours and theirs and (ours.kind == "list") != (theirs.kind == "list"):
+        ours, theirs = (_group(each.items[0]) if len(each.items) == 1 else each for each in (ours, theirs))
+        ours, theirs = ours or groups[0], theirs or groups[1]
     if ours is None and theirs is not None and theirs.kind == "list":
         ours = Group("list", (texts[0],))
     if theirs is None and ours is not None and ours.kind == "list":

@@ -55,6 +55,9 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"|,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])(?![^{]*\})",
             ",",
         ),
+        (r"(?<=\d)\s*\\text\s*\{\s*k\s*\}|(?<=\d)\\text\{K\}", r"\\text{thousand}"),
+        (r"(?<=\d)\s*\\text\s*\{\s*(?:M|mn)\s*\}", r"\\text{million}"),
+        (r"(?<=\d)\s*\\text\s*\{\s*bn\s*\}|(?<=\d)\\text\{B\}", r"\\text{billion}"),
         (r"\\text\s*\{([^{}a-zA-Z]*)\}", r" \1 "),
         (r"\\text\s*\{\s*([^{}]*?)\s*\}", r"\\text{\1}"),
         (r"^\\text\{(-?\\?\$?\d[^{}]*)\}$", r"\1"),
@@ -113,6 +116,7 @@ _POWER = re.compile(r"\^(?:\{\s*(-?\d{0,6}\.\d{1,6})\s*\}|(\d{0,6}\.\d{1,6})(?!\
 _AND = re.compile(
     r"(?<![\d.])(\d{1,9})\s{0,3}(?:(?<=\s)(?:and|&)(?=\s)|\\text\s?\{\s{0,3}and\s{0,3}\})\s{0,3}(?=\d{1,9}/\d|\\[dtc]?frac(?![a-zA-Z]))"
 )
+_LETTERED = re.compile(r"(\d)(?:\s|\\[,;: ])?([kKM]|bn|mn)(\W*)$")
 _ANSWER = re.compile(r"^(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}?\s*", re.IGNORECASE)
 
 _SIZE = r"\d+(?:\.\d*)?|\.\d+"
@@ -125,6 +129,7 @@ MAGNITUDES = {
     **{"dozen": 12, "hundred": 100, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7},
     **{"billion": 10**9, "trillion": 10**12},
 }
+_MULTIPLES = MAGNITUDES | {"score": 20, "gross": 144}  # the last two often mean something else in prose
 # A number followed by one of these words is not that number with a unit.
 _NOT_UNITS = re.compile(
     r"\b(?:or|and|to|of|out|half|halves|quarters?|thirds?|fourths?|fifths|tenths|(?:hundred|thousand)ths|times|plus|minus"
@@ -178,8 +183,12 @@ def normal(text: str) -> str:
 
 
 def with_mixed_numbers(text: str) -> str:
-    """Return *text*, an answer that is one number, with ``1 and 1/2`` as ``1 1/2``; in a list these are two numbers."""
-    return _AND.sub(r"\1 ", text)
+    """
+    Return *text*, an answer that is one number, with ``1 and 1/2`` as ``1 1/2``, and ``6k`` as ``6 thousand``.
+
+    In a list the former are two numbers, and in an expression the latter is a product.
+    """
+    return _LETTERED.sub(lambda match: f"{match[1]}\\text{{{match[2]}}}{match[3]}", _AND.sub(r"\1 ", text))
 
 
 def _undelimited(text: str) -> str:
@@ -246,8 +255,9 @@ def quantity(text: str) -> Quantity:
     words = _words_of(found[1]) if found else []
     if found and not _NOT_UNITS.search(" ".join(words)):
         text = text[: found.start()]
-        if words and words[0].removesuffix("s") in MAGNITUDES:
-            factor = MAGNITUDES[words.pop(0).removesuffix("s")]
+        if words and (word := words[0] if words[0] in _MULTIPLES else words[0].removesuffix("s")) in _MULTIPLES:
+            factor = _MULTIPLES[word]
+            del words[0]
         unit.update(_canonical(word) for word in words if word not in _SMALL_WORDS)
     value = _value(text)
     if factor != 1 and value is None:
