@@ -27,9 +27,8 @@ TESTS = Path(__file__).parent
 CLIENTS = TESTS / "integration" / "clients"
 VOCABULARIES, DOCKER = "vocabularies", "docker"
 FIRST = (  # what takes longest
-    *("test_tutorial", "test_sharding", "test_seeds", "test_speculation", "test_dying", "test_replicas"),
-    *("test_calibrate", "test_random_pair", "test_ray_serve", "test_serving", "test_eval", "test_hybrid"),
-    "test_critic",
+    *("test_tutorial", "test_eval", "test_gpu", "test_seeds", "test_speculation", "test_dying", "test_calibrate"),
+    *("test_random_pair", "test_ray_serve", "test_serving", "test_hybrid", "test_critic"),
 )
 GROUPS, DEATHS = "groups.json", "deaths.txt"
 GROUP = pytest.StashKey[str | None]()

@@ -39,11 +39,12 @@ def prepare(root: Path, parcel: Path) -> None:
     write(root / "chains.jsonl", rows)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, python: str = sys.executable) -> None:
+    """Run the campaign in *folder*, all its programs with the interpreter *python*."""
     root, parcel, out = folder / "k", folder / "01", folder / "out"
     out.mkdir(parents=True)
     prepare(root, parcel)
-    env = {**os.environ, "KIT_ROOT": str(root), "KIT_TARGET": "cpu", "KIT_PYTHON": sys.executable, "OUT": str(out)}
+    env = {**os.environ, "KIT_ROOT": str(root), "KIT_TARGET": "cpu", "KIT_PYTHON": python, "OUT": str(out)}
     subprocess.run(["bash", parcel / "kit" / "receive.sh", parcel, str(SECONDS)], env=env, check=True)
     subprocess.run(["bash", root / "kit" / "collect.sh", str(SECONDS)], env=env, check=True)
 

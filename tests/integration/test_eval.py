@@ -1,34 +1,61 @@
-"""``stepspec eval`` on real servers: a killed run is resumed with the same figures."""
+"""``stepspec eval`` on real servers, alone and on a Ray cluster: whoever is killed, the figures are the same."""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 import pytest
 
+from stepspec.orchestrator.trace import read, replay
+
+from ..orchestrator.launcher.running import parent
 from .conftest import Pair
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]  # four whole runs of the command
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]  # several whole runs of the command
 
 T = TypeVar("T")
-PROBLEMS = 3
+PROBLEMS = 4
 METHODS = ("specreason", "bild:ahead=1")
 ARMS = 5  # the methods, both models alone, and a control
+EVERY = ARMS * PROBLEMS
+NODES = 3
 DEADLINE = 240.0  # seconds
+SOLVING = "ray::StepspecWorker.solve"  # how Ray calls the process of a worker that solves
 
 
-def command(small: str, large: str, folder: Path) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What one undisturbed process measures: the *samples*, without their times, and the *figures*."""
+
+    samples: dict[tuple[int, str], Any]
+    figures: list[list[Any]]
+
+
+@pytest.fixture(scope="module")
+def whole(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("alone") / "whole"
+    standings = finish(command(pair, folder), folder)
+    return Whole(found(folder), figures(standings))
+
+
+def command(pair: Pair, folder: Path, *more: str) -> list[str]:
     methods = [word for name in METHODS for word in ("--policy", name)]
+    urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
     return [
-        sys.executable, "-m", "stepspec", "eval", "arithmetic", "--small", small, "--large", large, *methods,
+        sys.executable, "-m", "stepspec", "eval", "arithmetic", *urls, *methods,
         "--random", "specreason", "--temperature", "0", "--limit", str(PROBLEMS), "--output", str(folder), "--json",
+        *more,
     ]  # fmt: skip
 
 
@@ -74,29 +101,163 @@ def found(folder: Path) -> dict[tuple[int, str], Any]:
     }
 
 
-def test_a_killed_and_resumed_run_has_the_figures_of_an_undisturbed_one(pair: Pair, tmp_path: Path) -> None:
-    full, cut = tmp_path / "whole", tmp_path / "cut"
-    undisturbed = finish(command(pair.small.base_url, pair.large.base_url, full), full)
-    again = command(pair.small.base_url, pair.large.base_url, cut)
+def figures(standings: list[dict[str, Any]]) -> list[list[Any]]:
+    """What does not depend on how long anything took."""
+    same = ("name", "n", "accuracy", "accuracy_interval", "accept_rate", "share_large_tokens")
+    return [
+        [*(each["result"][name] for name in same), *(each[name] for name in ("difference", "p", "outcomes"))]
+        for each in standings
+    ]
+
+
+def sessions(folder: Path) -> list[dict[str, Any]]:
+    recorded: list[dict[str, Any]] = orjson.loads((folder / "run.json").read_bytes())["sessions"]
+    return recorded
+
+
+def test_a_killed_and_resumed_run_has_the_figures_of_an_undisturbed_one(
+    pair: Pair, whole: Whole, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut"
+    again = command(pair, cut)
     kill_in_the_middle(again, cut, after=4)
     kill_in_the_middle(again, cut, after=9)
     kept = samples(cut)
-    assert 9 <= len(kept) < ARMS * PROBLEMS
+    assert 9 <= len(kept) < EVERY
     with (cut / "samples.jsonl").open("ab") as file:
         file.write(b'{"task": 2, "outcome": "ri')  # what a kill in the middle of a line leaves
     resumed = finish(again, cut)
     assert samples(cut)[: len(kept)] == kept
-    assert len(samples(cut)) == len(found(cut)) == ARMS * PROBLEMS
-    assert found(cut) == found(full)
-    for one, other in zip(resumed, undisturbed, strict=True):
-        assert one["result"]["name"] == other["result"]["name"]
-        assert [one["result"][name] for name in ("n", "accuracy", "accuracy_interval", "accept_rate")] == [
-            other["result"][name] for name in ("n", "accuracy", "accuracy_interval", "accept_rate")
-        ]
-        assert [one[name] for name in ("difference", "p", "outcomes")] == [
-            other[name] for name in ("difference", "p", "outcomes")
-        ]
-    sessions = orjson.loads((cut / "run.json").read_bytes())["sessions"]
-    first, second, third = (session["resumed"] for session in sessions)
+    assert len(samples(cut)) == EVERY
+    assert found(cut) == whole.samples
+    assert figures(resumed) == whole.figures
+    first, second, third = (session["resumed"] for session in sessions(cut))
     assert first == 0
     assert 4 <= second < third == len(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """A cluster: its *address*, and the processes of its *head*, and of the other nodes."""
+
+    address: str
+    head: list[int]
+    raylets: list[int]
+
+    def busy(self) -> list[int]:
+        """Those where a worker has something to solve."""
+        return [raylet for raylet in self.raylets if any(SOLVING in _title(process) for process in _below(raylet))]
+
+    def kill(self, raylet: int) -> None:
+        """End a node as a power cut does: everything on it, at once."""
+        self.raylets.remove(raylet)
+        _kill(raylet)
+
+    def kill_head(self) -> None:
+        """End the head as a power cut does, and with it the cluster."""
+        _kill(*self.head)
+
+
+def _kill(*processes: int) -> None:
+    for process in {below for each in processes for below in (each, *_below(each))}:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _below(ancestor: int) -> list[int]:
+    every = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return [process for process in every if _is_below(process, ancestor)]
+
+
+def _title(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:  # it has ended
+        return ""
+
+
+def _is_below(process: int, ancestor: int) -> bool:
+    while process > 1:
+        try:
+            process = parent(process)
+        except IndexError:  # it has ended
+            return False
+        if process == ancestor:
+            return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Generator[Nodes]:
+    """Three nodes in processes of their own."""
+    words = (sys.executable, "-m", "tests.integration.nodes", str(NODES))
+    root = Path(__file__).parents[2]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(words, cwd=root, text=True, **pipes) as running:  # type: ignore[call-overload]
+        assert running.stdin
+        assert running.stdout
+        try:
+            started: dict[str, Any] = json.loads(running.stdout.readline())
+            yield Nodes(**started)
+        finally:
+            running.stdin.close()
+            running.wait(60)
+
+
+def test_on_a_cluster_a_killed_driver_and_then_a_killed_node_cost_no_sample(
+    pair: Pair, nodes: Nodes, whole: Whole, tmp_path: Path
+) -> None:
+    folder = tmp_path / "hit"
+    begun = command(pair, folder, "--ray", nodes.address, "--workers", str(NODES), "--traces")
+    kill_in_the_middle(begun, folder, after=3)
+    kept = samples(folder)
+    assert 3 <= len(kept) < EVERY
+    with subprocess.Popen(begun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        busy = wait_for(running, lambda: nodes.busy() if len(samples(folder)) > len(kept) else [])
+        nodes.kill(busy[0])
+        stdout, stderr = running.communicate(timeout=DEADLINE)
+    assert running.returncode == 0, stderr
+    assert figures(orjson.loads(stdout)) == whole.figures  # nor is there anything of Ray's around it
+    assert samples(folder)[: len(kept)] == kept
+    assert len(samples(folder)) == EVERY
+    assert found(folder) == whole.samples
+    assert "was lost" in stderr
+    assert "(raylet)" not in stderr
+    traces = list((folder / "traces").iterdir())
+    assert len(traces) == EVERY - PROBLEMS  # the arm plain is one ordinary request, without events
+    assert all(replay(moment.event for moment in read(trace)).finished for trace in traces)
+    _, session = sessions(folder)
+    assert session["ray"]["workers"] == len(session["ray"]["nodes"]) == NODES
+    hired = session["ray"]["hired"]
+    assert len({worker["node"] for worker in hired}) > 1
+    assert sum("lost" in worker for worker in hired) == 1
+
+
+def test_a_run_goes_on_without_the_head_and_when_the_cluster_is_lost_the_same_command_goes_on(
+    pair: Pair, nodes: Nodes, whole: Whole, tmp_path: Path
+) -> None:
+    folder = tmp_path / "headless"
+    begun = command(pair, folder, "--ray", nodes.address)
+    with subprocess.Popen(begun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        wait_for(running, lambda: len(samples(folder)) >= 2)
+        nodes.kill_head()
+        more = len(samples(folder)) + 2
+        wait_for(running, lambda: len(samples(folder)) >= more)
+        while nodes.raylets:
+            nodes.kill(nodes.raylets[0])
+        killed = time.monotonic()
+        _, stderr = running.communicate(timeout=DEADLINE)
+    kept = samples(folder)
+    print(
+        f"it ended {time.monotonic() - killed:.0f} s later with {running.returncode} and {len(kept)} samples: {stderr}"
+    )
+    assert running.returncode == 1
+    assert "the Ray cluster is lost: its head at" in stderr
+    assert "the same command goes on from there" in stderr
+    assert "Traceback" not in stderr
+    assert len(kept) < EVERY
+    resumed = finish(command(pair, folder), folder)
+    assert samples(folder)[: len(kept)] == kept
+    assert found(folder) == whole.samples
+    assert figures(resumed) == whole.figures
+    assert ["ray" in session for session in sessions(folder)] == [True, False]

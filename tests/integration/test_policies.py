@@ -34,20 +34,20 @@ def solver(pair: Pair) -> Solver:
 async def test_a_method_solves_and_both_models_have_their_share(
     pair: Pair, policy: str, options: dict[str, Any]
 ) -> None:
-    tasks = fresh_tasks(8, 3)
+    tasks = fresh_tasks(5, 3)
     async with solver(pair) as solving:
         solutions = await asyncio.gather(
             *(solving.solve(task.problem, policy=policy, options=options) for task in tasks)
         )
         one_by_one = await solving.solve(tasks[0].problem, policy=policy, options=options, ahead=0)
     right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
-    assert sum(right) >= 5
+    assert sum(right) >= 3
     kept = [step for solution in solutions for step in solution.steps if step.fate == "kept"]
     assert {step.author for step in kept} == {"small", "large"}
     assert one_by_one.thinking == solutions[0].thinking
 
 
-RIVALS = fresh_tasks(12, 2026)
+RIVALS = fresh_tasks(8, 2026)
 
 
 async def solved_by(pair: Pair, policy: str) -> list[Solution]:
@@ -58,7 +58,7 @@ async def solved_by(pair: Pair, policy: str) -> list[Solution]:
 async def test_accepted_rivals_replace_repairs_of_specreason(pair: Pair) -> None:
     repaired, chosen = await solved_by(pair, "specreason"), await solved_by(pair, "choose")
     right = [solution.answer == str(task.gold) for solution, task in zip(chosen, RIVALS, strict=True)]
-    assert sum(right) >= 10
+    assert sum(right) >= 6
     assert sum(one.ledger.chosen for one in chosen) >= 1
     for solution in chosen:
         ledger = solution.ledger
@@ -75,7 +75,7 @@ async def test_accepted_rivals_replace_repairs_of_specreason(pair: Pair) -> None
     "policy", ["specreason", "bild", "reflective", "choose", "lookahead-reasoning", "speculative-thinking"]
 )  # which differ in their requests; for all methods see `test_reason`
 async def test_working_ahead_changes_nothing_but_the_time(pair: Pair, policy: str) -> None:
-    tasks = fresh_tasks(5, 2)
+    tasks = fresh_tasks(3, 2)
     async with solver(pair) as solving:
 
         async def solve(task: Task, ahead: int, hedge: float) -> tuple[str, str]:
@@ -90,7 +90,7 @@ async def test_working_ahead_changes_nothing_but_the_time(pair: Pair, policy: st
 async def test_whoever_ends_and_answers_the_chain_is_the_same_at_any_lookahead(
     pair: Pair, ending: Literal["large", "small"], answer: Literal["large", "method", "small"]
 ) -> None:
-    tasks = fresh_tasks(3, 3)
+    tasks = fresh_tasks(2, 3)
     async with solver(pair) as solving:
 
         async def solve(problem: str, ahead: int) -> tuple[str, str, str]:

@@ -1,8 +1,9 @@
-"""A server that schedules by priority takes a verdict before a repair before a draft before a bet."""
+"""Paced servers: how long a pass takes, and that a verdict comes before a repair, a draft and a bet."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from itertools import groupby
@@ -12,6 +13,7 @@ import aiohttp
 import pytest
 
 from stepspec.evals.testbed.servers import endpoint
+from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.interfaces import RequestContext, requesting
 
@@ -41,6 +43,14 @@ async def complete(large: VllmEndpoint, tokens: int) -> None:
     """Write exactly so many *tokens*."""
     body: dict[str, Any] = {"model": large.name, "prompt": "1 + 1", "max_tokens": tokens, "ignore_eos": True}
     await large.connection.post(large.connection.call("probe"), "/v1/completions", body)
+
+
+@pytest.mark.parametrize(("role", "seconds"), [("large", 0.030), ("small", 0.006)])
+async def test_a_paced_pass_takes_its_time(paced_pair: Pair, role: Role, seconds: float) -> None:
+    async with VllmEndpoint(endpoint(getattr(paced_pair, role), role)) as served:
+        start = time.perf_counter()
+        await complete(served, 24)
+        assert time.perf_counter() - start >= 24 * seconds
 
 
 async def test_waiting_requests_are_served_in_the_order_of_their_purpose(paced_pair: Pair) -> None:

@@ -19,7 +19,7 @@ from .conftest import Pair
 
 pytestmark = pytest.mark.servers
 
-COUNT = 6
+COUNT = 4
 SEED = 7
 PROBLEMS = [task.problem for task in fresh_tasks(COUNT, 2_000)]
 SECOND = f"""
@@ -57,10 +57,9 @@ async def test_a_seed_brings_the_same_chains_back(pair: Pair, tmp_path: Path, po
     urls = pair.small.base_url, pair.large.base_url
     async with Solver(*urls, sampling=Sampling(temperature=0.6), seed=SEED, policy=policy) as solver:
         expected = await chains(solver, 1, ahead=0)
-        assert await chains(solver, 1, ahead=3) == expected
-        assert await chains(solver, 8, ahead=1) == expected
+        assert await chains(solver, 8, ahead=3) == expected
         others = await chains(solver, 8, ahead=2, seed=SEED + 1)
-    assert sum(one != other for one, other in zip(others, expected, strict=True)) >= 3  # or nothing was sampled
+    assert sum(one != other for one, other in zip(others, expected, strict=True)) >= 2  # or nothing was sampled
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STEPSPEC_")}
     second = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", SECOND], input=json.dumps([policy, *urls, *PROBLEMS]),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
 
 import pytest
 
@@ -16,89 +14,60 @@ from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.doctor import diagnose
 from stepspec.orchestrator.endpoints import GREEDY
-from stepspec.orchestrator.launcher import Served
 from stepspec.policies import METHODS
 from stepspec.prompts import load
 
 from .conftest import Pair, serving
 
 pytestmark = pytest.mark.servers
-COUNT = 20
-DRAFTING = {"ngram": {"large", "small"}, "draft_model": {"large"}}
+COUNT = 12
+SPECULATION = {"large": speculations("draft_model")["large"], "small": speculations("ngram")["small"]}
 JUDGING = [
     name for name, method in METHODS.items() if method.needs and not method.needs_critic and "cues" not in method.needs
 ]
-CASES = [*(("draft_model", name) for name in JUDGING), ("ngram", "specreason"), ("ngram", "bild")]  # asks, scores
-
-
-@dataclass(frozen=True, slots=True)
-class Speculating:
-    """The miniature pair, drafting tokens by *method*."""
-
-    method: str
-    served: Mapping[str, Served]
-
-    @asynccontextmanager
-    async def solver(self) -> AsyncGenerator[Solver]:
-        small, large = endpoint(self.served["small"], "small"), endpoint(self.served["large"], "large")
-        async with Solver(small, large, sampling=GREEDY, auto=False) as solver:
-            yield solver
-
-
-@pytest.fixture(scope="module", params=list(DRAFTING))
-def speculated(request: pytest.FixtureRequest, pair: Pair, forked: tuple[str, ...]) -> Generator[Speculating]:
-    """Start the servers that draft by one method, once for all tests; a model that does not draft is the pair's."""
-    method = str(request.param)
-    servers = miniature_servers("off", sorted(DRAFTING[method]), speculation=speculations(method))
-    with serving(servers, forked) as served:
-        yield Speculating(method, {"small": pair.small, **served})
 
 
 @pytest.fixture(scope="module")
-def plain_thoughts() -> dict[str, list[str]]:
-    """The thinking by method on servers that do not draft, which each kind of drafting is compared with."""
-    return {}
+def speculating(forked: tuple[str, ...]) -> Generator[Pair]:
+    """The miniature pair: a draft model writes tokens for the large model, n-grams of its text for the small one."""
+    with serving(miniature_servers("off", speculation=SPECULATION), forked) as served:
+        yield Pair(served["large"], served["small"])
 
 
-async def test_problems_are_solved_and_judged_with_the_acceptance_in_the_ledger(
-    speculated: Speculating, capsys: pytest.CaptureFixture[str]
-) -> None:
+def solver(pair: Pair) -> Solver:
+    return Solver(endpoint(pair.small, "small"), endpoint(pair.large, "large"), sampling=GREEDY, auto=False)
+
+
+async def test_problems_are_solved_and_judged_with_the_acceptance_in_the_ledger(speculating: Pair) -> None:
     tasks = fresh_tasks(COUNT, 11)
-    async with speculated.solver() as solver:
-        before = await read_acceptances(solver)
-        solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
-        found = acceptances_between(before, await read_acceptances(solver))
+    async with solver(speculating) as solving:
+        before = await read_acceptances(solving)
+        solutions = await asyncio.gather(*(solving.solve(task.problem) for task in tasks))
+        found = acceptances_between(before, await read_acceptances(solving))
     right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
-    with capsys.disabled():
-        for role, acceptance in found.items():
-            print(f"\n{speculated.method} under {role}: {acceptance}, {sum(right)} of {COUNT} right")
-    assert sum(right) >= COUNT - 3
-    assert set(found) == DRAFTING[speculated.method]
+    assert sum(right) >= COUNT - 2
+    assert set(found) == {"large", "small"}
     assert all(acceptance.rate is not None and 0 < acceptance.rate <= 1 for acceptance in found.values())
     grades = [step.grade for solution in solutions for step in solution.steps if step.grade is not None]
     assert len(grades) >= 3 * COUNT
     assert min(grades) < 3 < 7 < max(grades)
 
 
-@pytest.mark.parametrize(("speculated", "policy"), CASES, indirect=["speculated"])
-async def test_a_judging_method_gives_the_same_result_with_speculation(
-    speculated: Speculating, pair: Pair, policy: str, plain_thoughts: dict[str, list[str]]
-) -> None:
-    if policy not in plain_thoughts:
-        plain = Speculating("none", {"large": pair.large, "small": pair.small})
-        plain_thoughts[policy] = await thoughts(plain, policy)
-    pairs = zip(plain_thoughts[policy], await thoughts(speculated, policy), strict=True)
-    same = sum(before == after for before, after in pairs)
-    assert same >= 7  # several tokens in a pass are added up in another order, which may turn one close call
+async def test_every_judging_method_gives_the_same_result_with_speculation(speculating: Pair, pair: Pair) -> None:
+    tasks = fresh_tasks(4, 3)
 
+    async def solve(servers: Pair) -> list[list[Solution]]:
+        async with solver(servers) as solving:
+            runs = ([solving.solve(task.problem, policy=policy) for task in tasks] for policy in JUDGING)
+            return await asyncio.gather(*(asyncio.gather(*each) for each in runs))
 
-async def thoughts(servers: Speculating, policy: str) -> list[str]:
-    """Return the thinking of eight problems."""
-    async with servers.solver() as solver:
-        solutions = await asyncio.gather(*(solver.solve(task.problem, policy=policy) for task in fresh_tasks(8, 3)))
-    assert not any(solution.degraded for solution in solutions)
-    assert any(judged(solution) for solution in solutions)
-    return [solution.thinking for solution in solutions]
+    for policy, before, after in zip(JUDGING, await solve(pair), await solve(speculating), strict=True):
+        assert not any(solution.degraded for solution in (*before, *after)), policy
+        assert any(map(judged, before)), policy
+        assert any(map(judged, after)), policy
+        same = sum(one.thinking == other.thinking for one, other in zip(before, after, strict=True))
+        # Several tokens in a pass are added up in another order, which may turn one close call.
+        assert same >= len(tasks) - 1, policy
 
 
 def judged(solution: Solution) -> int:
@@ -106,14 +75,13 @@ def judged(solution: Solution) -> int:
     return solution.ledger.large.judging + sum(step.grade is not None for step in solution.steps)
 
 
-async def test_a_judge_is_as_sure_as_without(speculated: Speculating, pair: Pair) -> None:
-    plain = Speculating("none", {"large": pair.large, "small": pair.small})
+async def test_a_judge_is_as_sure_as_without(speculating: Pair, pair: Pair) -> None:
     chain = Chain.of(fresh_tasks(1, 5)[0].problem)
     prompt = load("specreason.grade")
     found: list[Mapping[str, float]] = []
-    for one in (plain, speculated):
-        async with one.solver() as solver:
-            model = solver.large.model()
+    for one in (pair, speculating):
+        async with solver(one) as solving:
+            model = solving.large.model()
             step = await model.write(chain)
             found.append(await model.ask(chain.extend(step), prompt.text, "0123456789", opening=prompt.opening))
     before, after = found
@@ -121,12 +89,11 @@ async def test_a_judge_is_as_sure_as_without(speculated: Speculating, pair: Pair
     assert after == pytest.approx(before, abs=0.01)  # what is not among the 20 likeliest counts as nothing
 
 
-async def test_the_doctor_reports_speculation_and_its_cost(speculated: Speculating) -> None:
-    small, large = endpoint(speculated.served["small"], "small"), endpoint(speculated.served["large"], "large")
-    found = await diagnose(small, large)
+async def test_the_doctor_reports_speculation_and_its_cost(speculating: Pair) -> None:
+    found = await diagnose(endpoint(speculating.small, "small"), endpoint(speculating.large, "large"))
     for examined in (found.small, found.large):
-        drafts = examined.role in DRAFTING[speculated.method]
         assert examined.can is not None
-        assert (examined.can.speculation, examined.acceptance is not None) == (drafts, drafts)
-        assert examined.can.chosen_logprobs is not drafts
+        assert examined.can.speculation
+        assert examined.acceptance is not None
+        assert not examined.can.chosen_logprobs
     assert any("large: no chosen logprobs" in note for note in map(str, found.findings))
