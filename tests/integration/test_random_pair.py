@@ -20,7 +20,7 @@ RUNS = 1
 def test_ids_and_text_agree_in_runs_of_every_method(forked: tuple[str, ...], tmp_path: Path) -> None:
     real_vocabulary("qwen")
     with serving(servers(tmp_path, cache=CACHE), forked) as served:
-        rows = asyncio.run(measure(served, tuple(METHODS), runs=RUNS, tokens=32, at_once=16, cache=CACHE))
+        rows = asyncio.run(measure(served, tuple(METHODS), runs=RUNS, tokens=24, at_once=16, cache=CACHE))
     assert [failure for row in rows for failure in row.failures] == []
     assert {row.method: row.runs for row in rows} == dict.fromkeys(METHODS, RUNS)
     assert all(row.steps and row.halves for row in rows)

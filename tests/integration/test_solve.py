@@ -38,11 +38,11 @@ async def until_idle(server: Served) -> None:
 
 
 async def test_specreason_solves_and_both_models_have_their_share(pair: Pair) -> None:
-    tasks = fresh_tasks(12, 1)
+    tasks = fresh_tasks(8, 1)
     async with solver(pair) as solving:
         solutions = await asyncio.gather(*(solving.solve(task.problem) for task in tasks))
     right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
-    assert sum(right) >= 10
+    assert sum(right) >= 6
     assert all(solution.finish_reason == "stop" for solution in solutions)
     kept = [step for solution in solutions for step in solution.steps if step.fate == "kept"]
     assert {step.author for step in kept} == {"small", "large"}

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Generator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,8 +16,10 @@ from openai import AsyncOpenAI
 
 from lab.worlds.tool_driver import solve_with_tools
 from lab.worlds.tool_problems import NO_CALLS, THREE_CALLS, Loop, Message, Problem, generate, tools
+from stepspec.orchestrator.answer import extract
 
 from ..program import Program, serve
+from .clients.conftest import serving_pair
 from .conftest import Pair
 
 pytestmark = pytest.mark.servers
@@ -57,9 +60,9 @@ async def solve(
 async def test_the_large_model_solves_loops_of_three_calls_and_more(
     client: AsyncOpenAI, tool_pair: Pair, stream: bool
 ) -> None:
-    problems = [CUPS, BOTH, *islice(generate(11, "test", THREE_CALLS), 10)]
+    problems = [CUPS, BOTH, *islice(generate(11, "test", THREE_CALLS), 4)]
     loops = await solve(client, tool_pair.large.served_name, problems, stream=stream)
-    assert sum(loop.correct for loop in loops) >= 10
+    assert sum(loop.correct for loop in loops) >= 5
     assert all(sum(map(len, loop.calls)) >= 3 for loop in loops if loop.correct)
     assert max(len(calls) for loop in loops for calls in loop.calls) > 1  # some of them in one turn
 
@@ -67,21 +70,31 @@ async def test_the_large_model_solves_loops_of_three_calls_and_more(
 async def test_it_solves_under_a_system_prompt_and_without_calls_where_none_is_needed(
     client: AsyncOpenAI, tool_pair: Pair
 ) -> None:
-    problems = list(islice(generate(12, "test", NO_CALLS), 10))
+    problems = list(islice(generate(12, "test", NO_CALLS), 5))
     loops = await solve(
         client, tool_pair.large.served_name, problems, stream=False, before=[{"role": "system", "content": AGENT}]
     )
-    assert sum(loop.correct for loop in loops) >= 9
+    assert sum(loop.correct for loop in loops) >= 4
     assert not any(loop.calls for loop in loops if loop.correct)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_specreason_solves_loops_through_the_service(service: Program, stream: bool) -> None:
-    problems = [CUPS, BOTH, *islice(generate(13, "test", THREE_CALLS), 6)]
+    problems = [CUPS, BOTH, *islice(generate(13, "test", THREE_CALLS), 3)]
     async with AsyncOpenAI(base_url=f"{service.base}/v1", api_key="none") as client:
         loops = await solve(client, "specreason", problems, stream=stream)
-    assert sum(loop.correct for loop in loops) >= 6
+    assert sum(loop.correct for loop in loops) >= 4
     assert all(sum(map(len, loop.calls)) >= 3 for loop in loops if loop.correct)
+
+
+@pytest.mark.timeout(900)  # the first test of a client has to install it, from a network
+def test_an_agent_of_the_openai_agents_sdk_solves_loops_of_three_calls(tool_pair: Pair, tmp_path: Path) -> None:
+    arguments = ("specreason", CUPS.text, json.dumps(CUPS.catalogue))
+    with serving_pair(tool_pair, tmp_path / "service.log") as keyed:
+        report = keyed.report("openai_agents", *arguments, folder=tmp_path)
+    for way in ("responses", "responses, streamed", "chat", "chat, streamed"):
+        assert extract(report[way]["answer"]) == str(CUPS.answer)
+        assert report[way]["calls"] == ["lookup", "lookup", "calculator"]
 
 
 async def post(pair: Pair, path: str, body: Any) -> Any:

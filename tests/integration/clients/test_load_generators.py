@@ -1,10 +1,9 @@
-"""``vllm bench serve`` and GuideLLM, against a method and against the large model by its own name."""
+"""``vllm bench serve`` and GuideLLM, against a method."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,27 @@ import pytest
 
 from stepspec.evals.testbed.servers import SHORT
 
-from ..conftest import Pair
-from .conftest import EXAMPLES, MARKS, PROBLEM, Report, Service, solved
+from .conftest import EXAMPLES, MARKS, PROBLEM, Service, solved
 
 pytestmark = MARKS
 TOKENIZER = str(SHORT.model("large"))
 PROBLEMS = [PROBLEM, *EXAMPLES][:3]
-ROOM, FORCED = 400, 40  # tokens, which are asked for with ignore_eos
+ROOM = 400  # tokens, which are asked for with ignore_eos
 
 
-def write_rows(folder: Path, room: int) -> None:
-    rows = [{"prompt": problem.text, "output_tokens_count": room} for problem in PROBLEMS]
-    (folder / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-
-def guidellm(service: Service, folder: Path, model: str, room: int, more: str = "") -> Sequence[Report]:
-    """Run GuideLLM, and return its requests, if all succeeded."""
-    write_rows(folder, room)
-    service.run("guidellm", model, TOKENIZER, more, folder=folder)
-    (benchmark,) = json.loads((folder / "report.json").read_text())["benchmarks"]
-    requests = benchmark["requests"]
-    assert (requests["errored"], requests["incomplete"]) == ([], [])
-    assert len(requests["successful"]) == len(PROBLEMS)
-    made: Sequence[Report] = requests["successful"]
-    return made
+@pytest.fixture(autouse=True)
+def rows(tmp_path: Path) -> None:
+    rows = [{"prompt": problem.text, "output_tokens_count": ROOM} for problem in PROBLEMS]
+    (tmp_path / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 @pytest.mark.parametrize("api", ["/v1/chat/completions", "/v1/responses"])
 def test_guidellm_measures_a_method(service: Service, tmp_path: Path, api: str) -> None:
-    requests = guidellm(service, tmp_path, "specreason", ROOM, f",request_format={api}")
+    service.run("guidellm", "specreason", TOKENIZER, f",request_format={api}", folder=tmp_path)
+    (benchmark,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
+    assert (benchmark["requests"]["errored"], benchmark["requests"]["incomplete"]) == ([], [])
+    requests = benchmark["requests"]["successful"]
+    assert len(requests) == len(PROBLEMS)
     kept = Counter(line["kept"] for line in service.logged("solved"))
     for request in requests:
         body: dict[str, Any] = json.loads(request["request_args"])["body"]
@@ -56,14 +47,8 @@ def test_guidellm_measures_a_method(service: Service, tmp_path: Path, api: str) 
     assert not Counter(request["output_metrics"]["text_tokens"] for request in requests) - kept
 
 
-def test_guidellm_measures_the_large_model_by_its_own_name(service: Service, pair: Pair, tmp_path: Path) -> None:
-    requests = guidellm(service, tmp_path, pair.large.served_name, FORCED)
-    assert {request["output_metrics"]["text_tokens"] for request in requests} == {FORCED}  # vLLM honours ignore_eos
-
-
 def test_the_benchmark_of_vllm_measures_a_method(service: Service, tmp_path: Path) -> None:
     model = "specreason"
-    write_rows(tmp_path, ROOM)
     service.run(
         *("vllm_bench", "--backend", "openai-chat", "--model", model, "--tokenizer", TOKENIZER),
         *("--base-url", service.base_url.removesuffix("/v1"), "--endpoint", "/v1/chat/completions"),
