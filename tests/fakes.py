@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, wraps
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
@@ -21,7 +21,7 @@ from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
 from stepspec.orchestrator.markers import opens_block
 from stepspec.orchestrator.step_ends import StepEnds
 
-T = TypeVar("T")
+P, T = ParamSpec("P"), TypeVar("T")
 Previous = tuple[str, ...]
 Until = Callable[[Step], bool]
 
@@ -305,6 +305,16 @@ class _Request:
                 last_step=self.last_step,
             )
             self._model.observe(called)
+
+
+def jumping(test: Callable[P, Coroutine[object, object, None]]) -> Callable[P, None]:
+    """Run *test* on a clock that jumps; it must leave no task."""
+
+    @wraps(test)
+    def running(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return running
 
 
 def constructed(kind: type[T], monkeypatch: pytest.MonkeyPatch) -> list[T]:

@@ -215,7 +215,8 @@ class _Probe:
         """Complete the prompt; {} if the server rejects that, None if the request fails for another reason."""
         body = vllm_protocol.completion_body(self._model, self._prompt, vllm_protocol.GREEDY, limit) | fields
         reply = await self._post(body)
-        return None if reply is None else (reply.get("choices") or [{}])[0]
+        choices: list[dict[str, Any]] = (reply or {}).get("choices") or [{}]
+        return None if reply is None else choices[0]
 
     async def _post(self, body: Body, path: str = COMPLETIONS) -> Reply | None:
         return await _tried(self._connection.post(self._call, path, body, retries=RETRIES), {})

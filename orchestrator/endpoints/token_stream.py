@@ -127,6 +127,13 @@ class StepBuilder:
         self._cut_at(len("".join([each.text for each in self._tokens[: len(self._tokens) + self._room]])))
         return "length"
 
+    def add_each(self, tokens: Sequence[Token]) -> Stop | None:
+        """Append *tokens* until the step ends; return why it ends, or None if it goes on."""
+        for token in tokens:
+            if stop := self.add(token):
+                return stop
+        return None
+
     def hold(self, text: str) -> None:
         """Leave *text* out if the model writes it next: the end of the chain, which its server has not read."""
         self._held = text
@@ -142,8 +149,7 @@ class StepBuilder:
         else:
             tokens = [*self._waiting, token]
         self._held, self._waiting = "", []
-        stops: list[Stop] = [stop for each in tokens if (stop := self.add(each))]
-        return stops[0] if stops else None
+        return self.add_each(tokens)
 
     def _closed(self, text: str, token: Token) -> int:
         """Where the mark ends that closes the thinking in *text*, whose last part is *token*'s; -1 if it does not."""
@@ -358,8 +364,7 @@ async def grow_each(
                 if piece.place in steps:
                     continue
                 builder = growing[piece.place]
-                stop: Stop | None = next(filter(None, map(builder.add, piece.tokens)), None)
-                if stop:
+                if stop := builder.add_each(piece.tokens):
                     steps[piece.place] = builder.end(stop)
                 elif piece.ended:
                     steps[piece.place] = _ended(builder, piece.ended)

@@ -117,7 +117,8 @@ class FakeVllm:
     key. With a *block*, the server caches prompts in blocks of that many tokens and reports it; with a *unit*, as of a
     hybrid model, only up to the end of an earlier prompt, rounded down to the unit. *scale_out* opens vLLM's own route
     to it, whose rows of a cached prefix are *garbage* (V1 runner) or left out (V2), and those that parse calls of tools
-    if *parses_tools*. *metrics* is the text of /metrics. *special* are the spellings of its special tokens.
+    if *parses_tools*. *metrics* is the text of /metrics. *special* are the spellings of its special tokens, of which
+    *begin* stands before every text for which they are requested.
     """
 
     script: Sequence[str | bytes] = ()
@@ -141,6 +142,7 @@ class FakeVllm:
     room: int = ROOM
     latency: Latency = Latency()  # frozen
     special: tuple[str, ...] = SPECIAL
+    begin: str = ""
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
     sent: int = 0
     generated: int = 0
@@ -192,6 +194,7 @@ class FakeVllm:
         messages = body.get("messages")
         tools = body.get("tools") or ()
         text = self.render(messages, body["add_generation_prompt"], tools) if messages else body["prompt"]
+        text = self.begin + text if body.get("add_special_tokens") else text
         return web.json_response({"tokens": self.encode(text), "max_model_len": self.room})
 
     async def detokenize(self, request: web.Request) -> web.Response:

@@ -22,7 +22,7 @@ from stepspec.orchestrator.endpoints.metrics import (
     total,
 )
 
-from ...fakes import run
+from ...fakes import jumping
 from ...stand_in import FakeVllm
 from ..service.served import until
 from .conftest import Meet
@@ -125,7 +125,8 @@ async def test_metrics_and_health_are_read_while_all_slots_of_the_endpoint_are_t
         await asyncio.wait([writing])
 
 
-def test_polling_continues_over_errors_and_stalls_and_ends_with_the_block() -> None:
+@jumping
+async def test_polling_continues_over_errors_and_stalls_and_ends_with_the_block() -> None:
     answers = [QueueGauges(1, 0), None, "stall", QueueGauges(2, 9, 4096)]
     reports: list[tuple[float, int, int, int | None]] = []
 
@@ -139,11 +140,8 @@ def test_polling_continues_over_errors_and_stalls_and_ends_with_the_block() -> N
     def tell(running: int, waiting: int, cache: int | None) -> None:
         reports.append((asyncio.get_running_loop().time(), running, waiting, cache))
 
-    async def main() -> None:
-        async with poll_queue(read, tell):
-            await asyncio.sleep(20)
-
-    run(main())
+    async with poll_queue(read, tell):
+        await asyncio.sleep(20)
     assert reports == [(0.0, 1, 0, None), (8.0, 2, 9, 4096)]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +31,7 @@ from stepspec.orchestrator.errors import (
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
 from stepspec.orchestrator.ledger import Ledger
 
-from ...fakes import ScriptedModel, counting, run
+from ...fakes import ScriptedModel, counting, jumping, run
 from ...stand_in import Break, FakeVllm
 from ..arms import ARMS, BOUNDED, PROBLEM, arm, build
 from .mortal import CAPABLE, Mortal, MortalEndpoint, replicated
@@ -50,20 +49,11 @@ def fail_once(one: Mortal) -> None:
     one.scripted.fails = lambda verb, chain: next(broken, None)
 
 
-def entered(endpoint: ReplicatedEndpoint, body: Callable[[ReplicatedEndpoint], Awaitable[None]]) -> float:
-    """Do *body* with the endpoint; return the seconds it took."""
-
-    async def main() -> None:
-        async with endpoint:
-            await body(endpoint)
-
-    return run(main())[1]
-
-
-def test_a_new_run_uses_the_replica_with_the_fewest_runs_and_stays_there() -> None:
+@jumping
+async def test_a_new_run_uses_the_replica_with_the_fewest_runs_and_stays_there() -> None:
     servers = [server(url) for url in (A, B, C)]
 
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(*servers) as endpoint:
         models = [endpoint.model() for _ in range(5)]
         for model in models:
             await model.write(PROBLEM)
@@ -76,17 +66,16 @@ def test_a_new_run_uses_the_replica_with_the_fewest_runs_and_stays_there() -> No
             await models[2].ask(PROBLEM, "Right?", "9")
             (scored,) = await models[2].score(PROBLEM, "So")
             assert [token.top for token in scored] == [()]
-
-    entered(replicated(*servers), body)
     assert [one.calls for one in servers] == [5, 3, 7]
     assert [one.entered for one in servers] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("session", ["one", "two", "three", "four"])
-def test_runs_of_a_session_begin_on_one_replica_however_many_runs_it_has(session: str) -> None:
+@jumping
+async def test_runs_of_a_session_begin_on_one_replica_however_many_runs_it_has(session: str) -> None:
     servers = [server(url) for url in (C, A, B)]
 
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(*servers) as endpoint:
         with carrying({}, session=session):
             models = [endpoint.model() for _ in range(4)]
             for model in models:
@@ -94,23 +83,20 @@ def test_runs_of_a_session_begin_on_one_replica_however_many_runs_it_has(session
         first = in_order((A, B, C), session)[0]
         assert {url: count for url, count in endpoint.runs.items() if count} == {first: 4}
 
-    entered(replicated(*servers), body)
 
-
-def test_a_session_leaves_a_replica_that_fails_and_returns_when_it_is_back() -> None:
+@jumping
+async def test_a_session_leaves_a_replica_that_fails_and_returns_when_it_is_back() -> None:
     order = in_order((A, B, C), "one")
     servers = [server(url, dies=10, revives=20) if url == order[0] else server(url) for url in (A, B, C)]
     used: list[str] = []
 
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(*servers) as endpoint:
         for at in (0, 12, 16, 60):
             await asyncio.sleep(at - asyncio.get_running_loop().time())
             before = {one.url: one.calls for one in servers}
             with carrying({}, session="one"):
                 await endpoint.model().write(PROBLEM)
             used.extend(url for url in order if {one.url: one.calls for one in servers}[url] > before[url])
-
-    entered(replicated(*servers), body)
     assert used == [order[0], *order[:2], order[1], order[0]]  # The second run begins at the dead one.
 
 
@@ -163,42 +149,40 @@ def test_the_chain_is_the_same_whenever_a_replica_dies(
     assert tuple(event.step for event in events if isinstance(event, Committed)) == chain.steps
 
 
-def test_an_interrupted_write_is_repeated_in_full_and_its_tokens_are_waste() -> None:
+@jumping
+async def test_an_interrupted_write_is_repeated_in_full_and_its_tokens_are_waste() -> None:
     first, second = server(A, dies=1.35), server(B)
     for one in (first, second):
         one.scripted.pace = 0.1
     events: list[Event] = []
-
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(first, second) as endpoint:
         step = await endpoint.model(observe=events.append).write(PROBLEM)
-        assert step.text == "The large one says 0.\n\n"
-
-    seconds = entered(replicated(first, second), body)
-    assert seconds == pytest.approx(1.35 + 1.0 + 6 * 0.1)
+    assert step.text == "The large one says 0.\n\n"
+    assert asyncio.get_running_loop().time() == pytest.approx(1.35 + 1.0 + 6 * 0.1)
     calls = [event for event in events if isinstance(event, Called)]
     assert [(call.url, call.fate, call.written) for call in calls] == [(A, "cancelled", 3), (B, "done", 6)]
     assert Ledger.of(events).large.discarded == 9  # nothing was committed here
 
 
-def test_verbs_that_fail_together_move_the_run_once() -> None:
+@jumping
+async def test_verbs_that_fail_together_move_the_run_once() -> None:
     servers = server(A, dies=0.5), server(B), server(C)
     events: list[Event] = []
 
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(*servers) as endpoint:
         model = endpoint.model(observe=events.append)
         steps = await asyncio.gather(*(model.write(PROBLEM) for _ in range(4)))
         assert len(set(steps)) == 1
         assert endpoint.runs == {A: 0, B: 1, C: 0}
-
-    entered(replicated(*servers), body)
     assert [one.calls for one in servers] == [4, 4, 0]
     assert [event for event in events if isinstance(event, Moved)] == [Moved("large", A, B, f"{A} is dead")]
 
 
-def test_one_that_failed_is_probed_after_growing_pauses_and_used_again_once_a_probe_passes() -> None:
+@jumping
+async def test_one_that_failed_is_probed_after_growing_pauses_and_used_again_once_a_probe_passes() -> None:
     first, second = server(A, dies=10, revives=100), server(B)
+    async with replicated(first, second) as endpoint:
 
-    async def body(endpoint: ReplicatedEndpoint) -> None:
         async def where(at: float) -> str:
             """Where a run that begins at that second does its first work."""
             await asyncio.sleep(at - asyncio.get_running_loop().time())
@@ -222,13 +206,12 @@ def test_one_that_failed_is_probed_after_growing_pauses_and_used_again_once_a_pr
         assert await where(103) == A
         await model.write(PROBLEM)
         assert endpoint.runs[B] == 1  # It does not go back.
-
-    entered(replicated(first, second), body)
     assert first.entered == 0
 
 
-def test_when_all_have_failed_the_error_names_every_url_with_its_cause() -> None:
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+@jumping
+async def test_when_all_have_failed_the_error_names_every_url_with_its_cause() -> None:
+    async with replicated(server(A, "small", dies=4), server(B, "small", dies=3, revives=8)) as endpoint:
         await asyncio.sleep(5)
         model = endpoint.model()
         with pytest.raises(EndpointUnavailable) as caught:
@@ -240,13 +223,11 @@ def test_when_all_have_failed_the_error_names_every_url_with_its_cause() -> None
         await asyncio.sleep(5)
         assert (await model.write(PROBLEM)).text  # The last resort is tried, rested or not.
 
-    entered(replicated(server(A, "small", dies=4), server(B, "small", dies=3, revives=8)), body)
 
-
-def test_one_replica_that_is_up_is_enough_to_begin_and_the_other_joins_later() -> None:
+@jumping
+async def test_one_replica_that_is_up_is_enough_to_begin_and_the_other_joins_later() -> None:
     late, early = server(A, dies=0, revives=20), server(B)
-
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(late, early) as endpoint:
         assert endpoint.down == {A: f"{A} is dead"}
         assert (endpoint.name, endpoint.vocabulary, endpoint.template) == ("model", "words", early.template)
         for at, calls in ((0, 0), (25, 0), (35, 2)):  # a probe and a run
@@ -255,13 +236,7 @@ def test_one_replica_that_is_up_is_enough_to_begin_and_the_other_joins_later() -
             assert late.calls == calls
         assert not endpoint.down
         assert (late.entered, late.looks) == (1, 7)  # at 0, 1, 3, 7, 15 and 31, and the connection that is kept
-
-    entered(replicated(late, early), body)
     assert (late.entered, early.entered) == (0, 0)
-
-
-async def never(endpoint: ReplicatedEndpoint) -> None:
-    raise AssertionError("entered")
 
 
 @pytest.mark.parametrize(
@@ -272,17 +247,18 @@ async def never(endpoint: ReplicatedEndpoint) -> None:
         ({"template": Template("else", "")}, f"the large model at {B}: has another chat template .* at {A}"),
     ],
 )
-def test_a_replica_that_serves_something_else_is_refused(other: dict[str, Any], complaint: str) -> None:
+@jumping
+async def test_a_replica_that_serves_something_else_is_refused(other: dict[str, Any], complaint: str) -> None:
     servers = server(A), server(B, **other)
     with pytest.raises(EndpointRejected, match=complaint):
-        entered(replicated(*servers), never)
+        await replicated(*servers).__aenter__()
     assert [one.entered for one in servers] == [0, 0]
 
 
-def test_a_replica_that_returns_with_another_model_is_never_used_again() -> None:
+@jumping
+async def test_a_replica_that_returns_with_another_model_is_never_used_again() -> None:
     changed, steady = server(A, dies=5, revives=6), server(B)
-
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(changed, steady) as endpoint:
         model = endpoint.model()
         await asyncio.sleep(4.5)
         await model.write(PROBLEM)
@@ -292,35 +268,32 @@ def test_a_replica_that_returns_with_another_model_is_never_used_again() -> None
             await endpoint.model().write(PROBLEM)
         assert changed.calls == calls
         assert "serves 'else'" in endpoint.down[A]
-
-    entered(replicated(changed, steady), body)
     assert changed.entered == 0
 
 
-def test_a_cancelled_verb_is_no_failure() -> None:
+@jumping
+async def test_a_cancelled_verb_is_no_failure() -> None:
     servers = server(A), server(B)
 
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(*servers) as endpoint:
         writing = asyncio.create_task(endpoint.model().write(PROBLEM))
         await asyncio.sleep(0.5)
         writing.cancel()
         await asyncio.wait([writing])
         assert not endpoint.down
 
-    entered(replicated(*servers), body)
 
-
-def test_counting_outlives_a_server_and_takes_no_place() -> None:
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+@jumping
+async def test_counting_outlives_a_server_and_takes_no_place() -> None:
+    async with replicated(server(A, dies=1), server(B)) as endpoint:
         await asyncio.sleep(2)
         assert await endpoint.count(PROBLEM.messages) == 5
         assert set(endpoint.runs.values()) == {0}
         assert list(endpoint.down) == [A]
 
-    entered(replicated(server(A, dies=1), server(B)), body)
 
-
-def test_replicas_have_what_all_have_and_the_sums_of_what_they_show() -> None:
+@jumping
+async def test_replicas_have_what_all_have_and_the_sums_of_what_they_show() -> None:
     equal = str(str(CAPABLE.version).encode(), "ascii")  # another object
     servers = (
         server(A, room=100, queue=QueueGauges(3, 1), can=replace(CAPABLE, suffix_scoring=True)),
@@ -328,21 +301,19 @@ def test_replicas_have_what_all_have_and_the_sums_of_what_they_show() -> None:
         server(C, queue=QueueGauges(2, 5), acceptance=Acceptance(1, 4, 4)),
     )
 
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(*servers) as endpoint:
         assert endpoint.room == 90
         assert await endpoint.capabilities() == replace(CAPABLE, metrics=False, suffix_scoring=None)
         assert await endpoint.queue() == QueueGauges(5, 6)
         assert await endpoint.acceptance() == Acceptance(3, 12, 7)
 
-    entered(replicated(*servers), body)
 
-
-def test_replicas_that_cannot_be_reached_have_no_say_in_the_features() -> None:
+@jumping
+async def test_replicas_that_cannot_be_reached_have_no_say_in_the_features() -> None:
     unreachable = EndpointUnreachable("nothing listens", role="large", url=A)
     refused = EndpointRejected("a wrong key", role="large", url=A)
     first, second = server(A), server(B, can=replace(CAPABLE, token_ids=False))
-
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(first, second) as endpoint:
         first.broken = unreachable
         assert await endpoint.capabilities() == second.can
         first.broken = refused
@@ -352,31 +323,27 @@ def test_replicas_that_cannot_be_reached_have_no_say_in_the_features() -> None:
         with pytest.raises(EndpointUnreachable, match="nothing listens"):
             await endpoint.capabilities()
 
-    entered(replicated(first, second), body)
 
-
-def test_a_call_that_fails_moves_on_even_if_its_replica_passes_the_probe() -> None:
+@jumping
+async def test_a_call_that_fails_moves_on_even_if_its_replica_passes_the_probe() -> None:
     first, second = server(A), server(B)
     poison = EndpointUnavailable("poison", role="large", url=A)
     first.scripted.fails = lambda verb, chain: poison if chain == PROBLEM else None
     events: list[Event] = []
-
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(first, second) as endpoint:
         model = endpoint.model(observe=events.append)
         await model.write(PROBLEM)
         await asyncio.sleep(10)
         await model.write(PROBLEM)
         assert not endpoint.down
-
-    entered(replicated(first, second), body)
     assert [event for event in events if isinstance(event, Moved)] == [Moved("large", A, B, "poison")]
     assert (first.calls, second.calls) == (2, 2)  # one and a probe, and both in the end
 
 
-def test_a_run_leaves_a_replica_whose_circuit_another_run_opened() -> None:
+@jumping
+async def test_a_run_leaves_a_replica_whose_circuit_another_run_opened() -> None:
     first, second = server(A, dies=5), server(B)
-
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(first, second) as endpoint:
         one, between, other = (endpoint.model() for _ in range(3))
         for model in (one, between, other):
             await model.write(PROBLEM)
@@ -387,13 +354,11 @@ def test_a_run_leaves_a_replica_whose_circuit_another_run_opened() -> None:
         await other.write(PROBLEM)
         assert first.calls == calls
 
-    entered(replicated(first, second), body)
 
-
-def test_the_first_probe_is_sent_at_once_however_long_the_last_pause_was() -> None:
+@jumping
+async def test_the_first_probe_is_sent_at_once_however_long_the_last_pause_was() -> None:
     only = server(A, dies=0.5, revives=60)
-
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(only) as endpoint:
         now = asyncio.get_running_loop().time
         with pytest.raises(EndpointUnavailable):
             await endpoint.model().write(PROBLEM)
@@ -404,11 +369,11 @@ def test_the_first_probe_is_sent_at_once_however_long_the_last_pause_was() -> No
         await endpoint.model().write(PROBLEM)
         assert now() - began == 3  # the call, the probe, and the call
 
-    entered(replicated(only), body)
 
-
-def test_a_probe_sends_each_request_once_and_writes_one_token() -> None:
+@jumping
+async def test_a_probe_sends_each_request_once_and_writes_one_token() -> None:
     only, retries = server(A), list[int]()
+    settings = replicated(only).settings
     only.scripted.pace = 1.0
     fail_once(only)
 
@@ -416,14 +381,11 @@ def test_a_probe_sends_each_request_once_and_writes_one_token() -> None:
         retries.append(settings.retries)
         return MortalEndpoint(settings, only)
 
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with ReplicatedEndpoint(settings, make) as endpoint:
         began = asyncio.get_running_loop().time()
         step = await endpoint.model().write(PROBLEM)
         # the call that fails, the probe with its token, and the call
         assert asyncio.get_running_loop().time() - began == 1 + (1 + 1) + (1 + len(step.tokens))
-
-    settings = replicated(only).settings
-    entered(ReplicatedEndpoint(settings, make), body)
     assert retries == [settings.retries, 0]
     assert settings.retries > 0
 
@@ -437,10 +399,10 @@ async def test_a_model_is_needed_unless_it_is_said_to_be_optional() -> None:
         assert not endpoint.known
 
 
-def test_a_single_server_has_a_breaker_too_and_calls_fail_at_once_while_its_probes_fail() -> None:
+@jumping
+async def test_a_single_server_has_a_breaker_too_and_calls_fail_at_once_while_its_probes_fail() -> None:
     only = server(A, dies=3.5, revives=60)
-
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(only) as endpoint:
         now = asyncio.get_running_loop().time
         await asyncio.sleep(3)
         with pytest.raises(EndpointUnavailable, match=f"^the large model at {A}: {A} is dead$"):
@@ -455,21 +417,17 @@ def test_a_single_server_has_a_breaker_too_and_calls_fail_at_once_while_its_prob
         assert (await endpoint.model().write(PROBLEM)).text
         assert (endpoint.usable, dict(endpoint.down)) == (True, {})
 
-    entered(replicated(only), body)
 
-
-def test_a_call_waits_for_the_probe_that_another_calls_failure_began() -> None:
+@jumping
+async def test_a_call_waits_for_the_probe_that_another_calls_failure_began() -> None:
     """A connection that breaks under one call costs no other call anything, if the server goes on."""
     only = server(A)
     fail_once(only)
-
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(only) as endpoint:
         model = endpoint.model()
         first, second = await asyncio.gather(model.write(PROBLEM), model.write(PROBLEM))
         assert first == second
         assert not endpoint.down
-
-    entered(replicated(only), body)
 
 
 @pytest.mark.parametrize(
@@ -482,14 +440,14 @@ def test_a_call_waits_for_the_probe_that_another_calls_failure_began() -> None:
         (None, 4.5, None),
     ],
 )
-def test_a_probe_has_five_seconds_and_as_long_as_any_request_where_requests_wait(
+@jumping
+async def test_a_probe_has_five_seconds_and_as_long_as_any_request_where_requests_wait(
     queue: QueueGauges | None, seconds: float, late: int | None
 ) -> None:
     only = server(A, queue=queue)
     only.scripted.latency = lambda chain: 1.0 if chain == PROBLEM else seconds
     fail_once(only)
-
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(only) as endpoint:
         if late is None:
             assert (await endpoint.model().write(PROBLEM)).text
             assert not endpoint.down
@@ -497,13 +455,12 @@ def test_a_probe_has_five_seconds_and_as_long_as_any_request_where_requests_wait
         with pytest.raises(EndpointUnavailable, match=f"no answer to a probe within {late} s"):
             await endpoint.model().write(PROBLEM)
 
-    entered(replicated(only), body)
-
 
 @pytest.mark.parametrize(
     ("kind", "patience", "tries"), [(EndpointUnavailable, 0, 2), (MalformedReply, 0, 2), (EndpointUnavailable, 1800, 5)]
 )
-def test_a_call_that_fails_again_on_a_server_that_passes_probes_is_given_up(
+@jumping
+async def test_a_call_that_fails_again_on_a_server_that_passes_probes_is_given_up(
     kind: type[EndpointError], patience: float, tries: int
 ) -> None:
     only, tried = server(A), list[str]()
@@ -515,35 +472,37 @@ def test_a_call_that_fails_again_on_a_server_that_passes_probes_is_given_up(
         return kind("poison", role="large", url=A)
 
     only.scripted.fails = fails
-
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(only) as endpoint:
         endpoint.patience = patience
         with pytest.raises(EndpointUnavailable, match="poison"):
             await endpoint.model().write(PROBLEM)
         assert len(tried) == tries
 
-    entered(replicated(only), body)
 
-
-def test_garbage_of_one_replica_moves_the_run_to_the_next() -> None:
+@jumping
+async def test_garbage_of_one_replica_moves_the_run_to_the_next() -> None:
     servers = server(A), server(B)
     servers[0].scripted.fails = lambda verb, chain: MalformedReply("<html>", role="large", url=A)
 
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    async with replicated(*servers) as endpoint:
         model = endpoint.model()
         assert (await model.write(PROBLEM)).text
         assert endpoint.runs == {A: 0, B: 1}
         await asyncio.sleep(0.5)
         assert endpoint.down == {A: "<html>"}
 
-    entered(replicated(*servers), body)
-
 
 @pytest.mark.parametrize("complaint", ["", "it does not think"])
-def test_an_optional_model_may_come_up_later_unless_it_is_refused(complaint: str) -> None:
+@jumping
+async def test_an_optional_model_may_come_up_later_unless_it_is_refused(complaint: str) -> None:
     late = server(A, "small", dies=0, revives=10)
+    endpoint = replicated(late, optional=True)
 
-    async def body(endpoint: ReplicatedEndpoint) -> None:
+    def refuses(fresh: ModelEndpoint) -> str:
+        return complaint
+
+    endpoint.health.refuses = refuses
+    async with endpoint:
         assert (endpoint.known, endpoint.usable, endpoint.name) == (False, False, "unknown")
         with pytest.raises(EndpointUnavailable, match="dead"):
             await endpoint.count(PROBLEM.messages)
@@ -552,14 +511,6 @@ def test_an_optional_model_may_come_up_later_unless_it_is_refused(complaint: str
         assert list(endpoint.down.values()) == ([complaint] if complaint else [])
         if not complaint:
             assert (endpoint.name, await endpoint.count(PROBLEM.messages)) == ("model", 5)
-
-    endpoint = replicated(late, optional=True)
-
-    def refuses(fresh: ModelEndpoint) -> str:
-        return complaint
-
-    endpoint.health.refuses = refuses
-    entered(endpoint, body)
     assert late.entered == 0
 
 
@@ -612,18 +563,16 @@ def test_the_cause_of_a_breaker_is_that_of_the_last_failure(error: StepspecError
 
 
 @pytest.mark.parametrize(("good", "pause"), [(0.0, 4.0), (LONGEST - 1, 4.0), (LONGEST, 1.0), (LONGEST + 1, 1.0)])
-def test_a_server_that_fails_again_soon_is_paused_on_from_where_it_was(good: float, pause: float) -> None:
-    async def main() -> float:
-        breaker = Breaker(LONGEST)
-        await asyncio.sleep(100)
-        breaker.fail(gone("reset"))
-        breaker.open(gone("reset"))
-        breaker.open(gone("reset"))
-        assert breaker.pause == 2
-        breaker.close()
-        await asyncio.sleep(good)
-        breaker.fail(gone("reset"))
-        breaker.open(gone("reset"))
-        return breaker.pause
-
-    assert run(main())[0] == pause
+@jumping
+async def test_a_server_that_fails_again_soon_is_paused_on_from_where_it_was(good: float, pause: float) -> None:
+    breaker = Breaker(LONGEST)
+    await asyncio.sleep(100)
+    breaker.fail(gone("reset"))
+    breaker.open(gone("reset"))
+    breaker.open(gone("reset"))
+    assert breaker.pause == 2
+    breaker.close()
+    await asyncio.sleep(good)
+    breaker.fail(gone("reset"))
+    breaker.open(gone("reset"))
+    assert breaker.pause == pause

@@ -16,7 +16,7 @@ from stepspec.orchestrator import Chain
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, VllmEndpoint, client, connect
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
 
-from ...fakes import ScriptedModel, counting, run
+from ...fakes import ScriptedModel, counting, jumping
 from ...stand_in import FakeVllm, Refuse
 from .mortal import Mortal, replicated
 
@@ -146,120 +146,100 @@ def server(url: str, **fields: Any) -> Mortal:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405])
-def test_a_replica_that_rejects_every_request_is_left_and_one_alone_fails_with_the_rejection(status: int) -> None:
+@jumping
+async def test_a_replica_that_rejects_every_request_is_left_and_one_alone_fails_with_the_rejection(status: int) -> None:
     rejection = EndpointRejected(f"HTTP {status}: no", role="large", url=A)
     rejection.status = status
-
-    async def main() -> None:
-        first, second = server(A), server(B)
-        first.scripted.fails = lambda verb, chain: rejection
-        async with replicated(first, second) as endpoint:
-            assert (await endpoint.model().write(PROBLEM)).text
-            await asyncio.sleep(0.5)
-            assert endpoint.down == {A: f"HTTP {status}: no"}
-        async with replicated(first) as alone:
-            with pytest.raises(EndpointRejected, match=f"HTTP {status}"):
-                await alone.model().write(PROBLEM)
-            with pytest.raises(EndpointUnavailable, match=f"HTTP {status}"):
-                await alone.model().write(PROBLEM)
-
-    run(main())
+    first, second = server(A), server(B)
+    first.scripted.fails = lambda verb, chain: rejection
+    async with replicated(first, second) as endpoint:
+        assert (await endpoint.model().write(PROBLEM)).text
+        await asyncio.sleep(0.5)
+        assert endpoint.down == {A: f"HTTP {status}: no"}
+    async with replicated(first) as alone:
+        with pytest.raises(EndpointRejected, match=f"HTTP {status}"):
+            await alone.model().write(PROBLEM)
+        with pytest.raises(EndpointUnavailable, match=f"HTTP {status}"):
+            await alone.model().write(PROBLEM)
 
 
 @pytest.mark.parametrize(("kind", "status"), [(EndpointRejected, 422), (EndpointRejected, 413), (ContextTooLong, 400)])
-def test_a_request_that_is_rejected_for_itself_moves_no_run(kind: type[EndpointRejected], status: int) -> None:
+@jumping
+async def test_a_request_that_is_rejected_for_itself_moves_no_run(kind: type[EndpointRejected], status: int) -> None:
     rejection = kind(f"HTTP {status}: no", role="large", url=A)
     rejection.status = status
-
-    async def main() -> None:
-        first, second = server(A), server(B)
-        first.scripted.fails = lambda verb, chain: rejection
-        async with replicated(first, second) as endpoint:
-            with pytest.raises(EndpointRejected):
-                await endpoint.model().write(PROBLEM)
-            assert (second.calls, endpoint.down) == (0, {})
-
-    run(main())
+    first, second = server(A), server(B)
+    first.scripted.fails = lambda verb, chain: rejection
+    async with replicated(first, second) as endpoint:
+        with pytest.raises(EndpointRejected):
+            await endpoint.model().write(PROBLEM)
+        assert (second.calls, endpoint.down) == (0, {})
 
 
-def test_a_server_that_says_that_it_is_ill_stays_down_though_it_answers() -> None:
+@jumping
+async def test_a_server_that_says_that_it_is_ill_stays_down_though_it_answers() -> None:
     ill = server(A)
     ill.unhealthy = EndpointUnavailable("HTTP 503: the engine is dead", role="large", url=A)
-
-    async def main() -> None:
-        async with replicated(ill, server(B)) as endpoint:
-            endpoint.report(A, EndpointUnavailable("/health answers with HTTP 503"))
-            await asyncio.sleep(3)
-            assert endpoint.down == {A: "HTTP 503: the engine is dead"}
-            ill.unhealthy = None
-            await asyncio.sleep(10)
-            assert not endpoint.down
-
-    run(main())
+    async with replicated(ill, server(B)) as endpoint:
+        endpoint.report(A, EndpointUnavailable("/health answers with HTTP 503"))
+        await asyncio.sleep(3)
+        assert endpoint.down == {A: "HTTP 503: the engine is dead"}
+        ill.unhealthy = None
+        await asyncio.sleep(10)
+        assert not endpoint.down
 
 
-def test_a_report_about_a_server_that_works_costs_one_probe() -> None:
-    async def main() -> None:
-        one = server(A)
-        async with replicated(one) as endpoint:
-            endpoint.report(A, EndpointUnavailable("reset"))
-            endpoint.report("http://unknown", EndpointUnavailable("reset"))
-            assert (await endpoint.model().write(PROBLEM)).text
-            assert (one.looks, endpoint.down) == (2, {})
-
-    run(main())
+@jumping
+async def test_a_report_about_a_server_that_works_costs_one_probe() -> None:
+    one = server(A)
+    async with replicated(one) as endpoint:
+        endpoint.report(A, EndpointUnavailable("reset"))
+        endpoint.report("http://unknown", EndpointUnavailable("reset"))
+        assert (await endpoint.model().write(PROBLEM)).text
+        assert (one.looks, endpoint.down) == (2, {})
 
 
-def test_a_forwarded_request_goes_to_the_next_server_and_counts_as_a_run_meanwhile() -> None:
-    async def main() -> None:
-        async with replicated(server(A), server(B)) as endpoint:
-            tried: list[str] = []
+@jumping
+async def test_a_forwarded_request_goes_to_the_next_server_and_counts_as_a_run_meanwhile() -> None:
+    async with replicated(server(A), server(B)) as endpoint:
+        tried: list[str] = []
 
-            async def forward(one: Any) -> str:
-                tried.append(one.settings.url)
-                assert endpoint.runs[one.settings.url] == 1
-                if one.settings.url == A:
-                    raise EndpointUnavailable("HTTP 500: the engine is dead", role="large", url=A)
-                return "done"
+        async def forward(one: Any) -> str:
+            tried.append(one.settings.url)
+            assert endpoint.runs[one.settings.url] == 1
+            if one.settings.url == A:
+                raise EndpointUnavailable("HTTP 500: the engine is dead", role="large", url=A)
+            return "done"
 
-            assert await endpoint.call(forward) == "done"
-            assert (tried, dict(endpoint.runs)) == ([A, B], {A: 0, B: 0})
-
-    run(main())
+        assert await endpoint.call(forward) == "done"
+        assert (tried, dict(endpoint.runs)) == ([A, B], {A: 0, B: 0})
 
 
 @pytest.mark.parametrize(("revives", "ends"), [(300.0, None), (609.0, None), (2000.0, 610.0)])
-def test_a_patient_call_waits_for_a_server_that_is_down_and_ends_when_it_stays_down_for_long(
+@jumping
+async def test_a_patient_call_waits_for_a_server_that_is_down_and_ends_when_it_stays_down_for_long(
     revives: float, ends: float | None
 ) -> None:
-    one = server(A, dies=10, revives=revives)
-
-    async def main() -> float:
-        async with replicated(one) as endpoint:
-            endpoint.patience = 600.0
-            model, now = endpoint.model(), asyncio.get_running_loop().time
-            await asyncio.sleep(9.5)
-            if ends is None:
-                assert (await model.write(PROBLEM)).text
-                assert now() < revives + 35
-            else:
-                with pytest.raises(EndpointUnavailable, match="dead"):
-                    await model.write(PROBLEM)
-            return now()
-
-    seconds = run(main())[0]
-    assert ends is None or seconds == pytest.approx(ends, abs=1)
+    now = asyncio.get_running_loop().time
+    async with replicated(server(A, dies=10, revives=revives)) as endpoint:
+        endpoint.patience = 600.0
+        model = endpoint.model()
+        await asyncio.sleep(9.5)
+        if ends is None:
+            assert (await model.write(PROBLEM)).text
+            assert now() < revives + 35
+        else:
+            with pytest.raises(EndpointUnavailable, match="dead"):
+                await model.write(PROBLEM)
+            assert now() == pytest.approx(ends, abs=1)
 
 
-def test_a_slow_probe_costs_a_patient_run_nothing_but_time() -> None:
+@jumping
+async def test_a_slow_probe_costs_a_patient_run_nothing_but_time() -> None:
     slow = server(A)
     failing = iter([EndpointUnavailable("reset", role="large", url=A)])
     slow.scripted.fails = lambda verb, chain: next(failing, None)
     slow.scripted.latency = lambda chain: 60.0 if chain != PROBLEM and asyncio.get_running_loop().time() < 400 else 0.5
-
-    async def main() -> str:
-        async with replicated(slow) as endpoint:
-            endpoint.patience = 1800.0
-            return (await endpoint.model().write(PROBLEM)).text
-
-    assert run(main())[0] == "The large one says 0.\n\n"
+    async with replicated(slow) as endpoint:
+        endpoint.patience = 1800.0
+        assert (await endpoint.model().write(PROBLEM)).text == "The large one says 0.\n\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,77 +20,56 @@ from stepspec.orchestrator.endpoints.reward_model import paragraphs, reward, sig
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, MalformedReply
 from stepspec.orchestrator.events import Called, Event
 
+from ...stand_in import SPECIAL, FakeVllm
+
 CHAIN = Chain.of("What is 6 x 7?").extend(Step("Six sevens.\n\n", "small")).extend(Step("That is 42.\n\n", "large"))
 TURNS: tuple[Speaker, ...] = ("user", "assistant", "user")
-PIECES = re.compile(r"<\w+>|[.!?]?\n\n|\w+|.", re.DOTALL)  # a mark or a blank line is one token, as for Qwen
 USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
 @dataclass
-class FakePooling:
+class FakePooling(FakeVllm):
     """
-    A reward model whose logits *head* gives for a text.
+    A reward model whose logits *head* gives for a text. A server that is not *able* ignores ``use_activation``.
 
-    A server that is not *able* ignores ``use_activation``. *refusals* befall the coming requests, one by one. *read*
-    has the tokens of every text that was rated, as their spellings.
+    *refusals* befall the coming requests, one by one. *pooled* has their bodies, and *read* the text of each.
     """
 
     head: Callable[[str], Any] = lambda text: [2.0]
     able: bool = True
-    routes: tuple[str, ...] = ("/pooling",)
-    words: list[str] = field(default_factory=list[str])
-    read: list[list[str]] = field(default_factory=list[list[str]])
+    pools: bool = True
     names: tuple[str, ...] = ("prm",)
+    special: tuple[str, ...] = ("<bos>", "<extra_0>", "<step>", ".\n\n", "\n\n", *SPECIAL)  # as for Qwen
+    begin: str = "<bos>"
     refusals: deque[tuple[int, str]] = field(default_factory=deque[tuple[int, str]])
-    requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    read: list[str] = field(default_factory=list[str])
+    pooled: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
-    async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": name} for name in self.names]})
+    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+        return "".join(f"<{turn['role']}>{turn['content']}<end>" for turn in messages) + "<assistant>"
 
     async def pooling(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.requests.append(body)
+        self.pooled.append(body)
         if self.refusals:
             status, message = self.refusals.popleft()
             return web.json_response({"error": {"message": message}}, status=status)
-        self.read.append([self.words[number] for number in body["input"]])
-        found = self.head("".join(self.read[-1]))
-        raw = self.able and not body["use_activation"]
-        data = found if raw else _activated(found)
+        self.read.append(self.decode(body["input"]))
+        found = self.head(self.read[-1])
+        data = found if self.able and not body["use_activation"] else _activated(found)
         return web.json_response({"data": [{"data": data}], "usage": USAGE})
 
-    async def tokenize(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        text = body["prompt"] if "prompt" in body else _rendered(body["messages"])
-        pieces = [*(["<bos>"] if body.get("add_special_tokens") else []), *PIECES.findall(text)]
-        self.words += [piece for piece in dict.fromkeys(pieces) if piece not in self.words]
-        return web.json_response({"tokens": [self.words.index(piece) for piece in pieces], "max_model_len": 4096})
-
-    async def detokenize(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        ids: list[int] = body["tokens"]
-        return web.json_response({"prompt": "".join(self.words[number] for number in ids)})
+    def application(self) -> web.Application:
+        app = super().application()
+        if self.pools:
+            app.router.add_post("/pooling", self.pooling)
+        return app
 
     @asynccontextmanager
-    async def serve(self, port: int = 0, **settings: Any) -> AsyncGenerator[CriticEndpoint]:
-        app = web.Application()
-        app.router.add_get("/v1/models", self.models)
-        app.router.add_post("/tokenize", self.tokenize)
-        app.router.add_post("/detokenize", self.detokenize)
-        for route in self.routes:
-            app.router.add_post(route, self.pooling)
-        runner = web.AppRunner(app, shutdown_timeout=0.0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        host, port = runner.addresses[0][:2]
-        try:
-            yield CriticEndpoint(url=f"http://{host}:{port}/v1", **settings)
-        finally:
-            await runner.cleanup()
-
-
-def _rendered(messages: Sequence[dict[str, str]]) -> str:
-    return "".join(f"<{message['role']}>{message['content']}<end>" for message in messages) + "<assistant>"
+    async def critic(self, port: int = 0, **settings: Any) -> AsyncGenerator[CriticEndpoint]:
+        """Listen at *port*, 0: at a free one; yield the settings of the critic there."""
+        async with self.listening(port=port) as url:
+            yield CriticEndpoint(url=url, **settings)
 
 
 def _activated(found: Any) -> Any:
@@ -109,7 +87,7 @@ def _activated(found: Any) -> Any:
 
 async def rated(server: FakePooling, chain: Chain = CHAIN, **settings: Any) -> tuple[float, list[Event]]:
     events: list[Event] = []
-    async with server.serve(**settings) as endpoint, RewardModelEndpoint(endpoint) as critic:
+    async with server.critic(**settings) as endpoint, RewardModelEndpoint(endpoint) as critic:
         return (await critic.critic(observe=events.append).rate(chain)).score, events
 
 
@@ -152,7 +130,7 @@ async def test_a_critic_reads_the_problem_plain_or_in_its_chat_template(
 ) -> None:
     server = FakePooling()
     await rated(server, Chain.of(messages).extend(Step("So.\n\n", "small")), **settings)
-    assert "".join(server.read[-1]) == text
+    assert server.read[-1] == text
 
 
 @pytest.mark.parametrize(
@@ -167,13 +145,13 @@ async def test_a_critic_reads_the_problem_plain_or_in_its_chat_template(
 )
 @pytest.mark.parametrize("able", [True, False])
 async def test_logits_of_any_head_become_a_reward_from_0_to_1(head: Any, expected: float, able: bool) -> None:
-    assert (await rated(FakePooling(lambda text: head, able)))[0] == pytest.approx(expected)
+    assert (await rated(FakePooling(head=lambda text: head, able=able)))[0] == pytest.approx(expected)
 
 
 async def test_values_beyond_0_to_1_reveal_a_missing_activation() -> None:
     class Bare(FakePooling):
         async def pooling(self, request: web.Request) -> web.Response:
-            self.requests.append(await request.json())
+            self.pooled.append(await request.json())
             return web.json_response({"data": [{"data": [3.0]}]})
 
     assert (await rated(Bare()))[0] == pytest.approx(sigmoid(3.0))
@@ -182,14 +160,14 @@ async def test_values_beyond_0_to_1_reveal_a_missing_activation() -> None:
 async def test_the_request_is_for_logits_of_token_ids() -> None:
     server = FakePooling()
     await rated(server, delimiter="<step>")
-    assert [body["use_activation"] for body in server.requests] == [False, True, False]
-    assert server.requests[-1] == {
+    assert [body["use_activation"] for body in server.pooled] == [False, True, False]
+    assert server.pooled[-1] == {
         "model": "prm",
-        "input": [server.words.index(word) for word in server.read[-1]],
+        "input": server.encode(server.read[-1]),
         "use_activation": False,
         "encoding_format": "float",
     }
-    assert "".join(server.read[-1]) == "<bos>What is 6 x 7?\nSix sevens.<step>That is 42.<step>"
+    assert server.read[-1] == "<bos>What is 6 x 7?\nSix sevens.<step>That is 42.<step>"
 
 
 async def test_a_rating_is_an_event_and_an_account_of_its_own() -> None:
@@ -204,7 +182,7 @@ async def test_a_rating_is_an_event_and_an_account_of_its_own() -> None:
 
 async def test_failures_are_named_and_counted() -> None:
     server, events = FakePooling(), list[Event]()
-    async with server.serve(retries=0) as endpoint, RewardModelEndpoint(endpoint) as critic:
+    async with server.critic(retries=0) as endpoint, RewardModelEndpoint(endpoint) as critic:
         server.refusals.append((400, "the maximum context length is 8"))
         with pytest.raises(ContextTooLong, match="the critic model at http"):
             await critic.critic(observe=events.append).rate(CHAIN)
@@ -213,20 +191,20 @@ async def test_failures_are_named_and_counted() -> None:
 
 @pytest.mark.parametrize("head", [[], [[]], ["high"], [0.1] * 8, [[0.1] * 8], None])
 async def test_an_invalid_reward_is_refused_on_entering(head: Any) -> None:
-    async with FakePooling(lambda text: head, able=True).serve() as endpoint:
+    async with FakePooling(head=lambda text: head).critic() as endpoint:
         with pytest.raises(MalformedReply, match="no reward of one or two values"):
             await RewardModelEndpoint(endpoint).__aenter__()
 
 
 async def test_the_error_for_another_kind_of_server_names_the_model_to_serve() -> None:
-    async with FakePooling(routes=()).serve() as endpoint:
+    async with FakePooling(pools=False).critic() as endpoint:
         with pytest.raises(EndpointRejected, match="--runner pooling"):
             await RewardModelEndpoint(endpoint).__aenter__()
 
 
 async def test_other_refusals_on_entering_pass_as_they_are() -> None:
     server = FakePooling(refusals=deque([(401, "Unauthorized")]))
-    async with server.serve() as endpoint:
+    async with server.critic() as endpoint:
         with pytest.raises(EndpointRejected, match="api_key"):
             await RewardModelEndpoint(endpoint).__aenter__()
 
@@ -244,30 +222,30 @@ def test_values_that_are_squashed_already_are_taken_as_they_are(
 @pytest.mark.parametrize("layout", ["plain", "chat"])
 async def test_no_text_adds_a_token_at_which_a_reward_is_read(layout: str) -> None:
     server = FakePooling()
-    served = server.serve(layout=layout, delimiter="<extra_0>")
+    served = server.critic(layout=layout, delimiter="<extra_0>")
     async with served as settings, RewardModelEndpoint(settings) as endpoint:
         for text in ("harmless", "<extra_0>", "<<extra_0>>"):
             await endpoint.critic().rate(Chain.of(f"What is {text}?").extend(Step(f"It is {text}.", "small")))
-            assert server.read[-1].count("<extra_0>") == 1
-            assert "".join(server.read[-1]).count(text) == 2 + (text == "<extra_0>")
+            assert server.pooled[-1]["input"].count(server.id(b"<extra_0>")) == 1
+            assert server.read[-1].count(text) == 2 + (text == "<extra_0>")
 
 
 @pytest.mark.parametrize("able", [True, False])
 async def test_a_server_that_was_started_again_is_learnt_anew(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "LOOK_SECONDS", 0.0)
-    first, second = FakePooling(), FakePooling(lambda text: [-1.0], able, words=["other", "spelling"])
+    first, second = FakePooling(), FakePooling(head=lambda text: [-1.0], able=able, spelling=7)
     async with AsyncExitStack() as until_restart:
-        settings = await until_restart.enter_async_context(first.serve())
+        settings = await until_restart.enter_async_context(first.critic())
         async with RewardModelEndpoint(settings) as endpoint:
             critic = endpoint.critic()
             assert (await critic.rate(CHAIN)).score == pytest.approx(sigmoid(2.0))
-            assert len(first.requests) == 3
+            assert len(first.pooled) == 3
             await until_restart.aclose()
-            async with second.serve(port=urlsplit(settings.url).port or 0):
+            async with second.critic(port=urlsplit(settings.url).port or 0):
                 second.refusals.append((400, "not yet"))
                 with pytest.raises(EndpointRejected):
                     await critic.rate(CHAIN)
                 for _ in range(2):
                     assert (await critic.rate(CHAIN)).score == pytest.approx(sigmoid(-1.0))
                 assert second.read[-1] == first.read[-1]
-                assert len(second.requests) == 5  # the refusal, two to learn, and two of the chain
+                assert len(second.pooled) == 5  # the refusal, two to learn, and two of the chain
