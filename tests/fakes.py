@@ -21,7 +21,8 @@ from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
 from stepspec.orchestrator.markers import opens_block
 from stepspec.orchestrator.step_ends import StepEnds
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 Previous = tuple[str, ...]
 Until = Callable[[Step], bool]
 

@@ -406,7 +406,7 @@ def test_paces_are_compared_as_far_as_their_noise_allows(small: Pace, large: Pac
 
 def rating(right: float, wrong: float) -> FakePooling:
     """A reward model that gives these logits to a right and to a wrong step."""
-    return FakePooling(lambda text: [wrong if "7 + 7" in text else right], able=True)
+    return FakePooling(head=lambda text: [wrong if "7 + 7" in text else right])
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def rating(right: float, wrong: float) -> FakePooling:
 async def test_a_reward_model_is_to_rate_a_right_step_above_a_wrong_one(
     right: float, wrong: float, outcome: Outcome | None, words: str
 ) -> None:
-    async with rating(right, wrong).serve() as settings:
+    async with rating(right, wrong).critic() as settings:
         critic = await diagnose_critic(settings)
     assert (critic.problem, critic.model) == ("", "prm")
     assert [finding.outcome for finding in critic.findings] == ([outcome] if outcome else [])
@@ -438,9 +438,11 @@ async def test_values_outside_of_0_to_1_are_no_ratings(value: float, shown_as: s
     assert not check(Report.of([conclude(FAST, GOOD)], critic))["ok"]
 
 
-@pytest.mark.parametrize("server", [FakePooling(routes=()), FakePooling(names=()), FakePooling(lambda text: "high")])
+@pytest.mark.parametrize(
+    "server", [FakePooling(pools=False), FakePooling(names=()), FakePooling(head=lambda text: "high")]
+)
 async def test_a_reward_model_that_cannot_be_used_is_a_finding(server: FakePooling) -> None:
-    async with server.serve() as settings:
+    async with server.critic() as settings:
         critic = await diagnose_critic(settings)
     assert critic.problem
     assert not Report.of([conclude(FAST, GOOD)], critic).ok

@@ -32,7 +32,7 @@ class FakePooling(FakeVllm):
     """
     A reward model whose logits *head* gives for a text. A server that is not *able* ignores ``use_activation``.
 
-    *refusals* befall the coming requests, one by one. *pooled* has their bodies, and *read* the text of each.
+    *refusals* befall the coming requests, one by one. *pooled* has their bodies, *read* the spellings of their tokens.
     """
 
     head: Callable[[str], Any] = lambda text: [2.0]
@@ -42,7 +42,7 @@ class FakePooling(FakeVllm):
     special: tuple[str, ...] = ("<bos>", "<extra_0>", "<step>", ".\n\n", "\n\n", *SPECIAL)  # as for Qwen
     begin: str = "<bos>"
     refusals: deque[tuple[int, str]] = field(default_factory=deque[tuple[int, str]])
-    read: list[str] = field(default_factory=list[str])
+    read: list[list[str]] = field(default_factory=list[list[str]])
     pooled: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
@@ -54,8 +54,8 @@ class FakePooling(FakeVllm):
         if self.refusals:
             status, message = self.refusals.popleft()
             return web.json_response({"error": {"message": message}}, status=status)
-        self.read.append(self.decode(body["input"]))
-        found = self.head(self.read[-1])
+        self.read.append([self.decode([number]) for number in body["input"]])
+        found = self.head("".join(self.read[-1]))
         data = found if self.able and not body["use_activation"] else _activated(found)
         return web.json_response({"data": [{"data": data}], "usage": USAGE})
 
@@ -130,7 +130,7 @@ async def test_a_critic_reads_the_problem_plain_or_in_its_chat_template(
 ) -> None:
     server = FakePooling()
     await rated(server, Chain.of(messages).extend(Step("So.\n\n", "small")), **settings)
-    assert server.read[-1] == text
+    assert "".join(server.read[-1]) == text
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,11 @@ async def test_the_request_is_for_logits_of_token_ids() -> None:
     assert [body["use_activation"] for body in server.pooled] == [False, True, False]
     assert server.pooled[-1] == {
         "model": "prm",
-        "input": server.encode(server.read[-1]),
+        "input": server.encode("".join(server.read[-1])),
         "use_activation": False,
         "encoding_format": "float",
     }
-    assert server.read[-1] == "<bos>What is 6 x 7?\nSix sevens.<step>That is 42.<step>"
+    assert "".join(server.read[-1]) == "<bos>What is 6 x 7?\nSix sevens.<step>That is 42.<step>"
 
 
 async def test_a_rating_is_an_event_and_an_account_of_its_own() -> None:
@@ -226,8 +226,8 @@ async def test_no_text_adds_a_token_at_which_a_reward_is_read(layout: str) -> No
     async with served as settings, RewardModelEndpoint(settings) as endpoint:
         for text in ("harmless", "<extra_0>", "<<extra_0>>"):
             await endpoint.critic().rate(Chain.of(f"What is {text}?").extend(Step(f"It is {text}.", "small")))
-            assert server.pooled[-1]["input"].count(server.id(b"<extra_0>")) == 1
-            assert server.read[-1].count(text) == 2 + (text == "<extra_0>")
+            assert server.read[-1].count("<extra_0>") == 1
+            assert "".join(server.read[-1]).count(text) == 2 + (text == "<extra_0>")
 
 
 @pytest.mark.parametrize("able", [True, False])
