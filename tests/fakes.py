@@ -16,10 +16,9 @@ import pytest
 
 from lab.virtual_clock import run as run
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
+from stepspec.orchestrator.endpoints.token_stream import OUTSIDE, Closing, StepBuilder, grow, step_ends
 from stepspec.orchestrator.events import Called, Event, Fate, Verb
 from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
-from stepspec.orchestrator.markers import opens_block
-from stepspec.orchestrator.step_ends import StepEnds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -93,55 +92,53 @@ class ScriptedModel:
         opening: str = "",
         top: int = 0,
     ) -> Step:
-        """Write the next step. *opening* counts towards *limit*; to ask for less than one token is a mistake."""
-        assert limit >= 1
-        begun = self.read(chain.text, opening)[:limit]
-        opening = "".join(token.text for token in begun)
-        growing = _Growing(Step(opening, self.role, tokens=begun, vocabulary="words"), chain, stop)
-        if len(begun) >= limit:
+        growing = self._builder(chain, opening, stop, limit, top)
+        if not growing.room:
             return growing.end("length")
         stack = KEPT_OPEN.get() if self.sticky else None
-        request = await self._request(chain, opening, stack)
+        request = await self._request(chain, growing.so_far().text, stack)
         try:
-            while (ending := growing.add(await request.next(top), limit, until)) is None:
-                pass
+            step = await grow(growing, lambda: request.next(top), until)
+            assert step is not None  # None stands for a server that stopped at a stop string.
         except BaseException as exc:
             await request.close("failed" if isinstance(exc, Exception) else "cancelled")
             raise
-        if stack is None or ending == "end":
+        if stack is None or step.stop == "end":
             await request.close("done")
         else:
             self._kept[stack] = request
-        return growing.end(ending)
+        return step
 
     async def branch(
         self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
     ) -> tuple[Step, ...]:
         """Go on from each of *begun* by the script, all at the same pace; log it as one request to branch."""
-        assert limit >= 1
         assert begun
-        growing = [_Growing(self._begun(chain, step, limit), chain, stop) for step in begun]
-        steps = {place: each.end("length") for place, each in enumerate(growing) if each.length >= limit}
+        growing = [self._builder(chain, step.text, stop, limit) for step in begun]
+        steps = {each: each.end("length") for each in growing if not each.room}
         if len(steps) == len(begun):
-            return tuple(steps[place] for place in range(len(begun)))
+            return tuple(steps.values())
         request = _Request(self, "write", chain, "", name="branch")
         try:
             await request.arrive(self.latency(chain))
             while len(steps) < len(begun):
                 await asyncio.sleep(self.pace)
-                for place in [place for place in range(len(begun)) if place not in steps]:
-                    token = request.write(chain.text + growing[place].text)
-                    if (ending := growing[place].add(token, limit, None)) is not None:
-                        steps[place] = growing[place].end(ending)
+                for each in [each for each in growing if each not in steps]:
+                    token = request.write(chain.text + each.so_far().text)
+                    if ending := "end" if token is None else each.add(token):
+                        steps[each] = each.end(ending)
         except BaseException as exc:
             await request.close("failed" if isinstance(exc, Exception) else "cancelled")
             raise
         await request.close("done")
-        return tuple(steps[place] for place in range(len(begun)))
+        return tuple(steps[each] for each in growing)
 
-    def _begun(self, chain: Chain, step: Step, limit: int) -> Step:
-        tokens = self.read(chain.text, step.text)[:limit]
-        return Step("".join(token.text for token in tokens), self.role, tokens=tokens, vocabulary="words")
+    def _builder(self, chain: Chain, opening: str, stop: Sequence[str] | None, limit: int, top: int = 0) -> StepBuilder:
+        """Begin the next step of *chain*; to ask for less than one token is a mistake."""
+        assert limit >= 1
+        closing = OUTSIDE if chain.closed else Closing(THINK_END, open=chain.thinks)
+        begun, ends = self.read(chain.text, opening), step_ends(chain, stop)
+        return StepBuilder(self.role, "words", chain, ends=ends, limit=limit, opening=begun, top=top, closing=closing)
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         await self._prefill("score", chain, "".join(spans), written=0)
@@ -211,42 +208,6 @@ class ScriptedModel:
         return request
 
 
-class _Growing:
-    """A step, token by token. A delimiter counts where it is written, not where *opening* ends in it."""
-
-    def __init__(self, begun: Step, chain: Chain, stop: Sequence[str] | None) -> None:
-        self._step, self._from, self._before = begun, len(begun.text), chain.text
-        self._thinking = not chain.closed and (chain.thinks or None)  # None: once the text opens a block
-        self._ends = chain.ends if stop is None else StepEnds(tuple(stop), blocks=False)
-
-    @property
-    def text(self) -> str:
-        return self._step.text
-
-    @property
-    def length(self) -> int:
-        return len(self._step.tokens)
-
-    def add(self, token: Token | None, limit: int, until: Until | None) -> Stop | None:
-        """Append *token*; say why the step ends there, if it does."""
-        if token is None:
-            return "end"
-        step = replace(self._step, text=self._step.text + token.text, tokens=(*self._step.tokens, token), stop="until")
-        thinking = self._thinking or (self._thinking is None and opens_block(self._before + step.text))
-        closed = step.text.find(THINK_END, self._from) if thinking else -1
-        end, _ = self._ends.search(self._before, step.text, self._from)
-        found = [place for place in (closed + len(THINK_END) if closed >= 0 else -1, end) if place >= 0]
-        self._step = replace(step.cut(min(found)), stop="until") if found else step
-        if thinking and found and self._step.text.endswith(THINK_END):
-            return "end"
-        if until is not None and until(self._step):
-            return "until"
-        return "delimiter" if found else "length" if len(step.tokens) >= limit else None
-
-    def end(self, stop: Stop) -> Step:
-        return replace(self._step, stop=stop)
-
-
 class _Request:
     """One request while it is open. When it is over, the observer hears of it, once."""
 
@@ -270,15 +231,15 @@ class _Request:
             raise failure
         self._first = asyncio.get_running_loop().time() - self._started
 
-    async def next(self, top: int = 0) -> Token | None:
-        """Wait for the next token; None if there is none."""
+    async def next(self, top: int = 0) -> Token | Stop:
+        """Wait for the next token; "end" if there is none."""
         if not self.written:
             await self.arrive(self._model.latency(self._chain))
         if self._model.pace:
             await asyncio.sleep(self._model.pace)
         token = self.write(self.text, top)
         self.text += token.text if token else ""
-        return token
+        return token or "end"
 
     def write(self, text: str, top: int = 0) -> Token | None:
         """Make the token after *text*; None if the turn ends there."""

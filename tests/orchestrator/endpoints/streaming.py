@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
 from stepspec.orchestrator.endpoints.sticky_stream import StickyStream
-from stepspec.orchestrator.endpoints.token_stream import Closing, RequestMeter, StepBuilder, TokenStream, step_ends
+from stepspec.orchestrator.endpoints.token_stream import Closing, RequestMeter, TokenStream, step_ends
 from stepspec.orchestrator.events import Called, Started
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN
 from stepspec.orchestrator.reason import reason
@@ -48,8 +48,7 @@ class StreamingModel(ScriptedModel):
         stack = KEPT_OPEN.get()
         if stack is None or opening:
             return await super().write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
-        ends = step_ends(chain, stop)
-        growing = StepBuilder(self.role, "words", chain, ends=ends, limit=limit, top=top, closing=CLOSING)
+        ends, growing = step_ends(chain, stop), self._builder(chain, "", stop, limit, top)
         stream = self._streams.get(stack)
         if stream is None or not stream.continues(chain, ends, limit, top):
             if stream is not None:
