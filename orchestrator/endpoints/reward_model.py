@@ -118,8 +118,8 @@ class VllmRewardModel:
         call = connection.call("rate")
         with RequestMeter("critic", "rate", self._observe, self._clock) as tally:
             reply = await connection.post(call, POOLING, body)
-            prompt, cached, _ = usage(reply)
-            tally.add(0, prompt, cached)
+            tally.prompt, cached, _ = usage(reply)
+            tally.add(0, cached)
             return Rating(reward(pooled_values(call, reply), logits=self._endpoint.logits))
 
 

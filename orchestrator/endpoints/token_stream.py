@@ -246,7 +246,8 @@ class RequestMeter:
     """
     Measures one request, and emits `Called` when it is over, whether done, failed or cancelled.
 
-    *prompt*, *cached* and *written* count tokens; *first* is the seconds to the first token, None before it.
+    *prompt*, *cached* and *written* count tokens, those of the prompt as they were sent, whatever the server's usage says.
+    *first* is the seconds to the first token, None before it.
     """
 
     role: Party
@@ -282,12 +283,11 @@ class RequestMeter:
             )
         )
 
-    def add(self, written: int, prompt: int = 0, cached: int = 0) -> None:
-        """Count *written* tokens that have just arrived; *prompt* and *cached* are the request's, 0 if unknown."""
+    def add(self, written: int, cached: int = 0) -> None:
+        """Count *written* tokens that have just arrived; *cached* is the prompt's, 0 if unknown."""
         if written and self.first is None:
             self.first = self.clock() - self.started
         self.written += written
-        self.prompt = prompt or self.prompt
         self.cached = min(cached or self.cached, self.prompt)
 
 
@@ -328,7 +328,7 @@ class TokenStream:
         if event is None:
             return False
         piece = parse_chunk(self._call, event, self._logprobs, self._closing)
-        self._tally.add(piece.received, piece.prompt, piece.cached)
+        self._tally.add(piece.received, piece.cached)
         self.merged |= piece.received > 1 and self._logprobs is None
         self._tokens.extend(piece.tokens)
         self._ended = piece.ended or self._ended
@@ -358,7 +358,7 @@ async def grow_each(
         async with connection.stream(call, body) as events:
             while (event := await events.next()) is not None:
                 piece = parse_chunk(call, event, body.get("logprobs"), body.get("stop_token_ids", ()))
-                tally.add(piece.received, piece.prompt, piece.cached)
+                tally.add(piece.received, piece.cached)
                 if not 0 <= piece.place < len(growing):
                     raise call.error(MalformedReply, f"an answer to prompt {piece.place} of {len(growing)}")
                 if piece.place in steps:

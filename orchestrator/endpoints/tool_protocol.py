@@ -116,8 +116,10 @@ def parsed(call: Call, reply: Reply) -> tuple[str, tuple[Calling, ...], ParserSt
 
 def _piece(piece: Mapping[str, Any]) -> Calling:
     function: Mapping[str, Any] = piece.get("function") or {}
-    name, arguments = function.get("name") or "", function.get("arguments") or ""
-    return Calling(int(piece["index"]), piece.get("id") or "", name, arguments)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):  # some parsers give the value itself
+        arguments = "" if arguments is None else orjson.dumps(arguments).decode()
+    return Calling(int(piece["index"]), piece.get("id") or "", function.get("name") or "", arguments)
 
 
 def _short(state: ParserState) -> ParserState:

@@ -299,7 +299,7 @@ class VllmModel:
         with self._tally("ask", sum(map(len, prompts))) as tally:
             reply = await self._endpoint.connection.post(call, COMPLETIONS, body, retries=retries)
             _, cached, _ = vllm_protocol.usage(reply)
-            tally.add(len(prompts), sum(map(len, prompts)), len(prompts) * cached)
+            tally.add(len(prompts), len(prompts) * cached)
         return reply
 
     @asynccontextmanager
@@ -380,7 +380,7 @@ class VllmModel:
         with self._tally(verb, len(prompt)) as tally:
             reply = await self._endpoint.connection.post(call, path, body, retries=retries)
             _, cached, written = vllm_protocol.usage(reply)
-            tally.add(min(written, 1), len(prompt), cached)  # scoring writes one token
+            tally.add(min(written, 1), cached)  # scoring writes one token
             return reply
 
     def _room(self, call: Call, prompt: EncodedPrompt) -> int:

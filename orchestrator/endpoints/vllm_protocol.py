@@ -51,6 +51,7 @@ GIVEN_UP = ("abort", "error")  # finish reasons
 _ENDINGS: Mapping[str, Stop] = {"length": "length", "repetition": "repetition"}
 MAX_STOPS = 4  # vLLM refuses more stop strings (VLLM_MAX_STOP_STRINGS); `StepBuilder` matches the others.
 MAX_LOGPROBS = 20  # the most that vLLM returns unless started with --max-logprobs
+MOST_TOKENS = 2**40  # of one request; a larger number of tokens in a usage is none
 FLOOR = -9999.0  # nats; vLLM sends it for minus infinity, which JSON has no number for
 GREEDY = Sampling(temperature=0.0, top_p=1.0)
 REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character
@@ -360,14 +361,13 @@ class Chunk(NamedTuple):
     """
     One event of a stream: its tokens and, with the last ones, how the text ended.
 
-    *received* also counts the token that ended the turn, which is not among *tokens*. *prompt* and *cached* count
-    tokens, and are 0 before the server has sent its usage. *place* is the index of the prompt in the request.
+    *received* also counts the token that ended the turn, which is not among *tokens*. *cached* counts tokens of the
+    prompt, and is 0 before the server has sent its usage. *place* is the index of the prompt in the request.
     """
 
     tokens: tuple[Token, ...] = ()
     received: int = 0
     ended: Stop | None = None
-    prompt: int = 0
     cached: int = 0
     place: int = 0
 
@@ -452,9 +452,8 @@ def parse_chunk(call: Call, event: bytes, logprobs: int | None, closing: Sequenc
 
 
 def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int]) -> Chunk:
-    prompt, cached, _ = usage(reply)
     if not reply["choices"]:
-        return Chunk(prompt=prompt, cached=cached)
+        return Chunk(cached=usage(reply)[1])
     choice = reply["choices"][0]
     reason = choice.get("stop_reason")
     matched = choice.get("finish_reason") == "stop" and isinstance(reason, str)
@@ -467,7 +466,7 @@ def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int
     tokens = _tokens(choice, ids, logprobs, matched=matched) if ids or not turn_ended else ()
     if turn_ended and logprobs is not None:
         tokens = tokens[:-1]
-    return Chunk(tokens, received, ended, prompt, place=place)
+    return Chunk(tokens, received, ended, place=place)
 
 
 def _ending(call: Call, choice: Reply) -> Stop | None:
@@ -594,7 +593,7 @@ def _object(value: object) -> Mapping[str, Any]:
 
 
 def _count(value: object) -> int:
-    return value if type(value) is int and value > 0 else 0
+    return value if type(value) is int and 0 < value <= MOST_TOKENS else 0
 
 
 # Asking

@@ -20,7 +20,6 @@ from .deltas import Delta, DeltaBuilder, written_arguments
 from .schemas import (
     SPEAKERS,
     AnyJson,
-    CacheablePart,
     CallId,
     Content,
     Effort,
@@ -47,7 +46,7 @@ from .schemas import (
 COMPLETION, CHUNK = "chat.completion", "chat.completion.chunk"
 
 
-class Turn(CacheablePart):
+class Turn(Part):
     """
     A message of the conversation: of the client, of an earlier answer with its calls, or with the result of a call.
 

@@ -29,7 +29,7 @@ from .deltas import Delta, DeltaBuilder
 from .schemas import (
     MAX_TOOLS,
     SERVED,
-    CacheablePart,
+    Part,
     CallId,
     Effort,
     Items,
@@ -64,7 +64,7 @@ class TextBlock(TextPart):
     citations: None = None
 
 
-class ThinkingBlock(CacheablePart):
+class ThinkingBlock(Part):
     """The thinking of an earlier answer; its signature is not checked."""
 
     type: Literal["thinking"]
@@ -72,7 +72,7 @@ class ThinkingBlock(CacheablePart):
     signature: str | None = None
 
 
-class RedactedThinkingBlock(CacheablePart):
+class RedactedThinkingBlock(Part):
     """Thinking of an earlier answer that cannot be read; it is dropped."""
 
     type: Literal["redacted_thinking"]
@@ -95,7 +95,7 @@ def _supported(block: object, kinds: Sequence[str]) -> object:
 PlainBlock: TypeAlias = Annotated[TextBlock, BeforeValidator(partial(_supported, kinds=("text",)))]
 
 
-class ToolUseBlock(CacheablePart):
+class ToolUseBlock(Part):
     """A call of a tool in an earlier answer."""
 
     type: Literal["tool_use"]
@@ -110,7 +110,7 @@ class ToolUseBlock(CacheablePart):
         return ToolCall(self.id, self.name, arguments_object(self.input))
 
 
-class ToolResultBlock(CacheablePart):
+class ToolResultBlock(Part):
     """The result of a call, or, with *is_error*, the reason why there is none."""
 
     type: Literal["tool_result"]
@@ -135,7 +135,7 @@ AssistantBlock: TypeAlias = Annotated[
 ]
 
 
-class UserTurn(CacheablePart):
+class UserTurn(Part):
     """A message of the user, which may hold the results of calls."""
 
     role: Literal["user"]
@@ -152,7 +152,7 @@ class UserTurn(CacheablePart):
         return tuple(results)
 
 
-class SystemTurn(CacheablePart):
+class SystemTurn(Part):
     """Instructions within the conversation."""
 
     role: Literal["system"]
@@ -163,7 +163,7 @@ class SystemTurn(CacheablePart):
         return (Message("system", joined_text(self.content)),)
 
 
-class AssistantTurn(CacheablePart):
+class AssistantTurn(Part):
     """An earlier answer, as it was received; the models' own chat templates keep or drop its thinking."""
 
     role: Literal["assistant"]
@@ -182,7 +182,7 @@ class AssistantTurn(CacheablePart):
 MessageTurn: TypeAlias = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 
 
-class ThinkingConfig(CacheablePart):
+class ThinkingConfig(Part):
     """
     Thinking of at most *budget_tokens* tokens, if they are set; what is left of `max_tokens` is for the answer.
 
@@ -201,20 +201,20 @@ class OutputFormat(Schema):
     rules: Rules
 
 
-class OutputConfig(CacheablePart):
+class OutputConfig(Part):
     """The effort of the thinking, and the form of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class UserMetadata(CacheablePart):
+class UserMetadata(Part):
     """Whose request it is."""
 
     user_id: Annotated[str, Field(max_length=512)] | None = None
 
 
-class CustomTool(CacheablePart):
+class CustomTool(Part):
     """
     A tool that the answer may call; the client runs it.
 
@@ -246,7 +246,7 @@ def _client_tool(tool: object) -> object:
 OfferedTool: TypeAlias = Annotated[CustomTool, BeforeValidator(_client_tool)]
 
 
-class ToolChoice(CacheablePart):
+class ToolChoice(Part):
     """Whether the answer calls tools as the model likes, at least one, none, or the one called *name*."""
 
     type: Literal["auto", "any", "none", "tool"]
@@ -254,7 +254,7 @@ class ToolChoice(CacheablePart):
     disable_parallel_tool_use: bool | None = None
 
 
-class Conversation(CacheablePart):
+class Conversation(Part):
     """What the models read."""
 
     model: ModelName

@@ -28,7 +28,6 @@ from .schemas import (
     SPEAKERS,
     AnyJson,
     Arguments,
-    CacheablePart,
     CallId,
     ChosenFunction,
     Effort,
@@ -48,7 +47,7 @@ from .schemas import (
 )
 
 
-class Item(CacheablePart):
+class Item(Part):
     """An item of the conversation; its id and status, of an earlier answer, are dropped."""
 
     id: str | None = None
@@ -64,7 +63,7 @@ class MessageItem(Item):
     phase: str | None = None
 
 
-class ReasoningPart(CacheablePart):
+class ReasoningPart(Part):
     """A part of the reasoning of an earlier answer."""
 
     type: Literal["reasoning_text"]
@@ -233,7 +232,9 @@ class ResponsesRequest(OpenaiRequest):
             "previous_response_id": None,
             "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
             "store": False,
-            "text": {"format": format.model_dump(by_alias=True) if format else {"type": "text"}},
+            "text": {
+                "format": format.model_dump(by_alias=True, exclude={"cache_control"}) if format else {"type": "text"}
+            },
             "tool_choice": choice.model_dump(exclude={"cache_control"})
             if isinstance(choice, ChosenFunction)
             else choice or ("auto" if self.tools else "none"),
@@ -355,8 +356,9 @@ class ResponsesReply:
         return events + self._events.event(f"response.{self._status}", response=response)
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
+        events = self._events.close("incomplete")
         response = self._response("failed") | {"error": deltas.response_error(error.status, error.message)}
-        return self._events.event("response.failed", response=response)
+        return events + self._events.event("response.failed", response=response)
 
     async def body(self) -> dict[str, Any]:
         self._events.close(self._status)

@@ -119,14 +119,14 @@ def _items(containers: Iterable[Any]) -> Iterable[Any]:
         yield from container.values() if isinstance(container, dict) else container
 
 
-class Part(BaseModel):
-    """A part of a request: unknown fields are refused, and no value is converted."""
+class Options(BaseModel):
+    """An object whose unknown fields are refused, and of which no value is converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class CacheablePart(Part):
-    """A part that may have ``cache_control``, a hint for Anthropic's prompt cache: prefix caches need none."""
+class Part(Options):
+    """A part of a request. It may have ``cache_control``, a hint for Anthropic's prompt cache: prefix caches need none."""
 
     cache_control: Any = None
 
@@ -171,14 +171,14 @@ def only_text(content: object, kinds: Collection[str] = ("text",)) -> object:
 TEXT_KINDS = ("input_text", "output_text", "text")
 
 
-class TextPart(CacheablePart):
+class TextPart(Part):
     """A text part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ItemPart(CacheablePart):
+class ItemPart(Part):
     """A text part of an item; annotations and log-probabilities of earlier answers are dropped."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -222,14 +222,14 @@ def has_arguments(text: str) -> bool:
 Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object, json_schema_input_type=Any)]
 
 
-class CalledFunction(CacheablePart):
+class CalledFunction(Part):
     """The tool that an earlier answer called, with its arguments as JSON text."""
 
     name: Name
     arguments: Arguments = "{}"
 
 
-class ToolCallPart(CacheablePart):
+class ToolCallPart(Part):
     """A call of a tool in an earlier answer; *index* is that of a streamed one, and is dropped."""
 
     id: CallId
@@ -242,7 +242,7 @@ class ToolCallPart(CacheablePart):
         return ToolCall(self.id, self.function.name, self.function.arguments)
 
 
-class FunctionPart(CacheablePart):
+class FunctionPart(Part):
     """What the models read about a function; *strict* asks the server to keep its arguments to the schema."""
 
     name: Name
@@ -263,7 +263,7 @@ def only_functions(tool: object) -> object:
     return tool
 
 
-class ToolPart(CacheablePart):
+class ToolPart(Part):
     """A tool that the answer may call; the client runs it."""
 
     type: Literal["function"]
@@ -281,13 +281,13 @@ FunctionTools: TypeAlias = Annotated[
 ]
 
 
-class NamedFunction(CacheablePart):
+class NamedFunction(Part):
     """The name of a function."""
 
     name: Name
 
 
-class NamedTool(CacheablePart):
+class NamedTool(Part):
     """The tool that the answer has to call."""
 
     type: Literal["function"]
@@ -329,7 +329,7 @@ def _few(delimiter: str | list[str]) -> str | list[str]:
     return delimiter
 
 
-class BudgetOptions(Part):
+class BudgetOptions(Options):
     """Limits of this run; those left out are as configured."""
 
     tokens: Annotated[int, Field(ge=2)] | None = None
@@ -338,7 +338,7 @@ class BudgetOptions(Part):
     answer: Positive | None = None
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=Options)
 NARROWER: Mapping[str, Any] = {
     "ahead": Annotated[Count, Field(le=64)],
     "delimiter": Annotated[Delimiter, AfterValidator(_few)],
@@ -356,7 +356,7 @@ def _with_run_options(model: type[P]) -> type[P]:
 
 
 @_with_run_options
-class StepspecOptions(Part):
+class StepspecOptions(Options):
     """
     The options that only this service has: the object ``stepspec``, which clients send in ``extra_body``.
 
@@ -394,7 +394,7 @@ class Wanted:
     rest_for_answer: bool = False
 
 
-class Request(CacheablePart):
+class Request(Part):
     """A request to a method."""
 
     stepspec: StepspecOptions | None = None

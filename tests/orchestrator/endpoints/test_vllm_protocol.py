@@ -150,7 +150,7 @@ def test_a_log_probability_that_was_lost_is_the_least() -> None:
 def test_the_usage_is_in_the_last_chunk() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
     chunk = vllm_protocol.parse_chunk(CALL, orjson.dumps({"choices": [], "usage": usage}), 0)
-    assert (chunk.prompt, chunk.cached, chunk.received) == (9, 8, 0)
+    assert (chunk.cached, chunk.received) == (8, 0)
     assert vllm_protocol.usage({"usage": usage}) == (9, 8, 3)
     assert vllm_protocol.usage({"usage": {**usage, "prompt_tokens_details": None}}) == (9, 0, 3)
 
@@ -205,6 +205,7 @@ def test_a_pause_is_read_in_seconds_or_up_to_a_date(header: str | None, seconds:
         ({"prompt_tokens": "9", "prompt_tokens_details": [1], "completion_tokens": 3.5}, (0, 0, 0)),
         ({"prompt_tokens": None, "prompt_tokens_details": {"cached_tokens": None}}, (0, 0, 0)),
         ({"prompt_tokens": True, "completion_tokens": 1e400}, (0, 0, 0)),
+        ({"prompt_tokens": 2**64 - 1, "completion_tokens": 2**63}, (0, 0, 0)),
         *[(None, (0, 0, 0)), ([], (0, 0, 0)), ("none", (0, 0, 0)), (7, (0, 0, 0))],
     ],
 )

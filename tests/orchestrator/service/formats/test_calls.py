@@ -8,6 +8,8 @@ import orjson
 import pytest
 
 from stepspec.orchestrator.chain import ToolCall
+from stepspec.orchestrator.endpoints.tool_protocol import parsed
+from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.service.formats.chat import ChatRequest
 from stepspec.orchestrator.service.formats.deltas import CallPieces, Delta, written_arguments
@@ -119,6 +121,16 @@ def test_a_call_that_was_cut_off_before_its_arguments_is_not_completed() -> None
     assert [block["type"] for block in blocks.blocks] == ["text"]
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [({"a": 1}, '{"a":1}'), ([1], "[1]"), (0, "0"), (False, "false"), (None, ""), ("", ""), ("x", "x")],
+)
+def test_a_parser_may_give_the_arguments_as_a_value(given: Any, text: str) -> None:
+    delta = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": given}}]}
+    reply = {"stream_state": {}, "chunk": {"choices": [{"delta": delta}]}}
+    assert parsed(Call("large", "http://host", "write"), reply)[1] == (Calling(0, "c", "f", text),)
+
+
 CACHED: Any = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global", "any": [1]}}
 
 
@@ -142,14 +154,20 @@ async def test_cache_control_is_accepted_anywhere_without_effect() -> None:
     body = {"model": "auto", "max_tokens": 99, "messages": messages, "system": [text], **CACHED}
     body |= {"thinking": {"type": "adaptive", **CACHED}, "metadata": {"user_id": "u", **CACHED}}
     body |= {"tools": [{"name": "f", "input_schema": {}, **CACHED}], "tool_choice": {"type": "none", **CACHED}}
+    chat = {"tools": [tool], "tool_choice": "none", "response_format": {"type": "text", **CACHED}, "stream": True}
+    chat |= {"stream_options": {"include_usage": True, **CACHED}, **CACHED}
+    response = {"model": "auto", "input": [item], "reasoning": {"effort": "low", **CACHED}, **CACHED}
+    response["text"] = {"format": {"type": "text", **CACHED}, **CACHED}
     async with serving() as served:
+        echo = await served.post("/v1/responses", response)
         statuses = [
-            (await served.chat(messages=turns, tools=[tool], tool_choice="none", **CACHED)).status,
-            (await served.post("/v1/responses", {"model": "auto", "input": [item], **CACHED})).status,
+            (await served.chat(messages=turns, **chat)).status,
+            echo.status,
             (await served.post("/v1/messages", body)).status,
         ]
         refused = await served.chat(stepspec=CACHED)
     assert statuses == [200] * 3
+    assert echo.json["text"] == {"format": {"type": "text"}}
     assert refused.error["param"] == "stepspec.cache_control"
 
 

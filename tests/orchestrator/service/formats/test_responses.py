@@ -152,6 +152,10 @@ async def test_a_failure_has_its_status_or_ends_the_stream() -> None:
         assert "dead" in last.response.error.message
         assert (last.response.status, last.response.error.code) == ("failed", "server_error")
         assert [event.sequence_number for event in events] == [*range(len(events))]
+        assert [(item.type, getattr(item, "status", None)) for item in last.response.output] == [
+            ("reasoning", "incomplete")
+        ]
+        assert events[-2].type == "response.output_item.done"
         assert {event.response.id for event in events if event.type == "response.created"} == {last.response.id}
         with pytest.raises(openai.InternalServerError, match="dead"):
             await sdk.responses.create(model="auto", input=PROBLEM)
