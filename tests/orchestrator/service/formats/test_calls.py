@@ -154,7 +154,12 @@ async def test_cache_control_is_accepted_anywhere_without_effect() -> None:
     body = {"model": "auto", "max_tokens": 99, "messages": messages, "system": [text], **CACHED}
     body |= {"thinking": {"type": "adaptive", **CACHED}, "metadata": {"user_id": "u", **CACHED}}
     body |= {"tools": [{"name": "f", "input_schema": {}, **CACHED}], "tool_choice": {"type": "none", **CACHED}}
-    chat = {"tools": [tool], "tool_choice": "none", "response_format": {"type": "text", **CACHED}, "stream": True}
+    chat: dict[str, Any] = {
+        "tools": [tool],
+        "tool_choice": "none",
+        "response_format": {"type": "text", **CACHED},
+        "stream": True,
+    }
     chat |= {"stream_options": {"include_usage": True, **CACHED}, **CACHED}
     response = {"model": "auto", "input": [item], "reasoning": {"effort": "low", **CACHED}, **CACHED}
     response["text"] = {"format": {"type": "text", **CACHED}, **CACHED}
