@@ -126,7 +126,7 @@ class Options(BaseModel):
 
 
 class Part(Options):
-    """A part of a request. It may have ``cache_control``, a hint for Anthropic's prompt cache: prefix caches need none."""
+    """A part of a request. Prefix caches need no ``cache_control``, a hint for Anthropic's: it has no effect."""
 
     cache_control: Any = None
 
