@@ -246,7 +246,7 @@ class RequestMeter:
     """
     Measures one request, and emits `Called` when it is over, whether done, failed or cancelled.
 
-    *prompt*, *cached* and *written* count tokens, those of the prompt as they were sent, whatever the server's usage says.
+    *prompt*, *cached* and *written* count tokens; *prompt* is as it was sent, whatever the server says.
     *first* is the seconds to the first token, None before it.
     """
 

@@ -29,12 +29,12 @@ from .deltas import Delta, DeltaBuilder
 from .schemas import (
     MAX_TOOLS,
     SERVED,
-    Part,
     CallId,
     Effort,
     Items,
     ModelName,
     Name,
+    Part,
     Positive,
     Request,
     Rules,
