@@ -51,7 +51,7 @@ GIVEN_UP = ("abort", "error")  # finish reasons
 _ENDINGS: Mapping[str, Stop] = {"length": "length", "repetition": "repetition"}
 MAX_STOPS = 4  # vLLM refuses more stop strings (VLLM_MAX_STOP_STRINGS); `StepBuilder` matches the others.
 MAX_LOGPROBS = 20  # the most that vLLM returns unless started with --max-logprobs
-MOST_TOKENS = 2**40  # of one request; a larger number of tokens in a usage is none
+MOST_TOKENS = 2**40  # of one request; sums of larger numbers would not fit into JSON
 FLOOR = -9999.0  # nats; vLLM sends it for minus infinity, which JSON has no number for
 GREEDY = Sampling(temperature=0.0, top_p=1.0)
 REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character
@@ -593,7 +593,7 @@ def _object(value: object) -> Mapping[str, Any]:
 
 
 def _count(value: object) -> int:
-    return value if type(value) is int and 0 < value <= MOST_TOKENS else 0
+    return min(value, MOST_TOKENS) if type(value) is int and value > 0 else 0
 
 
 # Asking

@@ -205,7 +205,7 @@ def test_a_pause_is_read_in_seconds_or_up_to_a_date(header: str | None, seconds:
         ({"prompt_tokens": "9", "prompt_tokens_details": [1], "completion_tokens": 3.5}, (0, 0, 0)),
         ({"prompt_tokens": None, "prompt_tokens_details": {"cached_tokens": None}}, (0, 0, 0)),
         ({"prompt_tokens": True, "completion_tokens": 1e400}, (0, 0, 0)),
-        ({"prompt_tokens": 2**64 - 1, "completion_tokens": 2**63}, (0, 0, 0)),
+        ({"prompt_tokens": 2**64 - 1, "completion_tokens": 2**63}, (2**40, 0, 2**40)),
         *[(None, (0, 0, 0)), ([], (0, 0, 0)), ("none", (0, 0, 0)), (7, (0, 0, 0))],
     ],
 )
