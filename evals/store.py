@@ -24,12 +24,11 @@ class JsonlStore:
     A file whose first line is a header, what it is *about*, followed by one line per record.
 
     A *fresh* store begins anew, and an incomplete last line is dropped; otherwise the file only grows, so that no line
-    is ever lost. It has one writer at a time. Raise `ConfigurationError`, which names the *remedy*, for a file with
-    another header.
+    is ever lost. It has one writer at a time. Raise `ConfigurationError` for a file with another header.
     """
 
-    def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False, remedy: str = REMEDY) -> None:
-        self.path, self._head, self._fresh, self._remedy = path, orjson.dumps(dict(about)) + b"\n", fresh, remedy
+    def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
+        self.path, self._head, self._fresh = path, orjson.dumps(dict(about)) + b"\n", fresh
         self._check()
 
     @staticmethod
@@ -54,7 +53,7 @@ class JsonlStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab", buffering=0)  # A buffer would be written again on closing.
         except OSError as exc:
-            raise ConfigurationError(f"{self.path} cannot be written ({exc.strerror}): {self._remedy}") from exc
+            raise ConfigurationError(f"{self.path} cannot be written ({exc.strerror}): {REMEDY}") from exc
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
@@ -86,7 +85,7 @@ class JsonlStore:
             return
         held = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
         other = [key for key in (about | held) if held.get(key) != about.get(key)]
-        raise ConfigurationError(f"{self.path} holds another run (other: {', '.join(other)}): {self._remedy}")
+        raise ConfigurationError(f"{self.path} holds another run (other: {', '.join(other)}): {REMEDY}")
 
     def _unbegun(self) -> bool:
         """Whether the file does not exist, or holds only the beginning of this store's header."""

@@ -97,7 +97,6 @@ def calibrate(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the policy file.", metavar="FILE")
     ] = Path("policy.toml"),
-    work: Annotated[Path | None, typer.Option(help="File that keeps the runs; by default OUTPUT.trials.jsonl.")] = None,
     fresh: Fresh = False,
     json: Json = False,
 ) -> None:
@@ -125,7 +124,7 @@ def calibrate(
     writable("--output", output)
     if own_solver and chosen.source and data is None:
         wait(contact(own_solver))  # before a data set is downloaded
-    path = work or output.with_suffix(".trials.jsonl")
+    path = output.with_suffix(".trials.jsonl")
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, file, seed, limit)
     require_graders(task.gold for task in tasks)

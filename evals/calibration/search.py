@@ -14,10 +14,8 @@ from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import Threshold
 
-from ..store import JsonlStore
+from ..store import REMEDY, JsonlStore
 from .risk_bound import LossTest, Paired, ThresholdTest
-
-REMEDY = "choose another file with --work, or begin anew with --fresh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ class RunStore(RunMemory):
         super().__init__()
         self.started: list[AttemptStart] = []
         self.ended: list[AttemptEnd] = []
-        self._file = JsonlStore(path, about, fresh=fresh, remedy=REMEDY)
+        self._file = JsonlStore(path, about, fresh=fresh)
         self._read()
 
     def __enter__(self) -> Self:

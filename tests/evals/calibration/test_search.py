@@ -77,7 +77,7 @@ def test_trials_of_something_else_and_foreign_lines_are_refused(tmp_path: Path) 
     path = tmp_path / "trials.jsonl"
     with RunStore(path, {"knob": "threshold"}) as trials:
         trials.add(CalibrationRun(0, 9, True))
-    with pytest.raises(ConfigurationError, match=r"holds another run \(other: knob\).*--work.*--fresh"):
+    with pytest.raises(ConfigurationError, match=r"holds another run \(other: knob\).*--output.*--fresh"):
         RunStore(path, {"knob": "p"})
     with path.open("ab") as file:
         file.write(b'{"problem": 1}\n')
@@ -114,7 +114,7 @@ def test_a_further_attempt_counts_and_a_repeated_one_does_not(tmp_path: Path) ->
         assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 2)
         with pytest.raises(ConfigurationError, match=r"runs on 8 problems, and these are 4.*--fresh"):
             trials.start_attempt(digests[:5])
-        with pytest.raises(ConfigurationError, match=r"holds runs on other problems.*--work"):
+        with pytest.raises(ConfigurationError, match=r"holds runs on other problems.*--output"):
             trials.start_attempt([*digests[:8], "other", "9"])
     assert len(path.read_text().splitlines()) == 1 + 2 + 2
 
