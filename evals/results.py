@@ -41,9 +41,10 @@ class Result:
     The figures of one arm over all problems; *seconds* is the mean wall time of a problem.
 
     The ratios divide sums of wall time over the same problems: *ratio* by that of the baseline, *ratio_to_floor* by the
-    time to write every kept token on the model that wrote it. *accept_rate* is a share of drafts, *waste* a share of
-    written tokens, *judge_tokens* the tokens read or written to judge one problem, without those in a prefix cache.
-    *speculation* counts the tokens that the servers drafted and accepted themselves, by role.
+    time to write every kept token on the model that wrote it. *accept_rate* is a share of drafts, None for an arm that
+    judges none, *waste* a share of written tokens, *judge_tokens* the tokens read or written to judge one problem,
+    without those in a prefix cache. *speculation* counts the tokens that the servers drafted and accepted themselves,
+    by role.
     """
 
     name: str
@@ -208,6 +209,7 @@ def _result(
     floor = None if nested else _floor(kept_small, kept_large, pace)
     written = sum(x.large.written + x.small.written for x in ledgers)
     drafts = sum(x.drafts for x in ledgers)
+    repaired = any(step.repair for s in samples for step in s.steps)
     judging = [x.large.judging + x.small.judging + x.critic.judging for x in ledgers]
     return Result(
         name=name,
@@ -219,7 +221,7 @@ def _result(
         ratio_interval=(ratio.low, ratio.high),
         ratio_to_floor=sum(seconds) / floor if floor else None,
         share_large_tokens=kept_large / max(1, kept_large + kept_small),
-        accept_rate=sum(x.accepted for x in ledgers) / drafts if drafts and any(judging) else None,
+        accept_rate=sum(x.accepted for x in ledgers) / drafts if drafts and (repaired or any(judging)) else None,
         waste=sum(x.large.discarded + x.small.discarded for x in ledgers) / max(1, written),
         judge_tokens=fmean(judging),
         speculation=sum_acceptances(s.speculation for s in samples),

@@ -148,6 +148,11 @@ class StepRecord:
     reason: str
     at: float
 
+    @property
+    def repair(self) -> bool:
+        """Whether the step replaces the rejected part of a draft."""
+        return self.fate == "kept" and bool(self.reason)
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

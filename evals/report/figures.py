@@ -11,7 +11,7 @@ from stepspec.orchestrator.ledger import COUNTED, Account
 
 from ..arms import LARGE, PLAIN, SMALL
 from ..results import ORACLE, ArmSummary, Result, compare_arms, complete, oracle
-from ..sample import Arm, Sample, StepRecord
+from ..sample import Arm, Sample
 from ..store import Place
 
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
@@ -58,9 +58,8 @@ class ArmFigures:
     """
     The figures of one arm. *median* and *tail* (95th percentile) are of the seconds of a sample.
 
-    *first* is the median of the seconds to the first step; None if no sample has it. *accept_rate* is the share of the
-    judged drafts that were accepted; None for methods that judge none. *rejections* counts rejected drafts by reason,
-    over all samples. *busy* is the mean of the seconds of a sample with a request of the party open.
+    *first* is the median of the seconds to the first step; None if no sample has it. *rejections* counts rejected
+    drafts by reason, over all samples. *busy* is the mean of the seconds of a sample with a request of the party open.
     """
 
     arm: Arm
@@ -71,7 +70,6 @@ class ArmFigures:
     steps: MeanSteps
     spent: Mapping[Party, MeanAccount]
     busy: Mapping[Party, float]
-    accept_rate: float | None
     rejections: Mapping[str, int]
 
     @property
@@ -139,7 +137,6 @@ def _arm_figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> A
         steps=_mean_steps(samples),
         spent={party: _mean_account(party, samples) for party in PARTIES if _has_requests(party, samples)},
         busy={party: fmean(_busy(party, sample) for sample in samples) for party in PARTIES},
-        accept_rate=_accept_rate(samples),
         rejections=_rejections(samples),
     )
 
@@ -172,23 +169,9 @@ def _mean_steps(samples: Sequence[Sample]) -> MeanSteps:
     return MeanSteps(mean("kept", "small"), mean("kept", "large"), mean("rejected"), mean("lost"))
 
 
-def _accept_rate(samples: Sequence[Sample]) -> float | None:
-    """Accepted over judged drafts; None if the arm judges none: no tokens read to judge and no rejections."""
-    judging = any(account(party, sample).judging for sample in samples for party in PARTIES)
-    drafts = sum(sample.ledger.drafts for sample in samples)
-    if not drafts or not (judging or _rejections(samples)):
-        return None
-    return sum(sample.ledger.accepted for sample in samples) / drafts
-
-
 def _rejections(samples: Sequence[Sample]) -> dict[str, int]:
     """Count the repairs by the reason of the rollback. A rejected bet on a rejected draft is never repaired."""
     counts: dict[str, int] = {}
-    for step in (step for sample in samples for step in sample.steps if is_repair(step)):
+    for step in (step for sample in samples for step in sample.steps if step.repair):
         counts[step.reason] = counts.get(step.reason, 0) + 1
     return counts
-
-
-def is_repair(step: StepRecord) -> bool:
-    """Whether *step* replaces the rejected part of a draft."""
-    return step.fate == "kept" and bool(step.reason)

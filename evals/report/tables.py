@@ -178,6 +178,6 @@ def _step_row(f: ArmFigures) -> Row:
         percent(f.steps.share_small),
         number(f.steps.rejected),
         number(f.steps.lost),
-        percent(f.accept_rate),
+        percent(f.result.accept_rate),
         reasons,
     )

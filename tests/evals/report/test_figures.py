@@ -36,9 +36,9 @@ def test_no_model_is_busy_for_longer_than_the_run() -> None:
 
 
 def test_only_drafts_that_were_judged_are_accepted(found: dict[str, ArmFigures]) -> None:
-    assert found[SHIPPED.name].accept_rate == 0.75
-    assert found[LARGE.name].accept_rate is None
-    assert found[SMALL.name].accept_rate is None
+    assert found[SHIPPED.name].result.accept_rate == 0.75
+    assert found[LARGE.name].result.accept_rate is None
+    assert found[SMALL.name].result.accept_rate is None
 
 
 def test_methods_are_distinguished_from_baselines_and_controls(found: dict[str, ArmFigures]) -> None:
@@ -49,7 +49,7 @@ def test_methods_are_distinguished_from_baselines_and_controls(found: dict[str, 
     drawn = replace(drawn, ledger=replace(drawn.ledger, large=replace(drawn.ledger.large, judging=0)))  # nobody judges
     done = {**samples(), **{(n, control.name): drawn for n in range(4)}}
     last = compute_figures(done, (*ARMS, control))[-2]
-    assert (last.arm, last.method, last.accept_rate) == (control, False, 0.75)
+    assert (last.arm, last.method, last.result.accept_rate) == (control, False, 0.75)
 
 
 def test_samples_keep_their_numbers() -> None:
