@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from ray import exceptions
@@ -84,9 +85,12 @@ class FakeRay:
             self.answer.set_result(answer)
 
     def remote(self, kind: type) -> Any:
-        method = SimpleNamespace(remote=lambda *arguments: SimpleNamespace(future=lambda: self.answer))
+        method = SimpleNamespace(remote=self._call)
         handle = SimpleNamespace(describe=method, enter=method, solve=method)
-        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda: handle))
+        return SimpleNamespace(options=Mock(return_value=SimpleNamespace(remote=lambda: handle)))
+
+    def _call(self, *arguments: object) -> Any:
+        return SimpleNamespace(future=lambda: self.answer)
 
 
 def _died(why: str) -> Exception:
