@@ -6,7 +6,7 @@ endpoint knows the markers of its own model: it translates the end of the thinki
 encoded. So two models with different markers can share a chain. Where no block is open, markers are text.
 
 Some families are `KNOWN`. Of another opening marker that speaks of thinking, such as ``<longcat_think>`` or
-``<|START_THINKING|>``, `pair_of` makes the closing one.
+``<|START_THINKING|>``, `pairs_in` makes the closing one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class ThinkingMarkers:
 
     def replying(self, handover: str) -> ThinkingMarkers:
         """Return the same markers with *handover* before the answer."""
-        return replace(self, skipped=self.skipped.rstrip() + handover, handover=handover) if handover else self
+        if not handover or handover == self.handover:
+            return self
+        return replace(self, skipped=self.skipped.rstrip() + handover, handover=handover)
 
     def open_at(self, text: str) -> int:
         """Return the position of the opening marker of the block that *text* ends in; -1 if it ends in none."""
@@ -115,14 +117,14 @@ _BEGIN = re.compile(r"start(?:ing)?|begin(?:ning)?|(?<=<\|)open(?=\|>)", re.IGNO
 _WORD = re.compile(r"\w")
 _OPENINGS = tuple(markers.opening.rstrip() for markers in KNOWN)
 _OPENED = re.compile(rf"\s*(?:{'|'.join(map(re.escape, _OPENINGS))})")
-_CLOSINGS = tuple(markers.closing for markers in KNOWN)
+_CLOSINGS = tuple(markers.closing for markers in KNOWN if _THINKING.search(markers.closing))
 _REPEATS = re.compile(rf"(?:\s*(?:{'|'.join(map(re.escape, _CLOSINGS))}))+")
 
 
-def pair_of(opening: str) -> ThinkingMarkers | None:
-    """Return the markers that *opening* begins; None if it does not speak of thinking."""
-    speaks = _THINKING.search(opening) and not _NOT_THINKING.search(opening)
-    return paired(opening, closing_of(opening)) if speaks and _FIRST.fullmatch(opening) else None
+def pairs_in(text: str) -> list[ThinkingMarkers]:
+    """Return the markers that *text* begins: those of each opening one that speaks of thinking."""
+    marks = [mark for mark in _FIRST.findall(text) if _THINKING.search(mark) and not _NOT_THINKING.search(mark)]
+    return [paired(mark, closing_of(mark)) for mark in marks]
 
 
 def closing_of(opening: str) -> str:
@@ -141,11 +143,6 @@ def mark_after(text: str, opening: str = "") -> str:
     """
     found = (_ONE if opening and _ONE.fullmatch(opening) else _FIRST).match(text.lstrip())
     return found[0] if found else ""
-
-
-def marks_in(text: str) -> list[str]:
-    """Return all parts of *text* that have the shape of a marker."""
-    return _FIRST.findall(text)
 
 
 def mark_before(text: str) -> str:

@@ -15,8 +15,8 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Tool, ToolCall
 from stepspec.orchestrator.endpoints import GREEDY, Template, VllmEndpoint
 from stepspec.orchestrator.endpoints.settings import Endpoint
-from stepspec.orchestrator.events import Event, Started
-from stepspec.orchestrator.markers import pair_of
+from stepspec.orchestrator.events import Answering, Event, Started
+from stepspec.orchestrator.markers import pairs_in
 
 from .stand_in import IM_END, IM_START, FakeVllm
 
@@ -100,6 +100,7 @@ async def solved(
                 messages, policy=policy, auto=False, budget=Budget(2000), observe=events.append
             )
             assert solution.finish_reason == "stop", (messages, policy)
+            assert "".join(event.text for event in events if isinstance(event, Answering)) == solution.text
             (started,) = [event for event in events if isinstance(event, Started)]
             gave.append((solution.thinking.removesuffix(THINK_END), solution.text, started.thinks))
     return gave
@@ -193,15 +194,12 @@ PAIRS = {
 
 @pytest.mark.parametrize(("opening", "closing"), [*PAIRS.items(), ("<|beginning_of_thinking|>", "<|end_of_thinking|>")])
 def test_the_closing_mark_of_one_that_speaks_of_thinking(opening: str, closing: str) -> None:
-    markers = pair_of(opening)
-    assert markers is not None
-    assert (markers.opening, markers.closing) == (opening, closing)
-    assert pair_of(closing) is None
+    assert [(each.opening, each.closing) for each in pairs_in(f"a {opening}{closing}\n")] == [(opening, closing)]
 
 
 @pytest.mark.parametrize("mark", ["<|im_start|>", "<mind>", "<|no_think|>", "think", "<think", "</think>", "<a b>", ""])
 def test_other_text_opens_no_pair(mark: str) -> None:
-    assert pair_of(mark) is None
+    assert not pairs_in(mark)
 
 
 LEAVES = pytest.mark.parametrize("leaves", [False, True], ids=["the template opens it", "the model opens it"])

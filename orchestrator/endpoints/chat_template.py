@@ -32,7 +32,7 @@ Whether a model thinks, and by which marks (`ThinkingMarkers`), is found in one 
 That is about a plain question. A conversation may differ: some templates open no block after the result of a tool, and
 a ``/no_think`` in a message closes it at once. So `Template.opens` and `Template.begin` look at the end of each prompt.
 
-The marks are those of a known family, a pair that speaks of thinking (`markers.pair_of`), the pair in which the
+The marks are those of a known family, a pair that speaks of thinking (`markers.pairs_in`), the pair in which the
 template shows the reasoning of an earlier turn, or those of the setting ``marks``. Some templates show further marks
 between that and the reply, and one after it: the `ThinkingMarkers.handover` and `Template.ending`.
 """
@@ -51,9 +51,8 @@ from ..markers import (
     closing_of,
     mark_after,
     mark_before,
-    marks_in,
-    pair_of,
     paired,
+    pairs_in,
     partial_match,
 )
 
@@ -70,12 +69,8 @@ _REASONED = (*_FIRST_TURN, {"role": "assistant", "content": _REPLY, "reasoning":
 _WRAP = "<answer>"  # Hunyuan's
 _WRAPPED = (*_FIRST_TURN, {"role": "assistant", "content": f"{_WRAP}\n{_REPLY}\n{closing_of(_WRAP)}"})
 
-CONVERSATIONS: tuple[tuple[Messages, bool], ...] = (
-    (_FIRST_TURN, True),
-    (_REPLIED, False),
-    (_REASONED, False),
-    (_WRAPPED, False),
-    (_SECOND_TURN, True),
+CONVERSATIONS: Sequence[tuple[Messages, bool]] = (
+    *((_FIRST_TURN, True), (_REPLIED, False), (_REASONED, False), (_WRAPPED, False), (_SECOND_TURN, True)),
 )
 """The conversations rendered to learn a template: messages, and whether a generation prompt is added."""
 
@@ -109,16 +104,6 @@ class Template:
     def block(self) -> str:
         """The mark that opens the thinking block; "" if there is none."""
         return self.markers.opening.rstrip() if self.thinks or self.skipped else ""
-
-    @property
-    def closing(self) -> str:
-        """How the model spells the end of its thinking."""
-        return self.markers.closing
-
-    @property
-    def handover(self) -> str:
-        """The text between the end of the thinking and the model's answer."""
-        return self.markers.handover
 
     def ask(self, question: str, opening: str = "") -> str:
         """Return the text that follows the steps when a judge answers *question*, which begins with *opening*."""
@@ -165,11 +150,9 @@ class Template:
         """Learn from the text that the model has *written* after `PLAIN_QUESTION` whether it opens a block."""
         if self.source != "unknown":
             return self
-        derived = pair_of(mark_after(written))
-        for markers in (*self.pairs, *([derived] if derived else [])):
+        for markers in (*self.pairs, *pairs_in(mark_after(written))):
             if opened := markers.begun(written):
-                handing = markers if markers.handover else markers.replying(self.head)
-                return self._opened_by_the_model(opened, handing, "effect")
+                return self._opened_by_the_model(opened, markers.replying(markers.handover or self.head), "effect")
         return replace(self, source="effect")
 
     def overridden(self, thinks: bool | None) -> Template:
@@ -192,15 +175,8 @@ class Template:
 
     def _opened_by_the_model(self, opened: str, markers: ThinkingMarkers, source: Source) -> Template:
         skipped = opened[: len(opened) - len(opened.lstrip())] + markers.skipped
-        return replace(
-            self,
-            answer=self.answer + skipped,
-            opened=opened,
-            thinks=True,
-            markers=markers,
-            skipped=skipped,
-            source=source,
-        )
+        answer = self.answer + skipped
+        return replace(self, answer=answer, opened=opened, thinks=True, markers=markers, skipped=skipped, source=source)
 
 
 def learn(render: Render, marks: Marks | None = None) -> Template:
@@ -231,8 +207,7 @@ def cut(rendered: Sequence[str], marks: Marks | None = None) -> Template:
     for markers in pairs:
         template = _with_block(markers, start, head, turn, answer)
         if template is not None:
-            shown = "" if markers in KNOWN else markers.handover
-            return replace(template, pairs=pairs, head=shown or reply_head, ending=ending)
+            return replace(template, pairs=pairs, head=markers.handover or reply_head, ending=ending)
     return Template(turn, answer, markers=pairs[0], pairs=pairs, head=reply_head, ending=ending)
 
 
@@ -255,11 +230,10 @@ def _handing_over(markers: ThinkingMarkers, start: str, head: str, reasoned: str
     """Return *markers* with the marks that the template shows between the end of the thinking and the reply."""
     if markers.handover:
         return markers
-    for shown in (reasoned.partition(_REASONS)[2].partition(_REPLY)[0], head):
-        _, closed, handover = shown.rpartition(markers.closing)
-        if closed and mark_before(handover):
-            return markers.replying(handover)
-    return markers.replying(reply_head) if markers.open_at(start) >= 0 else markers
+    between = reasoned.partition(_REASONS)[2].partition(_REPLY)[0]
+    parts = [shown.rpartition(markers.closing) for shown in (between, head)]
+    handovers = [after for _, closed, after in parts if closed and mark_before(after)]
+    return markers.replying(next(iter(handovers), reply_head if markers.open_at(start) >= 0 else ""))
 
 
 def _shown_pairs(start: str, head: str, reasoned: str) -> Iterator[ThinkingMarkers]:
@@ -277,9 +251,7 @@ def _shown_pairs(start: str, head: str, reasoned: str) -> Iterator[ThinkingMarke
     fits = opening and closing and (mark_before(handover) or not handover.strip())
     if shown and fits and not known and not head.rstrip().endswith(opening):
         yield paired(opening, closing)
-    for mark in marks_in(start + head.removeprefix(start)):
-        if derived := pair_of(mark):
-            yield derived
+    yield from pairs_in(start + head.removeprefix(start))
 
 
 def disagreement(small: bool, large: bool) -> str:

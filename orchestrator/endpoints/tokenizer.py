@@ -84,15 +84,15 @@ class ModelTokenizer(TextEncoder):
         except MissingCapability as exc:
             raise MissingCapability(f"the {self._call.role} model at {self._call.url}: {exc}") from exc
         self.faithful = list(await self.literally(texts[-1])) == rendered[-1]
-        self.closing_id = await self._one_token(self.template.closing)
-        self.ending_id = await self._one_token(self.template.ending) if self.template.ending else -1
+        self.closing_id = await self._one_token(self.template.markers.closing)
+        self.ending_id = await self._one_token(self.template.ending)
         block = await self.literally(self.template.markers.opening + self.template.markers.closing)
         between = await self.literally(self.template.turn + self.template.answer)
         self._turns = frozenset(await self._mark_ids(between)) - frozenset(block)
 
     async def _one_token(self, mark: str) -> int:
-        """The id of *mark*; -1 if it takes several tokens."""
-        ids = await self.literally(mark)
+        """The id of *mark*; -1 if it takes several tokens, or none."""
+        ids = await self.literally(mark) if mark else ()
         return ids[0] if len(ids) == 1 else -1
 
     async def changed(self) -> bool:
@@ -104,7 +104,7 @@ class ModelTokenizer(TextEncoder):
     async def encode(self, text: str, *, closes: bool = False) -> tuple[int, ...]:
         """Encode *text* of a chain; if it *closes* the thinking, its end is the model's own closing mark."""
         if closes and text.endswith(THINK_END):
-            return await self.between("", text.removesuffix(THINK_END), self.template.closing)
+            return await self.between("", text.removesuffix(THINK_END), self.template.markers.closing)
         return await self.between("", text)
 
     async def question(self, question: str, opening: str) -> tuple[int, ...]:
@@ -159,12 +159,12 @@ class ModelTokenizer(TextEncoder):
             return await self._step(step)
         if not marked:
             return await self._step(step.cut(len(step.text) - len(THINK_END)))
-        ids = await self._step(step, closes=True)
-        return [*ids, *await self.literally(self.template.handover)] if self.template.handover and not calls else ids
+        ids, handover = await self._step(step, closes=True), "" if calls else self.template.markers.handover
+        return [*ids, *await self.literally(handover)] if handover else ids
 
     async def answer_opening(self) -> tuple[int, ...]:
         """Encode the end of a thinking block, which stands before every answer; () for a model that does not think."""
-        return await self.literally(self.template.closing + "\n\n") if self.template.thinks else ()
+        return await self.literally(self.template.markers.closing + "\n\n") if self.template.thinks else ()
 
     async def begun(self, step: Step) -> tuple[Token, ...]:
         """Return the tokens of *step*, which a write continues; text without ids of this vocabulary is encoded."""
@@ -239,13 +239,12 @@ class ModelTokenizer(TextEncoder):
     ) -> tuple[tuple[int, ...], bool]:
         """Encode a conversation and its tools; also say whether the thinking block is open after it."""
         messages, tools, thinks = conversation
+        markers = self.template.markers
         ids = await self.rendered(
             [message_fields(message) for message in messages],
             [*map(tool_fields, tools)],
             template=self._settings.template,
-            kept=()
-            if self.template.markers.opens_message
-            else (self.template.markers.opening.strip(), self.template.closing),
+            kept=() if markers.opens_message else (markers.opening.strip(), markers.closing),
         )
         prompt = await self.decode(ids[-LAST_WORDS:])
         begun = self.template.begin(prompt, thinks=thinks)

@@ -136,7 +136,7 @@ class VllmModel:
         encoder = self._endpoint.encoder
         thinking, ending = await encoder.thinking(chain), "" if chain.tools else encoder.template.ending
         if thinking or not (chain.closed or ending):
-            return Closing(encoder.template.closing, encoder.closing_id, open=thinking)
+            return Closing(encoder.template.markers.closing, encoder.closing_id, open=thinking)
         return Closing(ending, encoder.ending_id, spelt="") if ending else OUTSIDE
 
     def _builder(

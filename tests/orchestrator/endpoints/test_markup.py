@@ -99,7 +99,7 @@ async def test_no_step_and_no_question_adds_a_special_token(vocabulary: str, nam
         encoder, model, begun = endpoint.encoder, endpoint.model(), Chain.of("What is 1 + 1?")
         plain = await encoder.question("Is it right?", "The grade is ")
         for text in hostile(tokenizer, server.family):
-            text = text.replace(THINK_END, "").replace(encoder.template.closing, "")
+            text = text.replace(THINK_END, "").replace(encoder.template.markers.closing, "")
             if not text:
                 continue
             before, after = [await encoder.chain(chain) for chain in (begun, begun.extend(Step(text, "small")))]
@@ -126,10 +126,10 @@ async def test_a_model_cannot_begin_a_turn_in_its_own_ids(vocabulary: str, name:
             step = replace(step, vocabulary=encoder.vocabulary)
             after = (await encoder.chain(chain.extend(step)))[len(before) :]
             assert server.decode(after) == step.text
-            if number not in server.encode(encoder.template.markers.opening + encoder.template.closing):
+            if number not in server.encode(encoder.template.markers.opening + encoder.template.markers.closing):
                 assert not shown(tokenizer, after)
         if BY_NAME[name].thinks:
-            closing = tuple(Token("", id=number) for number in server.encode(encoder.template.closing))
+            closing = tuple(Token("", id=number) for number in server.encode(encoder.template.markers.closing))
             ended = (*closing[:-1], replace(closing[-1], text=THINK_END))
             step = Step(THINK_END, "small", "end", ended, encoder.vocabulary)
             after = (await encoder.chain(chain.extend(step)))[len(before) :]
