@@ -205,7 +205,7 @@ class VllmModel:
         if rows is None:
             prompt = before.plus(read)
             body = vllm_protocol.scoring_body(self._endpoint.name, prompt.fragment, top)
-            reply = await self._post("score", prompt, body)
+            reply = await self._post("score", [prompt], body)
             rows = vllm_protocol.prompt_rows(self._call("score"), reply, len(before))
         return vllm_protocol.scored_spans(self._call("score"), rows, encoded, top, pieces)
 
@@ -214,7 +214,7 @@ class VllmModel:
         prompt = before.plus(ids)
         body = vllm_protocol.suffix_scoring_body(self._endpoint.name, prompt.fragment, top)
         try:
-            reply = await self._post("score", prompt, body, path=GENERATE, retries=0)
+            reply = await self._post("score", [prompt], body, path=GENERATE, retries=0)
         except EndpointRejected as exc:
             if isinstance(exc, ContextTooLong):
                 raise
@@ -242,26 +242,23 @@ class VllmModel:
         encoder, endpoint = self._endpoint.encoder, self._endpoint
         numbers = await encoder.choices(tuple(choices))
         before = await self._chain_ids(chain)
-        prompt = before.plus(await encoder.question(question, opening))
-        checkpoint = before if endpoint.checkpoints else EncodedPrompt()
+        prompts = [before.plus(await encoder.question(question, opening)), *([before] if endpoint.checkpoints else [])]
         if endpoint.asks_by_id:
-            probabilities = await self._ask_by_id(prompt, checkpoint, numbers)
+            probabilities = await self._ask_by_id(prompts, numbers)
             if probabilities is not None:
                 return probabilities
         async with endpoint.apart() if endpoint.by_id is not False else nullcontext():
-            reply = await self._ask(prompt, checkpoint, numbers, by_id=False)
+            reply = await self._ask(prompts, numbers, by_id=False)
         return dict.fromkeys(choices, 0.0) | vllm_protocol.choice_probabilities(self._call("ask"), reply, numbers)
 
-    async def _ask_by_id(
-        self, prompt: EncodedPrompt, checkpoint: EncodedPrompt, numbers: Mapping[str, int]
-    ) -> dict[str, float] | None:
+    async def _ask_by_id(self, prompts: Sequence[EncodedPrompt], numbers: Mapping[str, int]) -> dict[str, float] | None:
         """Ask for the log-probabilities of the choices' token ids; None if the server cannot, which is remembered."""
         endpoint = self._endpoint
         known = endpoint.by_id is True  # A server that fails at the first question by ids is not asked by ids again.
         try:
             with endpoint.asking_by_id():
                 reply = await self._ask(
-                    prompt, checkpoint if known else EncodedPrompt(), numbers, by_id=True, retries=None if known else 0
+                    prompts if known else prompts[:1], numbers, by_id=True, retries=None if known else 0
                 )
         except EndpointUnavailable as exc:
             if known:
@@ -274,33 +271,12 @@ class VllmModel:
         return probabilities if endpoint.by_id else None
 
     async def _ask(
-        self,
-        prompt: EncodedPrompt,
-        checkpoint: EncodedPrompt,
-        numbers: Mapping[str, int],
-        *,
-        by_id: bool,
-        retries: int | None = None,
+        self, prompts: Sequence[EncodedPrompt], numbers: Mapping[str, int], *, by_id: bool, retries: int | None = None
     ) -> Reply:
-        """
-        Send the question *prompt*, and with it the *checkpoint*, a prompt that is sent for the state saved at its end.
-
-        The usage tells the cached tokens of the last prompt only: the checkpoint, with which the question begins. So
-        both have that many cached tokens. One token is written for each.
-        """
-        call, prompts = self._call("ask"), [prompt, checkpoint] if checkpoint else [prompt]
-        self._room(call, prompt)
-        body = vllm_protocol.choice_body(
-            self._endpoint.name,
-            [each.fragment for each in prompts] if checkpoint else prompt.fragment,
-            list(numbers.values()),
-            by_id=by_id,
-        )
-        with self._tally("ask", sum(map(len, prompts))) as tally:
-            reply = await self._endpoint.connection.post(call, COMPLETIONS, body, retries=retries)
-            _, cached, _ = vllm_protocol.usage(reply)
-            tally.add(len(prompts), len(prompts) * cached)
-        return reply
+        """Send a question, which may have the chain as a second prompt: for the state that is saved at its end."""
+        sent: Prompts = prompts[0].fragment if len(prompts) == 1 else [prompt.fragment for prompt in prompts]
+        body = vllm_protocol.choice_body(self._endpoint.name, sent, list(numbers.values()), by_id=by_id)
+        return await self._post("ask", prompts, body, retries=retries)
 
     @asynccontextmanager
     async def _generate(
@@ -315,7 +291,7 @@ class VllmModel:
         observe: Callable[[Called], None] | None = None,
     ) -> AsyncGenerator[TokenStream]:
         """Open a stream of tokens after *prompt*, which is *chain* and *opening*; a sticky one has an *observe*."""
-        limit = min(limit + closing.room, self._room(self._call("write"), prompt))
+        limit = min(limit + closing.room, self._room("write", prompt))
         seed = sampling.seed_for(self.role, "write", chain, opening, again=REQUEST.get().again)
         spelt = not observe or self.role != "large" or sampling.logprobs > 0 or self._endpoint.merges
         body = self._body(prompt.fragment, sampling, seed, limit, stop, closing, spelt)
@@ -336,7 +312,7 @@ class VllmModel:
         seed: int | None,
     ) -> tuple[Step | None, ...]:
         """Let all of *growing* grow in one request, each after its prompt."""
-        limit = min(limit + closing.room, *(self._room(self._call("write"), prompt) for prompt in prompts))
+        limit = min(limit + closing.room, *(self._room("write", prompt) for prompt in prompts))
         body = self._body([prompt.fragment for prompt in prompts], self._sampling, seed, limit, stop, closing)
         connection, tally = self._endpoint.connection, self._tally("write", sum(map(len, prompts)))
         async with self._apart(self._sampling):
@@ -369,26 +345,32 @@ class VllmModel:
     async def _post(
         self,
         verb: Verb,
-        prompt: EncodedPrompt,
+        prompts: Sequence[EncodedPrompt],
         body: Body,
         *,
         path: str = COMPLETIONS,
         retries: int | None = None,
     ) -> Reply:
-        call = self._call(verb)
-        self._room(call, prompt)
-        with self._tally(verb, len(prompt)) as tally:
-            reply = await self._endpoint.connection.post(call, path, body, retries=retries)
+        """
+        Send *body* with *prompts*, of which the first is the longest; the server writes one token for each.
+
+        The usage tells the cached tokens of the last prompt only, with which the others begin: all have that many.
+        """
+        self._room(verb, prompts[0])
+        count = sum(map(len, prompts))
+        with self._tally(verb, count) as tally:
+            reply = await self._endpoint.connection.post(self._call(verb), path, body, retries=retries)
             _, cached, written = vllm_protocol.usage(reply)
-            tally.add(min(written, 1), cached)  # scoring writes one token
+            tally.add(min(written, len(prompts)), len(prompts) * cached)
             return reply
 
-    def _room(self, call: Call, prompt: EncodedPrompt) -> int:
+    def _room(self, verb: Verb, prompt: EncodedPrompt) -> int:
         """Count the tokens that may follow *prompt*. Raise `ContextTooLong` if there is room for none."""
         room = self._endpoint.encoder.room
-        if len(prompt) >= room:
-            raise call.error(ContextTooLong, f"the prompt has {len(prompt)} tokens, and the model takes {room} in all")
-        return room - len(prompt)
+        if len(prompt) < room:
+            return room - len(prompt)
+        message = f"the prompt has {len(prompt)} tokens, and the model takes {room} in all"
+        raise self._call(verb).error(ContextTooLong, message)
 
     def _tally(self, verb: Verb, prompt: int, observe: Callable[[Called], None] | None = None) -> RequestMeter:
         url = self._endpoint.settings.url

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from itertools import islice
 from math import exp, isfinite, isnan
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -489,23 +490,19 @@ def _tokens(choice: Reply, ids: Sequence[int], logprobs: int | None, *, matched:
     if logprobs is None or not known:
         pieces = [text] if len(ids) == 1 and not matched else []
         return tuple([Token(part, id=number) for part, number in spell(text, ids, pieces, cut=matched)])
-    values, tops = known["token_logprobs"], known["top_logprobs"]
     spelt = spell(text, ids, known["tokens"], cut=matched)
-    if not logprobs:
-        return tuple(
-            [Token(part, finite(value), 0, number) for (part, number), value in zip(spelt, values, strict=True)]
-        )
+    rows = zip(spelt, known["token_logprobs"], known["top_logprobs"], strict=True)
     return tuple(
         [
             Token(part, finite(value), _rank(value, top, logprobs), number, _top(top, logprobs))
-            for (part, number), value, top in zip(spelt, values, tops, strict=True)
+            for (part, number), value, top in rows
         ]
     )
 
 
 def _rank(value: float | None, top: Mapping[str, float] | None, known: int) -> int:
     """Return the token's rank among the *known* most probable ones; 0 if it is none of them."""
-    if value is None or not top:
+    if value is None or not top or not known:
         return 0
     above = sum(other > value for other in top.values())
     return above + 1 if above < known else 0
@@ -513,7 +510,7 @@ def _rank(value: float | None, top: Mapping[str, float] | None, known: int) -> i
 
 def _top(top: Mapping[str, float] | None, known: int) -> tuple[Token, ...]:
     """Sort the *known* most probable tokens; vLLM adds the written token if it is none of them."""
-    if not top:
+    if not top or not known:
         return ()
     best = sorted(top.items(), key=lambda item: item[1], reverse=True)[:known]
     return tuple([Token(text, finite(value), rank) for rank, (text, value) in enumerate(best, 1)])
@@ -694,11 +691,10 @@ def scored_spans(
     *pieces* are the texts of the spans' own tokens; None for a reply that contains them. Other tokens have no text
     then: looking it up would take one more request for every step.
     """
-    scored: list[tuple[Token, ...]] = []
-    start = 0
+    scored, following = list[tuple[Token, ...]](), iter(rows)
     with reading(call, PROMPT_ROWS, rows):
         for text, ids in spans:
-            span = rows[start : start + len(ids)]
+            span = list(islice(following, len(ids)))
             own = [row[str(number)] for row, number in zip(span, ids, strict=True)]
             spellings = [entry["decoded_token"] for entry in own] if pieces is None else [pieces[id] for id in ids]
             tokens = [
@@ -706,7 +702,6 @@ def scored_spans(
                 for (part, number), entry, row in zip(spell(text, ids, spellings), own, span, strict=True)
             ]
             scored.append(tuple(tokens))
-            start += len(ids)
     return scored
 
 
