@@ -55,6 +55,10 @@ class Mortal:
     def alive(self) -> bool:
         return not self.dies <= asyncio.get_running_loop().time() < self.revives
 
+    async def called(self, work: Awaitable[T]) -> T:
+        self.calls += 1
+        return await self.living(work)
+
     async def living(self, work: Awaitable[T]) -> T:
         """Wait for *work* as long as the server lives."""
         doomed = asyncio.get_running_loop().time() < self.revives
@@ -68,33 +72,15 @@ class Mortal:
         return EndpointUnavailable(f"{self.url} is dead", role=self.scripted.role, url=self.url)
 
 
-@dataclass(eq=False)
 class MortalEndpoint:
     """The public face of an endpoint, over one mortal server."""
 
-    settings: Endpoint
-    server: Mortal
-    name: str = ""
+    usable = True
 
-    @property
-    def role(self) -> Role:
-        return self.settings.role
-
-    @property
-    def template(self) -> Template:
-        return self.server.template
-
-    @property
-    def vocabulary(self) -> str:
-        return self.server.vocabulary
-
-    @property
-    def usable(self) -> bool:
-        return True
-
-    @property
-    def room(self) -> int:
-        return self.server.room
+    def __init__(self, settings: Endpoint, server: Mortal) -> None:
+        self.settings, self.server, self.name = settings, server, ""
+        self.role: Role = settings.role
+        self.template, self.vocabulary, self.room = server.template, server.vocabulary, server.room
 
     async def __aenter__(self) -> Self:
         self.server.looks += 1
@@ -180,24 +166,20 @@ class MortalModel:
         return self.server.scripted.role
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
-        self.server.calls += 1
-        return await self.server.living(self.server.scripted.write(chain, **options))
+        return await self.server.called(self.server.scripted.write(chain, **options))
 
     async def branch(
         self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
     ) -> tuple[Step, ...]:
-        self.server.calls += 1
-        return await self.server.living(self.server.scripted.branch(chain, begun, stop=stop, limit=limit))
+        return await self.server.called(self.server.scripted.branch(chain, begun, stop=stop, limit=limit))
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
-        self.server.calls += 1
-        return await self.server.living(self.server.scripted.score(chain, *spans, top=top))
+        return await self.server.called(self.server.scripted.score(chain, *spans, top=top))
 
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
-        self.server.calls += 1
-        return await self.server.living(self.server.scripted.ask(chain, question, choices, opening=opening))
+        return await self.server.called(self.server.scripted.ask(chain, question, choices, opening=opening))
 
 
 def replicated(*servers: Mortal, rest: float = 30.0, optional: bool = False) -> ReplicatedEndpoint:

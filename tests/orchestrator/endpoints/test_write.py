@@ -61,14 +61,6 @@ async def test_a_token_that_reaches_beyond_the_delimiter_is_cut_and_loses_its_id
     assert following.text == "So on.\n\n"
 
 
-async def test_a_delimiter_may_span_several_tokens(meet: Meet) -> None:
-    chain = PROBLEM.extend(Step("So one.\n\nThen two.\n\n", "large"))
-    async with meet(FakeVllm(SCRIPT)) as met:
-        step = await met.model.write(chain)
-    assert texts(step)[-3:] == [".", "\n", "\n"]
-    assert step.stop == "delimiter"
-
-
 async def test_the_end_of_thinking_ends_the_chain(meet: Meet) -> None:
     chain = PROBLEM.extend(Step("So one.\n\nThen two.\n\nSo on.\n\n", "large"))
     async with meet(FakeVllm(SCRIPT)) as met:
