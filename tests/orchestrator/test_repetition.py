@@ -202,7 +202,7 @@ def looping(previous: Previous) -> str:
 
 def test_two_models_that_loop_end_the_run_early_and_one_alone_goes_on() -> None:
     small, large = (ScriptedModel(role, looping) for role in ("small", "large"))
-    spent = Budget(4096).spent
+    spent = Budget(3000).spent
     for policy in (BiLD(small, large), SpeculativeThinking(small, large), Relay(small, large)):
         (grown, end), _ = run(reason(policy, PROBLEM, ahead=2, spent=spent))
         assert end == "repetition", policy
