@@ -53,9 +53,7 @@ class LookaheadControl:
 
     def depth(self) -> int:
         """How many drafts may be made ahead at the moment."""
-        if self.auto is not None:
-            return self.auto.ahead
-        return self.ahead
+        return self.ahead if self.auto is None else self.auto.ahead
 
     @property
     def hedging(self) -> float:

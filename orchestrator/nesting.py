@@ -388,10 +388,6 @@ class Writing:
         return self.step
 
 
-def _ignore(event: Event) -> None:
-    pass
-
-
 @dataclass(eq=False)
 class Nested:
     """
@@ -410,7 +406,7 @@ class Nested:
     small: Model
     large: Model
     policy: Callable[[Model, Model], Policy]
-    observe: Observer = _ignore
+    observe: Observer = lambda event: None
     left: Callable[[Chain], int] = lambda chain: sys.maxsize
 
     def __post_init__(self) -> None:

@@ -8,24 +8,12 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from .chain import Accept, Chain, Rollback, Step
-from .events import Chosen, Committed, Event, Observer, Repaired
+from .events import Chosen, Committed, Observer, Repaired
 from .interfaces import Policy, guarded
 from .lookahead import Lookahead, LookaheadControl
 from .repetition import stuck
 
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
-
-
-def _thought(chain: Chain) -> bool:
-    return chain.finished
-
-
-def _never(chain: Chain) -> bool:
-    return False
-
-
-def _ignore(event: Event) -> None:
-    pass
 
 
 def _ended(step: Step) -> End | None:
@@ -40,10 +28,10 @@ async def reason(
     chain: Chain,
     *,
     ahead: int | LookaheadControl = 0,
-    spent: Callable[[Chain], bool] = _never,
+    spent: Callable[[Chain], bool] = lambda chain: False,
     deadline: float | None = None,
-    observe: Observer = _ignore,
-    over: Callable[[Chain], bool] = _thought,
+    observe: Observer = lambda event: None,
+    over: Callable[[Chain], bool] = lambda chain: chain.finished,
 ) -> tuple[Chain, End]:
     """
     Grow *chain* until it is *over*, its budget *spent*, or the *deadline* (seconds on the event loop's clock) reached.

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from importlib.metadata import EntryPoint, entry_points
-from types import MappingProxyType
 from typing import Generic, TypeVar, cast
 
 from .errors import ConfigurationError, near
@@ -56,11 +55,6 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-    @property
-    def built_in(self) -> Mapping[str, T]:
-        """The entries that come with stepspec."""
-        return MappingProxyType(self._built_in)
 
     @property
     def broken(self) -> Mapping[str, str]:

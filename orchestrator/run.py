@@ -130,7 +130,7 @@ class _Run:
 
     def new_stream(self) -> AnswerStream:
         """Make a stream for one answer, which emits nothing if the answer is to be judged first."""
-        emit = self if self.parts.check is None else _emit_nothing
+        emit: Observer = self if self.parts.check is None else lambda event: None
         if self.parts.parser is not None:
             return CallStream(emit, self.parts.parser(), self.stop, thought=self.chain.thought)
         return AnswerStream(lambda text: emit(Answering(text)), self.stop, thought=self.chain.thought)
@@ -287,10 +287,6 @@ class _Run:
     def _left(self, chain: Chain) -> int:
         """How many tokens a further answer to *chain*, which ends with one, may have."""
         return self.budget.left(chain) if chain.closed else self.budget.tokens - chain.tokens
-
-
-def _emit_nothing(event: Event) -> None:
-    pass
 
 
 def _joined(answer: Chain) -> Step:

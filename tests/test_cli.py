@@ -237,8 +237,3 @@ def test_the_doctor_says_by_its_exit_code_and_its_last_line_whether_it_works(
     assert call("doctor", "--small", small, "--large", large, "--json") == 1
     found = orjson.loads(capfd.readouterr().out)
     assert [finding["check"] for finding in found["pairs"][0]["findings"]] == ["connection", "connection"]
-
-
-def test_the_doctor_prints_the_schema_of_its_json(capfd: pytest.CaptureFixture[str]) -> None:
-    assert call("doctor", "--json-schema") == 0
-    assert set(orjson.loads(capfd.readouterr().out)["properties"]) == {"ok", "summary", "pairs", "critic"}

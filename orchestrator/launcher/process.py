@@ -51,8 +51,9 @@ async def child(command: Sequence[str], *, env: Mapping[str, str], log: Path, gr
             yield Child(pid, ended)
         finally:
             guard.stdin.close()
-            if await guard.wait():
-                _kill(pid)
+            if await guard.wait() and pid > 0:  # The guard was killed itself, and cannot do this.
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
             await ended
     finally:
         guard.stdin.close()
@@ -62,13 +63,6 @@ async def child(command: Sequence[str], *, env: Mapping[str, str], log: Path, gr
 async def _read_number(lines: asyncio.StreamReader) -> int:
     """Return the next number that the guard prints; -9 if the guard has ended, because then it was killed."""
     return int(await lines.readline() or -signal.SIGKILL)
-
-
-def _kill(group: int) -> None:
-    """Kill the process group in place of a guard that was killed itself."""
-    with suppress(ProcessLookupError):
-        if group > 0:
-            os.killpg(group, signal.SIGKILL)
 
 
 def reserve_port(host: str, port: int = 0) -> socket.socket:

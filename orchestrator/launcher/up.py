@@ -38,10 +38,6 @@ def load_checked(path: Path) -> Pair:
     return pair
 
 
-def _note(console: Console, line: str) -> None:
-    console.print(line, style="dim", highlight=False, soft_wrap=True)
-
-
 def command_lines(pair: Pair) -> str:
     """Return the shell command of every server to start, one a line; the rest of *pair* is in comments."""
     urls = {path: ",".join(endpoint.urls) for path, endpoint in pair.connected.items()}
@@ -105,7 +101,7 @@ async def up(
             by_role = outline(pair, lambda path: asdict(models[path]))
             print(json.dumps(by_role) if json_output else as_toml(solver_settings(pair, models)), flush=True)
             for note in _notes(pair, settings_printed=not json_output):
-                _note(console, note)
+                console.print(note, style="dim", highlight=False, soft_wrap=True)
             await asyncio.Event().wait()
 
     await until_signalled(serve())

@@ -10,7 +10,6 @@ from dataclasses import replace
 from math import exp
 from pathlib import Path
 
-import jsonschema_rs
 import orjson
 import pytest
 from jinja2 import Environment
@@ -19,7 +18,7 @@ from stepspec.evals.testbed import servers
 from stepspec.evals.testbed.servers import endpoint as endpoint_of
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import THINK_END, Chain, Message, Role, Step, Tool, ToolCall
-from stepspec.orchestrator.doctor import diagnose, examine, render, report_json, report_schema
+from stepspec.orchestrator.doctor import diagnose, examine, render, report_json
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint, VllmModel, learn, vllm_protocol
 from stepspec.orchestrator.endpoints.chat_template import Messages
 from stepspec.orchestrator.endpoints.client import separate_cache
@@ -242,7 +241,7 @@ async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
     report = await examine({"small with large": (small, large)}, question=GRADE.text, opening=GRADE.opening)
     assert report.ok
     (diagnosis,) = report.pairs
-    jsonschema_rs.validator_for(report_schema()).validate(report_json(report))
+    assert report_json(report)["ok"]
     assert diagnosis.same_vocabulary
     for examined in (diagnosis.small, diagnosis.large):
         can = examined.can

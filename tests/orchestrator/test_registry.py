@@ -44,7 +44,6 @@ def test_a_plugin_is_found_by_its_name_beside_the_built_in_entries(site: Path) -
     assert registry.find("extra") == "read dumps"
     assert list(registry) == ["own", "extra"]
     assert len(registry) == 2
-    assert dict(registry.built_in) == {"own": "built in"}
 
 
 def test_plugins_are_loaded_for_an_unknown_name_only(site: Path) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepspec.evals.flags import SERVERS, Json, with_settings
-from stepspec.orchestrator.doctor import examine, render, report_json, report_schema
+from stepspec.orchestrator.doctor import examine, render, report_json
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.nesting import neighbours
 from stepspec.orchestrator.service.watch.page import html
@@ -79,12 +79,7 @@ def show_trace(
 
 
 @with_settings("doctor", SERVERS, before="json")
-def doctor(
-    json: Json = False,
-    json_schema: Annotated[
-        bool, typer.Option("--json-schema", help="Print the JSON schema of the output of --json, and check nothing.")
-    ] = False,
-) -> None:
+def doctor(json: Json = False) -> None:
     """
     Test what all endpoints can do; report what does not work, what costs, and the cure of each. Exit with 1 if
     anything cannot work.
@@ -97,9 +92,6 @@ def doctor(
 
     In a nested pair, every model is tested together with the next larger one, which judges it.
     """
-    if json_schema:
-        print_json(report_schema())
-        return
     solver = Solver()
     grade, settings = load("specreason.grade"), solver.settings
     pairs = neighbours(settings.small or solver.small.settings, solver.large.settings)

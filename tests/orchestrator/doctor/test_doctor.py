@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, fields, replace
 from io import StringIO
 from typing import Any
 
-import jsonschema_rs
 import orjson
 import pytest
 from aiohttp import web
 from rich.console import Console
 
-from stepspec.orchestrator.doctor import diagnose, diagnose_critic, render, report_json, report_schema
+from stepspec.orchestrator.doctor import diagnose, diagnose_critic, render, report_json
 from stepspec.orchestrator.doctor.advice import AGAIN, conclude, conclude_critic
 from stepspec.orchestrator.doctor.report import (
     LACKS,
@@ -295,9 +294,8 @@ async def test_a_judge_without_log_probabilities_cannot_work() -> None:
 
 
 def check(report: Report) -> dict[str, Any]:
-    """Validate the JSON of *report* by its schema."""
-    values = report_json(report)
-    jsonschema_rs.validator_for(report_schema()).validate(orjson.loads(orjson.dumps(values)))
+    """The JSON of *report*, as it is read again."""
+    values: dict[str, Any] = orjson.loads(orjson.dumps(report_json(report)))
     return values
 
 
