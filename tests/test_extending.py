@@ -15,7 +15,7 @@ from stepspec import Solver, prompts
 from stepspec.evals import provenance
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Started
-from stepspec.policies import METHODS, SpecReason
+from stepspec.policies import BUILT_IN, METHODS, SpecReason
 from stepspec.settings import load
 
 from .stand_in import FakeVllm
@@ -160,7 +160,7 @@ def test_a_folder_that_is_not_there_is_refused_from_a_variable_too(monkeypatch: 
         load()
 
 
-@pytest.mark.parametrize("name", sorted({each for method in METHODS.built_in.values() for each in method.prompts}))
+@pytest.mark.parametrize("name", sorted({each for method in BUILT_IN.values() for each in method.prompts}))
 def test_a_policy_reads_its_prompts_when_it_sends_them(name: str) -> None:
     replaced = prompts.PromptFile.parse("another text {step} {count}\n---\nso")
     found = [each for module in vars_of_policies() for each in module if each.name == name]
