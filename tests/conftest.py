@@ -26,9 +26,13 @@ from .distributions import Distributions, built_once
 TESTS = Path(__file__).parent
 CLIENTS = TESTS / "integration" / "clients"
 VOCABULARIES, DOCKER = "vocabularies", "docker"
+TOGETHER = {  # files whose tests use the same servers
+    **dict.fromkeys(("test_tutorial", "test_dying", "test_priorities", "test_ray_serve"), "the paced pair"),
+    **dict.fromkeys(("test_endpoint", "test_solve"), "a small model of another vocabulary"),
+}
 FIRST = (  # what takes longest
-    *("test_tutorial", "test_eval", "test_gpu", "test_seeds", "test_speculation", "test_dying", "test_calibrate"),
-    *("test_random_pair", "test_ray_serve", "test_serving", "test_hybrid", "test_critic"),
+    *("the paced pair", "test_eval", "test_gpu", "a small model of another vocabulary", "test_speculation"),
+    *("test_lm_eval", "test_load_generators", "test_random_pair", "test_policies", "test_judge", "test_soak"),
 )
 GROUPS, DEATHS = "groups.json", "deaths.txt"
 GROUP = pytest.StashKey[str | None]()
@@ -51,7 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _group(item: pytest.Item) -> str | None:
     """Return the group of a test, or None if the file is its group and its time is not of interest."""
     if item.get_closest_marker("servers"):
-        return item.path.stem
+        return TOGETHER.get(item.path.stem, item.path.stem)
     if TESTS / "docker" in item.path.parents:
         return DOCKER
     names = vars(getattr(item, "module", None) or item)

@@ -79,11 +79,11 @@ async def test_waiting_requests_are_served_in_the_order_of_their_purpose(paced_p
     assert [name for name, _ in groupby(done)] == ["verify", "repair", "answer", "draft", "bet"]
 
 
-async def test_a_server_accepts_the_session_header(pair: Pair) -> None:
-    body = {"model": pair.small.served_name, "prompt": "1 + 1", "max_tokens": 1}
+async def test_a_server_accepts_the_session_header(paced_pair: Pair) -> None:
+    body = {"model": paced_pair.small.served_name, "prompt": "1 + 1", "max_tokens": 1}
     session = {"X-Session-ID": "a-chain"}
     async with (
         aiohttp.ClientSession(headers=session) as http,
-        http.post(f"{pair.small.base_url}/completions", json=body) as reply,
+        http.post(f"{paced_pair.small.base_url}/completions", json=body) as reply,
     ):
         assert reply.status == 200
