@@ -11,7 +11,7 @@ from playwright.async_api import expect
 
 from stepspec.evals.report.formats import to_html
 from stepspec.evals.report.run_folder import merge_folders, read_folder
-from stepspec.evals.report.section import build_section
+from stepspec.evals.report.section import Section, build_section
 
 from ...orchestrator.service.watch.page.conftest import Open, keeps_nobody_out
 from .made import RECORDED, crowd, make_section
@@ -19,11 +19,6 @@ from .made import RECORDED, crowd, make_section
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 HOSTILE = '</title></script><script>document.title = "owned"</script><img src=x onerror="document.title=1">{{style}}'
-(RUN,) = merge_folders([read_folder(RECORDED)])
-SECTION = build_section(RUN)
-LINKS = {(case.number, case.arm): "traces/one.html" for case in SECTION.cases["slowest"]}
-DOCUMENT = to_html([(SECTION, LINKS)], "Made for a test")
-ARMS, DONE = crowd(10)
 CROWD_TEXTS = [f"What is {n} + 1?" for n in range(20)]
 EACH = """
 elements => elements.map((element) => {
@@ -42,10 +37,22 @@ elements => elements.map((element) => {
 """
 
 
+@pytest.fixture(scope="module")
+def section() -> Section:
+    (run,) = merge_folders([read_folder(RECORDED)])
+    return build_section(run)
+
+
+@pytest.fixture(scope="module")
+def document(section: Section) -> str:
+    links = {(case.number, case.arm): "traces/one.html" for case in section.cases["slowest"]}
+    return to_html([(section, links)], "Made for a test")
+
+
 async def test_the_report_is_accessible_on_a_desk_on_a_phone_and_on_paper(
-    opened: Open, saved: Callable[[str], str]
+    opened: Open, saved: Callable[[str], str], section: Section, document: str
 ) -> None:
-    page = await opened(saved(DOCUMENT))
+    page = await opened(saved(document))
     await expect(page.get_by_role("heading", name="arithmetic")).to_be_visible()
     await keeps_nobody_out(page)  # and is left as wide as a phone
     region = page.get_by_role("region", name="Tokens of a problem, by model and fate")
@@ -61,7 +68,7 @@ async def test_the_report_is_accessible_on_a_desk_on_a_phone_and_on_paper(
     assert min(sizes) >= 10  # pixels on the screen, after whatever scaling
     for link in await page.locator(".contents a").all():
         assert await page.locator(str(await link.get_attribute("href"))).count() == 1
-    assert await page.get_by_role("link", name="look").count() >= len(LINKS)
+    assert await page.get_by_role("link", name="look").count() >= len(section.cases["slowest"])
     await page.set_viewport_size({"width": 718, "height": 1000})
     await page.emulate_media(media="print", color_scheme="dark")
     assert await page.evaluate("getComputedStyle(document.documentElement).color") == "rgb(30, 28, 25)"
@@ -76,10 +83,11 @@ async def test_the_report_is_accessible_on_a_desk_on_a_phone_and_on_paper(
 async def test_ten_arms_fit_and_their_verdict_and_chart_are_on_the_first_screen(
     opened: Open, saved: Callable[[str], str], tmp_path: Path
 ) -> None:
-    section = make_section(tmp_path / "crowd", done=DONE, arms=ARMS, texts=CROWD_TEXTS)
+    arms, done = crowd(10)
+    section = make_section(tmp_path / "crowd", done=done, arms=arms, texts=CROWD_TEXTS)
     page = await opened(saved(to_html([(section, {})], "Made for a test")))
     await keeps_nobody_out(page)
-    assert await page.locator(".summary .drawing .label").count() == len(ARMS)
+    assert await page.locator(".summary .drawing .label").count() == len(arms)
     for width, height in ((1280, 800), (390, 844)):
         await page.set_viewport_size({"width": width, "height": height})
         verdict = await page.locator(".headline").bounding_box()
@@ -90,9 +98,9 @@ async def test_ten_arms_fit_and_their_verdict_and_chart_are_on_the_first_screen(
         assert chart["y"] + chart["height"] <= height
 
 
-async def test_plots_are_legible_in_light_and_dark(opened: Open, saved: Callable[[str], str]) -> None:
+async def test_plots_are_legible_in_light_and_dark(opened: Open, saved: Callable[[str], str], document: str) -> None:
     """Axe leaves text in SVG alone."""
-    page = await opened(saved(DOCUMENT), viewport={"width": 1280, "height": 800})
+    page = await opened(saved(document), viewport={"width": 1280, "height": 800})
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     grounds = set[str]()
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
