@@ -28,11 +28,19 @@ NOTED_OUTCOMES: tuple[Outcome, ...] = ("truncated", "ungraded", "failed")  # col
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure with its 95% confidence interval."""
+    """A figure with its 95% confidence interval: ``f"{interval:.2f}"`` is such as ``0.90 [0.85, 0.95]``."""
 
     value: float
     low: float
     high: float
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+    @property
+    def points(self) -> Interval:
+        """The interval of a share in percentage points, to a tenth, without a negative zero."""
+        return Interval(*(round(100 * edge, 1) + 0.0 for edge in (self.value, self.low, self.high)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,17 +342,16 @@ def table(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> Table:
 
 
 def _row(summary: ArmSummary, baseline: str) -> tuple[str, ...]:
-    r, d, t = summary.result, summary.difference, summary.tokens
-    (low, high), (least, most) = r.accuracy_interval, r.ratio_interval
+    r, t = summary.result, summary.tokens
     itself = r.name == baseline
     return (
         r.name,
         str(r.n),
-        f"{r.accuracy:.1%} [{low:.1%}, {high:.1%}]",
-        "" if itself else f"{100 * d.value:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]",
+        f"{Interval(r.accuracy, *r.accuracy_interval):.1%}",
+        "" if itself else f"{summary.difference.points:+.1f}",
         "" if itself or summary.p is None else f"{summary.p:.2g}",
         f"{r.seconds:.2f}",
-        f"{r.ratio:.2f} [{least:.2f}, {most:.2f}]",
+        f"{Interval(r.ratio, *r.ratio_interval):.2f}",
         f"{t.small:.0f}",
         f"{t.large:.0f}",
         f"{t.wasted:.0f}",

@@ -14,7 +14,6 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.toml import document
 from stepspec.settings import Settings
 
-from ..results import Interval
 from .measurements import Measurements, ServerMeasurement
 from .prediction import Estimate, MethodEstimate
 
@@ -44,7 +43,7 @@ def headline(estimate: Estimate) -> str:
     if best is None:
         return f"It does not pay. {_why_not(estimate.methods[0])}"
     text = (
-        f"It pays: {best.arm.name} is expected to be {_gain(best.alone.gain)} times as fast as the large model as one "
+        f"It pays: {best.arm.name} is expected to be {best.alone.gain:.2f} times as fast as the large model as one "
         "ordinary request, one problem at a time."
     )
     return f"{text} The interval includes 1: see what would narrow it." if best.alone.gain.low < 1 else text
@@ -52,23 +51,15 @@ def headline(estimate: Estimate) -> str:
 
 def _why_not(method: MethodEstimate) -> str:
     text = (
-        f"{method.arm.name}, the fastest method, is expected to be {_gain(method.alone.gain)} times as fast as the "
+        f"{method.arm.name}, the fastest method, is expected to be {method.alone.gain:.2f} times as fast as the "
         "large model as one ordinary request."
     )
     if not method.drafts:
         return f"{text} No draft could be tried in this time."
-    accepted = f"{_percent(method.accepted)} of {method.drafts} drafts were accepted"
+    accepted = f"{method.accepted:.0%} of {method.drafts} drafts were accepted"
     if method.break_even is None:
         return f"{text} {accepted}, and no accept rate would be enough: the small model or the verdicts are too slow."
     return f"{text} {accepted}; it breaks even at {method.break_even:.0%}."
-
-
-def _gain(interval: Interval) -> str:
-    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
-
-
-def _percent(interval: Interval) -> str:
-    return f"{interval.value:.0%} [{interval.low:.0%}, {interval.high:.0%}]"
 
 
 def methods_table(estimate: Estimate) -> Table:
@@ -80,10 +71,10 @@ def methods_table(estimate: Estimate) -> Table:
         table.add_row(
             method.arm.name,
             str(method.drafts),
-            _percent(method.accepted),
+            f"{method.accepted:.0%}",
             "none" if method.break_even is None else f"{method.break_even:.0%}",
             str(method.alone.ahead),
-            _gain(method.alone.gain),
+            f"{method.alone.gain:.2f}",
             *(f"{gain.gain.value:.2f}" for gain in method.gains[1:]),
         )
     return table

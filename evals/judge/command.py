@@ -24,7 +24,6 @@ from ..estimate.measuring import OnPart
 from ..flags import SAMPLING, SERVERS, Json, Pace, ProblemsFile, Testbed, with_settings
 from ..plan import testbed_settings
 from ..problems import read_problems
-from ..results import Interval
 from ..testbed.solving_pair import fresh_tasks, pair_solver
 from .figures import ACCEPTED, MOST_PASSED, DraftFigures, ReadingFigures, best, figures
 from .measuring import JudgedSteps, judge_cases, make_cases, try_drafts
@@ -140,14 +139,10 @@ def table(rows: Sequence[ReadingFigures]) -> Table:
         method = reading.policy if reading.options else f"({reading.policy})"
         threshold = abs(row.threshold)  # surprises are read as negative numbers, so that more is better
         ms = f"{1000 * row.seconds:.0f}"
-        intervals = [f"{area.value:.2f} [{area.low:.2f}, {area.high:.2f}]" for area in row.areas]
+        intervals = [f"{area:.2f}" for area in row.areas]
         intervals += [""] * (shown - len(intervals))
-        made.add_row(reading.name, method, *intervals, ms, f"{threshold:.2f}", percent(row.passed))
+        made.add_row(reading.name, method, *intervals, ms, f"{threshold:.2f}", f"{row.passed:.0%}")
     return made
-
-
-def percent(interval: Interval) -> str:
-    return f"{interval.value:.0%} [{interval.low:.0%}, {interval.high:.0%}]"
 
 
 def conclusion(rows: Sequence[ReadingFigures], chosen: ReadingFigures | None, drafts: DraftFigures | None) -> str:
@@ -165,7 +160,7 @@ def conclusion(rows: Sequence[ReadingFigures], chosen: ReadingFigures | None, dr
         f"right steps and lets {chosen.passed.value:.0%} of the slips through"
     )
     if drafts is not None:
-        text += f", and it accepts {percent(drafts.accepted)} of {drafts.drafts} drafts of the small model"
+        text += f", and it accepts {drafts.accepted:.0%} of {drafts.drafts} drafts of the small model"
     return f"{text}."
 
 

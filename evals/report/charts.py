@@ -168,9 +168,8 @@ def speed_chart(arms: Sequence[ArmFigures], baseline: str = LARGE.name) -> Marku
     rows: list[Row] = []
     for f in by_time(arms):
         r, itself = f.result, f.arm.name == baseline
-        low, high = r.ratio_interval
-        figures = "1.00" if itself else f"{r.ratio:.2f} [{low:.2f}, {high:.2f}]"
-        rows.append(Row(f, Interval(r.ratio, low, high), figures, exact=itself))
+        ratio = Interval(r.ratio, *r.ratio_interval)
+        rows.append(Row(f, ratio, "1.00" if itself else f"{ratio:.2f}", exact=itself))
     longest = max(1.0, *(row.interval.high for row in rows))
     label = "; ".join(f"{row.arm.arm.name}: {row.figures}" for row in rows)
     about = f"Time of a problem, divided by that of {baseline}. {label}"
@@ -196,9 +195,8 @@ def differences(arms: Sequence[ArmFigures], max_loss: float, baseline: str = LAR
 
 
 def _difference_row(f: ArmFigures) -> Row:
-    d = f.standing.difference
-    interval = Interval(100 * d.value, 100 * d.low, 100 * d.high)
-    return Row(f, interval, f"{interval.value:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]")
+    difference = f.standing.difference.points
+    return Row(f, difference, f"{difference:+.1f}")
 
 
 Reference: TypeAlias = tuple[float, str, str]  # a value to compare with, its name, its style of line

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from stepspec.orchestrator.chain import Party
 
-from ..results import NOTED_OUTCOMES
+from ..results import NOTED_OUTCOMES, Interval
 from .figures import ArmFigures
 from .section import Section
 
@@ -45,10 +45,6 @@ def number(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-def interval(value: str, low: str, high: str) -> str:
-    return f"{value} [{low}, {high}]"
-
-
 def accuracy_table(section: Section) -> Table:
     shown = [name for name in NOTED_OUTCOMES if any(f.standing.outcomes.get(name) for f in section.figures)]
     return Table(
@@ -71,20 +67,15 @@ def accuracy_table(section: Section) -> Table:
 
 
 def _accuracy_row(f: ArmFigures, repeats: int, baseline: str) -> Row:
-    r, d = f.result, f.standing.difference
-    low, high = r.accuracy_interval
+    r = f.result
     itself = r.name == baseline
     return (
         r.name,
         f"{round(r.accuracy * r.n)} of {r.n}",
-        interval(percent(r.accuracy, 1), percent(low, 1), percent(high, 1)),
-        "" if itself else interval(_points(d.value), _points(d.low), _points(d.high)),
+        f"{Interval(r.accuracy, *r.accuracy_interval):.1%}",
+        "" if itself else f"{f.standing.difference.points:+.1f}",
         "" if itself or repeats > 1 else number(f.standing.p, 3),
     )
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f}"
 
 
 def _count(f: ArmFigures, name: str) -> str:
@@ -111,14 +102,13 @@ def time_table(section: Section) -> Table:
 
 def _time_row(f: ArmFigures) -> Row:
     r = f.result
-    low, high = r.ratio_interval
     judged = sum(account.judged for account in f.spent.values())
     return (
         r.name,
         number(r.seconds),
         number(f.median),
         number(f.tail),
-        interval(number(r.ratio), number(low), number(high)),
+        f"{Interval(r.ratio, *r.ratio_interval):,.2f}",
         number(r.ratio_to_floor),
         number(f.first),
         *(number(f.busy[party]) if party in f.spent else "" for party in MODELS),

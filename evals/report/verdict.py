@@ -203,7 +203,7 @@ def _times(word: str, ratio: Interval) -> str:
 
 
 def _loss_words(verdict: Verdict) -> str:
-    low, high = (round(100 * edge, 1) + 0.0 for edge in (verdict.difference.low, verdict.difference.high))
+    low, high = verdict.difference.points.low, verdict.difference.points.high
     less = verdict.difference.high < 0
     if verdict.loss == "shown":
         return f"a loss of at least {-high:.1f} points at 95%"
@@ -226,8 +226,8 @@ def _judge_words(like: str, judge: Interval) -> str:
 
 
 def _points(share: Interval) -> str:
-    value, low, high = (round(100 * number, 1) + 0.0 for number in (share.value, share.low, share.high))
-    return f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]"
+    found = share.points
+    return f"{found.value:+.1f} points [{found.low:+.1f}, {found.high:+.1f}]"
 
 
 def _about(number: int) -> str:
