@@ -2,19 +2,17 @@
 How pytest-xdist deals the tests out to its workers, and a summary of the time that each group of tests took.
 
 The tests are dealt out by file, and each worker starts the servers that its files use; some files form one group. Files
-whose tests use servers come first, so that all workers end together. A test marked ``alone`` measures time: while it
-runs, the other workers run no test. Without xdist, all tests run in the order of their files.
+whose tests use servers come first, so that all workers end together. Without xdist, all tests run in the order of their
+files.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import signal
 import sys
 from collections import defaultdict
 from collections.abc import Generator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -110,25 +108,6 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _works(config: pytest.Config) -> bool:
     """Whether this process is one of xdist's workers."""
     return hasattr(config, "workerinput")
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run a test beside those of other workers, or alone; its time limit starts after the wait."""
-    if not _works(item.config):
-        return (yield)
-    with _room(shared_folder(item.config), alone=item.get_closest_marker("alone") is not None):
-        return (yield)
-
-
-@contextmanager
-def _room(shared: Path, *, alone: bool) -> Generator[None]:
-    """Wait until the other workers run no test (*alone*), or none that has to be alone."""
-    with (shared / "next.lock").open("w") as following, (shared / "running.lock").open("w") as running:
-        fcntl.flock(following, fcntl.LOCK_EX)  # held while waiting: nobody overtakes a test that has to be alone
-        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(following, fcntl.LOCK_UN)
-        yield
 
 
 def pytest_configure() -> None:

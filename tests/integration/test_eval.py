@@ -19,8 +19,8 @@ import pytest
 
 from stepspec.orchestrator.trace import read, replay
 
-from ..orchestrator.launcher.running import parent
 from .conftest import Pair
+from .deployed import descendants, title
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]  # several whole runs of the command
 
@@ -146,7 +146,7 @@ class Nodes:
 
     def busy(self) -> list[int]:
         """Those where a worker has something to solve."""
-        return [raylet for raylet in self.raylets if any(SOLVING in _title(process) for process in _below(raylet))]
+        return [raylet for raylet in self.raylets if any(SOLVING in title(process) for process in descendants(raylet))]
 
     def kill(self, raylet: int) -> None:
         """End a node as a power cut does: everything on it, at once."""
@@ -159,32 +159,9 @@ class Nodes:
 
 
 def _kill(*processes: int) -> None:
-    for process in {below for each in processes for below in (each, *_below(each))}:
+    for process in {below for each in processes for below in (each, *descendants(each))}:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-
-
-def _below(ancestor: int) -> list[int]:
-    every = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
-    return [process for process in every if _is_below(process, ancestor)]
-
-
-def _title(process: int) -> str:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_text()
-    except OSError:  # it has ended
-        return ""
-
-
-def _is_below(process: int, ancestor: int) -> bool:
-    while process > 1:
-        try:
-            process = parent(process)
-        except IndexError:  # it has ended
-            return False
-        if process == ancestor:
-            return True
-    return False
 
 
 @pytest.fixture(scope="module")
