@@ -1,7 +1,7 @@
 """The vLLM client: settings, and models that write, score and ask over HTTP."""
 
 from .chat_template import Template, learn
-from .interfaces import ModelEndpoint, ModelServer
+from .interfaces import ModelEndpoint
 from .replicas import ReplicatedEndpoint, ReplicatedModel, connect
 from .reward_model import RewardModelEndpoint
 from .settings import CriticEndpoint, Deadlines, Endpoint, Sampling
@@ -15,7 +15,6 @@ __all__ = [
     "Deadlines",
     "Endpoint",
     "ModelEndpoint",
-    "ModelServer",
     "ReplicatedEndpoint",
     "ReplicatedModel",
     "RewardModelEndpoint",

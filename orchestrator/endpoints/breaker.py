@@ -19,7 +19,7 @@ from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, Steps
 from .settings import Endpoint
 
 if TYPE_CHECKING:
-    from .interfaces import ModelServer
+    from .vllm import VllmEndpoint
 
 PROBE_SECONDS = 5.0  # for a probe of a server at which no request waits
 FIRST_PAUSE = 1.0  # seconds from the first failed probe to the next; each further pause is twice as long
@@ -88,7 +88,7 @@ class Replica:
 
     settings: Endpoint
     breaker: Breaker
-    endpoint: ModelServer | None = None
+    endpoint: VllmEndpoint | None = None
     runs: WeakSet[Any] = field(default_factory=lambda: WeakSet[Any]())
 
     @property
@@ -96,7 +96,7 @@ class Replica:
         return self.settings.url
 
     @property
-    def server(self) -> ModelServer:
+    def server(self) -> VllmEndpoint:
         """The endpoint of a server that was up."""
         assert self.endpoint is not None
         return self.endpoint
@@ -110,9 +110,9 @@ class Health:
     been started again with other flags. `refuses` gives a reason against a server, or "".
     """
 
-    def __init__(self, settings: Endpoint, make: Callable[[Endpoint], ModelServer]) -> None:
+    def __init__(self, settings: Endpoint, make: Callable[[Endpoint], VllmEndpoint]) -> None:
         self.role: Role = settings.role
-        self.refuses: Callable[[ModelServer], str] = lambda endpoint: ""
+        self.refuses: Callable[[VllmEndpoint], str] = lambda endpoint: ""
         self.replicas = tuple([Replica(each, Breaker(each.deadlines.rest)) for each in settings.each])
         self._make = make
         self._exit, self._probing = AsyncExitStack(), AsyncExitStack()
@@ -138,12 +138,12 @@ class Health:
         await self._exit.aclose()
 
     @property
-    def entered(self) -> Iterator[ModelServer]:
+    def entered(self) -> Iterator[VllmEndpoint]:
         """The endpoints of the servers that were up at least once."""
         return (replica.endpoint for replica in self.replicas if replica.endpoint is not None)
 
     @property
-    def up(self) -> list[ModelServer]:
+    def up(self) -> list[VllmEndpoint]:
         """The endpoints of the servers whose circuits are closed."""
         closed = (replica for replica in self.replicas if replica.breaker.state == "closed")
         return [replica.endpoint for replica in closed if replica.endpoint is not None]
@@ -228,7 +228,7 @@ class Health:
         if replica.endpoint is None:
             await self._connect(replica)
 
-    def _check(self, replica: Replica, fresh: ModelServer) -> None:
+    def _check(self, replica: Replica, fresh: VllmEndpoint) -> None:
         """
         Raise `EndpointRejected` unless *fresh* may serve as *replica*.
 
@@ -242,7 +242,7 @@ class Health:
             raise EndpointRejected(why, role=self.role, url=replica.url, verb="connect")
 
 
-def _difference(fresh: ModelServer, known: ModelServer, *, whole: bool) -> str:
+def _difference(fresh: VllmEndpoint, known: VllmEndpoint, *, whole: bool) -> str:
     """Say how the model at *fresh* differs from that at *known*; not *whole*: by name, as it may have been updated."""
     where = "before" if fresh.settings.url == known.settings.url else ""
     other = f"its replica at {known.settings.url}"

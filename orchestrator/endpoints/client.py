@@ -281,9 +281,8 @@ class Connection:
         return await retrying(send_again)
 
     def _report_retry(self, state: RetryCallState) -> None:
-        exc = state.outcome.exception() if state.outcome else None
         self._try = state.attempt_number + 1
-        log.info("%s; try %d in %.1f s", exc, self._try, state.upcoming_sleep)
+        log.info("%s; try %d in %.1f s", _failure(state), self._try, state.upcoming_sleep)
 
     async def _report_waiting(self) -> None:
         """Report, after a second and then every few seconds, that the server does not answer its first request."""
@@ -382,16 +381,18 @@ def _ssl_context(url: str) -> ssl.SSLContext | bool:
 _backoff = random_exponential(multiplier=0.2, max=LONGEST_PAUSE)
 
 
-def _wait(state: RetryCallState) -> float:
+def _failure(state: RetryCallState) -> EndpointUnavailable:
     exc = state.outcome.exception() if state.outcome else None
-    return max(_backoff(state), exc.error.retry_after if isinstance(exc, _Retryable) else 0.0)
+    assert isinstance(exc, _Retryable)
+    return exc.error
+
+
+def _wait(state: RetryCallState) -> float:
+    return max(_backoff(state), _failure(state).retry_after)
 
 
 def _give_up(state: RetryCallState) -> NoReturn:
-    exc = state.outcome.exception() if state.outcome else None
-    if not isinstance(exc, _Retryable):
-        raise RuntimeError("no retryable error to raise")
-    raise exc.error from None  # The message names the cause; a traceback through five libraries would hide it.
+    raise _failure(state) from None  # The message names the cause; a traceback through five libraries would hide it.
 
 
 def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:

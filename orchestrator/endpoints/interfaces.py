@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -74,26 +73,6 @@ class ModelEndpoint(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-
-
-class ModelServer(ModelEndpoint, Protocol):
-    """One server, which may be started again with other flags while it is in use."""
-
-    async def check_health(self) -> None:
-        """Raise `EndpointUnavailable` if the server says of itself that it cannot work."""
-        ...
-
-    async def check_unchanged(self) -> None:
-        """Raise `EndpointUnavailable` if the server is not as it was learnt any more."""
-        ...
-
-    def apart(self) -> AbstractAsyncContextManager[None]:
-        """Keep a request that reads the likeliest tokens apart from questions by token ids: see `VllmEndpoint`."""
-        ...
-
-    def adopt(self, fresh: ModelEndpoint) -> None:
-        """Take over what *fresh*, a new connection to the same server, has learnt."""
-        ...
 
 
 class ServerParser:

@@ -31,7 +31,6 @@ from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from .breaker import UNUSABLE, Health, Replica
 from .chat_template import Template
 from .client import SESSION
-from .interfaces import ModelServer
 from .metrics import Acceptance, QueueGauges, total
 from .probe import Capabilities
 from .settings import Endpoint, Sampling
@@ -110,7 +109,7 @@ class Placement:
     def role(self) -> Role:
         return self._health.role
 
-    async def call(self, verb: Callable[[ModelServer], Awaitable[T]]) -> T:
+    async def call(self, verb: Callable[[VllmEndpoint], Awaitable[T]]) -> T:
         """
         Call *verb* on the run's replica, or on the next. Raise `EndpointUnavailable` if it fails on all of them.
 
@@ -165,7 +164,7 @@ class Placement:
 class ReplicatedModel:
     """The `Model` of one run, on the replica of its *placement*."""
 
-    def __init__(self, placement: Placement, make: Callable[[ModelServer], Model]) -> None:
+    def __init__(self, placement: Placement, make: Callable[[VllmEndpoint], Model]) -> None:
         self._placement, self._make = placement, make
         self._models: dict[str, Model] = {}
 
@@ -197,7 +196,7 @@ class ReplicatedModel:
             lambda endpoint: self._model(endpoint).ask(chain, question, choices, opening=opening)
         )
 
-    def _model(self, endpoint: ModelServer) -> Model:
+    def _model(self, endpoint: VllmEndpoint) -> Model:
         url = endpoint.settings.url
         if url not in self._models:
             self._models[url] = self._make(endpoint)
@@ -228,7 +227,7 @@ class ReplicatedEndpoint:
     def __init__(
         self,
         settings: Endpoint,
-        make: Callable[[Endpoint], ModelServer] = VllmEndpoint,
+        make: Callable[[Endpoint], VllmEndpoint] = VllmEndpoint,
         *,
         optional: bool = False,
     ) -> None:
@@ -276,7 +275,7 @@ class ReplicatedEndpoint:
         return min(endpoint.room for endpoint in self.health.up or self.health.entered)
 
     @property
-    def up(self) -> tuple[ModelServer, ...]:
+    def up(self) -> tuple[VllmEndpoint, ...]:
         """The servers whose circuits are closed."""
         return tuple(self.health.up)
 
@@ -291,10 +290,10 @@ class ReplicatedEndpoint:
         return {replica.url: len(replica.runs) for replica in self.health.replicas}
 
     @property
-    def _first(self) -> ModelServer:
+    def _first(self) -> VllmEndpoint:
         return next(iter(self.health.up or self.health.entered))
 
-    async def call(self, verb: Callable[[ModelServer], Awaitable[T]]) -> T:
+    async def call(self, verb: Callable[[VllmEndpoint], Awaitable[T]]) -> T:
         """
         Call *verb* on one server, or on the next if it raises `EndpointUnavailable` or `MalformedReply`.
 

@@ -256,10 +256,6 @@ class Sampling(BaseModel):
             return self
         return self.model_copy(update={"seed": random.getrandbits(31)})
 
-    def unseeded(self) -> Sampling:
-        """Return this sampling without its seed."""
-        return self.model_copy(update={"seed": None})
-
     def within(self, role: Role) -> Sampling:
         """Return the sampling for the models of a nested pair in *role*, with other seeds than outside the pair."""
         if self.seed is None:

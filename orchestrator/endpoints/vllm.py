@@ -13,7 +13,6 @@ from ..events import Calling, Observer
 from . import tool_protocol, vllm_protocol
 from .chat_template import Template
 from .client import ConnectedEndpoint
-from .interfaces import ModelEndpoint
 from .metrics import Acceptance, CacheConfig, QueueGauges, read_acceptance, read_cache_config, read_queue
 from .probe import Capabilities, probe
 from .settings import Endpoint, Sampling
@@ -144,9 +143,8 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
             message = "another server answers here, or the same one with other flags: it is to be learnt anew"
             raise self.connection.call("connect").error(EndpointUnavailable, message)
 
-    def adopt(self, fresh: ModelEndpoint) -> None:
+    def adopt(self, fresh: VllmEndpoint) -> None:
         """Take over what *fresh*, a new connection to the same server, has learnt."""
-        assert isinstance(fresh, VllmEndpoint)
         ours, theirs = ((each.rendered_last, each.vocabulary, each.template) for each in (self.encoder, fresh.encoder))
         if ours != theirs:
             self.encoder = fresh.encoder

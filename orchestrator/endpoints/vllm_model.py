@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -73,7 +74,10 @@ class VllmModel:
         ends = step_ends(chain, stop)
         begun = await self._endpoint.encoder.spelt(opening)
         closing = await self._closing(chain)
-        growing = self._builder(chain, ends, limit, begun, top, closing)
+        vocabulary = self._endpoint.encoder.vocabulary
+        growing = StepBuilder(
+            self.role, vocabulary, chain, ends=ends, limit=limit, opening=begun, top=top, closing=closing
+        )
         sticky = self._sticky.get(stack) if stack else None
         if sticky and not opening and sticky.continues(chain, ends, limit, top):
             return await sticky.write(chain, growing, until, limit)
@@ -108,9 +112,9 @@ class VllmModel:
         samples by a seed therefore sends one request per beginning, at the same time. Raise `ContextTooLong` if one of
         the beginnings leaves no room for a token.
         """
-        openings = [await self._endpoint.encoder.begun(step) for step in begun]
-        ends, closing = step_ends(chain, stop), await self._closing(chain)
-        growing = [self._builder(chain, ends, limit, opening, 0, closing) for opening in openings]
+        encoder, ends, closing = self._endpoint.encoder, step_ends(chain, stop), await self._closing(chain)
+        begin = partial(StepBuilder, self.role, encoder.vocabulary, chain, ends=ends, limit=limit, closing=closing)
+        growing = [begin(opening=await encoder.begun(step)) for step in begun]
         open_ones = [one for one in growing if one.room > 0]
         prompts = {one: (await self._prompt(chain, one.so_far().tokens))[0] for one in open_ones}
         batches = [[one] for one in open_ones] if self._sampling.repeats else [open_ones] if open_ones else []
@@ -138,20 +142,6 @@ class VllmModel:
         if thinking or not (chain.closed or ending):
             return Closing(encoder.template.markers.closing, encoder.closing_id, open=thinking)
         return Closing(ending, encoder.ending_id, spelt="") if ending else OUTSIDE
-
-    def _builder(
-        self, chain: Chain, ends: StepEnds, limit: int, opening: Sequence[Token], top: int, closing: Closing
-    ) -> StepBuilder:
-        return StepBuilder(
-            self.role,
-            self._endpoint.encoder.vocabulary,
-            chain,
-            ends=ends,
-            limit=limit,
-            opening=opening,
-            top=top,
-            closing=closing,
-        )
 
     async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> tuple[EncodedPrompt, str]:
         """Encode *chain* and the tokens of a step's *opening*; also return the end of the chain that is left out."""

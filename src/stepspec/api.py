@@ -302,7 +302,9 @@ class Solver:
             observe(event)
 
         decides, baseline = _decides(run), run.policy in policies.BASELINES
-        sampling = run.sampling.unseeded() if decides else run.sampling if baseline else run.sampling.seeded()
+        sampling = run.sampling if baseline else run.sampling.seeded()
+        if decides:
+            sampling = sampling.model_copy(update={"seed": None})
         models = self._connections.models(prepared.budget, sampling, watch, recorder.clock, prepared.answering)
         large = models.policy("large", {})
         auto = self.auto.run(run.policy, run.options, run.ahead, large if decides else None)

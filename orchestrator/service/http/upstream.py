@@ -13,7 +13,7 @@ import orjson
 
 from ...chain import Role
 from ...concurrency import background
-from ...endpoints import ModelEndpoint, ModelServer, ReplicatedEndpoint, VllmEndpoint
+from ...endpoints import ModelEndpoint, ReplicatedEndpoint, VllmEndpoint
 from ...endpoints.client import SESSION, run_place
 from ...endpoints.failures import no_connection
 from ...endpoints.settings import Deadlines
@@ -70,7 +70,7 @@ class HealthMonitor:
         self._observe(HealthChecked(role, self.up[role]))
 
 
-async def _is_healthy(endpoint: ReplicatedEndpoint, server: ModelServer) -> bool:
+async def _is_healthy(endpoint: ReplicatedEndpoint, server: VllmEndpoint) -> bool:
     url = server.settings.url
     try:
         async with asyncio.timeout(CHECK_SECONDS):
@@ -134,18 +134,16 @@ class Forwarding:
             self.request.error = error
             await self.connection.fail(error)
 
-    async def to(self, server: ModelServer) -> None:
+    async def to(self, server: VllmEndpoint) -> None:
         """Send the request to *server* and its answer to the client. Raise `EndpointError` before it has begun."""
         call = Call(self.model.role, server.settings.url, "forward", server.settings.api_key is not None)
-        connection = server.connection if isinstance(server, VllmEndpoint) else None
-        prioritised = self.priority is not None and (connection is None or connection.priorities)
+        prioritised = self.priority is not None and server.connection.priorities
         async with server.apart() if reads_likeliest(self.content) else nullcontext():
             if not await self._try(server, call, prioritised=prioritised):
-                if connection is not None:
-                    connection.priorities = False
+                server.connection.priorities = False
                 await self._try(server, call, prioritised=False)
 
-    async def _try(self, server: ModelServer, call: Call, *, prioritised: bool) -> bool:
+    async def _try(self, server: VllmEndpoint, call: Call, *, prioritised: bool) -> bool:
         """Send the request once; return False if the server refuses the priority that was added to it."""
         with self.request.calling(self.model.role, self.model.name, call.url) as record:
             response = await self._open(server, call, prioritised=prioritised)
@@ -162,7 +160,7 @@ class Forwarding:
         self.request.upstream = self.request.seconds - (self.request.admitted or 0.0)
         return True
 
-    async def _open(self, server: ModelServer, call: Call, *, prioritised: bool) -> aiohttp.ClientResponse:
+    async def _open(self, server: VllmEndpoint, call: Call, *, prioritised: bool) -> aiohttp.ClientResponse:
         """Send the request, and once more if the server closed an idle connection just then; return its answer."""
         settings, content = server.settings, self.content
         if prioritised and self.priority is not None:
@@ -188,7 +186,7 @@ class Forwarding:
                 message = no_connection(exc, call.url, settings.deadlines.connect)
                 raise call.error(EndpointUnreachable, message) from exc
 
-    async def _wait(self, sending: asyncio.Task[Any], server: ModelServer, call: Call) -> None:
+    async def _wait(self, sending: asyncio.Task[Any], server: VllmEndpoint, call: Call) -> None:
         """
         Wait for the beginning of an answer. Raise `EndpointUnavailable` if it does not begin in time.
 
@@ -206,7 +204,7 @@ class Forwarding:
                 raise late from None
 
     async def _failure(
-        self, response: aiohttp.ClientResponse, server: ModelServer, call: Call, *, prioritised: bool
+        self, response: aiohttp.ClientResponse, server: VllmEndpoint, call: Call, *, prioritised: bool
     ) -> bool:
         """
         Pass on a failed answer; return False if the server refuses the priority that was added to the request.
@@ -226,7 +224,7 @@ class Forwarding:
         await self.connection.finish(body)
         return True
 
-    async def _answer(self, response: aiohttp.ClientResponse, server: ModelServer, call: Call) -> None:
+    async def _answer(self, response: aiohttp.ClientResponse, server: VllmEndpoint, call: Call) -> None:
         """Pass on an answer that has begun. Raise `BrokenAnswer` or `EndpointError` before any of it is sent."""
         deadlines, asked = server.settings.deadlines, self.content.get("stream") is True
         stream = asked or response.content_type == "text/event-stream"

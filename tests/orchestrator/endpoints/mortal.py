@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack, cast
 
 from stepspec.orchestrator.chain import Chain, Message, Role, Step, Token, Tool, Toolset
-from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Sampling, Template
+from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template, VllmEndpoint
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.endpoints.tool_protocol import ParserState
@@ -131,7 +131,7 @@ class MortalEndpoint:
     def apart(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    def adopt(self, fresh: ModelEndpoint) -> None:
+    def adopt(self, fresh: VllmEndpoint) -> None:
         self.name = fresh.name
 
     async def capabilities(self) -> Capabilities:
@@ -188,4 +188,8 @@ def replicated(*servers: Mortal, rest: float = 30.0, optional: bool = False) -> 
     settings = Endpoint.model_validate(
         {"role": servers[0].scripted.role, "url": ",".join(by_url), "deadlines": {"rest": rest}}
     )
-    return ReplicatedEndpoint(settings, lambda each: MortalEndpoint(each, by_url[each.url]), optional=optional)
+
+    def make(settings: Endpoint) -> VllmEndpoint:
+        return cast("VllmEndpoint", MortalEndpoint(settings, by_url[settings.url]))
+
+    return ReplicatedEndpoint(settings, make, optional=optional)

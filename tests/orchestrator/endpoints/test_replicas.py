@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Chain, reason
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Template, connect
+from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Template, VllmEndpoint, connect
 from stepspec.orchestrator.endpoints.breaker import Breaker
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
@@ -377,9 +377,9 @@ async def test_a_probe_sends_each_request_once_and_writes_one_token() -> None:
     only.scripted.pace = 1.0
     fail_once(only)
 
-    def make(settings: Endpoint) -> MortalEndpoint:
+    def make(settings: Endpoint) -> VllmEndpoint:
         retries.append(settings.retries)
-        return MortalEndpoint(settings, only)
+        return cast("VllmEndpoint", MortalEndpoint(settings, only))
 
     async with ReplicatedEndpoint(settings, make) as endpoint:
         began = asyncio.get_running_loop().time()

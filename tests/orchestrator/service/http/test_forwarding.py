@@ -283,7 +283,7 @@ async def two(one: Behind, other: Behind, **deadlines: float) -> AsyncGenerator[
         assert isinstance(endpoint, ReplicatedEndpoint)
         for server in endpoint.up:
             shorter = server.settings.deadlines.model_copy(update=deadlines)
-            server.settings = server.settings.model_copy(update={"deadlines": shorter})  # type: ignore[misc]
+            server.settings = server.settings.model_copy(update={"deadlines": shorter})
         yield served
         for runner in runners:
             await runner.cleanup()
