@@ -264,13 +264,12 @@ def command(
         only_without_testbed()
     own_solver = None if testbed else Solver()
     settings = own_solver.settings if own_solver else testbed_settings()
+    folder = output or Path("runs") / chosen.name
     with prompts.replacing(settings.prompts):
-        here = not chosen.source or source is not None  # else the data set is downloaded, once the servers answer
-        all_tasks = _tasks(chosen, source, seed, None, part) if here or testbed else ()
         plan = _plan(settings, chosen, competing, samples, seed, concurrency)
-        if own_solver and not here:
-            wait(contact(own_solver))
-            all_tasks = _tasks(chosen, source, seed, None, part)
+        if own_solver and chosen.source and source is None:
+            wait(contact(own_solver))  # before a data set is downloaded
+        all_tasks = _tasks(chosen, source, seed, None, part)
         tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
         require_graders(task.gold for task in tasks)
         plan = replace(plan, tasks=tasks, apart=apart, baseline=competing[0].name)
@@ -282,7 +281,6 @@ def command(
         async def work() -> list[ArmSummary]:
             async with sharing as team, pair as solver:
                 solver.require_both()
-                folder = output or Path("runs") / chosen.name
                 put, planned, every = _put(chosen, plan, all_tasks, solver.models)
                 evaluation = Evaluation(
                     put,
@@ -298,7 +296,6 @@ def command(
                 return await evaluate(solver, evaluation, stderr, team)
 
         _show(wait(work()), competing[0].name, as_json=json)
-        folder = output or Path("runs") / chosen.name
         stderr.print(f"wrote {folder}; next: stepspec report {folder}", highlight=False, soft_wrap=True)
         _remark(remarks)
 

@@ -87,7 +87,7 @@ async def test_a_grader_that_neither_computes_nor_answers_is_killed(monkeypatch:
         assert await graders.grade(r"\boxed{\sqrt{4}}", "2", "math") == "ungraded"
 
 
-@pytest.mark.parametrize("reply", ["'Warning: what is this?'", "3", "'x' * 200_000", "'{'"])
+@pytest.mark.parametrize("reply", ["'Warning: what is this?'", "3", "'x' * 200_000"])
 async def test_an_invalid_reply_of_a_grader_costs_one_sample(reply: str, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = f"print('ready', flush=True); input(); print({reply}, flush=True); input()"
     monkeypatch.setattr(graders_module, "SCRIPT", (sys.executable, "-c", odd))

@@ -184,22 +184,3 @@ async def test_more_problems_are_another_attempt_with_the_same_trials(
         assert "at 95% confidence, all 2 attempts together." in (tmp_path / "policy.toml").read_text()
         code, output = await calibrate(capfd, *words, "5", *servers)
         assert (code, "holds runs on 8 problems, and these are 5" in output) == (2, True), output
-
-
-def files(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
-
-
-async def test_a_missing_critic_is_an_error_before_any_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    async with urls() as (servers, large):
-        code, output = await calibrate(capfd, "arithmetic", "--policy", "reward", *servers)
-        assert (code, large.requests) == (2, [])
-        assert "needs a reward model" in output
-        monkeypatch.setenv("STEPSPEC_CRITIC__RETRIES", "0")
-        dead = ("--critic", "http://localhost:9/v1")
-        code, output = await calibrate(capfd, "arithmetic", "--policy", "reward", *servers, *dead)
-        assert code == 1
-        assert "localhost:9" in output
-    assert files(tmp_path) == []
