@@ -183,18 +183,18 @@ def test_a_model_that_rewrites_nothing_leaves_the_rejected_answer() -> None:
     assert case.emitted == [outcome.text]
 
 
-def test_time_that_is_up_during_the_verdict_leaves_the_answer_unjudged() -> None:
-    case = Checked(boxed("42"), Budget(seconds=8.0), {"seconds": 100}, takes=3.5)
+@pytest.mark.parametrize(
+    ("right", "deadline", "takes", "verified"),
+    [("42", 8.0, 3.5, None), ("43", 7.875, 1.0, False)],
+    ids=["during the verdict", "while it is rewritten"],
+)
+def test_time_that_is_up_leaves_the_answer_as_it_was_judged(
+    right: str, deadline: float, takes: float, verified: bool | None
+) -> None:
+    case = Checked(boxed(right), Budget(seconds=deadline), {"seconds": 100}, takes=takes)
     outcome, seconds = case.run()
-    assert (outcome.answer, outcome.verified, outcome.reason, seconds) == ("42", None, "time", 8.0)
-    assert case.emitted == [outcome.text]
-
-
-def test_time_that_is_up_while_the_answer_is_rewritten_leaves_the_rejected_one() -> None:
-    case = Checked(boxed("43"), Budget(seconds=7.875))
-    outcome, seconds = case.run()
-    assert (outcome.answer, outcome.verified, outcome.rejection) == ("42", False, "off by one")
-    assert (outcome.reason, seconds) == ("time", 7.875)
+    assert (outcome.answer, outcome.verified, outcome.reason, seconds) == ("42", verified, "time", deadline)
+    assert (outcome.rejection, case.emitted) == ("off by one" if right == "43" else "", [outcome.text])
 
 
 def test_an_answer_that_time_cut_short_is_not_judged() -> None:
