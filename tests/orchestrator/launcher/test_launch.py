@@ -264,10 +264,10 @@ ENGINE = ["RuntimeError: Engine core initialization failed. See root cause above
             "usage: api_server.py [-h] [--headless]\n\napi_server.py: error: argument --port: invalid int value: 'x'\n",
             ["api_server.py: error: argument --port: invalid int value: 'x'"],
         ),
-        ("".join(f"(Worker pid=1) INFO 11-21 13:05:07 [a.py:1] {n}\n\n" for n in range(20)), ["18", "19"]),
+        ("".join(f"(Worker pid=1) INFO 11-21 13:05:07 [a.py:1] {n}\n\n" for n in range(20)), ["17", "18", "19"]),
         ("", []),
         ("ValueError: " + "x" * 10_000, ["ValueError: " + "x" * 285 + "..."]),
     ],
 )  # fmt: skip
 def test_the_reason_of_a_failure_is_found_in_the_log(log: str, lines: list[str]) -> None:
-    assert failure_lines(log, limit=2) == lines
+    assert failure_lines(log, limit=3) == lines
