@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
+from typing import Annotated, Any, TextIO, TypeAlias, cast, get_args, get_type_hints
 
 import typer
 from rich.console import Console
@@ -24,7 +24,7 @@ from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
 
 from stepspec.orchestrator.endpoints.client import WAITING
-from stepspec.orchestrator.errors import ConfigurationError, StepspecError
+from stepspec.orchestrator.errors import ConfigurationError, GuardedStream, StepspecError
 from stepspec.setting_sources import ROLES, command_line
 
 log = logging.getLogger("stepspec")
@@ -161,8 +161,13 @@ UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, er
 """What a disk says that is full, or broken."""
 
 
+def _stderr() -> Console:
+    """Return a console on standard error; rich itself would end the program where it cannot be written."""
+    return Console(file=cast("TextIO", GuardedStream()))
+
+
 def _print_error(message: str) -> None:
-    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    _stderr().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
 
 class _Stderr(logging.Handler):
@@ -170,7 +175,7 @@ class _Stderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         style = "yellow" if record.levelno >= logging.WARNING or record.name == WAITING else "dim"
-        Console(stderr=True).print(Text(self.format(record), style), soft_wrap=True)
+        _stderr().print(Text(self.format(record), style), soft_wrap=True)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 """
-Everything that stepspec raises on purpose, and the words of cures.
+Everything that stepspec raises on purpose, the words of cures, and the stream that messages are written to.
 
     StepspecError
     |-- ConfigurationError (ValueError)     a setting, an option or an argument of the user is wrong
@@ -22,8 +22,11 @@ Everything that stepspec raises on purpose, and the words of cures.
 from __future__ import annotations
 
 import difflib
+import io
 import json
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import distribution
 from typing import Self
 
@@ -160,3 +163,25 @@ def install_command(*extras: str) -> str:
     if vcs := origin.get("vcs_info"):
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
     return f'pip install "{wanted} @ {url}"'
+
+
+class GuardedStream(io.TextIOBase):
+    """
+    Standard error, which loses what cannot be written: a full disk, a lost reader or no stream at all.
+
+    A message that is lost must not end a request or a service: every log is written here.
+    """
+
+    def write(self, text: str, /) -> int:
+        with suppress(OSError, ValueError, AttributeError):  # without a stream, sys.stderr is None
+            return sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        with suppress(ValueError, AttributeError):
+            return sys.stderr.isatty()
+        return False

@@ -8,9 +8,7 @@ send.
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
-import sys
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
@@ -20,6 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from structlog.tracebacks import ExceptionDictTransformer
 
 from ...chain import Role
+from ...errors import GuardedStream
 from ...events import AnswerJudged, Called, Decided, Degraded, Event, FellBack, Moved, Started
 from ...solution import Solution
 from ..formats.requests import ROLES
@@ -39,19 +38,6 @@ from .records import (
 )
 
 QUIET_PATHS = HEALTH_PATHS | {"/metrics"}  # polled every few seconds, so logged at level debug only
-
-
-class GuardedStream(io.TextIOBase):
-    """Standard error, which loses what cannot be written: a full disk or a lost reader must not end a request."""
-
-    def write(self, text: str, /) -> int:
-        with suppress(OSError, ValueError):
-            return sys.stderr.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError, ValueError):
-            sys.stderr.flush()
 
 
 class RequestLog:
@@ -128,7 +114,7 @@ class RequestLog:
 
 
 def _logger(settings: ServiceSettings) -> Any:
-    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    level, stream = logging.getLevelNamesMapping()[settings.log_level.upper()], GuardedStream()
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -139,9 +125,9 @@ def _logger(settings: ServiceSettings) -> Any:
         last: list[Any] = [structlog.processors.ExceptionRenderer(traceback), structlog.processors.JSONRenderer()]
     else:
         plain = structlog.dev.plain_traceback
-        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+        last = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
     return structlog.wrap_logger(
-        structlog.PrintLogger(cast("TextIO", GuardedStream())),
+        structlog.PrintLogger(cast("TextIO", stream)),
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.parser import text_string_to_metric_families
 
 from stepspec import __version__
+from stepspec.evals.command_line import logging_to_stderr
 from stepspec.orchestrator.events import Called, Drafted, Started
 from stepspec.orchestrator.service.watch import tracing
 from stepspec.orchestrator.service.watch.observers import RequestLog
@@ -315,13 +317,15 @@ def test_a_failure_is_logged_without_the_prompt(form: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-@pytest.mark.parametrize("exc", [OSError(28, "No space left"), BrokenPipeError(), ValueError("closed")])
+@pytest.mark.parametrize("exc", [OSError(28, "No space left"), BrokenPipeError(), ValueError("closed"), None])
 async def test_a_log_that_cannot_be_written_harms_no_request(
-    form: str, exc: Exception, monkeypatch: pytest.MonkeyPatch
+    form: str, exc: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = chosen(log_format=form, log_level="debug")
+    monkeypatch.setattr(sys, "stderr", FullDisk(exc) if exc else None)
     async with serving(settings, observers=[RequestLog(settings)]) as served:
-        monkeypatch.setattr(sys, "stderr", FullDisk(exc))
+        with logging_to_stderr():
+            logging.getLogger("stepspec.requests").warning("as the command line prints it")
         statuses = [(await served.chat(stream=stream)).status for stream in (False, True)]
         statuses.append((await served.chat(method="nobody")).status)
         monkeypatch.undo()
