@@ -91,11 +91,6 @@ class ArmFigures:
         """Whether this is a method: neither a model alone nor a control nor a bound."""
         return not (self.bound or self.alone or self.arm.like)
 
-    @property
-    def kept(self) -> float:
-        """Mean kept tokens of a sample, of all parties."""
-        return sum(account.kept for account in self.spent.values())
-
 
 def compute_figures(
     done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1, baseline: str = ""
