@@ -20,7 +20,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
-from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
 
 from stepspec.orchestrator.endpoints.client import WAITING
@@ -32,24 +31,6 @@ log = logging.getLogger("stepspec")
 
 WORDS: Mapping[Any, str] = {int: "N", float: "N", str: "TEXT", Path: "FILE"}
 """What stands for a value of each type in ``--help``."""
-
-
-def _no_type(ctx: object) -> str:
-    return ""
-
-
-class Command(TyperCommand):
-    """A command whose help has the name of an argument without its type and without braces."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        for parameter in self.params:
-            if parameter.param_type_name == "argument":
-                vars(parameter)["display_type_rich"] = _no_type  # typer adds a type to the name
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the words of the usage, without braces around an argument that is needed."""
-        return [re.sub(r"^{([A-Z_]+)}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
 
 def _single(kind: Any) -> Any:
@@ -73,7 +54,7 @@ def add_command(
 ) -> None:
     """Add *command* to *app*, called *name* if it is not called as the function is, with *examples* in its help."""
     short = _first_clause(inspect.getdoc(command) or "")
-    app.command(name, cls=Command, epilog=verbatim(examples), short_help=short)(_with_verbosity(command))
+    app.command(name, epilog=verbatim(examples), short_help=short)(_with_verbosity(command))
 
 
 def _first_clause(text: str) -> str:

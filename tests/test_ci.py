@@ -11,16 +11,14 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Mapping
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
 from .distributions import VERSIONS
-from .docker.files import read, tool
+from .docker.files import program, read, tool
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = ROOT / ".github" / "workflows"
@@ -44,16 +42,6 @@ CHANGELOG = """# Changelog
 
 - An older thing.
 """
-
-
-def program(name: str) -> ModuleType:
-    """Import a program of .ci."""
-    spec = spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 audit, size = program("audit"), program("size")

@@ -35,7 +35,7 @@ def test_without_the_extra_the_error_names_the_package_to_install(
     assert f"needs uvicorn: {install_command('serve')}" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "warns"), [("big", False), ("large", True), ("auto", True), ("bild", True)])
+@pytest.mark.parametrize(("name", "warns"), [("big", False), ("large", True), ("auto", True)])
 async def test_a_model_served_under_the_name_of_a_method_causes_a_log_line(
     name: str, warns: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,9 +1,8 @@
-"""Settings: one precedence, what hides what, the names in errors, and the commands that show and begin them."""
+"""Settings: one precedence, what hides what, the names in errors, and the command that shows them."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from .test_cli import call
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 
-SERVERS = "http://localhost:8001/v1", "http://localhost:8002/v1"
 FILE = """\
 policy = "bild"
 [options]
@@ -313,22 +311,3 @@ def test_every_setting_is_shown_with_its_source_and_no_secret(
     for name, each in shown.items():
         row = next(line.split() for line in table.splitlines() if line.split()[0] == name)
         assert row[-1] == (each["name"] or each["source"]).split()[-1]
-
-
-def test_a_new_file_has_both_servers_and_is_never_overwritten(nowhere: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert call("config", "init", *SERVERS) == 0
-    text = (nowhere / "stepspec.toml").read_text()
-    loaded = settings.load()
-    assert loaded.large is not None
-    assert (loaded.policy, loaded.large.url) == ("specreason", "http://localhost:8002")
-    uncommented = "\n".join(
-        line.removeprefix("# ") if " = " in line or "# [" in line else line for line in text.split("\n")[2:]
-    )
-    assert set(tomllib.loads(uncommented)) == {"policy", "ahead", "small", "large", "options", "sampling", "budget"}
-    (nowhere / "stepspec.toml").write_text(uncommented)
-    assert settings.load().options == {"threshold": 7}
-    assert call("config", "init", *SERVERS) == 2
-    assert "stepspec.toml exists" in capfd.readouterr().err
-    assert call("config", "init", "nonsense", SERVERS[1], "-o", "x.toml") == 2
-    assert "'nonsense' is not the URL of a server" in capfd.readouterr().err
-    assert not (nowhere / "x.toml").exists()

@@ -14,7 +14,7 @@ from stepspec.orchestrator.endpoints import GREEDY, Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, MalformedReply
 
-from .stand_in import Break, Latency, Refuse, Slow, Spoil, Stall, StandIn, parse_fault
+from .stand_in import Break, Refuse, Slow, Spoil, Stall, StandIn, parse_fault
 
 PROBLEM = Chain.of("What is 6 x 7?")
 
@@ -28,6 +28,14 @@ async def entered(server: StandIn, **settings: object) -> AsyncGenerator[VllmEnd
         yield vllm
 
 
+async def queue(vllm: VllmEndpoint, *faults: str) -> object:
+    async with (
+        aiohttp.ClientSession(vllm.settings.url) as http,
+        http.post("/faults", json=faults) as reply,
+    ):
+        return await reply.json()
+
+
 async def test_steps_have_the_set_length_and_the_thinking_the_set_number_of_steps() -> None:
     async with entered(StandIn(steps=3, step_tokens=7)) as vllm:
         model, chain = vllm.model(GREEDY), PROBLEM
@@ -37,12 +45,6 @@ async def test_steps_have_the_set_length_and_the_thinking_the_set_number_of_step
     assert [len(step.tokens) for step in chain.steps] == [7, 7, 7]
     assert len({step.text for step in chain.steps}) == 3
     assert answer.text == "The answer is \\boxed{42}."
-
-
-async def test_stand_ins_with_other_paces_write_the_same() -> None:
-    async with entered(StandIn()) as one, entered(StandIn(latency=Latency(token=0.001), chunk=4)) as other:
-        assert one.vocabulary == other.vocabulary
-        assert await one.model(GREEDY).write(PROBLEM) == await other.model(GREEDY).write(PROBLEM)
 
 
 async def test_the_answer_fits_the_requested_json_schema() -> None:
@@ -78,11 +80,7 @@ async def test_a_question_gets_a_good_grade_for_the_set_share(accept: float, dig
 )
 async def test_a_queued_fault_befalls_one_completion(fault: str, reason: str) -> None:
     async with entered(StandIn(), deadlines=Deadlines(between=0.05)) as vllm:
-        async with (
-            aiohttp.ClientSession(vllm.settings.url) as http,
-            http.post("/faults", json=["none", fault]) as reply,
-        ):
-            assert await reply.json() == {"queued": 2}
+        assert await queue(vllm, "none", fault) == {"queued": 2}
         full = await vllm.model(GREEDY).write(PROBLEM)
         with pytest.raises(EndpointError, match=reason):
             await vllm.model(GREEDY).write(PROBLEM)
@@ -100,9 +98,8 @@ def test_faults_are_read_from_their_text() -> None:
 
 
 async def test_a_spoilt_score_has_null_for_its_numbers_or_none_at_all() -> None:
-    async with entered(StandIn()) as vllm, aiohttp.ClientSession(vllm.settings.url) as http:
-        async with http.post("/faults", json=["null", "bare"]):
-            pass
+    async with entered(StandIn()) as vllm:
+        await queue(vllm, "null", "bare")
         (span,) = await vllm.model(GREEDY).score(PROBLEM, "So it is")
         assert {token.logprob for token in span} == {-9999.0}  # as vLLM spells minus infinity
         with pytest.raises(MalformedReply, match="no log-probabilities"):
@@ -110,33 +107,10 @@ async def test_a_spoilt_score_has_null_for_its_numbers_or_none_at_all() -> None:
 
 
 async def test_empty_text_and_other_ids_are_what_a_server_may_send() -> None:
-    async with entered(StandIn()) as vllm, aiohttp.ClientSession(vllm.settings.url) as http:
+    async with entered(StandIn()) as vllm:
         step = await vllm.model(GREEDY).write(PROBLEM)
-        async with http.post("/faults", json=["empty", "empty", "ids"]):
-            pass
+        await queue(vllm, "empty", "empty", "ids")
         assert (await vllm.model(GREEDY).write(PROBLEM)).text == ""
         other = await vllm.model(GREEDY).write(PROBLEM)
         assert other.text == step.text
         assert [token.id for token in other.tokens] == [token.id + 1 for token in step.tokens]
-
-
-async def test_the_gauges_show_the_requests_that_run_and_one_that_was_aborted_is_gone() -> None:
-    async with entered(StandIn(latency=Latency(token=0.01))) as vllm:
-        async with vllm.connection.stream(
-            vllm.connection.call("write"),
-            {
-                "model": vllm.name,
-                "prompt": [1, 2],
-                "max_tokens": 10_000,
-                "stream": True,
-                "stop": [],
-                "return_token_ids": True,
-            },
-        ):
-            during = await vllm.queue()
-        after = await vllm.queue()
-        while after is not None and after.running:
-            after = await vllm.queue()
-    assert during is not None
-    assert after is not None
-    assert (during.running, after.running) == (1, 0)

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, Unpack
 
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
-from stepspec.orchestrator.auto import Auto, AutoRun
+from stepspec.orchestrator.auto import Auto
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
@@ -84,18 +84,6 @@ class EventStream:
         while (event := await self._events.get()) is not None:
             yield event
         self.solution  # noqa: B018  # a failed run raises here
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A run that may begin: its options and chain, how it is answered, its budget, and the small model's failure."""
-
-    run: RunOptions
-    chain: Chain
-    answering: Answering
-    budget: Budget
-    lost: EndpointError | None
-    stop: tuple[str, ...]
 
 
 def _decides(run: RunOptions) -> bool:
@@ -277,11 +265,11 @@ class Solver:
         room, lost = await context_room(chain, self.small, self.large, needs_small=run.policy == "small")
         chain = replace(chain, thinks=await self.large.thinks(chain.messages, chain.tools))
         recorder = trace.Recorder(clock or trace.Stopwatch())
-        prepared = _Prepared(run, chain, answering, run.budget.budget().fit(room), lost, tuple(stop))
+        budget = run.budget.budget().fit(room)
         try:
-            async with self._place(run):
+            async with self.auto.place() if _decides(run) else nullcontext():  # others begin at once
                 with carrying(self._session(session), run.priority, session or ""), prompts.replacing(self.prompts):
-                    outcome = await self._run(prepared, recorder, observe)
+                    outcome = await self._run(run, chain, answering, budget, lost, tuple(stop), recorder, observe)
             if format is not None and outcome.reason == "stop":
                 require_json(outcome.text, self.large.settings.url)
         finally:
@@ -289,23 +277,34 @@ class Solver:
                 _write_trace(trace_to, recorder.moments)
         return Solution.of(outcome, recorder.moments)
 
-    async def _run(self, prepared: _Prepared, recorder: trace.Recorder, observe: Observer) -> Outcome:
-        """Build what the run is made of, once, and run it."""
-        run, chain = prepared.run, prepared.chain
+    async def _run(
+        self,
+        run: RunOptions,
+        chain: Chain,
+        answering: Answering,
+        budget: Budget,
+        lost: EndpointError | None,
+        stop: tuple[str, ...],
+        recorder: trace.Recorder,
+        observe: Observer,
+    ) -> Outcome:
+        """Build what the run is made of, once, and run it; *lost* is the failure of the small model."""
 
         def watch(event: Event) -> None:
             recorder(event)
             if run.sure_bets:
                 self.sure_bets.observe(event)
             auto.read(recorder.moments[-1])
-            self._explain(event, auto)
+            if isinstance(event, Decided) and event.advice and not auto.record.explained:
+                auto.record.explained = True
+                log.warning("the large model goes on alone: %s", event.advice)
             observe(event)
 
         decides, baseline = _decides(run), run.policy in policies.BASELINES
         sampling = run.sampling if baseline else run.sampling.seeded()
         if decides:
             sampling = sampling.model_copy(update={"seed": None})
-        models = self._connections.models(prepared.budget, sampling, watch, recorder.clock, prepared.answering)
+        models = self._connections.models(budget, sampling, watch, recorder.clock, answering)
         large = models.policy("large", {})
         auto = self.auto.run(run.policy, run.options, run.ahead, large if decides else None)
         parts = models.parts(
@@ -313,8 +312,8 @@ class Solver:
             auto if auto.aside else None,
             self.sure_bets,
             fallback=None if run.policy == "small" else large,
-            stop=prepared.stop,
-            lost=None if baseline else prepared.lost,
+            stop=stop,
+            lost=None if baseline else lost,
         )
         names, seed = (*named(self.small), *self._names()[1:]), sampling.seed if sampling.repeats else None
         threshold = policies.threshold(run.policy, run.options)
@@ -324,16 +323,6 @@ class Solver:
         finally:
             auto.close()
             models.leave()
-
-    def _place(self, run: RunOptions) -> AbstractAsyncContextManager[None]:
-        """A place for a run that decides by what is measured; others begin at once."""
-        return self.auto.place() if _decides(run) else nullcontext()
-
-    def _explain(self, event: Event, auto: AutoRun) -> None:
-        """Log, once for each method, why the large model writes alone."""
-        if isinstance(event, Decided) and event.advice and not auto.record.explained:
-            auto.record.explained = True
-            log.warning("the large model goes on alone: %s", event.advice)
 
     def _session(self, value: str | None) -> Mapping[str, str]:
         """The header that keeps the requests of one run together."""

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias, cast
 
 import yaml
@@ -25,6 +27,16 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 def tool(name: str) -> str:
     """Return the path of a program in the folder of this Python."""
     return str(Path(sys.executable).with_name(name))
+
+
+def program(name: str) -> ModuleType:
+    """Import a program of .ci."""
+    spec = spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def run(*command: str, **more: Any) -> subprocess.CompletedProcess[str]:

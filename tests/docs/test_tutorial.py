@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .tutorial import Session, outputs, pasted, runnable, shape
+from .tutorial import Session, outputs, pasted, shape
 
 PAGE = """
 ```console
@@ -41,12 +41,6 @@ def test_outputs_are_pasted_with_the_addresses_of_the_page(session: Session) -> 
     assert outputs(text) == ["", "hello world, 3.5 s at http://localhost:8001/v1\n", "from Python\n"]
     assert text.count("old") == 0
     assert "$ false" in text
-
-
-def test_commands_see_the_servers_of_the_session(session: Session) -> None:
-    (block, _) = runnable("```console\n$ echo http://localhost:8002 > seen\n```\n\n```console\n$ exit 3\n```\n")
-    (ran,) = session.run(block)
-    assert (ran.code, (session.folder / "seen").read_text()) == (0, "http://127.0.0.1:4002\n")
 
 
 def test_a_command_that_fails_is_not_pasted(session: Session) -> None:

@@ -161,16 +161,6 @@ def test_policies_are_measured_and_reported(run: Run, servers: Sequence[str], ho
     assert "100.0%" in report
 
 
-def test_the_policy_of_the_plugin_is_measured_and_calibrated(run: Run, servers: Sequence[str], home: Path) -> None:
-    arms = json.loads(run("stepspec", "eval", "units", "-p", "confident", "--limit", "2", "--json", *servers))
-    assert "confident" in json.dumps(arms)
-    assert "confident" in (home / "runs/units/samples.jsonl").read_text()
-    rows = [json.dumps({"problem": f"What is {n} + {42 - n}?", "answer": ANSWER}) for n in range(24)]
-    (home / "many.jsonl").write_text("\n".join(rows) + "\n")
-    run("stepspec", "calibrate", "many.jsonl", "--policy", "confident", "--max-loss", "0.3", *servers)
-    assert tomllib.loads((home / "policy.toml").read_text())["policy"] == "confident"
-
-
 def test_a_request_of_an_openai_client_is_answered(
     run: Run, programs: Path, servers: Sequence[str], home: Path
 ) -> None:

@@ -229,7 +229,9 @@ class ReplyFormat(Protocol):
     """
     How one API writes a reply. `render` is called with every item in order, streamed or not.
 
-    *keep_alive* is sent while nothing happens. A stream starts with the first event of *starts_at*.
+    A stream starts with the first event of *starts_at*. Its bytes are the `opening`, what `render` returns, and the
+    `closing`; *keep_alive* is sent while nothing happens. If it fails, the last event is `failed`, whose *body* is the
+    error in the shape of the API. The reply to a request that does not stream is the `body`.
     """
 
     @property
@@ -238,25 +240,15 @@ class ReplyFormat(Protocol):
     @property
     def starts_at(self) -> tuple[type[Event], ...]: ...
 
-    async def opening(self) -> bytes:
-        """Return the first bytes of a stream."""
-        ...
+    async def opening(self) -> bytes: ...
 
-    def render(self, item: RunItem) -> bytes:
-        """Take in *item*, and return what a stream says about it."""
-        ...
+    def render(self, item: RunItem) -> bytes: ...
 
-    async def closing(self) -> bytes:
-        """Return the last bytes of a stream."""
-        ...
+    async def closing(self) -> bytes: ...
 
-    def failed(self, error: ApiError, body: bytes) -> bytes:
-        """Return the last event of a stream that fails with *error*, whose *body* is in the shape of its API."""
-        ...
+    def failed(self, error: ApiError, body: bytes) -> bytes: ...
 
-    async def body(self) -> dict[str, Any]:
-        """Return the reply to a request that does not stream."""
-        ...
+    async def body(self) -> dict[str, Any]: ...
 
 
 async def reply(runs: Runs, format: ReplyFormat, connection: ClientConnection, *, stream: bool) -> None:

@@ -159,14 +159,11 @@ class Metrics:
         self._requests = counter("requests", "Answered requests, by HTTP status.", *labels, "status")
         self._seconds = histogram("request_seconds", "Seconds from request to end of answer.", SECONDS, *labels)
         self._first = histogram(
-            "first_step_seconds", "Seconds from a request to its first verified step.", SECONDS, "endpoint", "model"
+            "first_step_seconds", "Seconds from a request to its first verified step.", SECONDS, *labels
         )
         self._queued = histogram("queue_seconds", "Seconds that a request waited for admission.", SECONDS)
         self._overhead = histogram(
-            "overhead_seconds",
-            "Seconds in the service itself: no queue, no model.",
-            MILLISECONDS,
-            *labels,
+            "overhead_seconds", "Seconds in the service itself: no queue, no model.", MILLISECONDS, *labels
         )
         self._refused = counter("refusals", "Requests without an answer or with an incomplete one.", "endpoint", "code")
         self._steps = counter("steps", "Written steps, by fate.", "model", "author", "fate")
@@ -230,12 +227,8 @@ class Metrics:
         for step in solution.steps:
             self._steps.labels(model, step.author, step.fate).inc()
         for account in (solution.ledger.small, solution.ledger.large, solution.ledger.critic):
-            for fate, tokens in (
-                ("kept", account.kept),
-                ("discarded", account.discarded),
-                ("judging", account.judging),
-            ):
-                self._tokens.labels(model, account.role, fate).inc(tokens)
+            for fate in ("kept", "discarded", "judging"):
+                self._tokens.labels(model, account.role, fate).inc(getattr(account, fate))
             self._prompt.labels(model, account.role, "true").inc(account.cached)
             self._prompt.labels(model, account.role, "false").inc(max(0, account.prompt - account.cached))
             if account.written:

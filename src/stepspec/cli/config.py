@@ -1,25 +1,22 @@
-"""The commands about settings: ``config show`` and ``config init``."""
+"""The command about settings: ``config show``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
 
-import typer
 from pydantic import BaseModel, SecretStr
 from rich.text import Text
 
 from stepspec.evals.command_line import add_command, new_app
 from stepspec.evals.flags import BUDGET, SAMPLING, SEED, SERVERS, Json, with_settings
-from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.toml import one_line
 
 from .. import settings as configuration
-from ..setting_sources import DEFAULT_FILE, Layer, Place, layers, origin
+from ..setting_sources import Layer, Place, layers, origin
 from ..settings import Settings
-from .terminal import print_json, stderr, stdout
+from .terminal import print_json, stdout
 
 SHOW_EXAMPLES = """
 Examples:
@@ -31,42 +28,7 @@ Examples:
   STEPSPEC_AHEAD=4 stepspec config show --temperature 0
 """
 
-INIT_EXAMPLES = """
-Examples:
-
-  stepspec config init http://localhost:8001/v1 http://localhost:8002/v1
-
-  stepspec config init http://a:8000/v1 http://b:8000/v1 --output pair.toml
-"""
-
-TEMPLATE = """\
-# Settings of stepspec: `stepspec config show` prints all of them, with where each comes from.
-# Flags and STEPSPEC_* variables, such as STEPSPEC_LARGE__API_KEY, come before this file.
-
-policy = "specreason"     # `stepspec policies` lists the methods
-# ahead = 2               # drafts beyond the next one to be committed
-
-[small]
-url = {small}
-# api_key = "..."         # if the server was started with --api-key
-
-[large]
-url = {large}
-# api_key = "..."
-# suffix_scoring = true   # for a server with --enable-scale-out --enable-prompt-tokens-details
-
-# [options]               # of the policy: `stepspec policies specreason`
-# threshold = 7
-
-# [sampling]
-# temperature = 0.6       # 0 is greedy
-# seed = 7                # reproduces the chain
-
-# [budget]
-# tokens = 32768          # of a run, thinking and answer together
-"""
-
-app = new_app(help="Show where the settings come from, or begin a settings file.", no_args_is_help=True)
+app = new_app(help="Show where the settings come from.", no_args_is_help=True)
 
 
 @with_settings("serve", SERVERS, SAMPLING, SEED, BUDGET)
@@ -91,25 +53,6 @@ def show(json: Json = False) -> None:
         style = "bold" if source == "from" else "dim" if source == "default" else ""
         line = f"{name:<{first}}  {value:<{second}}  {source}"
         stdout.print(Text(line, style), soft_wrap=True)  # a setting is one line, also for grep
-
-
-def init(
-    small: Annotated[str, typer.Argument(help="Base URL of the small model's server.", metavar="SMALL")],
-    large: Annotated[str, typer.Argument(help="Base URL of the large model's server.", metavar="LARGE")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The file to write; it must not exist.", metavar="FILE")
-    ] = Path(DEFAULT_FILE),
-) -> None:
-    """Write a settings file for two servers, with the most common other settings as comments."""
-    configuration.load(small=small, large=large)  # raises for what is no URL
-    try:
-        with output.open("x", encoding="utf-8") as file:
-            file.write(TEMPLATE.format(small=one_line(small), large=one_line(large)))
-    except FileExistsError as exc:
-        raise ConfigurationError(f"{output} exists: edit it, or name another file with --output") from exc
-    except OSError as exc:
-        raise ConfigurationError(f"--output {output}: {exc.strerror}") from exc
-    stderr.print(f"wrote {output}", highlight=False, soft_wrap=True)
 
 
 def _leaves(model: BaseModel) -> Iterator[tuple[Place, object]]:
@@ -153,4 +96,3 @@ def _without_password(url: str) -> str:
 
 
 add_command(app, show, SHOW_EXAMPLES)
-add_command(app, init, INIT_EXAMPLES)

@@ -1,13 +1,8 @@
-"""
-``python -m tests.evals.report.pictures RUN``: the picture of the report in docs/images, taken again.
-
-RUN is the folder of a run of the miniature pair; docs/evals.md has the command that measures it.
-"""
+"""``python -m tests.evals.report.pictures``: the picture of the report in docs/images, taken again."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 from stepspec.evals.report.formats import to_html
@@ -16,15 +11,16 @@ from stepspec.evals.report.section import build_section
 
 from ...browser import browsing, find
 
+FOLDER = Path(__file__).parent / "run"  # of the miniature pair
 PICTURE = Path(__file__).parents[3] / "docs" / "images" / "report-light.png"
 
 
-async def main(folder: Path) -> None:
+async def main() -> None:
     """Take the page up to the first plots below the summary."""
     executable = find()
     if executable is None:
         raise SystemExit("no browser: run `make browser`")
-    (run,) = merge_folders([read_folder(folder)])
+    (run,) = merge_folders([read_folder(FOLDER)])
     async with browsing(executable) as browser:
         page = await browser.new_page(
             viewport={"width": 1280, "height": 800}, device_scale_factor=1.5, color_scheme="light"
@@ -38,4 +34,4 @@ async def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main())

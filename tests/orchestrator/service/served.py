@@ -90,6 +90,7 @@ class Served:
     running: asyncio.Task[None]
     recorded: RecordingObserver
     http: aiohttp.ClientSession
+    behind: AsyncExitStack
 
     async def post(self, path: str, body: Any, **headers: str) -> Reply:
         content = body if isinstance(body, bytes) else orjson.dumps(body)
@@ -198,9 +199,12 @@ async def serving(
         solver = await stack.enter_async_context(Solver(one, other, **solving))
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         service = Service(offer(solver), settings, [recorded, *observers])
-        async with reachable(service, settings, messages.append) as (base, server, running):
+        async with (
+            reachable(service, settings, messages.append) as (base, server, running),
+            AsyncExitStack() as behind,
+        ):
             try:
-                yield Served(base, small, large, service, server, running, recorded, http)
+                yield Served(base, small, large, service, server, running, recorded, http, behind)
             finally:
                 for each in (small, large):
                     if each.gate:
@@ -224,6 +228,9 @@ async def reachable(
             await running
 
 
+STREAM = "text/event-stream"
+
+
 class FullDisk(io.TextIOBase):
     """What cannot be written: a full disk, a pipe whose reader has left, or a stream that is closed."""
 
@@ -237,15 +244,17 @@ class FullDisk(io.TextIOBase):
         raise self._exc
 
 
+@dataclass(eq=False)
 class Behind:
-    """A model's server: it records its requests and returns scripted replies."""
+    """A model's server: it records its requests and returns *pieces*, of an answer of this *kind*."""
 
-    def __init__(self) -> None:
-        self.got: list[tuple[str, dict[str, str], bytes]] = []
-        self.status, self.pieces, self.kind = 200, [b'{"any": "thing"}'], "application/json"
-        self.gate: asyncio.Event | None = None
-        self.silent = False
-        self.left = asyncio.Event()
+    pieces: list[bytes] = field(default_factory=lambda: [b'{"any": "thing"}'])
+    kind: str = "application/json"
+    status: int = 200
+    gate: asyncio.Event | None = None
+    silent: bool = False
+    got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list[tuple[str, dict[str, str], bytes]])
+    left: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.got.append((request.path, dict(request.headers), await request.read()))
@@ -278,6 +287,7 @@ async def put_behind(served: Served, behind: Behind, *roles: Role, replica: int 
     app.router.add_post("/v1/{rest:.*}", behind.answer)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
     await runner.setup()
+    served.behind.push_async_callback(runner.cleanup)
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
     engine = served.service.context.offer.engine
@@ -285,3 +295,11 @@ async def put_behind(served: Served, behind: Behind, *roles: Role, replica: int 
         endpoint = engine.small if role == "small" else engine.large
         move(endpoint, f"http://{host}:{port}", replica)
     return runner
+
+
+@asynccontextmanager
+async def passing(behind: Behind, settings: ServiceSettings | None = None, **solving: Any) -> AsyncGenerator[Served]:
+    """Run a service that lets requests for the large model pass through to *behind*."""
+    async with serving(settings, **solving) as served:
+        await put_behind(served, behind)
+        yield served

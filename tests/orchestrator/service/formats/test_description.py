@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from ..served import SCRIPT, TURN, Behind, Served, chosen, put_behind, serving
+from ..served import SCRIPT, TURN, Behind, chosen, put_behind, serving
 
 CHECKS = [
     not_a_server_error,
@@ -84,24 +83,14 @@ def streams_are_complete(ctx: object, response: Any, case: schemathesis.Case[Any
         assert all(isinstance(json.loads(line), dict) for line in lines)
 
 
-@asynccontextmanager
-async def anything_behind(served: Served) -> AsyncGenerator[None]:
-    """Let whatever passes through be answered."""
-    runner = await put_behind(served, Behind(), "small", "large")
-    try:
-        yield
-    finally:
-        await runner.cleanup()
-
-
 @pytest.fixture(scope="module")
 def description() -> Generator[Any]:
     """The description of a service in an event loop of its own."""
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(serving(SETTINGS, script=(*SCRIPT[:8], "\n\n", "{}"))) as served,
-        portal.wrap_async_context_manager(anything_behind(served)),
     ):
+        portal.call(put_behind, served, Behind(), "small", "large")  # whatever passes through is answered
         yield schemathesis.openapi.from_url(f"{served.base}/openapi.json")
 
 

@@ -33,14 +33,6 @@ def deltas(builder: DeltaBuilder, *events: Event, text: str) -> dict[str, str]:
     return joined
 
 
-def test_the_marker_is_never_sent_and_the_text_between_is_unchanged() -> None:
-    events = Committed(0, step("a\n\n")), Committed(1, step(" b \n</think>")), Answering("c")
-    assert deltas(DeltaBuilder("reasoning", thinks=True), *events, text="c") == {
-        "reasoning": "a\n\n b \n",
-        "content": "c",
-    }
-
-
 def test_unsent_text_is_sent_at_the_end() -> None:
     assert deltas(DeltaBuilder("both", thinks=True), Answering("It "), text="It is 2.")["content"] == "It is 2."
     assert deltas(DeltaBuilder("both", thinks=True), Answering("It is 2."), text="It is 2.")["content"] == "It is 2."

@@ -17,17 +17,7 @@ from stepspec.orchestrator.service.settings import ServiceSettings
 from stepspec.orchestrator.service.watch.observers import RequestLog
 
 from ....fakes import run
-from ..served import (
-    ANSWER,
-    TURN,
-    Behind,
-    FullDisk,
-    Served,
-    chosen,
-    put_behind,
-    serving,
-    until,
-)
+from ..served import ANSWER, STREAM, TURN, Behind, FullDisk, Served, chosen, passing, serving, until
 
 
 async def occupied(served: Served, running: int, waiting: int = 0) -> None:
@@ -231,14 +221,12 @@ async def test_a_cancelled_stream_ends_with_an_error(
 
 
 async def test_a_cancelled_stream_of_a_served_model_ends_with_an_error_and_other_responses_break_off() -> None:
-    behind = Behind()
-    behind.gate = asyncio.Event()
-    async with serving(chosen(drain_seconds=0.1)) as served:
-        runner = await put_behind(served, behind)
+    behind = Behind(gate=asyncio.Event())
+    async with passing(behind, chosen(drain_seconds=0.1)) as served:
         fields = {"model": "huge", "prompt": "x"}
         url = f"{served.base}/v1/completions"
         async with served.http.post(url, json=fields) as unstreamed:
-            behind.kind, behind.pieces = "text/event-stream", [b"data: 1\n\n"]
+            behind.kind, behind.pieces = STREAM, [b"data: 1\n\n"]
             async with served.http.post(url, json=fields) as stream:
                 served.server.handle_exit(signal.SIGTERM, None)
                 async with asyncio.timeout(20):
@@ -246,7 +234,6 @@ async def test_a_cancelled_stream_of_a_served_model_ends_with_an_error_and_other
                     with pytest.raises(aiohttp.ClientPayloadError):
                         await unstreamed.content.read()
         await served.running
-        await runner.cleanup()
     assert received.startswith(b"data: 1\n\ndata: {")
     assert b'"code":"shut_down"' in received
     assert received.endswith(b"data: [DONE]\n\n")

@@ -20,7 +20,7 @@ from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.http.upstream import BrokenAnswer, ForwardedAnswer, reads_likeliest
 
 from ....stand_in import Refuse
-from ..served import TURN, Behind, Noting, Reply, Served, chosen, down, put_behind, serving, until
+from ..served import STREAM, TURN, Behind, Noting, Reply, Served, chosen, down, passing, put_behind, serving, until
 
 LIMITED = chosen(clients={"b": {"key": "b-key", "large_tokens_per_minute": 1000}})
 BY = {"authorization": "Bearer b-key"}
@@ -79,18 +79,19 @@ def test_a_stream_is_read_by_the_rules_of_its_lines_however_it_is_cut(kind: str,
     assert hidden.written == 9
 
 
+async def charged(served: Served, count: int) -> list[int]:
+    """The tokens of the large model that each of *count* requests is charged, once they are over."""
+    await until(lambda: len(served.recorded.requests) == count)
+    return [request.large_tokens for request in served.recorded.requests]
+
+
 @pytest.mark.parametrize("kind", ["LF", "CRLF", "all at once"])
 async def test_a_client_with_a_limit_gets_every_event_at_once_and_pays_for_the_stream(kind: str) -> None:
-    behind = Behind()
-    behind.kind, behind.pieces, behind.gate = "text/event-stream", pieces(STREAMS[kind], 50), asyncio.Event()
-    behind.gate.set()
-    async with serving(LIMITED) as served:
-        runner = await put_behind(served, behind)
+    async with passing(Behind(pieces(STREAMS[kind], 50), STREAM), LIMITED) as served:
         reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x", "stream": True}, **BY)
         asked = {"model": "huge", "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
         whole = await served.post("/v1/completions", asked, **BY)
-        await runner.cleanup()
-        tokens = [request.large_tokens for request in served.recorded.requests]
+        tokens = await charged(served, 2)
     assert whole.body == STREAMS[kind]
     assert b"completion_tokens" not in reply.body
     assert tokens == [9, 9]
@@ -122,28 +123,23 @@ def test_a_usage_that_cannot_be_is_no_usage(usage: Any, tokens: int) -> None:
 
 
 async def test_an_answer_in_one_piece_is_charged_and_a_negative_usage_fills_no_limit() -> None:
-    behind = Behind()
-    behind.pieces = [b'{"usage": {"prompt_tokens": -9, "completion_tokens": -100000, "total_tokens": "x"}}']
-    async with serving(LIMITED) as served:
-        runner = await put_behind(served, behind)
+    behind = Behind([b'{"usage": {"prompt_tokens": -9, "completion_tokens": -100000, "total_tokens": "x"}}'])
+    async with passing(behind, LIMITED) as served:
         replies = [await served.post("/v1/completions", {"model": "huge"}, **BY) for _ in range(3)]
         behind.pieces = [b'{"usage": {"prompt_tokens": 3, ', b'"completion_tokens": 7}}']
         replies += [await served.post("/v1/completions", {"model": "huge"}, **BY)]
-        await runner.cleanup()
-        assert [request.large_tokens for request in served.recorded.requests] == [0, 0, 0, 7]
+        assert await charged(served, 4) == [0, 0, 0, 7]
     assert [reply.status for reply in replies] == [200] * 4
 
 
 async def test_no_answer_is_charged_more_tokens_than_its_model_can_write() -> None:
-    behind = Behind()
-    behind.pieces = [b'{"usage": {"prompt_tokens": 3, "completion_tokens": 1000000000000000000}}']
+    behind = Behind([b'{"usage": {"prompt_tokens": 3, "completion_tokens": 1000000000000000000}}'])
     bodies: tuple[dict[str, Any], ...] = ({"prompt": [1, 2]}, {"prompt": ["x", "y"]}, {"prompt": ["x", "y"], "n": 3})
-    async with serving(chosen(clients={"b": {"key": "b-key"}})) as served:
-        runner, room = await put_behind(served, behind), served.service.context.offer.engine.large.room
+    async with passing(behind, chosen(clients={"b": {"key": "b-key"}})) as served:
+        room = served.service.context.offer.engine.large.room
         for body in bodies:
             await served.post("/v1/completions", {"model": "huge", **body}, **BY)
-        await runner.cleanup()
-        assert [request.large_tokens for request in served.recorded.requests] == [room, 2 * room, 6 * room]
+        assert await charged(served, 3) == [room, 2 * room, 6 * room]
 
 
 # Streams that break off.
@@ -176,14 +172,10 @@ class BreaksOff(Behind):
     ],
 )
 async def test_a_stream_that_breaks_off_inside_an_event_ends_with_an_error_of_its_own(begun: bytes, path: str) -> None:
-    behind = BreaksOff()
-    behind.kind, behind.pieces = "text/event-stream", [begun]
-    async with serving() as served:
-        runner = await put_behind(served, behind)
+    async with passing(BreaksOff([begun], STREAM)) as served:
         body = {"model": "huge", "messages": [TURN], "max_tokens": 9, "stream": True}
         reply = await served.post(path, body)
         await until(lambda: served.recorded.requests)
-        await runner.cleanup()
     first, *_, error = [event for event in EventReader().feed(reply.body) if event.data not in (b"", b"[DONE]")]
     assert orjson.loads(first.data) == {"choices": [{"text": "a"}]}
     assert "the answer broke off: did the server die?" in orjson.loads(error.data)["error"]["message"]
@@ -205,12 +197,8 @@ def test_only_the_last_blank_line_may_be_missing(rest: bytes) -> None:
 
 
 async def test_a_response_that_breaks_off_fails_with_its_id_and_the_next_number() -> None:
-    behind = BreaksOff()
-    behind.kind, behind.pieces = "text/event-stream", [CREATED, DELTA]
-    async with serving() as served:
-        runner = await put_behind(served, behind)
+    async with passing(BreaksOff([CREATED, DELTA], STREAM)) as served:
         reply = await served.post("/v1/responses", {"model": "huge", "input": "x", "stream": True})
-        await runner.cleanup()
     last = EventReader().feed(reply.body)[-1]
     body = orjson.loads(last.data)
     assert (last.name, body["type"], body["sequence_number"]) == (b"response.failed", "response.failed", 42)
@@ -247,12 +235,8 @@ def test_a_response_that_had_no_event_yet_fails_with_number_0() -> None:
 async def test_an_answer_that_is_no_stream_fails_in_the_words_of_the_server(
     kind: str, content: bytes, words: str
 ) -> None:
-    behind = Behind()
-    behind.kind, behind.pieces = kind, [content] if content else []
-    async with serving() as served:
-        runner = await put_behind(served, behind)
+    async with passing(Behind([content] if content else [], kind)) as served:
         reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x", "stream": True})
-        await runner.cleanup()
     assert reply.status in (400, 500, 503)
     assert words in reply.error["message"]
     assert "did the server die" not in reply.error["message"]
@@ -262,15 +246,7 @@ async def test_an_answer_that_is_no_stream_fails_in_the_words_of_the_server(
 
 
 def failing(status: int) -> Behind:
-    behind = Behind()
-    behind.status, behind.pieces = status, [b'{"error": {"message": "out of order"}}']
-    return behind
-
-
-def silent() -> Behind:
-    behind = Behind()
-    behind.silent = True
-    return behind
+    return Behind([b'{"error": {"message": "out of order"}}'], status=status)
 
 
 @asynccontextmanager
@@ -278,15 +254,14 @@ async def two(one: Behind, other: Behind, **deadlines: float) -> AsyncGenerator[
     """Serve a large model with two replicas, where the requests that pass through go to *one* and *other*."""
     replica = Noting(("x",), digits={"9": -0.1}, names=("huge",))
     async with serving(replicas=[replica]) as served:
-        runners = [await put_behind(served, each, replica=at) for at, each in enumerate((one, other))]
+        for at, each in enumerate((one, other)):
+            await put_behind(served, each, replica=at)
         endpoint = served.service.context.offer.engine.large
         assert isinstance(endpoint, ReplicatedEndpoint)
         for server in endpoint.up:
             shorter = server.settings.deadlines.model_copy(update=deadlines)
             server.settings = server.settings.model_copy(update={"deadlines": shorter})
         yield served
-        for runner in runners:
-            await runner.cleanup()
 
 
 FORWARDED = {"model": "huge", "prompt": "x", "max_tokens": 2, "logprobs": 0}
@@ -298,9 +273,7 @@ async def ask(served: Served, *, stream: bool, session: str = "") -> Reply:
 
 
 def streaming(*content: bytes) -> Behind:
-    behind = Behind()
-    behind.kind, behind.pieces = "text/event-stream", [*content, b"data: [DONE]\n\n"]
-    return behind
+    return Behind([*content, b"data: [DONE]\n\n"], STREAM)
 
 
 SESSIONS = ("", "mine", "yours", "ours")
@@ -317,7 +290,7 @@ async def test_a_replica_that_fails_is_passed_over_before_the_first_byte(status:
 
 
 async def test_a_replica_that_never_begins_a_stream_is_passed_over_within_its_deadline() -> None:
-    async with two(silent(), streaming(b"data: {}\n\n"), first=0.2) as served, asyncio.timeout(30):
+    async with two(Behind(silent=True), streaming(b"data: {}\n\n"), first=0.2) as served, asyncio.timeout(30):
         replies = [await ask(served, stream=True, session=session) for session in SESSIONS]
     assert [reply.status for reply in replies] == [200] * 4
 
@@ -365,7 +338,7 @@ async def test_an_error_is_read_whole_however_the_network_divides_it() -> None:
 
 
 async def test_an_answer_in_one_piece_may_take_longer_than_its_first_token_while_the_server_is_healthy() -> None:
-    slow = silent()
+    slow = Behind(silent=True)
     async with two(slow, slow, first=0.1) as served:
         waiting = asyncio.create_task(ask(served, stream=False))
         await until(lambda: slow.got)
@@ -413,8 +386,8 @@ async def test_an_answer_about_the_request_itself_is_passed_on_from_the_first_on
     ],
 )
 async def test_a_prompt_that_is_too_long_is_refused_with_the_same_code_on_every_path(path: str, message: str) -> None:
-    behind = failing(400)
-    behind.pieces = [orjson.dumps({"error": {"message": message, "type": "BadRequestError", "code": 400}})]
+    error = {"error": {"message": message, "type": "BadRequestError", "code": 400}}
+    behind = Behind([orjson.dumps(error)], status=400)
     async with two(behind, behind) as served:
         content = {"model": "huge", "messages": [TURN], "prompt": "x", "input": "x", "max_tokens": 2}
         reply = await served.post(path, content)
@@ -452,14 +425,11 @@ async def test_a_failure_has_the_replica_probed_and_a_stream_that_breaks_off_too
 
         endpoint.report = note  # type: ignore[method-assign]
         await ask(served, stream=True)
-        breaks = BreaksOff()
-        breaks.kind, breaks.pieces = "text/event-stream", [HALF]
-        runner = await put_behind(served, breaks, replica=0)
+        breaks = BreaksOff([HALF], STREAM)
+        await put_behind(served, breaks, replica=0)
         await until(lambda: not down(served))
-        other = await put_behind(served, breaks, replica=1)
+        await put_behind(served, breaks, replica=1)
         await ask(served, stream=True)
-        for each in (runner, other):
-            await each.cleanup()
     assert any("the answer broke off" in each for each in reported)
 
 
@@ -473,10 +443,8 @@ async def test_a_priority_that_the_server_refuses_is_left_out_from_then_on() -> 
 
     behind = Refusing()
     settings = chosen(clients={"b": {"key": "b-key", "priority": 5}})
-    async with serving(settings) as served:
-        runner = await put_behind(served, behind)
+    async with passing(behind, settings) as served:
         replies = [await served.post("/v1/completions", {"model": "huge", "prompt": "x"}, **BY) for _ in range(2)]
-        await runner.cleanup()
     assert [reply.status for reply in replies] == [200, 200]
     assert ["priority" in orjson.loads(body) for _, _, body in behind.got] == [True, False, False]
 

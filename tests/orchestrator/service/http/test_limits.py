@@ -14,7 +14,7 @@ from stepspec.orchestrator.events import Called
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.service.http.admission import Admission, Bucket, Clients
 from stepspec.orchestrator.service.http.errors import ApiError
-from stepspec.orchestrator.service.http.upstream import ForwardedAnswer
+from stepspec.orchestrator.service.http.upstream import BrokenAnswer, ForwardedAnswer
 from stepspec.orchestrator.service.settings import ServiceSettings
 from stepspec.orchestrator.service.watch.records import ServiceRequest
 from stepspec.settings import load
@@ -211,7 +211,9 @@ async def test_a_cancelled_run_is_charged_too() -> None:
 def test_an_answer_without_usage_is_counted_by_its_events() -> None:
     reading = ForwardedAnswer("/v1/completions", stream=True, counted=True)
     assert reading.add(b"data: {}\n\ndata: {}\n\ndata: {") == b"data: {}\n\ndata: {}\n\n"
-    assert (reading.finish(), reading.written) == (b"data: {", 2)  # An event that did not end counts for nothing.
+    with pytest.raises(BrokenAnswer):
+        reading.finish()
+    assert reading.written == 2  # An event that did not end counts for nothing.
     whole = ForwardedAnswer("/v1/responses", stream=False, counted=True)
     assert whole.add(b'{"usage": {"output_') + whole.add(b'tokens": 4}}') + whole.finish() == (
         b'{"usage": {"output_tokens": 4}}'

@@ -10,7 +10,7 @@ import pytest
 
 from stepspec.orchestrator.service.watch.records import MODEL_PATHS
 
-from ..served import SCRIPT, TURN, Behind, Noting, Served, chosen, move, put_behind, serving
+from ..served import SCRIPT, STREAM, TURN, Behind, Noting, Served, chosen, move, passing, put_behind, serving
 
 WEIRD = b'{"model": "huge",  "messages": [], "anything": [1, {"at": "all"}], "\xc3\xa9t\xc3\xa9": 1e3}'
 
@@ -32,12 +32,11 @@ async def test_models_of_the_same_name_are_distinguished_by_role() -> None:
     async with serving(names=("same", "same")) as served:
         listed = [entry["id"] for entry in (await served.get("/v1/models")).json["data"]]
         behind = Behind()
-        runner = await put_behind(served, behind)
+        await put_behind(served, behind)
         replies = [
             await served.chat(method="same"),
             await served.post("/v1/chat/completions", {"model": "large:same", "messages": [TURN]}),
         ]
-        await runner.cleanup()
     assert {"small:same", "large:same"} <= set(listed)
     assert "same" not in listed
     assert [reply.status for reply in replies] == [404, 200]
@@ -48,11 +47,9 @@ async def test_models_of_the_same_name_are_distinguished_by_role() -> None:
 
 
 async def test_a_served_model_gets_the_very_bytes_and_answers_with_its_own() -> None:
-    behind = Behind()
-    behind.status, behind.pieces = 418, [b"not even", b" JSON"]
+    behind = Behind([b"not even", b" JSON"], status=418)
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    async with serving(chosen(keys=("mine",)), key="theirs") as served:
-        runner = await put_behind(served, behind)
+    async with passing(behind, chosen(keys=("mine",)), key="theirs") as served:
         for path in sorted(MODEL_PATHS - {"/live"}):
             for key in ({"authorization": "Bearer mine"}, {"x_api_key": "mine"}):
                 reply = await served.post(f"{path}?beta=true", WEIRD, traceparent=trace, **key)
@@ -60,27 +57,22 @@ async def test_a_served_model_gets_the_very_bytes_and_answers_with_its_own() -> 
                 at, headers, body = behind.got[-1]
                 assert (at, body, headers["Authorization"]) == (path, WEIRD, "Bearer theirs")
                 assert (headers["traceparent"], headers.get("x-api-key")) == (trace, None)
-        await runner.cleanup()
 
 
 async def test_a_stream_passes_through_unchanged_and_ends_when_the_client_disconnects() -> None:
-    behind = Behind()
-    behind.kind, behind.pieces, behind.gate = "text/event-stream", [b"data: 1\n\n", b"data: 2\n\n"], asyncio.Event()
-    async with serving() as served:
-        runner = await put_behind(served, behind)
+    behind = Behind([b"data: 1\n\n", b"data: 2\n\n"], STREAM, gate=asyncio.Event())
+    async with passing(behind) as served:
         async with served.http.post(f"{served.base}/v1/completions", data=WEIRD) as reply:
             assert await reply.content.readany() == b"data: 1\n\n"
             assert served.service.context.admission.running == 1
         async with asyncio.timeout(5):
             await behind.left.wait()
             await served.service.context.admission.idle()
-        await runner.cleanup()
 
 
 async def test_a_server_that_is_down_is_503() -> None:
     async with serving() as served:
-        runner = await put_behind(served, Behind())
-        await runner.cleanup()
+        await (await put_behind(served, Behind())).cleanup()
         reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
     assert (reply.status, reply.error["code"]) == (503, "upstream_unavailable")
     assert "no connection: " in reply.error["message"]
@@ -91,12 +83,8 @@ async def test_a_server_that_is_down_is_503() -> None:
     ("status", "key", "words"), [(401, "theirs", "refused the service's key for it"), (403, "", "without a key")]
 )
 async def test_a_key_that_a_server_refuses_is_not_the_clients(status: int, key: str, words: str) -> None:
-    behind = Behind()
-    behind.status = status
-    async with serving(chosen(keys=("mine",)), key=key) as served:
-        runner = await put_behind(served, behind)
+    async with passing(Behind(status=status), chosen(keys=("mine",)), key=key) as served:
         reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"}, authorization="Bearer mine")
-        await runner.cleanup()
     assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (500, "upstream_error", "false")
     assert words in reply.error["message"]
     assert "STEPSPEC_LARGE__API_KEY" in reply.error["message"]
@@ -104,23 +92,15 @@ async def test_a_key_that_a_server_refuses_is_not_the_clients(status: int, key: 
 
 
 async def test_a_server_that_takes_too_long_is_504() -> None:
-    behind = Behind()
-    behind.silent = True
-    async with serving(chosen(max_seconds=0.2)) as served:
-        runner = await put_behind(served, behind)
+    async with passing(Behind(silent=True), chosen(max_seconds=0.2)) as served:
         reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
-        await runner.cleanup()
     assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (504, "deadline", "false")
 
 
 async def test_an_answer_that_stops_half_way_is_cut_off_and_not_completed() -> None:
-    behind = Behind()
-    behind.gate = asyncio.Event()
-    async with serving(chosen(max_seconds=0.2)) as served:
-        runner = await put_behind(served, behind)
+    async with passing(Behind(gate=asyncio.Event()), chosen(max_seconds=0.2)) as served:
         with pytest.raises(aiohttp.ClientPayloadError):
             await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
-        await runner.cleanup()
 
 
 async def test_the_trace_context_is_sent_to_the_servers_of_a_method() -> None:
