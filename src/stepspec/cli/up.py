@@ -11,7 +11,7 @@ import typer
 from stepspec.evals.flags import Json, Pace
 from stepspec.evals.testbed import commands as testbed
 from stepspec.evals.testbed.commands import SMALL_PRINT, table
-from stepspec.evals.testbed.servers import miniature_servers, speculations
+from stepspec.evals.testbed.servers import speculations
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import up as launcher
 
@@ -79,14 +79,9 @@ def up(
         else:
             wait(launcher.up(checked, stderr, json_output=json, log_dir=log_dir))
         return
-    chosen = speculations(speculation)
     if dry_run:
-        servers = miniature_servers(profile, speculation=chosen)
-        if any(each.method == "draft_model" for each in chosen.values()) and profile != "off":
-            print("# the model that drafts tokens is not paced here, as it is when `up` starts the servers itself")
-        print("\n".join(launcher.shell_lines([servers])))
-        return
-    wait(testbed.up(profile, json_output=json, log_dir=log_dir, speculation=chosen))
+        raise ConfigurationError("--dry-run is for a pair's file: recipes/miniature.toml has the miniature pair")
+    wait(testbed.up(profile, json_output=json, log_dir=log_dir, speculation=speculations(speculation)))
 
 
 def demo(
