@@ -318,15 +318,15 @@ class VllmModel:
         closing: Closing,
         spelt: bool = True,
     ) -> Body:
-        return vllm_protocol.stream_body(
+        body = vllm_protocol.stream_body(
             *(self._endpoint.name, prompt, sampling),
             seed=seed,
             limit=limit,
             stop=(*closing.stops, *stop),
             stop_token=closing.id if closing.open else -1,
-            format=self._format,
             spelt=spelt,
         )
+        return body | vllm_protocol.format_fields(self._format)
 
     def _apart(self, sampling: Sampling) -> AbstractAsyncContextManager[None]:
         """Keep a request that reads the likeliest tokens apart from questions by token ids."""

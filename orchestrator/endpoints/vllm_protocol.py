@@ -399,11 +399,10 @@ def stream_body(
     limit: int,
     stop: Iterable[str],
     stop_token: int = -1,
-    format: Format | None = None,
     spelt: bool = True,
 ) -> Body:
     """
-    Ask for a stream of at most *limit* tokens, in the *format* unless that is None.
+    Ask for a stream of at most *limit* tokens.
 
     It ends after a *stop* string, or with the *stop_token* if that is not -1. Only *spelt* tokens come with their
     spellings and log-probabilities; without them it has to have no stops.
@@ -425,15 +424,16 @@ def stream_body(
         body["stop_token_ids"] = [stop_token]
     if spelt:
         body["logprobs"] = sampling.logprobs
-    if format is not None:
-        body["structured_outputs"] = _structured(format)
     return body
 
 
-def _structured(format: Format) -> Mapping[str, Any]:
+def format_fields(format: Format | None) -> Body:
+    """Return what a request for a text in this *format* has besides; {} for None."""
+    if format is None:
+        return {}
     if isinstance(format, ServerFormat):
-        return format.outputs
-    return {"json_object": True} if format == "json" else {"json": format}
+        return {"structured_outputs": format.outputs}
+    return {"structured_outputs": {"json_object": True} if format == "json" else {"json": format}}
 
 
 def parse_chunk(call: Call, event: bytes, logprobs: int | None, closing: Sequence[int] = ()) -> Chunk:
