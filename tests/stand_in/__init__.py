@@ -89,19 +89,10 @@ SPOILT = web.RequestKey("spoilt", str)
 
 @dataclass(frozen=True)
 class Latency:
-    """
-    The times of a server: seconds to the *first* token, for each further *token*, and for each uncached *prompt_token*.
-
-    A busy server is no slower.
-    """
+    """The times of a server: seconds to the *first* token and for each further *token*. A busy server is no slower."""
 
     first: float = 0.0
     token: float = 0.0
-    prompt_token: float = 0.0
-
-    def reading(self, texts: Sequence[Sequence[int]], cached: Sequence[int]) -> float:
-        """Return the seconds to the first token after the prompts *texts*, of which so many tokens are *cached*."""
-        return self.first + self.prompt_token * (sum(map(len, texts)) - sum(cached))
 
 
 @dataclass
@@ -267,15 +258,14 @@ class FakeVllm:
 
     async def wait(self, request: web.Request, texts: Sequence[list[int]]) -> None:
         """Wait as long as the first token after *texts* takes."""
-        seconds = self.latency.reading(texts, [self.cached(prompt) for prompt in texts])
-        await asyncio.sleep(seconds * request.get(SLOWED, 1.0))
+        await asyncio.sleep(self.latency.first * request.get(SLOWED, 1.0))
 
     async def stream(
         self, request: web.Request, body: dict[str, Any], fault: Break | Stall | None
     ) -> web.StreamResponse:
         slow, what, texts = request.get(SLOWED, 1.0), request.get(SPOILT, ""), prompts(body)
         cached = [self.cache(prompt) for prompt in texts]
-        due = time.perf_counter() + self.latency.reading(texts, cached) * slow
+        due = time.perf_counter() + self.latency.first * slow
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         envelope = {"id": f"cmpl-{id(request):x}", "object": "text_completion", "created": int(time.time())}
@@ -413,8 +403,8 @@ class FakeVllm:
         details = {"prompt_tokens_details": {"cached_tokens": cached}} if self.block or self.unit else {}
         return {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": written, **details}
 
-    def cached(self, prompt: list[int]) -> int:
-        """Return how many of the first tokens of *prompt* are cached: in whole blocks, and never its last token."""
+    def cache(self, prompt: list[int]) -> int:
+        """Return how many of the first tokens of *prompt* were cached, in whole blocks, and never its last token."""
         unit, most, found = self.unit or self.block, len(prompt) - 1, 0
         for other in reversed(self._read) if unit else ():
             same = min(shared(prompt, other), most)
@@ -423,11 +413,6 @@ class FakeVllm:
             found = max(found, same // unit * unit)
             if found + unit > most:
                 break
-        return found
-
-    def cache(self, prompt: list[int]) -> int:
-        """Return how many tokens of *prompt* were cached; now all are."""
-        found = self.cached(prompt)
         self._read.append(prompt)
         return found
 
@@ -755,7 +740,7 @@ def filled(schema: dict[str, Any]) -> Any:
 
 
 def parse_fault(text: str) -> Fault | None:
-    """Read a fault as `--fault` takes it. Raise `ConfigurationError` for any other text."""
+    """Read a fault as ``/faults`` takes it. Raise `ConfigurationError` for any other text."""
     kind, _, number = text.partition(":")
     try:
         match kind:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
 from typing import Annotated
 
 import typer
 
 from stepspec.evals.command_line import script
 
-from . import GENERATE, SPOILS, Latency, StandIn, parse_fault
+from . import GENERATE, Latency, StandIn
 
 EXAMPLES = """
 Examples:
@@ -20,57 +19,38 @@ Examples:
 
   python -m tests.stand_in --port 8002 --token-ms 25 --accept 0.8      # a large one, and the judge
 
-  python -m tests.stand_in --fault none --fault reset:5 --fault memory
-
-  curl --json '["stall:3", "503"]' http://127.0.0.1:8001/faults
+  curl --json '["none", "reset:5", "stall:3", "503:2", "memory"]' http://127.0.0.1:8001/faults
 """
 
 
 def main(
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at; 0: a free one, which is printed.")] = 8000,
     model: Annotated[str, typer.Option(help="Name of the model.")] = "stand-in",
     steps: Annotated[int, typer.Option(min=1, help="Steps of the thinking.")] = 40,
     step_tokens: Annotated[int, typer.Option(min=2, help="Tokens of a step.")] = 30,
-    first_ms: Annotated[float, typer.Option(min=0, help="Milliseconds to the first token.")] = 0.0,
-    token_ms: Annotated[float, typer.Option(min=0, help="Milliseconds for each further token.")] = 0.0,
-    prompt_token_us: Annotated[float, typer.Option(min=0, help="Microseconds for each uncached prompt token.")] = 0.0,
+    token_ms: Annotated[float, typer.Option(min=0, help="Milliseconds for each token but the first.")] = 0.0,
     accept: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the questions that get the grade 9, or yes.")
     ] = 1.0,
-    chunk: Annotated[int, typer.Option(min=1, help="Tokens of an event.")] = 1,
     block: Annotated[int, typer.Option(min=0, help="Block of the prefix cache in tokens; 0: no cache.")] = 16,
     room: Annotated[int, typer.Option(min=512, help="The longest sequence, in tokens.")] = 32_768,
     scale_out: Annotated[bool, typer.Option("--scale-out", help=f"Open {GENERATE}.")] = False,
-    key: Annotated[str, typer.Option(help="Key that clients have to send.")] = "",
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A fault of the next completion, again for the one after: none, memory, reset:TOKENS, stall:TOKENS, "
-            f"slow:FACTOR, {', '.join(SPOILS)}, or an HTTP status, maybe with seconds to Retry-After as in 503:2. POST "
-            "a JSON list of them to /faults for more."
-        ),
-    ] = None,
 ) -> None:
     """Serve vLLM's protocol without a model: steps of a set length at a set pace, verdicts, and faults on demand."""
-    latency = Latency(first_ms / 1000, token_ms / 1000, prompt_token_us / 1e6)
     server = StandIn(
-        faults=deque(map(parse_fault, fault or ())),
         names=(model,),
         steps=steps,
         step_tokens=step_tokens,
-        latency=latency,
+        latency=Latency(token=token_ms / 1000),
         accept=accept,
-        chunk=chunk,
         block=block,
         room=room,
         scale_out=scale_out,
         garbage=False,
-        key=key,
     )
 
     async def serve() -> None:
-        async with server.listening(host, port) as url:
+        async with server.listening(port=port) as url:
             print(f"the stand-in listens at {url}", flush=True)
             await asyncio.Event().wait()
 
