@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from math import exp, log
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from .auto import AutoRun
 from .chain import Accept, Chain, Rollback, Step, Verdict
@@ -110,7 +110,7 @@ class Lookahead:
     """
     Consecutive drafts, each extending the one before, all judged at the same time; the repair of a rejected one.
 
-    It works ahead of *chain*, from now on, until that is *over* or its budget *spent*. Leaving the block closes it.
+    It works ahead of *chain*, from now on, until that is *over*, its budget *spent*, or it is closed.
     """
 
     def __init__(
@@ -135,12 +135,6 @@ class Lookahead:
         self._closing: asyncio.Task[None] | None = None
         self._start(self._draft_ahead(chain), self._context("draft", self._first))
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def next(self) -> tuple[Step, Verdict]:
         """Return the next draft and its verdict."""
         self._awaited += 1
@@ -163,7 +157,7 @@ class Lookahead:
         self._closing = asyncio.create_task(self._kept_open.aclose())
         return await repair
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Cancel every draft and verdict that was not taken, and wait until all their requests are gone."""
         await to_the_end(self._close())
 

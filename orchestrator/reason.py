@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -64,7 +65,7 @@ async def reason(
         while (end := ended()) is None:
             current = writer()
             bets = Lookahead(current, chain, control=control, spent=spent, observe=observe, over=over)
-            async with bets as lookahead:
+            async with aclosing(bets) as lookahead:
                 while True:
                     draft, verdict = await lookahead.next()
                     if isinstance(verdict, Rollback):

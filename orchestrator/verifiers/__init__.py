@@ -1,7 +1,7 @@
 """Verifiers: programs that judge a step or the answer, over HTTP or as a function, with a deadline and a fallback."""
 
 from .functions import VERIFIERS, Candidate, VerifierFunction
-from .settings import DecisionsVerifier, FunctionVerifier, HttpVerifier, VerifierSettings
+from .settings import DecisionsVerifier, FunctionVerifier, HttpVerifier
 from .verifier import AnswerCheck, CheckedAnswer, ConnectedVerifier, LargeJudge, Verifier
 
 __all__ = [
@@ -16,5 +16,4 @@ __all__ = [
     "LargeJudge",
     "Verifier",
     "VerifierFunction",
-    "VerifierSettings",
 ]
