@@ -79,7 +79,8 @@ class Registry(Mapping[str, T], Generic[T]):
         That is *name*, by default that of the class or function, followed by a number if another entry has it: no name
         ever changes its meaning. Raise `ConfigurationError` for what cannot be an entry, or has no name, as a lambda.
         """
-        name, count = name or name_of(value), 1
+        inner, count = behind(value), 1
+        name = name or str(getattr(inner, "__name__", type(inner).__name__))
         entry = self._read(name, value)
         if not NAME.fullmatch(name):
             raise ConfigurationError(f"a {self.kind} has to have a name: write {value!r} as a class or a function")
@@ -115,12 +116,6 @@ class Registry(Mapping[str, T], Generic[T]):
             raise ConfigurationError("stepspec has this name itself: the package has to choose another")
         if name in usable:
             raise ConfigurationError("another package has this name too: uninstall one of both")
-
-
-def name_of(value: object) -> str:
-    """Return the name of a class or function, also of one that some arguments are bound to."""
-    inner = behind(value)
-    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def behind(value: object) -> object:

@@ -112,9 +112,8 @@ class Solution:
         )
 
 
-def _degraded(events: Iterable[Event]) -> Iterator[str]:
+def _degraded(events: Sequence[Event]) -> Iterator[str]:
     """The models that failed for good, and the critic if something else had to judge in its place."""
-    events = tuple(events)
     yield from (event.path or event.role for event in events if isinstance(event, Degraded))
     if any(isinstance(event, FellBack) for event in events):
         yield "critic"
