@@ -174,14 +174,14 @@ def logging_to_stderr() -> Generator[None]:
             each.setLevel(level)
 
 
-def numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
-    """Read the positive numbers of *text*, each once; none if it is empty. Raise `ConfigurationError`."""
+def numbers(flag: str, text: str, kind: Callable[[str], Any], *, positive: bool = True) -> list[Any]:
+    """Read the numbers of *text*, each once, above 0 if *positive*; none if it is empty. Raise `ConfigurationError`."""
     try:
         numbers = [kind(part) for part in text.split(",")] if text.strip() else []
     except ValueError:
         raise ConfigurationError(f"{flag} {text!r}: write numbers with commas between them") from None
     finite(flag, *numbers)
-    if any(number <= 0 for number in numbers):
+    if positive and any(number <= 0 for number in numbers):
         raise ConfigurationError(f"{flag} {text!r}: every number has to be above 0")
     return list(dict.fromkeys(numbers))
 

@@ -20,7 +20,7 @@ from stepspec.policies import Threshold
 
 from ..benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
 from ..cli import contact, wait
-from ..command_line import finite, only_without_testbed, progress_bars, writable
+from ..command_line import numbers, only_without_testbed, progress_bars, writable
 from ..flags import (
     BUDGET,
     SAMPLING,
@@ -118,7 +118,7 @@ def calibrate(
     own_solver = None if testbed else Solver()
     settings = own_solver.settings if own_solver else testbed_settings()
     policy = settings.policy
-    threshold = find_threshold(policy, vary, _numbers(values) if values else None)
+    threshold = find_threshold(policy, vary, numbers("--values", values or "", float, positive=False))
     for value in threshold.values:
         check_arm(served_arm(settings, policy, threshold, value), settings)
     writable("--output", output)
@@ -203,12 +203,3 @@ def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | No
     if not tasks:
         raise ConfigurationError(f"no problem of {benchmark.name} is in its calibration half: it has too few")
     return tasks[:count]
-
-
-def _numbers(values: str) -> list[float]:
-    try:
-        numbers = [float(value) for value in values.split(",")]
-    except ValueError as exc:
-        raise ConfigurationError(f"--values {values!r}: write numbers with commas between them, as in 9,8,7") from exc
-    finite("--values", *numbers)
-    return numbers

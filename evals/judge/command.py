@@ -18,9 +18,9 @@ from stepspec.settings import Settings
 
 from ..cli import WIDTH
 from ..command_line import finite, only_without_testbed, writable
-from ..estimate import report as estimate_report
 from ..estimate.command import check_pair, with_bars
 from ..estimate.measuring import OnPart
+from ..estimate.report import settings_file
 from ..flags import SAMPLING, SERVERS, Json, Pace, ProblemsFile, Testbed, with_settings
 from ..plan import testbed_settings
 from ..problems import read_problems
@@ -100,16 +100,17 @@ def command(
             judged = await judge_cases(solver, cases, minutes, seed, part)
             rows = figures(judged.steps, judged.seconds)
             chosen = best(rows)
-            drafts = (
-                await try_drafts(solver, cases, chosen.reading.policy, chosen.options, minutes / 4, part)
-                if chosen
-                else None
-            )
+            drafts = None
+            if chosen is not None:
+                drafts = await try_drafts(solver, cases, chosen.reading.policy, chosen.options, minutes / 4, part)
             return solver.settings if testbed else settings, judged, rows, chosen, drafts
 
     settings, judged, rows, chosen, drafts = with_bars(work)
     sentence = conclusion(rows, chosen, drafts)
-    toml = settings_file(settings, chosen, drafts, sentence, str(datetime.date.today()))
+    lines = sentence, f"Measured by `stepspec judge` on {datetime.date.today()}."
+    policy = {"policy": chosen.reading.policy if chosen else "large"}
+    prior = (drafts.accepted.value, drafts.verdict_seconds) if drafts else None
+    toml = settings_file(settings, lines, policy, chosen.options if chosen else None, prior)
     if json:
         print(orjson.dumps(record(rows, chosen, drafts, judged.cases, judged.skipped, sentence, toml)).decode())
     else:
@@ -162,20 +163,6 @@ def conclusion(rows: Sequence[ReadingFigures], chosen: ReadingFigures | None, dr
     if drafts is not None:
         text += f", and it accepts {drafts.accepted:.0%} of {drafts.drafts} drafts of the small model"
     return f"{text}."
-
-
-def settings_file(
-    settings: Settings, chosen: ReadingFigures | None, drafts: DraftFigures | None, sentence: str, date: str
-) -> str:
-    """The settings to use, as a TOML file that stepspec reads; API keys are left out."""
-    prior = None if drafts is None else (drafts.accepted.value, drafts.verdict_seconds)
-    return estimate_report.settings_file(
-        settings,
-        (sentence, f"Measured by `stepspec judge` on {date}."),
-        {"policy": chosen.reading.policy if chosen else "large"},
-        chosen.options if chosen else None,
-        prior,
-    )
 
 
 def record(
