@@ -292,7 +292,13 @@ class RequestMeter:
 
 
 class TokenStream:
-    """The tokens of one open stream, and then the reason why it ended."""
+    """
+    The tokens of one open stream, and then the reason why it ended.
+
+    Without log-probabilities an event of several tokens does not tell their single spellings. It is divided by the
+    *spellings* of tokens that arrived alone, by their ids, to which those of this stream are added. If these do not
+    join to its text, the last token has all of it.
+    """
 
     def __init__(
         self,
@@ -300,13 +306,13 @@ class TokenStream:
         events: Events,
         tally: RequestMeter,
         logprobs: int | None,
-        closing: Sequence[int] = (),
+        closing: Sequence[int],
+        spellings: dict[int, str],
     ) -> None:
         self._call, self._events, self._tally, self._logprobs = call, events, tally, logprobs
-        self._closing = closing
+        self._closing, self._spellings = closing, spellings
         self._tokens: deque[Token] = deque()
         self._ended: Stop | None = None
-        self.merged = False  # whether an event had several tokens, whose single spellings are not known
 
     async def take(self) -> Token | Stop:
         """Wait for the next token, or for the reason of the end."""
@@ -329,18 +335,29 @@ class TokenStream:
             return False
         piece = parse_chunk(self._call, event, self._logprobs, self._closing)
         self._tally.add(piece.received, piece.cached)
-        self.merged |= piece.received > 1 and self._logprobs is None
-        self._tokens.extend(piece.tokens)
+        self._tokens.extend(self._divided(piece.tokens) if self._logprobs is None else piece.tokens)
         self._ended = piece.ended or self._ended
         return True
 
+    def _divided(self, tokens: Sequence[Token]) -> Sequence[Token]:
+        """Divide the text of the last of *tokens* among all of them, if their spellings are known."""
+        if len(tokens) == 1:
+            self._spellings[tokens[0].id] = tokens[0].text
+        pieces = [self._spellings.get(token.id, "") for token in tokens]
+        if not tokens or "".join(pieces) != tokens[-1].text:
+            return tokens
+        return [replace(token, text=piece) for token, piece in zip(tokens, pieces, strict=True)]
+
 
 @asynccontextmanager
-async def generate(connection: Connection, call: Call, body: Body, tally: RequestMeter) -> AsyncGenerator[TokenStream]:
+async def generate(
+    connection: Connection, call: Call, body: Body, tally: RequestMeter, spellings: dict[int, str]
+) -> AsyncGenerator[TokenStream]:
     """Send *body* and yield the stream of tokens. Leaving the block before its end aborts the request."""
     with tally:
         async with connection.stream(call, body) as events:
-            arrivals = TokenStream(call, events, tally, body.get("logprobs"), body.get("stop_token_ids", ()))
+            closing = body.get("stop_token_ids", ())
+            arrivals = TokenStream(call, events, tally, body.get("logprobs"), closing, spellings)
             yield arrivals
             await arrivals.finish()
 

@@ -39,7 +39,8 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
     def __init__(self, settings: Endpoint, table: str = "") -> None:
         super().__init__(settings, table)
-        self.merges = False  # tokens into one event: it speculates on tokens, or is busy
+        self.speculates = False  # on tokens, so that most events have several
+        self.spellings: dict[int, str] = {}  # of tokens that arrived alone, by their ids
         self.by_id: bool | None = None  # whether it returns log-probabilities of given ids; None: not tried
         self.cache: CacheConfig | None = None  # its prefix cache; None if it does not describe it
         self._can: Capabilities | None = None
@@ -50,10 +51,9 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
     async def _learn(self) -> None:
         self.encoder = ModelTokenizer(self.connection, self.name, self.settings)
         await self.encoder.learn()
-        speculates = await self.acceptance() is not None
-        self.merges |= speculates
+        self.speculates, self.spellings = await self.acceptance() is not None, {}
         # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the engine ends.
-        self.by_id = False if speculates else None
+        self.by_id = False if self.speculates else None
 
     @property
     def role(self) -> Role:

@@ -64,8 +64,8 @@ class VllmModel:
 
         No stream is kept open for a model that samples by a seed: every step needs a request with a seed of its own,
         and how far a stream runs ahead depends on time. The large model's has no log-probabilities: nobody reads them,
-        and they take vLLM a tenth of the time of a token. Only where the server merges tokens into one event, they tell
-        where a step ends in it.
+        and they take vLLM a tenth of the time of a token. Only of a server that speculates on tokens, and so sends
+        several in one event, they are requested: their spellings tell where a step ends.
 
         Raise `ContextTooLong` if the chain leaves no room for a token, `ConfigurationError` for too large a *top*.
         """
@@ -283,14 +283,12 @@ class VllmModel:
         """Open a stream of tokens after *prompt*, which is *chain* and *opening*; a sticky one has an *observe*."""
         limit = min(limit + closing.room, self._room("write", prompt))
         seed = sampling.seed_for(self.role, "write", chain, opening, again=REQUEST.get().again)
-        spelt = not observe or self.role != "large" or sampling.logprobs > 0 or self._endpoint.merges
+        spelt = not observe or self.role != "large" or sampling.logprobs > 0 or self._endpoint.speculates
         body = self._body(prompt.fragment, sampling, seed, limit, stop, closing, spelt)
         connection, tally = self._endpoint.connection, self._tally("write", len(prompt), observe)
-        async with self._apart(sampling), generate(connection, self._call("write"), body, tally) as arrivals:
-            try:
-                yield arrivals
-            finally:
-                self._endpoint.merges |= arrivals.merged
+        opened = generate(connection, self._call("write"), body, tally, self._endpoint.spellings)
+        async with self._apart(sampling), opened as arrivals:
+            yield arrivals
 
     async def _grow(
         self,

@@ -81,16 +81,25 @@ async def test_a_large_model_alone_writes_without_log_probabilities(
 
 
 @pytest.mark.parametrize("chunk", [2, 4, 100])
-async def test_a_server_that_merges_tokens_is_asked_for_log_probabilities_from_then_on(meet: Meet, chunk: int) -> None:
-    """No text is lost: neither where a step ends in an event, nor with the token that ends the turn."""
+async def test_events_of_several_tokens_lose_no_text(meet: Meet, chunk: int) -> None:
+    """Neither where a step ends in an event, nor with the token that ends the turn."""
     server = FakeVllm(("So", " one", ".\n\n", "The", " answer"), chunk=chunk)
+    async with meet(server, role="large") as met, kept_open():
+        assert [step.text for step in await steps(met.model, PROBLEM)] == ["So one.\n\n", "The answer"]
+
+
+@pytest.mark.parametrize("chunk", [2, 4, 100])
+async def test_events_of_several_tokens_are_divided_by_the_spellings_of_those_that_arrived_alone(
+    meet: Meet, chunk: int
+) -> None:
+    server = FakeVllm(SCRIPT)
     async with meet(server, role="large") as met:
-        for _ in range(2):
-            async with kept_open():
-                written = await steps(met.model, PROBLEM)
-                assert [step.text for step in written] == ["So one.\n\n", "The answer"]
-    sent = [body.get("logprobs") for path, body in server.requests if path == "/v1/completions"]
-    assert (sent[0], sent[-1]) == (None, 0)
+        async with kept_open():
+            alone = await steps(met.model, PROBLEM)
+        server.chunk, before = chunk, requests(server)
+        async with kept_open():
+            assert await steps(met.model, PROBLEM) == alone
+    assert requests(server) == before + 1
 
 
 async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> None:
