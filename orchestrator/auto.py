@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from .chain import Accept, Rollback, Step, Verdict
-from .events import Called, Choice, Chosen, Committed, Decided, Drafted, Finished, Judged, Repaired, Started
+from .events import OUTRUN, Called, Choice, Chosen, Committed, Decided, Drafted, Finished, Judged, Repaired, Started
 from .interfaces import Policy
 from .trace import Moment
 
@@ -180,8 +180,9 @@ class Record:
     *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair, and
     *paces* the same for each token. *judged* are those from a draft to its verdict, *repairs* those from a rollback to
     its repair. *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or
-    change of mode. *spent* counts the steps that the last of its *probes* wrote; a rejected draft ends one.
-    *explained* says whether the user was told why runs step aside.
+    change of mode. *spent* counts the steps that the last of its *probes* wrote; a rejected draft ends one. *outrun*
+    counts the drafts that were not complete when the large model had written the step. *explained* says whether the
+    user was told why runs step aside.
     """
 
     prior: Prior = field(default_factory=Prior)
@@ -196,6 +197,7 @@ class Record:
     probed: int = 0
     spent: int = 0
     probes: int = 0
+    outrun: int = 0
     explained: bool = False
 
     def estimate(self, seconds_per_token: float | None, *, busy: bool = False, full: bool = False) -> Estimate:
@@ -213,17 +215,19 @@ class Record:
         """
         The medians of the timings. Before the first repair, one is assumed to take the *large* model's time.
 
-        One verdict is enough if it took longer than the large model takes for a step, or a token of its draft about as
-        long as the large model's *pace*: then no share of accepted drafts can pay.
+        No verdict is needed if a token of a draft took about as long as the large model's *pace*, or if several drafts
+        were outrun, and one is enough if it took longer than the large model takes for a step: then no share of
+        accepted drafts can pay.
 
         With the prior's seconds of a verdict and without any timing, the draft is assumed to take no time.
         """
         drafts, judged, repairs = self.drafts.values(), self.judged.values(), self.repairs.values()
         repair = median_low(repairs) if repairs else large or 0.0
+        outpaced = pace is not None and bool(paces := self.paces.values()) and min(paces) > SLOW * pace
         slow = large is not None and bool(judged) and min(judged) > large
-        slow |= pace is not None and bool(paces := self.paces.values()) and min(paces) > SLOW * pace
-        if drafts and len(judged) >= (1 if slow else least):
-            return Costs(median_low(drafts), median_low(judged), repair)
+        needed = 0 if outpaced or self.outrun >= LEAST else 1 if slow else least
+        if drafts and len(judged) >= needed:
+            return Costs(median_low(drafts), median_low(judged) if judged else 0.0, repair)
         if self.prior.accept_rate is not None and self.prior.verdict_seconds is not None and not drafts:
             return Costs(0.0, self.prior.verdict_seconds, repair)
         return None
@@ -412,11 +416,12 @@ class AutoRun:
             return f"{auto.waiting} requests wait at the large model's server: lower `max_running`, or add a replica"
         if outcomes and sum(outcomes) < len(outcomes) / 2:
             return f"{sum(outcomes)} of {len(outcomes)} drafts accepted: run `stepspec judge`"
-        if not outcomes or estimate.costs is None or estimate.large is None:
+        if estimate.costs is None or estimate.large is None or not (outcomes or self.record.drafts.entries):
             return "drafts are rarely accepted, as measured before: run `stepspec judge`"
+        verdict = f" and its verdict {estimate.costs.judge:.2g} s" if estimate.costs.judge else ""
         return (
-            f"a draft takes {estimate.costs.draft:.2g} s and its verdict {estimate.costs.judge:.2g} s, and the large "
-            f"model writes a step in {estimate.large:.2g} s: run `stepspec estimate`"
+            f"a draft takes {estimate.costs.draft:.2g} s{verdict}, and the large model writes a step in "
+            f"{estimate.large:.2g} s: run `stepspec estimate`"
         )
 
     def _probe(self, event: Decided, estimate: Estimate) -> Decided:
@@ -458,6 +463,12 @@ class AutoRun:
             case Judged(index, _, verdict) if index in pending.drafts:
                 self.record.judged.add(self.auto.steps, at - pending.drafts.pop(index))
                 pending.verdicts[index] = at, verdict
+            case Repaired(rollback=Rollback(reason=reason)) if reason == OUTRUN:
+                self.record.outrun += 1
+                self.record.drafts.add(
+                    self.auto.steps, at - (pending.settled if pending.free is None else pending.free)
+                )
+                pending.anew = True
             case Repaired(index, _, rollback):
                 judged, _ = pending.verdicts.get(index, (pending.settled, rollback))
                 if not self.exploring:  # else it began before the verdict
@@ -480,7 +491,13 @@ class AutoRun:
         self.auto.resident.pop(self, None)
 
     def _called(self, event: Called) -> None:
-        """The pace of the large model shows in repairs, whose requests end with the step."""
+        """
+        The pace of the large model shows in repairs, whose requests end with the step.
+
+        That of the small one shows in whole drafts, and while the method is tried in those that were not completed.
+        """
+        if event.role == "small" and event.fate == "cancelled" and event.first is not None and self.exploring:
+            self.record.paces.add(self.auto.steps, (event.seconds - event.first) / max(1, event.written - 1))
         if event.role != "large" or event.fate == "failed":
             return
         self.auto.resident[self] = max(self.auto.resident.get(self, 0), event.prompt + event.written)

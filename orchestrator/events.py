@@ -123,6 +123,10 @@ class Chosen:
     step: Step
 
 
+OUTRUN = "the large model wrote its own step first"
+"""The reason of the rollback of a draft that was not complete when its hedge was, while a method was tried."""
+
+
 @dataclass(frozen=True, slots=True)
 class Repaired:
     """A repair of step *index* was written."""

@@ -12,18 +12,21 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from math import exp, log
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from .auto import AutoRun
 from .chain import Accept, Chain, Rollback, Step, Verdict
 from .concurrency import to_the_end
 from .errors import EndpointUnavailable
-from .events import Drafted, Event, Judged, Lost, Observer, Purpose
+from .events import OUTRUN, Drafted, Event, Judged, Lost, Observer, Purpose
 from .interfaces import KEPT_OPEN, REQUEST, Policy, RequestContext, foreseeable, guarded, prepare, verify
 from .repetition import OBSTACLES, obstacle
 
 T = TypeVar("T")
+Pending: TypeAlias = tuple[int, Step, asyncio.Task[Verdict] | Rollback] | BaseException
+"""The index of a draft, the draft, and its verdict; or what ended the drafting."""
 UNWRITTEN = Step("", "small", "delimiter")  # in the place of the draft of which a hedge knows nothing
 
 
@@ -36,9 +39,10 @@ class LookaheadControl:
     one draft, then its verdict; but what a policy can `prepare` for a verdict always starts together with the draft.
     A hedge is a repair that starts before the verdict. A draft is hedged if its `confidence` is at most *hedge* (0:
     none). With a *hedge* of 1 every draft is, and the repair starts together with the draft. With *sure_bets* no draft
-    is made beyond one that is not sure enough; None bets on every draft. With *auto* the depth is what it decided, the
-    first drafts of a method are all hedged, so that trying it costs little, and none is while the large model has a
-    queue.
+    is made beyond one that is not sure enough; None bets on every draft. With *auto* the depth is what it decided. The
+    first drafts of a method are all hedged, and the hedge is the step if it is complete before the draft, or before a
+    verdict that rejects a part of it, so that trying the method costs little. None is hedged while the large model has
+    a queue.
     """
 
     ahead: int = 0
@@ -61,6 +65,11 @@ class LookaheadControl:
         if self.auto is None:
             return self.hedge
         return 0.0 if self.auto.auto.busy else 1.0 if self.auto.exploring else self.hedge
+
+    @property
+    def trying(self) -> bool:
+        """Whether drafts race with their hedges."""
+        return self.auto is not None and self.auto.exploring and self.hedging > 0
 
     def hedges(self, draft: Step) -> bool:
         """Whether the repair of *draft* starts before its verdict."""
@@ -125,7 +134,8 @@ class Lookahead:
     ) -> None:
         self._policy, self._control, self._observe = policy, control, observe
         self._spent, self._over = spent, over
-        self._pending: asyncio.Queue[tuple[int, Step, asyncio.Task[Verdict]] | BaseException] = asyncio.Queue()
+        self._pending: asyncio.Queue[Pending] = asyncio.Queue()
+        self._drafting = -1  # index of the draft that is written
         self._first, self._awaited = len(chain.steps), 0  # index of the first draft; number of calls of next()
         self._wanted = asyncio.Event()
         self._caller_context, self._caller_request = copy_context(), REQUEST.get()
@@ -144,7 +154,7 @@ class Lookahead:
         if isinstance(item, BaseException):
             raise item
         _, draft, judging = item
-        return draft, await judging
+        return draft, judging if isinstance(judging, Rollback) else await judging
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         """Return the repair of *draft*; every bet on it is cancelled while the repair is written."""
@@ -170,7 +180,7 @@ class Lookahead:
                 task.exception()  # The failure of a lost bet does not matter: reading it silences asyncio's warning.
         while not self._pending.empty():
             item = self._pending.get_nowait()
-            if not isinstance(item, BaseException):
+            if not isinstance(item, BaseException) and not isinstance(item[2], Rollback):
                 self._observe(Lost(item[0], item[1]))
 
     def _cancel(self, but: asyncio.Task[Step] | None = None) -> None:
@@ -209,7 +219,9 @@ class Lookahead:
                 elif self._control.hedging >= 1:
                     self._hedge(index, chain)
                 REQUEST.set(self._context("draft", index))
+                self._drafting = index
                 draft = await self._policy.draft(chain)
+                self._drafting = -1
                 self._observe(Drafted(index, draft))
                 verifying = self._verify(index, chain, draft, prepared)
                 judging = self._start(verifying, self._context("verify", index))
@@ -232,7 +244,14 @@ class Lookahead:
         """Start the repair of the draft of step *index*, which may not be written yet."""
         if index not in self._early_repairs and foreseeable(self._policy):
             repair = self._policy.repair(chain, UNWRITTEN, Rollback(reason="hedge"))
-            self._early_repairs[index] = self._start(repair, replace(self._context("hedge", index), bet=True))
+            hedge = self._start(repair, replace(self._context("hedge", index), bet=True))
+            self._early_repairs[index] = hedge
+            hedge.add_done_callback(partial(self._hedged, index))
+
+    def _hedged(self, index: int, hedge: asyncio.Task[Step]) -> None:
+        """Replace the draft of step *index* by its complete *hedge* if the method is tried."""
+        if index == self._drafting and self._control.trying and not hedge.cancelled() and not hedge.exception():
+            self._pending.put_nowait((index, UNWRITTEN, Rollback(reason=OUTRUN)))
 
     async def _verify(self, index: int, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
         reason = obstacle(chain, draft) if guarded(self._policy) else ""
@@ -242,8 +261,11 @@ class Lookahead:
             verdict: Verdict = Accept()  # There is nothing to judge.
         else:
             verdict = Rollback(reason=reason) if reason else await self._judge(chain, draft, prepared)
-        if isinstance(verdict, Accept) and index in self._early_repairs:
+        hedge = self._early_repairs.get(index)
+        if isinstance(verdict, Accept) and hedge:
             self._early_repairs.pop(index).cancel()
+        if isinstance(verdict, Rollback) and verdict.keep and hedge and hedge.done() and self._control.trying:
+            verdict = replace(verdict, keep=0)
         self._observe(Judged(index, draft, verdict))
         return verdict
 

@@ -8,10 +8,24 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rival, Rollback, Step, reason
-from stepspec.orchestrator.auto import ASIDE, SPAN, USUAL, Auto, AutoRun, Costs, Estimate, Mode, Prior, Record, decide
+from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rival, Rollback, Step, Verdict, reason
+from stepspec.orchestrator.auto import (
+    ASIDE,
+    LEAST,
+    SPAN,
+    USUAL,
+    Auto,
+    AutoRun,
+    Costs,
+    Estimate,
+    Mode,
+    Prior,
+    Record,
+    decide,
+)
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.events import (
+    OUTRUN,
     Called,
     Chosen,
     Committed,
@@ -63,13 +77,18 @@ class World:
         return small, large
 
     def solve(
-        self, problem: int, arm: str = "auto", auto: Auto | None = None, budget: Budget | None = None
+        self,
+        problem: int,
+        arm: str = "auto",
+        auto: Auto | None = None,
+        budget: Budget | None = None,
+        kind: type[SpecReason] = SpecReason,
     ) -> list[Moment]:
         """Run one problem: by the "method", the "large" model alone, or with *auto*; return the trace."""
         small, large = self.models(problem)
         budget = budget or Budget(100_000)
         sides = Budgeted(small, budget.left), Budgeted(large, budget.left)
-        method, aside = SpecReason(*sides), Solo(sides[1])
+        method, aside = kind(*sides), Solo(sides[1])
 
         async def main() -> list[Moment]:
             recorder = Recorder(Stopwatch())
@@ -112,6 +131,20 @@ def decisions(traces: Sequence[Sequence[Moment]]) -> list[Decided]:
 
 def hedge(event: object) -> bool:
     return isinstance(event, Called) and event.purpose == "hedge"
+
+
+class Keeping(SpecReason):
+    """Keeps the beginning of every draft, as the methods do that read tokens."""
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        await super().verify(chain, draft)
+        return Rollback(keep=2)
+
+
+def repairs(trace: Sequence[Moment]) -> list[tuple[str, int]]:
+    """Why each repair was written, and how many characters of the draft were kept."""
+    rollbacks = [moment.event.rollback for moment in trace if isinstance(moment.event, Repaired)]
+    return [(rollback.reason, rollback.keep) for rollback in rollbacks]
 
 
 def share_alone(traces: Sequence[Sequence[Moment]]) -> float:
@@ -447,3 +480,35 @@ def test_what_is_recorded_agrees_with_the_ledger(name: str) -> None:
         led = any(isinstance(m.event, Drafted) and m.event.draft.author == "large" for m in moments)
         if not led and ledger.drafts <= SPAN:
             assert (len(found["accepted"]), sum(map(bool, found["accepted"]))) == (ledger.drafts, ledger.accepted)
+
+
+@pytest.mark.parametrize("small", [0.6, 2.0])
+def test_a_draft_that_the_large_model_outruns_is_not_waited_for(small: float) -> None:
+    """It counts as neither accepted nor rejected, and the run steps aside for its pace."""
+    world, auto = replace(GOOD, small=small), Auto()
+    trace = world.solve(0, "auto", auto)
+    found = [moment.event for moment in trace]
+    assert repairs(trace) == [(OUTRUN, 0)]
+    assert not [event for event in found if isinstance(event, Judged) and event.draft.author == "small"]
+    assert (Ledger.of(found).drafts, Ledger.of(found).small.kept) == (0, 0)
+    assert decisions([trace])[-1].choice == "large"
+    assert "and the large model writes a step in" in decisions([trace])[-1].advice
+    assert trace[-1].at <= 1.02 * world.solve(0, "large")[-1].at
+
+
+def test_drafts_that_are_outrun_again_and_again_end_the_trial() -> None:
+    """Although the small model is fast: it writes long steps."""
+    record = Record()
+    record.tokens.add(1, 10)
+    for count in range(LEAST):
+        assert record.estimate(0.5).costs is None
+        record.drafts.add(count, 6.0)
+        record.paces.add(count, 0.1)
+        record.outrun += 1
+    assert record.estimate(0.5).hopeless
+
+
+def test_a_step_that_the_large_model_wrote_meanwhile_replaces_a_draft_that_is_rejected_in_part() -> None:
+    trace = replace(GOOD, verdict=9.0).solve(0, "auto", Auto(), kind=Keeping)
+    assert repairs(trace)[0] == ("", 0)
+    assert {keep for _, keep in repairs(replace(GOOD, verdict=9.0).solve(0, "method", kind=Keeping))} == {2}
