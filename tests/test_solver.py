@@ -89,13 +89,6 @@ async def test_runs_are_spread_over_the_replicas() -> None:
     assert asked == [4, 4]
 
 
-async def test_without_any_replica_of_the_small_model_the_large_one_goes_on_alone() -> None:
-    async with serving() as servers, servers.solver() as solver:
-        servers.small.faults.extend([Refuse(500, "dead")] * 99)
-        solution = await solver.solve(PROBLEM)
-    assert (solution.degraded, solution.answer) == (("small",), "2")
-
-
 async def test_a_run_that_begins_without_the_small_model_goes_on_alone_at_once_until_it_is_back() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

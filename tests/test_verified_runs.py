@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,13 +11,13 @@ import pytest
 
 from stepspec import Candidate, Rating, Solver
 from stepspec.cli.terminal import RunPrinter, summary
-from stepspec.orchestrator import Step, trace
+from stepspec.orchestrator import Step
 from stepspec.orchestrator.doctor import diagnose_critic, render
 from stepspec.orchestrator.doctor.report import Report
 from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.events import AnswerJudged, Event, FellBack, Started
-from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse
+from stepspec.orchestrator.events import AnswerJudged, Event, FellBack
+from stepspec.orchestrator.trace import Recorder, Stopwatch
 from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier, HttpVerifier
 from stepspec.settings import load
 
@@ -167,18 +166,6 @@ async def test_the_doctor_finds_a_verifier_of_sums_right() -> None:
         assert not (await diagnose_critic(FunctionVerifier(function=sums, judges=judges))).findings  # type: ignore[arg-type]
         (finding,) = (await diagnose_critic(FunctionVerifier(function=upside_down, judges=judges))).findings  # type: ignore[arg-type]
         assert finding.outcome == "costs"
-
-
-def test_traces_keep_what_a_verifier_said_and_old_ones_can_be_read() -> None:
-    happened: tuple[Event, ...] = (
-        AnswerJudged(2, Step(ANSWER, "large", "end"), False, 0.25, "no"),
-        FellBack("answer", 2, "it is gone", "large"),
-    )
-    for event in happened:
-        assert parse(dump(Moment(1.0, event))) == Moment(1.0, event)
-    old = json.loads(dump(Moment(0.0, Started((), "large"))))
-    assert isinstance(parse(json.dumps(old).encode()).event, Started)
-    assert trace.replay([Started((), "large"), *happened]).steps == ()
 
 
 def test_the_command_line_prints_what_the_verifier_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import BaseModel
 
 from stepspec.setting_sources import places
 from stepspec.settings import Settings
@@ -24,26 +23,3 @@ def test_every_setting_is_there() -> None:
         same = ("small", *rest) if first == "large" or "deadlines" in rest else place
         if len(place) < 3 or first != "small" or rest[0] == "deadlines":
             assert f"| `STEPSPEC_{'__'.join(same).upper()}` |" in page, place
-
-
-def test_a_field_without_a_docstring_is_an_error() -> None:
-    class Bare(BaseModel):
-        """A model of which one field has no docstring."""
-
-        described: int = 0
-        """A number."""
-        bare: int = 0
-
-    assert reference.field_docstrings(Bare) == {"described": "A number."}
-    with pytest.raises(ValueError, match=r"Bare\.bare has no docstring"):
-        list(reference.table(Bare, "bare", {}, {}))
-
-
-def test_flags_belong_to_the_settings_that_they_set() -> None:
-    flags = reference.flags()
-    assert flags["small"] == ["`--small`"]
-    assert flags["budget.seconds"] == ["`--max-seconds`"]
-    assert flags["service.max_seconds"] == ["`--max-seconds`"]
-    assert flags["service.keys"] == ["`--key`"]
-    assert flags["policy"][0].startswith("`--policy`")
-    assert flags["sampling.temperature"] == ["`--temperature`"]

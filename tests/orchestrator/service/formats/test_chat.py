@@ -144,19 +144,6 @@ async def test_a_conversation_reaches_the_models_as_turns_without_old_thinking()
     ]
 
 
-async def test_budgets_keep_room_for_the_answer() -> None:
-    async with serving() as served:
-        few = await served.chat(max_tokens=6)
-        steps = await served.chat(stepspec={"budget": {"steps": 1}})
-        little = await served.chat(max_completion_tokens=16, reasoning_effort="minimal")
-    assert few.json["usage"]["completion_tokens"] <= 6
-    assert few.json["choices"][0]["finish_reason"] == "length"
-    assert few.json["stepspec"]["finish_reason"] == "length"
-    assert few.message["content"]
-    assert steps.message["reasoning"] == "So one.\n\n"
-    assert len([step for step in little.json["steps"] if step["fate"] == "kept"]) == 1
-
-
 async def test_the_sampling_of_a_request_reaches_the_servers() -> None:
     options: dict[str, Any] = {"temperature": 0.7, "top_p": 0.5, "top_k": 9, "repetition_penalty": 1.5, "seed": 3}
     async with serving() as served:
@@ -169,14 +156,6 @@ async def test_the_sampling_of_a_request_reaches_the_servers() -> None:
         n: v for n, v in options.items() if n != "seed"
     }
     assert len(set(drawn)) == len(drawn) == 9  # a request for each step of each run
-
-
-async def test_options_of_the_method_may_be_overridden() -> None:
-    async with serving() as served:
-        strict = await served.chat(stepspec={"options": {"threshold": 9, "read": "greedy"}, "ahead": 0, "lead": 1})
-        large = await served.chat(method="large")
-    assert [step["author"] for step in strict.json["steps"] if step["fate"] == "kept"] == ["large", "small", "small"]
-    assert {step["author"] for step in large.json["steps"]} == {"large"}
 
 
 async def test_json_is_requested_from_the_large_model_and_only_for_the_answer() -> None:

@@ -87,19 +87,6 @@ def test_the_running_count_stays_during_a_handover() -> None:
     assert run(main()) == ((0, 20), 20)
 
 
-async def test_too_many_requests_get_a_retry_after_header() -> None:
-    async with serving(chosen(max_running=1, max_waiting=0)) as served:
-        served.small.gate = asyncio.Semaphore(0)
-        first = asyncio.create_task(served.chat())
-        await occupied(served, 1)
-        refused = await served.chat()
-        for _ in range(99):
-            served.small.gate.release()
-        assert (await first).message["content"] == ANSWER
-    assert (refused.status, refused.error["code"], refused.headers["Retry-After"]) == (429, "queue_full", "2")
-    assert refused.headers["x-should-retry"] == "true"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_disconnected_clients_requests_are_cancelled(stream: bool) -> None:
     async with serving() as served:

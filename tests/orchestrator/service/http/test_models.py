@@ -103,14 +103,6 @@ async def test_an_answer_that_stops_half_way_is_cut_off_and_not_completed() -> N
             await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
 
 
-async def test_the_trace_context_is_sent_to_the_servers_of_a_method() -> None:
-    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    async with serving() as served:
-        await served.chat(headers={"traceparent": trace})
-        carried = {headers.get("traceparent") for headers in (*served.small.heads, *served.large.heads)}
-    assert carried == {trace}
-
-
 async def test_a_request_is_sent_again_if_the_server_closes_an_idle_connection_just_then() -> None:
     connections = 0
 
