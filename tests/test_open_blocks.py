@@ -165,6 +165,7 @@ def test_a_mark_of_the_user_opens_no_block(answer: str) -> None:
     prompt = f"What is <think>?{answer}"
     assert template.begin(prompt) == f"{prompt}<think>\n"
     assert template.begin(f"{prompt}<think>\nOkay.") == f"{prompt}<think>\nOkay."
+    assert not Template(answer, answer, source="effect").opens(prompt)
 
 
 async def test_a_block_that_an_option_of_the_template_closes_is_not_open() -> None:

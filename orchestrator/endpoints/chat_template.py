@@ -138,7 +138,7 @@ class Template:
 
     def _shows_open(self, prompt: str) -> bool:
         """Whether *prompt* ends in an open block: in this turn, as users may write the opening mark, too."""
-        at, turn = self.markers.open_at(prompt), self.answer.partition(self.block)[0].strip() if self.block else ""
+        at, turn = self.markers.open_at(prompt), self.answer.partition(self.markers.opening.rstrip())[0].strip()
         return at >= 0 and not (turn and turn in prompt[at:])
 
     def _would_open(self, prompt: str) -> bool:
