@@ -13,7 +13,7 @@ from aiohttp import web
 from stepspec import Message, Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Tool, ToolCall
-from stepspec.orchestrator.endpoints import GREEDY, Template, VllmEndpoint
+from stepspec.orchestrator.endpoints import GREEDY, Template, VllmEndpoint, learn
 from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.events import Answering, Event, Started
 from stepspec.orchestrator.markers import pairs_in
@@ -400,6 +400,12 @@ class Laid(FakeVllm):
         full = before + ANSWER.join(layout.writes)
         assert full.startswith(begun), (full, begun)
         return [piece.encode() for piece in (*self.divided(full[len(begun) :]), IM_END)]
+
+
+def test_a_template_that_shows_no_reasoning_shows_the_marks_of_its_reply() -> None:
+    server = Laid(layout=replace(LAYOUTS["a reply on lines between marks"], shows=False))
+    template = learn(lambda messages, generate: server.render([dict(each) for each in messages], generate))
+    assert (template.markers.handover, template.ending) == ("<response>", "</response>")
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "in pieces"])

@@ -29,7 +29,11 @@ _MATH = re.compile(
 )
 _ANSWER_IS = re.compile(r"\banswer\b[^.\n\d$\\]{0,40}?(?:\bis\b|[:=])(?!\W*not\b)([^\n]*)", re.IGNORECASE)
 _ASIDE = re.compile(r"(?<=[\w$}*]) \((?:\s*=[^()]*|[^()]*[a-z]{2}[^()]*)\)")
-_AFTERTHOUGHT = re.compile(r",? (?:not|rather than|instead of) .*|, (?:where|when|because|since|as|which|with) .*")
+_AFTERTHOUGHT = re.compile(
+    r",? (?:not|rather than|instead of) .*|, (?:where|when|because|since|as|which|with|while|but|so) .*"
+    r"|,? (?:and|or) (?:[^,]{0,60}\b(?:is|are|was|were)\b|about|approximately|roughly).*"
+)
+_BOTH = re.compile(r"[$*]{0,4},?\s(?:and|or)\s[\s$*]{0,4}")
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
 _WORDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|boldsymbol)\s*\{([^{}]*)\}")
@@ -104,9 +108,13 @@ def _last_value(text: str, metric: Metric) -> str:
     text = _ASIDE.sub("", text)
     formulas = list(_MATH.finditer(text)) if metric == "math" else []
     numbers = list(_NUMBER.finditer(text))
-    if formulas and not (numbers and numbers[-1].start() >= formulas[-1].end()):
-        return "".join(filter(None, formulas[-1].groups())).strip()
-    return numbers[-1][0].strip() if numbers else ""
+    values = numbers if not formulas or (numbers and numbers[-1].start() >= formulas[-1].end()) else formulas
+    found = values[-1:]
+    for other in values[-2::-1]:  # Values that "and" or "or" joins are one answer.
+        if "=" in other[0] or not _BOTH.fullmatch(text, other.end(), found[0].start()):
+            break
+        found.insert(0, other)
+    return ", ".join(("".join(filter(None, match.groups())) or match[0]).strip() for match in found)
 
 
 def _stated_letter(text: str) -> str:
