@@ -115,6 +115,8 @@ def test_a_parser_that_fails_once_is_asked_again_and_one_that_goes_on_fails_the_
     stream = CallStream(events.append, TextParser(fails=1))
     run(write_answer(large, PROBLEM, limit=999, stream=stream))
     assert said(events) == expected(CALL)
+    calls = (ToolCall("a", "lookup", '{"item": "cup"}'), ToolCall("b", "lookup", '{"item": "c'))
+    assert complete_calls(calls) == calls[:1]  # of an answer that was cut
     failing = CallStream(events.append, TextParser(fails=99))
     with pytest.raises(EndpointUnavailable):
         run(write_answer(large, PROBLEM, limit=999, stream=failing))
@@ -161,8 +163,3 @@ def test_models_that_do_not_think_call_tools_at_once() -> None:
     assert (outcome.text, outcome.calls) == expected(CALL)
     assert not any(isinstance(event, Committed) for event in events)
     assert small.log == []
-
-
-def test_of_an_answer_that_was_cut_only_complete_calls_count() -> None:
-    calls = (ToolCall("a", "lookup", '{"item": "cup"}'), ToolCall("b", "lookup", '{"item": "c'))
-    assert complete_calls(calls) == calls[:1]

@@ -169,14 +169,10 @@ def test_the_score_of_a_verdict_belongs_to_the_step_and_a_repair_has_none(ahead:
     assert [e.rollback.score for e in events if isinstance(e, Repaired)] == [3.0]
 
 
-def test_a_spent_chain_causes_no_requests(ahead: int) -> None:
-    small, large = pair(counting("small", 3))
+def test_a_run_continues_the_steps_of_a_chain_unless_it_is_spent(ahead: int) -> None:
+    small, large = pair(counting("small", 4))
     (chain, end), _ = run(reason(SpecReason(small, large), PROBLEM, ahead=ahead, spent=lambda chain: True))
     assert (chain, end, small.log) == (PROBLEM, "budget", [])
-
-
-def test_a_run_continues_the_steps_of_a_chain(ahead: int) -> None:
-    small, _ = pair(counting("small", 4))
     (full, _), _ = run(reason(Solo(small), PROBLEM, ahead=ahead))
     (chain, _), _ = run(reason(Solo(small), Chain(PROBLEM.messages, full.steps[:2]), ahead=ahead))
     assert chain == full

@@ -11,7 +11,7 @@ from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict,
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import MissingCapability
 from stepspec.policies import StepReading
-from stepspec.policies.reading import Tokens, strictly
+from stepspec.policies.reading import Measure, Tokens, strictly
 
 from ..fakes import ScriptedModel, run, tokenise
 from ..orchestrator.arms import PROBLEM
@@ -135,14 +135,11 @@ SAMPLED = {"A": 0.4, "B": 0.35, "C": 0.25}
 """Each of them is within a gap of log(0.4 / 0.25) = 0.47 nats of the likeliest."""
 
 
-def test_gaps_leave_a_place_of_equally_likely_tokens_as_it_is_sampled() -> None:
-    found = frequencies(StepReading(*dice(SAMPLED, SAMPLED), words=0.5, sampled=True))
-    assert found == {text: pytest.approx(chance, abs=0.04) for text, chance in SAMPLED.items()}
-
-
-@pytest.mark.parametrize(("sampled", "first"), [(True, 0.4), (False, 0.64)])
-def test_log_probabilities_sharpen_such_a_place_unless_its_first_choice_is_read_too(
-    sampled: bool, first: float
+@pytest.mark.parametrize(
+    ("measure", "sampled", "first"), [("gap", True, 0.4), ("logprob", True, 0.4), ("logprob", False, 0.64)]
+)
+def test_equally_likely_tokens_stay_so_unless_log_probabilities_spare_the_first_choice(
+    measure: Measure, sampled: bool, first: float
 ) -> None:
-    found = frequencies(StepReading(*dice(SAMPLED, SAMPLED), words=0.5, measure="logprob", sampled=sampled))
+    found = frequencies(StepReading(*dice(SAMPLED, SAMPLED), words=0.5, measure=measure, sampled=sampled))
     assert found["A"] == pytest.approx(first, abs=0.04)  # 0.64: A is accepted, B and C are drawn again: 0.4 + 0.6 * 0.4

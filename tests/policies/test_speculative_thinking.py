@@ -1,6 +1,7 @@
 """Speculative Thinking: the words that hand a paragraph over, for how long, and the sequel; computed by hand."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -127,12 +128,18 @@ def test_a_continued_takeover_is_not_continued_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recaps", "limit", "length"), [(0, 15, 125), (1, 20, 150), (2, 25, 175), (3, 30, 200), (4, 30, 200)]
+    ("recaps", "limit", "length", "options"),
+    [
+        *[(0, 15, 125, {}), (1, 20, 150, {}), (2, 25, 175, {}), (3, 30, 200, {}), (4, 30, 200, {})],
+        (1, 40, 300, {"limit": 40, "n3": 300}),  # above the highest they do not grow
+    ],
 )
-def test_after_too_many_reflections_the_large_model_gets_the_recap_prompt(recaps: int, limit: int, length: int) -> None:
+def test_after_too_many_reflections_the_large_model_gets_the_recap_prompt(
+    recaps: int, limit: int, length: int, options: dict[str, Any]
+) -> None:
     recap = Step(RECAP.text, "large", "length")
     small, large = pair(counting("small", 99), lambda previous: " word" * 999)
-    policy = SpeculativeThinking(small, large)
+    policy = SpeculativeThinking(small, large, **options)
     before = (FIRST, *[REFLECTED] * 40, recap) * recaps
     uncounted = (AFFIRMED, Step("And wait, another.\n\n", "large"), Step("So we wait.\n\n", "small"))
     few = after(FIRST, *before, *uncounted, *[REFLECTED] * (limit - 1))
@@ -144,16 +151,6 @@ def test_after_too_many_reflections_the_large_model_gets_the_recap_prompt(recaps
     assert (thought.author, len(thought.tokens), thought.stop) == ("large", length, "length")
     assert run(policy.verify(many.extend(recap), thought))[0] == Accept()
     assert run(policy.draft(many.extend(recap).extend(thought)))[0].author == "small"
-
-
-def test_limits_above_the_highest_do_not_grow() -> None:
-    small, large = pair(counting("small", 99), lambda previous: " word" * 999)
-    policy = SpeculativeThinking(small, large, limit=40, n3=300)
-    recap = Step(RECAP.text, "large", "length")
-    chain = after(FIRST, recap, *[REFLECTED] * 39)
-    assert run(policy.draft(chain))[0].author == "small"
-    assert run(policy.draft(chain.extend(REFLECTED)))[0] == recap
-    assert len(run(policy.draft(chain.extend(recap)))[0].tokens) == 300
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
