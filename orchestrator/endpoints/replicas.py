@@ -19,7 +19,6 @@ from typing import Any, Self, TypeVar, Unpack
 from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
 from ..concurrency import background
 from ..errors import (
-    ContextTooLong,
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
@@ -115,7 +114,8 @@ class Placement:
 
         A replica that failed is called once more if a probe has found since that it works and no other is left. A
         rejection that every request to the replica would get is a failure of the replica, and is raised if all fail. A
-        replica that takes less context than was known is learnt anew, and called once more.
+        replica that rejects a request because it has another context or vocabulary than was known is learnt anew, and
+        called once more.
         """
         failed, rejection = Counter[str](), None
         while True:
@@ -126,8 +126,8 @@ class Placement:
             try:
                 try:
                     return await verb(replica.server)
-                except ContextTooLong:
-                    if not failed:
+                except EndpointRejected as exc:
+                    if not failed and exc.status not in UNUSABLE:
                         await replica.server.check_unchanged()
                     raise
             except EndpointError as exc:

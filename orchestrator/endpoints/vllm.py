@@ -124,11 +124,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         return read_acceptance(await self._metrics())
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
-        """
-        Count the tokens that a chain about *messages* begins with.
-
-        A server that was started again has closed every connection: after a new one, look whether it is the same.
-        """
+        """Count the tokens that a chain about *messages* begins with."""
         await self._after_reopening(self.check_unchanged)
         return len(await self.encoder.prefix(messages, tools))
 
@@ -154,7 +150,13 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
 
     async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
-        """Whether the model thinks in a block of its own before it answers *messages*: see `Template.opens`."""
+        """
+        Whether the model thinks in a block of its own before it answers *messages*: see `Template.opens`.
+
+        Runs begin with this question. A server that was started again has closed every connection: after a new one,
+        such as a check of health opens, look whether the server is the same.
+        """
+        await self._after_reopening(self.check_unchanged)
         return await self.encoder.opens(messages, tools)
 
     async def tool_format(self, toolset: Toolset) -> vllm_protocol.Format | None:

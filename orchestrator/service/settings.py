@@ -167,7 +167,7 @@ class ServiceSettings(BaseModel):
     @model_validator(mode="after")
     def _locked(self) -> Self:
         keys = [*self.keys, *(client.key for client in self.clients.values())]
-        if any(not key.get_secret_value() for key in keys):
+        if any(not key.get_secret_value().strip() for key in keys):
             raise ValueError("a key is empty")
         if len({key.get_secret_value() for key in keys}) < len(keys):
             raise ValueError("a key is there twice among keys and clients: give every client its own")

@@ -108,6 +108,25 @@ async def test_a_context_that_became_smaller_is_learnt_from_the_first_refusal() 
         assert (await model.write(PROBLEM)).text
 
 
+@pytest.mark.parametrize("noticed", ["a check of health", "a refusal"])
+async def test_another_vocabulary_is_learnt_before_a_run_or_from_its_first_refusal(noticed: str) -> None:
+    first = FakeVllm(SCRIPT)
+    second = replace(first, faults=deque(), requests=[], spelling=9)
+    async with started(first, second) as (endpoint, again):
+        await endpoint.model().write(PROBLEM)
+        before = endpoint.vocabulary
+        await restart(again)
+        if noticed == "a refusal":
+            second.faults.append(Refuse(400, "Token id 7 is out of vocabulary"))
+        else:
+            await endpoint.up[0].check_health()  # over a new connection
+            await endpoint.thinks(PROBLEM.messages)
+            assert endpoint.vocabulary != before
+        assert (await endpoint.model().write(PROBLEM)).text == "So one.\n\n"
+        assert endpoint.vocabulary != before
+        assert not endpoint.down
+
+
 async def test_a_context_that_became_larger_is_used() -> None:
     async with started(FakeVllm(SCRIPT, room=40), FakeVllm(SCRIPT)) as (endpoint, again):
         model, long = endpoint.model(), Chain.of("one " * 60)

@@ -123,6 +123,7 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch,
     [
         ({"clients": {"a b": {"key": "x"}}}, "no name of a client"),
         ({"clients": {"a": {"key": ""}}}, "a key is empty"),
+        ({"clients": {"a": {"key": " "}}}, "a key is empty"),
         ({"clients": {"a": {"key": "x"}, "b": {"key": "x"}}}, "there twice"),
         ({"keys": "x", "clients": {"a": {"key": "x"}}}, "there twice"),
         ({"clients": {"a": {"key": "x", "request_per_minute": 1}}}, "Extra inputs"),
