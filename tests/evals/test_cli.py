@@ -21,7 +21,6 @@ from stepspec.evals.plan import Plan
 from stepspec.evals.results import compare_arms
 from stepspec.evals.sample import Arm
 from stepspec.evals.testbed import solving_pair
-from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
@@ -33,9 +32,9 @@ TASKS = tuple(load(find("arithmetic"), limit=40))
 SETTINGS = Settings.model_validate({"budget": {"tokens": 900, "steps": 50}, "sampling": {"top_p": 0.9, "seed": 5}})
 
 
-def plan(samples: int = 1, settings: Settings = SETTINGS) -> Plan:
+def plan(samples: int = 1) -> Plan:
     make = eval_cli._plan  # pyright: ignore[reportPrivateUsage]
-    return make(settings, find("arithmetic"), (LARGE,), samples, 3, 2)
+    return make(SETTINGS, find("arithmetic"), (LARGE,), samples, 3, 2)
 
 
 def test_sampling_and_budget_come_from_the_settings() -> None:
@@ -44,11 +43,6 @@ def test_sampling_and_budget_come_from_the_settings() -> None:
     assert made.budget == Budget(900, 50)
     assert (made.seed, made.concurrency, made.repeats) == (3, 2, 1)
     assert plan(4).repeats == 4
-
-
-def test_several_samples_at_temperature_0_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"--samples 2 at temperature 0 are the same one 2 times"):
-        plan(2, SETTINGS.model_copy(update={"sampling": GREEDY}))
 
 
 @pytest.mark.parametrize(
