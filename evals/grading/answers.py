@@ -28,11 +28,14 @@ _MATH = re.compile(
     r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
 )
 _ANSWER_IS = re.compile(r"\banswer\b[^.\n\d$\\]{0,40}?(?:\bis\b|[:=])(?!\W*not\b)([^\n]*)", re.IGNORECASE)
-_ASIDE = re.compile(r"(?<=[\w$}*]) \((?:\s*=[^()]*|[^()]*[a-z]{2}[^()]*)\)")
+_PLAIN = r"(?:[^()\\$]|\$[^$()]{0,80}\$)"  # no LaTeX but in formulas of its own; bounded, so that no text takes long
+_ASIDE = re.compile(rf"(?<=[\w$}}*]) \((?:\s*=[^()]*|{_PLAIN}{{0,80}}?[a-z]{{2}}{_PLAIN}{{0,200}})\)")
 _AFTERTHOUGHT = re.compile(
-    r",? (?:not|rather than|instead of) .*|, (?:where|when|because|since|as|which|with|while|but|so) .*"
+    r",? (?:not|rather than|instead of) .*|, (?:where|when|because|since|as|with|while|but) .*"
+    r"|, which is (?:more|less|greater|smaller|larger) .*"
     r"|,? (?:and|or) (?:[^,]{0,60}\b(?:is|are|was|were)\b|about|approximately|roughly).*"
 )
+_RELATION = re.compile(r"[=<>]|\\(?:[lg]e|ne|in|leq|geq|neq)(?![a-z])")
 _BOTH = re.compile(r"[$*]{0,4},?\s(?:and|or)\s[\s$*]{0,4}")
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
@@ -111,7 +114,7 @@ def _last_value(text: str, metric: Metric) -> str:
     values = numbers if not formulas or (numbers and numbers[-1].start() >= formulas[-1].end()) else formulas
     found = values[-1:]
     for other in values[-2::-1]:  # Values that "and" or "or" joins are one answer.
-        if "=" in other[0] or not _BOTH.fullmatch(text, other.end(), found[0].start()):
+        if _RELATION.search(other[0] + found[0][0]) or not _BOTH.fullmatch(text, other.end(), found[0].start()):
             break
         found.insert(0, other)
     return ", ".join(("".join(filter(None, match.groups())) or match[0]).strip() for match in found)
