@@ -213,6 +213,12 @@ class FakeVllm:
             return web.json_response({"error": "Unauthorized"}, status=401)
         return web.json_response({"data": [{"id": name, "max_model_len": self.room} for name in self.names]})
 
+    def permit(self, count: int) -> None:
+        """Let *count* more tokens pass the gate."""
+        assert self.gate
+        for _ in range(count):
+            self.gate.release()
+
     def opens(self, request: web.Request) -> bool:
         return not self.key or request.headers.get("Authorization") == f"Bearer {self.key}"
 

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -54,42 +56,30 @@ class StreamingModel(ScriptedModel):
             if stream is not None:
                 await stream.close()
 
-            def open_request(observe: Callable[[Called], None]) -> AsyncGenerator[TokenStream]:
-                return self._open(chain, observe)
-
-            stream = StickyStream(asynccontextmanager(open_request), self.observe, ends, limit, top, CLOSING)
+            stream = StickyStream(partial(self._open, chain), self.observe, ends, limit, top, CLOSING)
             self._streams[stack] = stream
             stack.push_async_callback(stream.close)
         return await stream.write(chain, growing, until, limit)
 
+    @asynccontextmanager
     async def _open(self, chain: Chain, observe: Callable[[Called], None]) -> AsyncGenerator[TokenStream]:
+        text, tokens = chain.text, deque[Token | Stop]()
+
+        async def take() -> Token | Stop:
+            nonlocal text
+            if not tokens:
+                await asyncio.sleep(self.pace + (0 if meter.written else self.latency(chain)))
+            for _ in range(self.chunk if not tokens else 0):
+                piece = self.next(text)
+                tokens.append("end" if piece is None else self.token(text, piece, 1))
+                if piece is None:
+                    break
+                text += piece
+                meter.add(1)
+            return tokens.popleft()
+
         with RequestMeter(self.role, "write", observe, asyncio.get_running_loop().time) as meter:
-            yield cast("TokenStream", _Stream(self, chain, meter))
-
-
-class _Stream:
-    """What `StickyStream` uses of a `TokenStream`."""
-
-    def __init__(self, model: StreamingModel, chain: Chain, meter: RequestMeter) -> None:
-        self._model, self._chain, self._meter = model, chain, meter
-        self._text, self._tokens = chain.text, deque[Token | Stop]()
-
-    async def take(self) -> Token | Stop:
-        if not self._tokens:
-            await self._read()
-        return self._tokens.popleft()
-
-    async def _read(self) -> None:
-        model = self._model
-        await asyncio.sleep(model.pace + (0 if self._meter.written else model.latency(self._chain)))
-        for _ in range(model.chunk):
-            piece = model.next(self._text)
-            if piece is None:
-                self._tokens.append("end")
-                return
-            self._tokens.append(model.token(self._text, piece, 1))
-            self._text += piece
-            self._meter.add(1)
+            yield cast("TokenStream", SimpleNamespace(take=take))  # It is all that the sticky stream uses.
 
 
 def streamed(chunk: int, length: int, wrong: tuple[int, ...] = (), ahead: int = 2) -> list[Moment]:

@@ -50,20 +50,17 @@ async def test_if_a_server_ignores_chosen_tokens_the_likeliest_are_requested(mee
 async def test_questions_by_ids_and_requests_for_likeliest_tokens_are_kept_apart(meet: Meet) -> None:
     server = FakeVllm(SCRIPT, digits=GRADES, gate=asyncio.Semaphore(0))
     async with meet(server) as met:
-        assert server.gate is not None
         writing = asyncio.create_task(met.model.write(PROBLEM, top=2))
         await eventually(lambda: bool(server.requests) and "stream" in server.requests[-1][1])
         await met.model.ask(PROBLEM, "Right?", "79")
         assert "logprob_token_ids" not in server.requests[-1][1]
-        for _ in range(8):
-            server.gate.release()
+        server.permit(8)
         assert (await writing).text == "So one.\n\n"
         plain = asyncio.create_task(met.model.write(PROBLEM))  # Its own tokens' log-probabilities stay whole.
         await eventually(lambda: "stream" in server.requests[-1][1])
         await met.model.ask(PROBLEM, "Right?", "79")
         assert server.requests[-1][1]["logprob_token_ids"]
-        for _ in range(8):
-            server.gate.release()
+        server.permit(8)
         await plain
 
 

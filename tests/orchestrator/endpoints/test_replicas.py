@@ -479,19 +479,6 @@ async def test_a_call_that_fails_again_on_a_server_that_passes_probes_is_given_u
         assert len(tried) == tries
 
 
-@jumping
-async def test_garbage_of_one_replica_moves_the_run_to_the_next() -> None:
-    servers = server(A), server(B)
-    servers[0].scripted.fails = lambda verb, chain: MalformedReply("<html>", role="large", url=A)
-
-    async with replicated(*servers) as endpoint:
-        model = endpoint.model()
-        assert (await model.write(PROBLEM)).text
-        assert endpoint.runs == {A: 0, B: 1}
-        await asyncio.sleep(0.5)
-        assert endpoint.down == {A: "<html>"}
-
-
 @pytest.mark.parametrize("complaint", ["", "it does not think"])
 @jumping
 async def test_an_optional_model_may_come_up_later_unless_it_is_refused(complaint: str) -> None:

@@ -14,7 +14,13 @@ import pytest
 
 from stepspec.orchestrator import Chain
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, VllmEndpoint, client, connect
-from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
+from stepspec.orchestrator.errors import (
+    ContextTooLong,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    MalformedReply,
+)
 
 from ...fakes import ScriptedModel, counting, jumping
 from ...stand_in import FakeVllm, Refuse
@@ -164,30 +170,35 @@ def server(url: str, **fields: Any) -> Mortal:
     return Mortal(url, ScriptedModel("large", counting("large", 4)), **fields)
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def rejected(status: int, kind: type[EndpointRejected] = EndpointRejected) -> EndpointRejected:
+    error = kind(f"HTTP {status}: no", role="large", url=A)
+    error.status = status
+    return error
+
+
+@pytest.mark.parametrize(
+    "error", [*map(rejected, (401, 403, 404, 405)), MalformedReply("<html>", role="large", url=A)], ids=str
+)
 @jumping
-async def test_a_replica_that_rejects_every_request_is_left_and_one_alone_fails_with_the_rejection(status: int) -> None:
-    rejection = EndpointRejected(f"HTTP {status}: no", role="large", url=A)
-    rejection.status = status
+async def test_a_replica_that_rejects_every_request_or_answers_with_garbage_is_left(error: EndpointError) -> None:
     first, second = server(A), server(B)
-    first.scripted.fails = lambda verb, chain: rejection
+    first.scripted.fails = lambda verb, chain: error
     async with replicated(first, second) as endpoint:
-        assert (await endpoint.model().write(PROBLEM)).text
+        model = endpoint.model()
+        assert (await model.write(PROBLEM)).text
+        assert endpoint.runs == {A: 0, B: 1}
         await asyncio.sleep(0.5)
-        assert endpoint.down == {A: f"HTTP {status}: no"}
-    async with replicated(first) as alone:
-        with pytest.raises(EndpointRejected, match=f"HTTP {status}"):
-            await alone.model().write(PROBLEM)
-        with pytest.raises(EndpointUnavailable, match=f"HTTP {status}"):
-            await alone.model().write(PROBLEM)
+        assert endpoint.down == {A: error.cause}
+    async with replicated(first) as alone:  # It fails with the rejection, and then with the cause of the probe.
+        for kind in (EndpointRejected if error.status else EndpointUnavailable, EndpointUnavailable):
+            with pytest.raises(kind, match=error.cause):
+                await alone.model().write(PROBLEM)
 
 
 @pytest.mark.parametrize(("kind", "status"), [(EndpointRejected, 422), (EndpointRejected, 413), (ContextTooLong, 400)])
 @jumping
 async def test_a_request_that_is_rejected_for_itself_moves_no_run(kind: type[EndpointRejected], status: int) -> None:
-    rejection = kind(f"HTTP {status}: no", role="large", url=A)
-    rejection.status = status
-    first, second = server(A), server(B)
+    first, second, rejection = server(A), server(B), rejected(status, kind)
     first.scripted.fails = lambda verb, chain: rejection
     async with replicated(first, second) as endpoint:
         with pytest.raises(EndpointRejected):

@@ -52,12 +52,11 @@ async def test_steps_are_those_of_separate_requests(meet: Meet, script: tuple[st
 
 
 async def test_one_request_serves_every_write_that_extends_the_last(meet: Meet) -> None:
-    server = FakeVllm(SCRIPT, gate=(gate := asyncio.Semaphore(0)))
+    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(0))
     async with meet(server) as met, kept_open():
         chain = PROBLEM
         for expected in STEPS:
-            for _ in range(3):
-                gate.release()
+            server.permit(3)
             step = await met.model.write(chain)
             assert step.text == expected
             chain = chain.extend(step)
@@ -103,12 +102,11 @@ async def test_events_of_several_tokens_are_divided_by_the_spellings_of_those_th
 
 
 async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> None:
-    server = FakeVllm(SCRIPT, gate=(gate := asyncio.Semaphore(3)))
+    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(3))
     async with meet(server) as met, kept_open():
         first = await met.model.write(PROBLEM)
         chain = PROBLEM.extend(first)
-        for _ in range(3):
-            gate.release()
+        server.permit(3)
         await server.left.wait()  # The server is stopped between two writes;
         await eventually(lambda: ended(met.model))
         assert met.calls == []  # whether its second step will be taken is not known yet.
@@ -251,15 +249,14 @@ async def test_two_writes_at_once_do_not_share_it(meet: Meet) -> None:
 
 @pytest.mark.parametrize("third", [False, True])
 async def test_its_account_names_the_steps_that_were_taken_from_it(meet: Meet, *, third: bool) -> None:
-    server = FakeVllm(SCRIPT, gate=(gate := asyncio.Semaphore(3)))
+    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(3))
     async with meet(server) as met, kept_open():
         with requesting(RequestContext("draft", 0)):
             first = await met.model.write(PROBLEM)
         with requesting(RequestContext("draft", 1, bet=True)):
             writing = asyncio.create_task(met.model.write(PROBLEM.extend(first)))
         await asyncio.sleep(0)
-        for _ in range(6):
-            gate.release()
+        server.permit(6)
         second = await writing
         await server.left.wait()  # The third step is complete: it was written ahead.
         await eventually(lambda: ended(met.model))
