@@ -85,10 +85,6 @@ def pair(script: str = "any") -> tuple[ScriptedModel, ScriptedModel]:
     return small, large
 
 
-def seconds(ahead: int) -> float:
-    return run(reason(LookaheadReasoning(*pair()), PROBLEM, ahead=ahead))[1]
-
-
 @pytest.mark.parametrize(
     ("ahead", "expected"),
     [
@@ -98,7 +94,7 @@ def seconds(ahead: int) -> float:
     ],
 )
 def test_the_large_models_step_begins_with_the_draft(ahead: int, expected: float) -> None:
-    assert seconds(ahead) == expected
+    assert run(reason(LookaheadReasoning(*pair()), PROBLEM, ahead=ahead))[1] == expected
 
 
 def test_a_wrong_draft_costs_no_more_than_the_large_model_alone_and_the_judge() -> None:

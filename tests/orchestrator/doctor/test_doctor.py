@@ -185,31 +185,33 @@ def test_the_cost_of_scoring_is_reported(found: bool | None, mark: str, note: st
     assert row("scoring a step", diagnosis)[-2:] == ["145", "ms"]
 
 
+class Misreading(FakeVllm):
+    """Scores suffixes wrongly."""
+
+    def score(self, body: dict[str, Any]) -> dict[str, Any]:
+        reply = super().score(body)
+        for known in reply["prompt_logprobs"][-1].values():
+            known["logprob"] -= 1
+        return reply
+
+
 @pytest.mark.parametrize(
-    ("allowed", "scale_out", "found"), [(False, True, None), (True, True, True), (True, False, False)]
+    ("allowed", "server", "found"),
+    [
+        (False, serving(block=16, scale_out=True), None),
+        (True, serving(block=16, scale_out=True), True),
+        (True, serving(block=16, scale_out=False), False),
+        (True, serving(Misreading, block=16, scale_out=True), False),
+    ],
 )
 async def test_suffix_scoring_is_tried_only_where_it_is_allowed(
-    allowed: bool, scale_out: bool, found: bool | None
+    allowed: bool, server: FakeVllm, found: bool | None
 ) -> None:
-    server = serving(block=16, scale_out=scale_out)
     large = (await examined(server, suffix_scoring=allowed)).large
     assert large.can is not None
     assert large.can.suffix_scoring is found
     assert any(path == GENERATE for path, _ in server.requests) is allowed
     assert (large.scoring is None) is (found is False)
-
-
-async def test_a_server_that_scores_suffixes_wrongly_is_found_out() -> None:
-    class Wrong(FakeVllm):
-        def score(self, body: dict[str, Any]) -> dict[str, Any]:
-            reply = super().score(body)
-            for known in reply["prompt_logprobs"][-1].values():
-                known["logprob"] -= 1
-            return reply
-
-    diagnosis = await examined(serving(Wrong, block=16, scale_out=True), suffix_scoring=True)
-    assert diagnosis.large.can is not None
-    assert diagnosis.large.can.suffix_scoring is False
 
 
 async def test_a_server_that_is_not_there_is_a_finding_at_once() -> None:
