@@ -167,11 +167,7 @@ def release(project: Path, *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("words", "code", "wanted"),
     [
-        (
-            "notes v1.2.0",
-            0,
-            "### Added\n\n- A thing ([link](docs/thing.md)).\n\n### Fixed\n\n- Another.\n",
-        ),
+        ("notes v1.2.0", 0, "### Added\n\n- A thing ([link](docs/thing.md)).\n\n### Fixed\n\n- Another.\n"),
         ("notes v1.1.0", 0, "- An older thing.\n"),
         ("notes v1.3.0", 1, "CHANGELOG.md has no section `## [1.3.0] - YYYY-MM-DD` with changes in it\n"),
         ("notes Unreleased", 1, "CHANGELOG.md has no section `## [Unreleased] - YYYY-MM-DD` with changes in it\n"),

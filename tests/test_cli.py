@@ -155,8 +155,7 @@ def files(nowhere: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "written"),
-    [([], "run.html"), (["-o", "page"], "page"), (["--output", "run.jsonl.htm"], "run.jsonl.htm")],
+    ("words", "written"), [([], "run.html"), (["-o", "page"], "page"), (["--output", "run.jsonl.htm"], "run.jsonl.htm")]
 )
 def test_the_page_of_a_trace_is_written(
     words: list[str], written: str, files: Path, capfd: pytest.CaptureFixture[str]
@@ -214,9 +213,7 @@ def test_the_doctor_looks_at_every_model_of_a_nested_pair(tmp_path: Path, capfd:
     assert "small.large with large" in capfd.readouterr().out
 
 
-def test_the_doctor_says_by_its_exit_code_and_its_last_line_whether_it_works(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_the_doctor_says_by_its_exit_code_and_its_last_line_whether_it_works(capfd: pytest.CaptureFixture[str]) -> None:
     with stand_in_process() as small, stand_in_process() as large:
         assert call("doctor", "--small", small, "--large", large) == 0
         printed = capfd.readouterr().out.splitlines()

@@ -123,10 +123,7 @@ async def test_a_calibration_does_not_hold_for_another_prompt(nowhere: Path, cap
     del usual["options"]["threshold"]
     assert set(usual["prompts"]) == set(METHODS["specreason"].prompts)
     async with serving() as servers:
-        for told, folder_of_prompts, differs in (
-            (usual, None, False),
-            (usual, mine, True),
-        ):
+        for told, folder_of_prompts, differs in ((usual, None, False), (usual, mine, True)):
             settings = load(calibration={**about, "conditions": told}, prompts_dir=folder_of_prompts)
             small, large = servers.endpoints
             with caplog.at_level(logging.WARNING, "stepspec"):

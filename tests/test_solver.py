@@ -141,13 +141,10 @@ async def test_when_every_large_replica_is_gone_the_error_names_them() -> None:
         ({"lead": 1, "policy": "small"}, ["small"] * 3),
     ],
 )
-@pytest.mark.parametrize("where", ["the solver", "the run"])
-async def test_the_large_model_leads_if_wanted_but_never_a_baseline(
-    where: str, chosen: RunOverrides, authors: list[str]
-) -> None:
-    async with serving() as servers, servers.solver(**chosen if where == "the solver" else RunOverrides()) as solver:
-        solution = await solver.solve(PROBLEM, **chosen if where == "the run" else RunOverrides())
-    assert [step.author for step in solution.steps if step.fate == "kept"] == authors
+async def test_the_large_model_leads_if_wanted_but_never_a_baseline(chosen: RunOverrides, authors: list[str]) -> None:
+    async with serving() as servers, servers.solver(**chosen) as solver, servers.solver() as other:
+        for solution in (await solver.solve(PROBLEM), await other.solve(PROBLEM, **chosen)):
+            assert [step.author for step in solution.steps if step.fate == "kept"] == authors
 
 
 async def test_a_run_with_auto_says_who_wrote_its_steps_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,12 +341,7 @@ async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
             del bearing["options"]["threshold"]
             made = {**made, "conditions": bearing}
         small, large = servers.endpoints
-        before = load(
-            small=small,
-            large=large,
-            calibration={**CALIBRATION, **made},
-            **{**USUAL, **chosen, **settings},
-        )
+        before = load(small=small, large=large, calibration={**CALIBRATION, **made}, **{**USUAL, **chosen, **settings})
         async with Solver(before) as solver:
             assert solver.settings.calibration is not None
             found = solver.settings.calibration.differences(solver.conditions(solver.settings))

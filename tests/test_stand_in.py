@@ -29,10 +29,7 @@ async def entered(server: StandIn, **settings: object) -> AsyncGenerator[VllmEnd
 
 
 async def queue(vllm: VllmEndpoint, *faults: str) -> object:
-    async with (
-        aiohttp.ClientSession(vllm.settings.url) as http,
-        http.post("/faults", json=faults) as reply,
-    ):
+    async with aiohttp.ClientSession(vllm.settings.url) as http, http.post("/faults", json=faults) as reply:
         return await reply.json()
 
 

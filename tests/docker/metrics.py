@@ -15,12 +15,7 @@ from stepspec.orchestrator.service.watch.observers import Metrics
 Known: TypeAlias = Mapping[str, frozenset[str]]
 
 SCRAPED = {"job", "instance", "namespace", "service"}  # what Prometheus adds
-ENDINGS = {
-    "counter": ("_total",),
-    "gauge": ("",),
-    "histogram": ("_bucket", "_sum", "_count"),
-    "info": ("_info",),
-}
+ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count"), "info": ("_info",)}
 MORE = {"_bucket": {"le"}, "_info": {"version"}}
 
 

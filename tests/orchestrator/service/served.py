@@ -199,10 +199,7 @@ async def serving(
         solver = await stack.enter_async_context(Solver(one, other, **solving))
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         service = Service(offer(solver), settings, [recorded, *observers])
-        async with (
-            reachable(service, settings, messages.append) as (base, server, running),
-            AsyncExitStack() as behind,
-        ):
+        async with reachable(service, settings, messages.append) as (base, server, running), AsyncExitStack() as behind:
             try:
                 yield Served(base, small, large, service, server, running, recorded, http, behind)
             finally:

@@ -38,20 +38,6 @@ CHECKS = [
 ]
 POSITIVE, NEGATIVE = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
 SETTINGS = chosen(keys=("k",))
-OPERATIONS = {
-    (path, method)
-    for method, paths in {
-        "POST": (
-            *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"),
-            *("/v1/messages", "/v1/messages/count_tokens"),
-        ),
-        "GET": (
-            *("/", "/v1/models", "/v1/models/{name}", "/live/methods", "/metrics", "/version"),
-            *("/health", "/health/liveness", "/health/readiness"),
-        ),
-    }.items()
-    for path in paths
-}
 
 
 @st.composite
@@ -116,17 +102,15 @@ def send(operation: Any, mode: schemathesis.GenerationMode, most: int, *more: An
     conforms()
 
 
-def test_everything_is_described(description: Any) -> None:
+@pytest.mark.timeout(900)
+def test_no_failure_and_no_undocumented_answer(description: Any) -> None:
     paths = description.raw_schema["paths"]
-    assert {(path, method.upper()) for path, operations in paths.items() for method in operations} == OPERATIONS
-
-
-@pytest.mark.parametrize(("path", "method"), sorted(OPERATIONS))
-def test_no_failure_and_no_undocumented_answer(description: Any, path: str, method: str) -> None:
-    operation = description[path][method]
-    send(operation, POSITIVE, 5 if operation.body else 2)
-    if operation.body or operation.path_parameters:  # else there is nothing that could be wrong with it
-        send(operation, NEGATIVE, 8 if operation.body else 3)
+    assert {"/v1/chat/completions", "/v1/messages", "/v1/responses", "/live", "/metrics"} <= set(paths)
+    for path, method in ((path, method) for path, methods in paths.items() for method in methods):
+        operation = description[path][method.upper()]
+        send(operation, POSITIVE, 5 if operation.body else 2)
+        if operation.body or operation.path_parameters:  # else there is nothing that could be wrong with it
+            send(operation, NEGATIVE, 8 if operation.body else 3)
 
 
 @pytest.mark.parametrize(

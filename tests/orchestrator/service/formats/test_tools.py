@@ -161,8 +161,7 @@ async def test_a_stream_has_the_calls_of_the_reply_in_pieces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("large", "words"),
-    [({"scale_out": False}, "--enable-scale-out"), ({"parses_tools": False}, "--tool-call-parser")],
+    ("large", "words"), [({"scale_out": False}, "--enable-scale-out"), ({"parses_tools": False}, "--tool-call-parser")]
 )
 async def test_a_server_without_a_parser_is_refused_with_the_cure(large: dict[str, Any], words: str) -> None:
     async with standing_in(**large) as pair:

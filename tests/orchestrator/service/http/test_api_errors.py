@@ -78,11 +78,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "tool", "content": "2"}]}, "messages[0]", "has a tool_call_id"),
     ({"messages": [{**TURN, "tool_call_id": "c"}]}, "messages[0].tool_call_id", "the id of the call"),
     ({"messages": [TURN, {"role": "tool", "content": "2", "tool_call_id": "c"}]}, "messages", "no message before it"),
-    (
-        {"messages": [TURN, {**TURN, "tool_calls": [CALL]}]},
-        "messages[1].tool_calls",
-        "only a message of the assistant",
-    ),
+    ({"messages": [TURN, {**TURN, "tool_calls": [CALL]}]}, "messages[1].tool_calls", "only a message of the assistant"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "a valid string or a valid list"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text", "str"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),

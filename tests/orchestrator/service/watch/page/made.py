@@ -34,12 +34,7 @@ LONG_PROBLEM = (
 )
 LOOKS = ("So", "Next,", "Now", "Then", "On to")
 SLIP_EVERY = 11  # steps, about
-MODELS = (
-    ("small", "bild of tiny and middle"),
-    ("small.small", "tiny"),
-    ("small.large", "middle"),
-    ("large", "huge"),
-)
+MODELS = (("small", "bild of tiny and middle"), ("small.small", "tiny"), ("small.large", "middle"), ("large", "huge"))
 WRONG = STEPS[1].replace("16", "17")
 DOUBTED = "So she has 16.\n\n"
 KEPT = SLIP.partition(" 18")[0]

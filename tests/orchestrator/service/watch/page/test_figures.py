@@ -110,11 +110,7 @@ def happened() -> bytes:
 def test_every_purpose_and_every_fate_has_its_own() -> None:
     (found,) = sums(happened())
     spent = {one["purpose"]: one["seconds"] for one in found["purposes"] if any(one["seconds"])}
-    assert spent == {
-        "drafting": [3.5, 0, 0],
-        "judging": [0, 2, 0],
-        "repairing": [0, 3, 0],
-    }
+    assert spent == {"drafting": [3.5, 0, 0], "judging": [0, 2, 0], "repairing": [0, 3, 0]}
     assert found["seconds"] == {"kept": 2, "repaired": 3, "rejected": 1, "lost": 0.5, "other": 0, "judging": 2}
     assert found["tokens"] == {"kept": 5, "repaired": 2, "rejected": 2, "lost": 1, "other": 0, "judging": 2}
 

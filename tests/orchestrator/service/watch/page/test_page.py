@@ -17,12 +17,7 @@ from .made import ANSWER, DOUBTED, KEPT, PROBLEM, SLIP, STEPS, WRONG, drawn, dra
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 HOSTILE = '</script><script>document.title = "owned"</script><img src=x onerror="document.title=1"><!--<script>'
-ODD = (
-    f"{HOSTILE}\n\n",
-    "عربي 🦊 \u2028 \u2029 \u0000 {{script}}\n\n",
-    "unbroken" * 4000 + "\n\n",
-    "done\n</think>",
-)
+ODD = (f"{HOSTILE}\n\n", "عربي 🦊 \u2028 \u2029 \u0000 {{script}}\n\n", "unbroken" * 4000 + "\n\n", "done\n</think>")
 
 # Made here, for a loop of their own cannot run in a test that has one.
 TRACE, OTHER, LONG, PAIR = made(), drawn("bild", 3, 2), long_run(60), nested()

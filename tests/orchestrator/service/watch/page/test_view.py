@@ -208,10 +208,7 @@ def test_a_line_says_who_goes_on_and_steps_written_alone_are_no_accepted_drafts(
     ]
     trace = trace_of(*happened)
     notices = [(one["at"], one["text"], one["cause"]) for one in view(trace)["notices"]]
-    assert notices == [
-        (2, "The large model goes on alone.", "it is quicker"),
-        (7, "The method goes on.", "no longer"),
-    ]
+    assert notices == [(2, "The large model goes on alone.", "it is quicker"), (7, "The method goes on.", "no longer")]
     sums = script("return ledger.ledgerOf(seen(given))", trace.decode())
     assert (sums["drafts"], sums["accepted"]) == (1, 1)
     assert (Ledger.of(happened).drafts, Ledger.of(happened).accepted) == (1, 1)
