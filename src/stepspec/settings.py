@@ -40,16 +40,7 @@ from . import policies, prompts
 from .prompts import PromptFile
 from .setting_sources import DEFAULT_FILE, PREFIX, Layer, MergedSource, in_command, layers, origin
 
-__all__ = [
-    "DEFAULT_FILE",
-    "Settings",
-    "SettingsOverrides",
-    "Small",
-    "by_name",
-    "conditions",
-    "load",
-    "named",
-]
+__all__ = ["DEFAULT_FILE", "Settings", "SettingsOverrides", "Small", "by_name", "conditions", "load", "named"]
 
 REWARD_MODEL = "reward-model"
 CRITICS = frozenset({REWARD_MODEL, "http", "decisions", "function"})  # pydantic puts them into the locations of errors

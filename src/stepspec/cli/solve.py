@@ -135,13 +135,7 @@ def _solve_many(
 
 
 async def _many(
-    solver: Solver,
-    problems: list[Problem],
-    concurrency: int,
-    output: Path | None,
-    traces: Path | None,
-    *,
-    fresh: bool,
+    solver: Solver, problems: list[Problem], concurrency: int, output: Path | None, traces: Path | None, *, fresh: bool
 ) -> int:
     """Solve the *problems* that are not solved yet; return how many failed."""
     async with solver:

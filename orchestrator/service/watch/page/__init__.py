@@ -67,13 +67,7 @@ def _policy(connect: str) -> str:
 
 
 def _page(*, connect: str, composer: str, trace: str) -> str:
-    places = {
-        "security": _policy(connect),
-        "style": style(),
-        "script": script(),
-        "composer": composer,
-        "trace": trace,
-    }
+    places = {"security": _policy(connect), "style": style(), "script": script(), "composer": composer, "trace": trace}
     return re.sub(r"{{(\w+)}}", lambda place: places[place[1]], _read("page.html"))
 
 
