@@ -110,11 +110,12 @@ def hostile(pattern: Compiled) -> Iterator[str]:
     """Texts that make a bad pattern begin again and again, or go back again and again."""
     source = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode()
     own = {*literals(parser.parse(source, pattern.flags & re.VERBOSE))}
-    pieces = {*SIGNS, *PAIRS, *own, *(f"{each}{sign}" for each in own for sign in " {a")}
-    for piece in pieces:
+    plain = {*SIGNS, *PAIRS}
+    for piece in {*plain, *own, *(f"{each}{sign}" for each in own for sign in " {a")}:
         repeated = piece * (LENGTH // len(piece))
         yield from (repeated + end for end in ENDS)
-        yield from (f"{each}{repeated}\0" for each in own)
+        if piece in plain:
+            yield from (f"{each}{repeated}\0" for each in own)
 
 
 def seconds(pattern: Compiled, method: str, text: str) -> float:

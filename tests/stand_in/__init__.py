@@ -387,10 +387,14 @@ class FakeVllm:
         return pieces[-1] | {"text": "".join(piece["text"] for piece in pieces), "token_ids": ids or None}
 
     def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
-        text = self.decode(prompt)
-        digits = next((grades for key, grades in self.grades_by_text.items() if key in text), self.digits)
-        known = {f"token_id:{self.id(digit.encode())}": value for digit, value in digits.items()}
+        judged = self.judged(prompt, wanted).items()
+        known = {f"token_id:{self.id(choice.encode())}": value for choice, value in judged}
         return {key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]} or known
+
+    def judged(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
+        """The log-probabilities of a judge's answers to *prompt*, which has to be one of the *wanted* ids."""
+        text = self.decode(prompt)
+        return next((grades for key, grades in self.grades_by_text.items() if key in text), self.digits)
 
     def score(self, body: dict[str, Any]) -> dict[str, Any]:
         """Score the uncached tokens, as vLLM does if it has to read its cache for scoring."""
@@ -425,15 +429,12 @@ class FakeVllm:
     def row(self, number: int, count: int) -> dict[str, Any]:
         """What is known of token *number* and of the *count* likeliest of its place; it comes first, as in vLLM."""
         value, text = logprob(number - self.spelling), self.decode([number])
-        rank = len(self.rivals) + 1 if text in self.unlikely else 1
-        above = [value + 0.5 * (len(self.rivals) - at) for at in range(len(self.rivals))]
-        below = [value - 0.5 * (at + 1) for at in range(len(self.rivals))]
-        others = zip(self.rivals, above if rank > 1 else below, strict=True)
-        row = {str(number): {"logprob": value, "rank": rank, "decoded_token": text}}
-        for place, (rival, worth) in enumerate(others, 1 if rank > 1 else 2):
-            if place <= count:
-                known = {"logprob": worth, "rank": place, "decoded_token": rival}
-                row[str(self.id(rival.encode()))] = known
+        likely = text not in self.unlikely
+        row = {str(number): {"logprob": value, "rank": 1 if likely else len(self.rivals) + 1, "decoded_token": text}}
+        for place, rival in enumerate(self.rivals[: max(0, count - likely)], 1 + likely):
+            worth = value - 0.5 * (place - 1 if likely else place - len(self.rivals) - 1)
+            known = {"logprob": worth, "rank": place, "decoded_token": rival}
+            row.setdefault(str(self.id(rival.encode())), known)
         return row
 
     # How it is reached
@@ -576,6 +577,7 @@ class StandIn(FakeVllm):
     """
 
     digits: dict[str, float] = field(default_factory=lambda: dict(RIGHT))
+    rivals: tuple[str, ...] = WORDS[:20]
     block: int = 16
     names: tuple[str, ...] = ("stand-in",)
     room: int = 32_768
@@ -640,22 +642,11 @@ class StandIn(FakeVllm):
         arguments = filled({"type": "object", **functions[name].get("parameters", {})})
         return [*self.encode(stand_in_tools.written(name, orjson.dumps(arguments).decode())), ENDED]
 
-    def row(self, number: int, count: int) -> dict[str, Any]:
-        own = {"logprob": logprob(number), "rank": 1, "decoded_token": PIECES[number].decode(errors="replace")}
-        row = {str(number): own}
-        for place in range(2, count + 1):
-            other = FIRST_WORD + (number + place) % len(WORDS)
-            worth = {"logprob": logprob(number) - place, "rank": place, "decoded_token": PIECES[other].decode()}
-            row.setdefault(str(other), worth)
-        return row
-
-    def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
+    def judged(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
         accepted = crc32(repr(prompt).encode()) % 1000 < self.accept * 1000 if self.accept < 1 else True
-        judged = self.digits if accepted else WRONG
         if any(PIECES[number].decode(errors="replace") in YES_NO for number in wanted):
-            judged = YES if accepted else NO
-        known = {f"token_id:{IDS[choice.encode()]}": value for choice, value in judged.items()}
-        return {key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]} or known
+            return YES if accepted else NO
+        return self.digits if accepted else WRONG
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         self.running += 1
@@ -670,15 +661,12 @@ class StandIn(FakeVllm):
         body = orjson.loads(await request.read())
         prompt = self.encode(self.render(body["messages"], True))
         await self.wait(request, [prompt])
-        self.cache(prompt)
-        words = list(self.pieces(body | {"prompt": prompt, "logprobs": None}))
-        message, count, finish = "".join(word["text"] for word in words), len(words), words[-1]["finish_reason"]
-        message = message.removesuffix(words[-1]["stop_reason"] or "")
+        whole = self.written_at_once(body | {"prompt": prompt, "logprobs": None, "return_token_ids": True})
+        message, finish, count = whole["text"], whole["finish_reason"], len(whole["token_ids"])
+        message = message.removesuffix(whole["stop_reason"] or "").removesuffix(IM_END)
         await asyncio.sleep(self.latency.token * count)
-        self.generated += count
-        message = message.removesuffix(IM_END)
+        usage = self.usage([prompt], self.cache(prompt), count) | {"total_tokens": len(prompt) + count}
         choice = {"index": 0, "message": {"role": "assistant", "content": message}, "finish_reason": finish}
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": count, "total_tokens": len(prompt) + count}
         reply = {"id": "chatcmpl-0", "object": "chat.completion", "created": int(time.time()), "model": body["model"]}
         if body.get("stream"):
             events = (

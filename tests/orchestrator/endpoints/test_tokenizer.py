@@ -50,7 +50,8 @@ async def test_options_of_the_template_are_passed_on(meet: Meet) -> None:
     async with meet(server, template={"enable_thinking": True}) as met:
         await met.endpoint.encoder.chain(Chain.of("Hello"))
     options = [body.get("chat_template_kwargs") for _, body in server.requests if "messages" in body]
-    assert options == [{"enable_thinking": True}] * 5
+    assert len(options) > 1
+    assert all(each == {"enable_thinking": True} for each in options)
 
 
 async def test_a_conversation_is_rendered_once_with_all_its_turns(meet: Meet) -> None:
