@@ -97,9 +97,7 @@ async def test_the_same_evaluation_is_resumed_and_another_one_is_refused(tmp_pat
     assert len(orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]) == 1
 
 
-async def test_samples_before_the_loss_of_a_server_are_kept_and_the_next_session_adds_the_rest(
-    tmp_path: Path,
-) -> None:
+async def test_samples_before_the_loss_of_a_server_are_kept_and_the_next_session_adds_the_rest(tmp_path: Path) -> None:
     console = Console(width=300)
     async with solving() as (solver, large):
         only = replace(evaluation(tmp_path).plan, tasks=TASKS[:1])

@@ -46,14 +46,7 @@ async def take(solver: ScriptedSolver, plan: Plan, path: Path, *, traces: Path |
     async with Graders() as graders:
         with SampleStore(path, identity(plan)) as samples:
             worker = LocalWorker(solver.solver, plan)
-            await run(
-                [lambda: nullcontext(worker)],
-                plan,
-                graders,
-                samples,
-                traces=traces,
-                on_sample=new.append,
-            )
+            await run([lambda: nullcontext(worker)], plan, graders, samples, traces=traces, on_sample=new.append)
     return new
 
 

@@ -39,10 +39,7 @@ def service(tool_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Genera
     """``stepspec serve`` over the pair, in an event loop of its own."""
     log = tmp_path_factory.mktemp("tools") / "service.log"
     starting = serve(
-        tool_pair.small.base_url,
-        tool_pair.large.base_url,
-        log,
-        settings={"STEPSPEC_SAMPLING__TEMPERATURE": "0"},
+        tool_pair.small.base_url, tool_pair.large.base_url, log, settings={"STEPSPEC_SAMPLING__TEMPERATURE": "0"}
     )
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as program:
         yield program

@@ -41,9 +41,7 @@ async def met() -> AsyncGenerator[tuple[Solver, Mapping[Role, Side]]]:
         yield solver, {"small": side, "large": side}
 
 
-async def test_a_run_that_is_right_is_counted_and_has_no_failures(
-    met: tuple[Solver, Mapping[Role, Side]],
-) -> None:
+async def test_a_run_that_is_right_is_counted_and_has_no_failures(met: tuple[Solver, Mapping[Role, Side]]) -> None:
     solver, sides = met
     row = MethodRow("large")
     for number in range(3):

@@ -113,8 +113,7 @@ def first_end(tokens: Sequence[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "end",
-    [*".!?", ".\n", ".)", '?"', '."\n', ".)\n", ".**", ".$", ". ", *WIDE_MARKS, "\u3002\n", "\u3002\u201d"],
+    "end", [*".!?", ".\n", ".)", '?"', '."\n', ".)\n", ".**", ".$", ". ", *WIDE_MARKS, "\u3002\n", "\u3002\u201d"]
 )
 def test_a_mark_ends_the_sentence_after_its_token(end: str) -> None:
     assert first_end((" it", " is", " so", end, " Then", " on", ".")) == f" it is so{end}"

@@ -7,11 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
-from stepspec.evals.report.figures import (
-    ArmFigures,
-    compute_figures,
-    samples_by_number,
-)
+from stepspec.evals.report.figures import ArmFigures, compute_figures, samples_by_number
 from stepspec.evals.report.section import choose_cases
 from stepspec.evals.results import ORACLE, compare_arms
 from stepspec.evals.sample import Arm

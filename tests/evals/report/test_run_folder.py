@@ -56,13 +56,7 @@ def test_a_run_that_was_made_longer_has_all_of_its_problems(tmp_path: Path) -> N
         assert (len(run.problems), len(run.done)) == (5, 12)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"problems": "c0de"},
-        {"models": {"small": "tiny", "large": "other"}},
-    ],
-)
+@pytest.mark.parametrize("changed", [{"problems": "c0de"}, {"models": {"small": "tiny", "large": "other"}}])
 def test_other_measurements_are_kept_apart(changed: dict[str, Any], tmp_path: Path) -> None:
     one, other = read_folder(folder(tmp_path / "a")), read_folder(folder(tmp_path / "b", **changed))
     assert [len(run.folders) for run in merge_folders([one, other, one])] == [2, 1]

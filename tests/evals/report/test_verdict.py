@@ -12,13 +12,7 @@ from stepspec.evals import results
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.report.figures import by_time, compute_figures, samples_by_number
 from stepspec.evals.report.section import build_section
-from stepspec.evals.report.verdict import (
-    Verdict,
-    further_for_loss,
-    headline,
-    judge_methods,
-    points,
-)
+from stepspec.evals.report.verdict import Verdict, further_for_loss, headline, judge_methods, points
 from stepspec.evals.results import Interval, difference
 from stepspec.evals.sample import Arm, Sample
 

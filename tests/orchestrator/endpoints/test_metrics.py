@@ -211,10 +211,7 @@ async def test_without_a_checkpoint_every_question_reads_the_chain(meet: Meet) -
 
 async def test_a_server_with_likeliest_tokens_only_also_gets_the_chain(meet: Meet) -> None:
     server = FakeVllm(
-        digits=GRADES,
-        unit=4,
-        metrics=info(block_size=64, prefix_match_unit=4),
-        lacks=frozenset({"logprob_token_ids"}),
+        digits=GRADES, unit=4, metrics=info(block_size=64, prefix_match_unit=4), lacks=frozenset({"logprob_token_ids"})
     )
     async with meet(server) as met:
         for _ in range(2):

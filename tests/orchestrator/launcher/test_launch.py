@@ -17,13 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stepspec.orchestrator.errors import (
-    ConfigurationError,
-    ServerDied,
-    ServerError,
-    ServerNotReady,
-    install_command,
-)
+from stepspec.orchestrator.errors import ConfigurationError, ServerDied, ServerError, ServerNotReady, install_command
 from stepspec.orchestrator.launcher import Progress, Served, Server, launch
 from stepspec.orchestrator.launcher.launch import ENTRY, vllm_program
 from stepspec.orchestrator.launcher.process import failure_lines

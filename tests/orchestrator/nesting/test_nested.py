@@ -54,12 +54,7 @@ class Trio:
         return policies.make("specreason", self.pair, self.large)
 
 
-def trio(
-    length: int = 6,
-    *,
-    refused: Sequence[int] = (),
-    policy: str = "specreason",
-) -> Trio:
+def trio(length: int = 6, *, refused: Sequence[int] = (), policy: str = "specreason") -> Trio:
     """Make them; the small one refuses the tiny one's steps at *refused*."""
     events: list[Event] = []
     observe = observe_within("small", events.append)

@@ -140,11 +140,7 @@ async def test_an_instance_may_be_a_verifier_and_so_may_what_arguments_are_bound
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [
-        (unnamed, "has to have a name"),
-        (Chain, "of a class, pass an instance"),
-        (two, "has to take one argument"),
-    ],
+    [(unnamed, "has to have a name"), (Chain, "of a class, pass an instance"), (two, "has to take one argument")],
 )
 def test_what_cannot_be_a_verifier_is_refused_with_the_cure(function: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
