@@ -53,7 +53,7 @@ THREE = Arm.of("three models", "specreason")
 NESTED: Mapping[str, Mapping[str, Any]] = {
     # The small miniature model has not learnt to judge: its grades of the tiny model's steps have an AUROC of 0.49. Its
     # probabilities separate right from wrong steps (0.95): this rollback passes 95% of right steps, 11% of wrong ones.
-    THREE.name: {"policy": "bild", "options": {"scale": "step", "fallback": 0.4, "rollback": 1.0}},
+    THREE.name: {"policy": "bild", "options": {"scale": "step", "fallback": 0.4, "rollback": 1.0}}
 }
 
 NESTED_SMALL_PRINT = (
@@ -326,8 +326,7 @@ def main(
     problems: Annotated[int, typer.Option(min=2, help="Number of fresh problems.")] = 200,
     profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "paced",
     arm: Annotated[
-        list[str] | None,
-        typer.Option(help="Measure this arm and the baselines; by default all arms."),
+        list[str] | None, typer.Option(help="Measure this arm and the baselines; by default all arms.")
     ] = None,
     world: Annotated[str, typer.Option(help="Kind of problems, with their models: short, long, tools.")] = SHORT,
     baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines only.")] = False,
@@ -382,10 +381,7 @@ def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
     for sampling, summary in results.items():
         by_name = {result.name: result for result in summary}
         for arm, sequential in ((SHIPPED, SEQUENTIAL), (THINKING, THINKING_SEQUENTIAL)):
-            ratio, of_large = (
-                by_name[arm.name].seconds / by_name[sequential.name].seconds,
-                by_name[arm.name].ratio,
-            )
+            ratio, of_large = (by_name[arm.name].seconds / by_name[sequential.name].seconds, by_name[arm.name].ratio)
             console.print(
                 f"{heading(sampling)}: {arm.name} over sequential {ratio:.2f}, over large alone {of_large:.2f}"
             )

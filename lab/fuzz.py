@@ -136,13 +136,7 @@ def requests() -> Target:
     from stepspec.orchestrator.service.formats.responses import ResponsesRequest
     from stepspec.orchestrator.service.formats.validation import explain
 
-    kinds: list[type[BaseModel]] = [
-        ChatRequest,
-        ResponsesRequest,
-        MessagesRequest,
-        CountTokensRequest,
-        LiveRequest,
-    ]
+    kinds: list[type[BaseModel]] = [ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest]
 
     def run(content: bytes) -> None:
         try:

@@ -11,13 +11,7 @@ from typing import Any, cast
 from rich.console import Console
 from rich.table import Table
 
-from lab.crowd import (
-    TWO_LARGE,
-    Block,
-    BlockPlace,
-    Deployment,
-    Load,
-)
+from lab.crowd import TWO_LARGE, Block, BlockPlace, Deployment, Load
 from stepspec.api import Solver
 from stepspec.evals.arms import LARGE
 from stepspec.evals.estimate.measuring import unlimited_endpoint

@@ -45,10 +45,7 @@ def core(name: str, *tests: str, slow: Sequence[str] = ()) -> tuple[str, str]:
 
 
 RUN = ("orchestrator/test_run", "orchestrator/test_request_context", "fidelity/test_09_who_writes_the_answer")
-LOOP = (
-    *(f"orchestrator/test_{name}" for name in ("lookahead", "steps")),
-    *RUN[:2],
-)
+LOOP = (*(f"orchestrator/test_{name}" for name in ("lookahead", "steps")), *RUN[:2])
 PROMISES = (RUN[2], "orchestrator/test_reason")
 MACHINES = "orchestrator/test_state_machines"
 CORE = {
@@ -70,11 +67,7 @@ CORE = {
         *(f"orchestrator/endpoints/test_{name}" for name in ("retries", "failures", "sse", "priority")),
     ),
     "auto": core("auto", "orchestrator/test_auto"),
-    "nested": core(
-        "nesting",
-        "orchestrator/nesting/test_nested",
-        slow=("orchestrator/nesting/test_promises",),
-    ),
+    "nested": core("nesting", "orchestrator/nesting/test_nested", slow=("orchestrator/nesting/test_promises",)),
 }
 SESSIONS = {**POLICIES, **CORE}
 # The sign between two types of an annotation is the same operator, and no test can tell.
@@ -137,7 +130,7 @@ def mutate(name: str, every: int = 1) -> tuple[int, int, list[str]]:
     session = begin(name)
     environment = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}:{SITE}", "PYTHONDONTWRITEBYTECODE": "1"}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    command = (sys.executable, str(ROOT / "tests" / "forked.py"), str(session), SESSIONS[name][1], str(every))
+    command = (sys.executable, "-m", "lab.forked", str(session), SESSIONS[name][1], str(every))
     subprocess.run(command, cwd=TREE, env=environment, check=True)
     with sqlite3.connect(session) as results:
         tried = results.execute(

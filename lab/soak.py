@@ -172,14 +172,7 @@ class Load:
             shown = await self._metrics(self._deployment.program.base)
             tasks = int(float(re.findall(r"^stepspec_tasks (\S+)", shown, re.MULTILINE)[0]))
             self._soak.samples.append(
-                Sample(
-                    loop.time() - began,
-                    self.part,
-                    resident(pid),
-                    descriptors(pid),
-                    tasks,
-                    await self._upstream(),
-                )
+                Sample(loop.time() - began, self.part, resident(pid), descriptors(pid), tasks, await self._upstream())
             )
 
     async def _upstream(self) -> int:
@@ -316,9 +309,7 @@ def main(
         raise typer.BadParameter("more than twice --calm", param_hint="--minutes")
     with progress_bars(Console(stderr=True)) as progress:
         bar = progress.add_task(f"{concurrency} chains at once", total=60 * minutes)
-        soak = asyncio.run(
-            measure(minutes, calm, concurrency, seed, lambda seconds: progress.advance(bar, seconds)),
-        )
+        soak = asyncio.run(measure(minutes, calm, concurrency, seed, lambda seconds: progress.advance(bar, seconds)))
     console.print(table(soak))
     first, last = (quantile(soak.seconds[part], 0.99) for part in ("before", "after"))
     console.print(f"p99 after the faults over p99 before: {last / first:.2f}")

@@ -76,13 +76,7 @@ class Row:
     leaves: list[int] = field(default_factory=list[int])
 
     def add(
-        self,
-        ids: Sequence[int],
-        *,
-        branch: int,
-        leaves: int,
-        learn: bool,
-        wrong: Sequence[int] | None = None,
+        self, ids: Sequence[int], *, branch: int, leaves: int, learn: bool, wrong: Sequence[int] | None = None
     ) -> None:
         """Append tokens. With *learn*, each is the target of the token before it, if that is in the same branch."""
         if learn and self.ids and self.branch[-1] == branch:

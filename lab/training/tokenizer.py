@@ -28,10 +28,7 @@ SYSTEM = ("You are a careful assistant.", "Think step by step.", "You are a help
 SAME = "lookahead-reasoning.same"
 JUDGES = ("specreason.grade", "check", SAME)
 REFLECTION = "reflective.reflect"
-DIGITS: dict[Numbers, str] = {
-    "plain": r" ?\p{N}",
-    "grouped": r" ?\p{N}{1,2}",
-}
+DIGITS: dict[Numbers, str] = {"plain": r" ?\p{N}", "grouped": r" ?\p{N}{1,2}"}
 WORDS = r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960}
 

@@ -22,18 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from ..worlds.short import DEFAULT, SMALL_NUMBERS, Difficulty, generate
-from .data import (
-    DEFAULT_MISTAKES,
-    IGNORED,
-    PADDING,
-    TRUNK,
-    Batch,
-    Mistake,
-    MistakeRate,
-    Writer,
-    batches,
-    first_mistake,
-)
+from .data import DEFAULT_MISTAKES, IGNORED, PADDING, TRUNK, Batch, Mistake, MistakeRate, Writer, batches, first_mistake
 from .inference import solve
 from .model_card import LoadedModel
 from .tokenizer import END_OF_TEXT, END_OF_TURN, Numbers
@@ -248,8 +237,7 @@ class Trainer:
         parameters = [*self.model.parameters(), *self.marker.parameters()]
         optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimiser,
-            lambda n: min(1.0, (n + 1) / WARMUP) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps))),
+            optimiser, lambda n: min(1.0, (n + 1) / WARMUP) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps)))
         )
         start, sums, tokens_read = time.monotonic(), torch.zeros(3), 0
         self.model.train()
@@ -339,10 +327,7 @@ def train_all(folder: Path, work: Path, log: Log, *, only: str | None = None, th
     for recipe in RECIPES:
         if only in (None, recipe.name):
             trainer = Trainer(recipe, folder / recipe.name, log)
-            trainer.learn(
-                cache(partial(_small_mistakes, folder)),
-                work / f"{recipe.name}.pt",
-            )
+            trainer.learn(cache(partial(_small_mistakes, folder)), work / f"{recipe.name}.pt")
             save(trainer.model, trainer.tokenizer, folder / recipe.name)
 
 

@@ -21,19 +21,9 @@ SHORT, LONG, TOOLS = "short", "long", "tools"
 _SHORT = replace(servers.SHORT, folders=(*servers.SHORT.folders, MODELS))
 """The world of the package, and its models that no user needs: ``small-other`` and ``tiny``."""
 
-_LONG = World(
-    LONG,
-    (MODELS / "long",),
-    context=8192,
-    cache=768,
-    trainer="`python -m lab.training train --world long`",
-)
+_LONG = World(LONG, (MODELS / "long",), context=8192, cache=768, trainer="`python -m lab.training train --world long`")
 _TOOLS = World(
-    TOOLS,
-    (MODELS / "tools",),
-    context=4096,
-    cache=384,
-    trainer="`python -m lab.training train --world tools`",
+    TOOLS, (MODELS / "tools",), context=4096, cache=384, trainer="`python -m lab.training train --world tools`"
 )
 WORLDS: Mapping[str, World] = {world.name: world for world in (_SHORT, _LONG, _TOOLS)}
 SIZES: Mapping[str, str] = {SHORT: "0.1 and 1.3 million", LONG: "0.5 and 2.9 million", TOOLS: "0.4 and 1.3 million"}

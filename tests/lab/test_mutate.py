@@ -131,10 +131,10 @@ def forked(monkeypatch: pytest.MonkeyPatch, session: Session) -> Any:
     }
     for name, stub in stubs.items():
         monkeypatch.setitem(sys.modules, f"cosmic_ray.{name}", stub)
-    monkeypatch.delitem(sys.modules, "tests.forked", raising=False)
-    module = import_module("tests.forked")
+    monkeypatch.delitem(sys.modules, "lab.forked", raising=False)
+    module = import_module("lab.forked")
     yield module
-    del sys.modules["tests.forked"]
+    del sys.modules["lab.forked"]
 
 
 @pytest.mark.parametrize(("every", "tried"), [(1, [2, 3, 4, 5, 6, 1]), (2, [2, 4, 6, 1]), (5, [2, 1])])

@@ -26,7 +26,6 @@ from lab.worlds.tool_problems import (
     Message,
     Problem,
     Turn,
-    calculate,
     draw,
     generate,
     run_tool,
@@ -124,13 +123,8 @@ def test_the_tools_answer_and_say_what_is_wrong_with_a_call() -> None:
     assert run("lookup", thing="pen") == "there is no item 'None'"
     assert run("weather", city="Bonn") == "there is no tool 'weather'"
     assert run("calculator", expression="2 * (17 - 3) // 5") == "result: 5"
-    for wrong in ("2 *", "1 // 0", "9 ** 9", "__import__('os')", "2.5 + 1", "True + 1"):
+    for wrong in ("2 *", "1 // 0", "9 ** 9", "__import__('os')", "2.5 + 1", "True + 1", "exit()"):
         assert run("calculator", expression=wrong).startswith("this cannot be calculated")
-
-
-def test_the_calculator_does_not_run_names() -> None:
-    with pytest.raises(ValueError, match="only whole numbers"):
-        calculate("exit()")
 
 
 @pytest.mark.parametrize(
