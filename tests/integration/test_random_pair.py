@@ -14,13 +14,12 @@ from tests.vocabularies import CACHE, real_vocabulary
 from .conftest import serving
 
 pytestmark = pytest.mark.servers
-RUNS = 1
 
 
 def test_ids_and_text_agree_in_runs_of_every_method(forked: tuple[str, ...], tmp_path: Path) -> None:
     real_vocabulary("qwen")
     with serving(servers(tmp_path, cache=CACHE), forked) as served:
-        rows = asyncio.run(measure(served, tuple(METHODS), runs=RUNS, tokens=24, at_once=16, cache=CACHE))
+        rows = asyncio.run(measure(served, tuple(METHODS), runs=1, tokens=24, at_once=16, cache=CACHE))
     assert [failure for row in rows for failure in row.failures] == []
-    assert {row.method: row.runs for row in rows} == dict.fromkeys(METHODS, RUNS)
+    assert {row.method: row.runs for row in rows} == dict.fromkeys(METHODS, 1)
     assert all(row.steps and row.halves for row in rows)

@@ -156,10 +156,8 @@ def test_the_messages_of_a_loop_are_those_of_the_api() -> None:
     sent = reply(problem.turns[0])
     *_, assistant, first, second = loop.send(sent)
     assert assistant == sent
-    assert [json.loads(call["function"]["arguments"]) for call in assistant["tool_calls"]] == [
-        {"item": "cup"},
-        {"item": "pen"},
-    ]
+    arguments = [json.loads(call["function"]["arguments"]) for call in assistant["tool_calls"]]
+    assert arguments == [{"item": "cup"}, {"item": "pen"}]
     ids = [call["id"] for call in assistant["tool_calls"]]
     assert [first, second] == [
         {"role": "tool", "tool_call_id": ids[0], "content": "cup: 17"},
@@ -187,8 +185,6 @@ def test_a_call_whose_arguments_are_no_json_ends_the_loop() -> None:
 
 def test_the_tools_are_described_with_their_parameters() -> None:
     described = {tool["function"]["name"]: tool["function"]["parameters"] for tool in world.tools()}
-    assert {name: schema["required"] for name, schema in described.items()} == {
-        "lookup": ["item"],
-        "calculator": ["expression"],
-    }
+    required = {name: schema["required"] for name, schema in described.items()}
+    assert required == {"lookup": ["item"], "calculator": ["expression"]}
     assert Call("lookup", "cup").arguments == {"item": "cup"}

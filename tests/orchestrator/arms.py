@@ -18,6 +18,7 @@ from stepspec.orchestrator.chain import DELIMITER, THINK_END, Rating, Role
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.reason import End
+from stepspec.policies.method import Drafting
 
 from ..fakes import Previous, ScriptedModel, counting
 
@@ -30,19 +31,10 @@ BOUNDED = settings.get_profile("bounded")
 
 
 @dataclass(frozen=True)
-class Keeping:
+class Keeping(Drafting):
     """Keeps a draft up to the first token that the large model doubts, and *ragged* characters less."""
 
-    small: Model
-    large: Model
     ragged: int = 0
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
-
-    async def draft(self, chain: Chain) -> Step:
-        return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         (tokens,) = await self.large.score(chain, draft.text)
@@ -51,9 +43,6 @@ class Keeping:
             return Accept()
         keep = sum(len(token.text) for token in tokens[:doubted]) - self.ragged
         return Rollback(max(0, keep), reason="doubt")
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.large.write(chain)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Judged
 from stepspec.orchestrator.interfaces import foreseeable
 from stepspec.policies import METHODS, THRESHOLDS, Solo, SpecReason, check, defaults, make, named, threshold
-from stepspec.policies.method import Top, describe, meaning, read_method
+from stepspec.policies.method import Drafting, Top, describe, meaning, read_method
 from stepspec.prompts import load
 
 from ..fakes import ScriptedModel, counting, run
@@ -244,29 +244,17 @@ def test_a_threshold_moves_from_its_strictest_to_its_loosest_value(policy: str) 
 
 
 @dataclass(frozen=True, slots=True)
-class Alternate:
+class Alternate(Drafting):
     """
     Reject every draft at an even place.
 
     At most *most* drafts are accepted.
     """
 
-    small: Model
-    large: Model
     most: Annotated[int, Field(ge=0, le=9)] = 3
-
-    @property
-    def answerer(self) -> Model:
-        return self.large
-
-    async def draft(self, chain: Chain) -> Step:
-        return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         return Accept() if len(chain.steps) % 2 and len(chain.steps) < self.most else Rollback()
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await self.large.write(chain)
 
 
 @pytest.fixture
