@@ -102,6 +102,7 @@ def templates() -> Target:
                 f"{head}stepspecfirst{answer}{begun}",
                 f"{head}stepspecfirst{turn}stepspecreply{answer}",
                 f"{head}stepspecfirst{turn}{opening}stepspecreasons{closing}stepspecreply{answer}",
+                f"{head}stepspecfirst{turn}<answer>\nstepspecreply\n</answer>{answer}",
                 f"{head}stepspecfirst{turn}stepspecreply{turn}stepspecsecond{answer}{begun}",
             ])  # fmt: skip
             assert template.ask("Why?").count("Why?") >= 1

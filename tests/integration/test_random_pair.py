@@ -22,4 +22,5 @@ def test_ids_and_text_agree_in_runs_of_every_method(forked: tuple[str, ...], tmp
         rows = asyncio.run(measure(served, tuple(METHODS), runs=1, tokens=24, at_once=16, cache=CACHE))
     assert [failure for row in rows for failure in row.failures] == []
     assert {row.method: row.runs for row in rows} == dict.fromkeys(METHODS, 1)
-    assert all(row.steps and row.halves for row in rows)
+    assert all(row.steps for row in rows)
+    assert sum(row.halves > 0 for row in rows) > len(rows) / 2
