@@ -147,6 +147,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
             self.encoder.connection = self.connection
         self.encoder.room = fresh.room
         self.by_id, self.cache, self._can = fresh.by_id, fresh.cache, None
+        self.speculates, self.spellings = fresh.speculates, {}
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
 
     async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:

@@ -25,10 +25,12 @@ from stepspec.orchestrator.errors import (
 from ...fakes import ScriptedModel, counting, jumping
 from ...stand_in import FakeVllm, Refuse
 from .mortal import Mortal, replicated
+from .test_judging import SPECULATES
 
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", ".\n\n")
 A, B = "http://a", "http://b"
+LACKS = frozenset({"logprob_token_ids"})
 
 
 @pytest.fixture(autouse=True)
@@ -69,32 +71,29 @@ async def restart(again: asyncio.Event) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [
-        {"room": 300},
-        {"room": 9000},
-        {"spelling": 1000},
-        {"spelling": 7, "room": 300},
-        {"lacks": frozenset({"logprob_token_ids"})},
-    ],
+    [{"room": 300}, {"metrics": SPECULATES}, {"spelling": 1000}, {"spelling": 7, "room": 300}, {"lacks": LACKS}],
 )
 async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[str, Any]) -> None:
     first = FakeVllm(SCRIPT)
     second = replace(first, faults=deque(), requests=[], **other)  # They share their ids, except for the spelling.
     async with started(first, second) as (endpoint, again):
-        before = endpoint.vocabulary, endpoint.room
+        before = endpoint.vocabulary
         able = await endpoint.capabilities()
         model = endpoint.model()
         chain = PROBLEM.extend(await model.write(PROBLEM))
         await restart(again)
-        if "lacks" in other:  # a flag that shows nowhere else: a failed request has the server looked at
+        if flags := other.keys() & {
+            "lacks",
+            "metrics",
+        }:  # flags that show nowhere else: a failed request has them looked at
             endpoint.report(endpoint.settings.url, EndpointUnavailable("reset"))
         for text in ("over a new connection", "and then over the same"):
             assert await endpoint.count(Chain.of(text).messages) > 0
         step = await endpoint.model().write(PROBLEM)
-        assert (endpoint.room, step.text) == (second.room, "So one.\n\n")
-        assert (endpoint.vocabulary != before[0]) == ("spelling" in other)
+        assert (endpoint.room, step.text, endpoint.up[0].speculates) == (second.room, "So one.\n\n", "metrics" in other)
+        assert (endpoint.vocabulary != before) == ("spelling" in other)
         assert step.vocabulary == endpoint.vocabulary
-        assert (await endpoint.capabilities()).chosen_logprobs is (able.chosen_logprobs and "lacks" not in other)
+        assert (await endpoint.capabilities()).chosen_logprobs is (able.chosen_logprobs and not flags)
         await model.write(chain)  # a run that goes on across the restart sends its steps in the ids of the new one
         async with VllmEndpoint(endpoint.settings) as fresh:
             prompts = [body["prompt"] for _, body in second.requests if body.get("stream")]
