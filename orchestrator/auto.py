@@ -52,6 +52,8 @@ class Prior(BaseModel):
     """The share of the small model's drafts that the method accepts; none: 0.75 is assumed."""
     verdict_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds of a verdict; none: it is measured."""
+    pace: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The small model's seconds per token, over those of the large one; none: drafts are assumed to take no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ class Record:
         were outrun, and one is enough if it took longer than the large model takes for a step: then no share of
         accepted drafts can pay.
 
-        With the prior's seconds of a verdict and without any timing, the draft is assumed to take no time.
+        Without any timing of a draft, the prior says what it and its verdict take.
         """
         drafts, judged, repairs = self.drafts.values(), self.judged.values(), self.repairs.values()
         repair = median_low(repairs) if repairs else large or 0.0
@@ -229,7 +231,7 @@ class Record:
         if drafts and len(judged) >= needed:
             return Costs(median_low(drafts), median_low(judged) if judged else 0.0, repair)
         if self.prior.accept_rate is not None and self.prior.verdict_seconds is not None and not drafts:
-            return Costs(0.0, self.prior.verdict_seconds, repair)
+            return Costs((self.prior.pace or 0.0) * (large or 0.0), self.prior.verdict_seconds, repair)
         return None
 
 
@@ -417,6 +419,8 @@ class AutoRun:
         if outcomes and sum(outcomes) < len(outcomes) / 2:
             return f"{sum(outcomes)} of {len(outcomes)} drafts accepted: run `stepspec judge`"
         if estimate.costs is None or estimate.large is None or not (outcomes or self.record.drafts.entries):
+            if (pace := self.record.prior.pace or 0.0) > SLOW:
+                return f"the small model takes {pace:.0%} of the large model's time for a token: choose a smaller one"
             return "drafts are rarely accepted, as measured before: run `stepspec judge`"
         verdict = f" and its verdict {estimate.costs.judge:.2g} s" if estimate.costs.judge else ""
         return (

@@ -28,6 +28,11 @@ class Attempt:
     draft_seconds: float
     verdict_seconds: float
 
+    @property
+    def pace(self) -> float:
+        """Seconds of the draft per token."""
+        return self.draft_seconds / max(1, len(self.draft.tokens))
+
 
 async def attempt(policy: Policy, chain: Chain) -> Attempt:
     """Let *policy* draft the next step of *chain* and judge the draft."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from stepspec.orchestrator.auto import Prior
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.toml import document
 from stepspec.settings import Settings
@@ -155,25 +156,28 @@ def estimated_settings(estimate: Estimate, measured: Measurements, settings: Set
     if best is None:
         return settings_file(settings, lines, {"policy": "large"})
     values: dict[str, Any] = {"policy": best.arm.policy, "ahead": best.alone.ahead}
-    prior = (best.accepted.value, best.verdict_seconds) if best.drafts else None
+    prior = None
+    if best.drafts:
+        pace = measured.small.token / measured.large.token
+        prior = Prior(accept_rate=best.accepted.value, verdict_seconds=best.verdict_seconds, pace=pace)
     return settings_file(settings, lines, values, best.arm.options, prior, suffix_scoring=measured.large.suffix_scoring)
 
 
 def settings_file(
     settings: Settings, lines: Sequence[str], values: Mapping[str, Any], options: Mapping[str, Any] | None = None,
-    prior: tuple[float, float] | None = None, *, suffix_scoring: bool = False,
+    prior: Prior | None = None, *, suffix_scoring: bool = False,
 ) -> str:  # fmt: skip
     """
     Both servers of *settings* with *values* and the *options* of a method, as a TOML file under the comment *lines*.
 
-    *prior* is the accept rate and the seconds of a verdict, by which `auto` begins. API keys are left out.
+    *prior* is what `auto` begins with. API keys are left out.
     """
     endpoints = {role: endpoint_table(getattr(settings, role)) for role in ("small", "large")}
     if suffix_scoring:
         endpoints["large"]["suffix_scoring"] = True
     tables: dict[str, Any] = {"options": dict(options)} if options else {}
     if prior is not None:
-        tables["prior"] = {"accept_rate": round(prior[0], 3), "verdict_seconds": round(prior[1], 4)}
+        tables["prior"] = {name: round(value, 4) for name, value in prior.model_dump(exclude_none=True).items()}
     keys = any(isinstance(end, Endpoint) and end.api_key for end in (settings.small, settings.large))
     about = "API keys are not in this file: set STEPSPEC_SMALL__API_KEY and STEPSPEC_LARGE__API_KEY."
     comments = (

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stepspec.api import Solver
+from stepspec.orchestrator.auto import SLOW, Prior
 from stepspec.settings import Settings
 
 from ..cli import WIDTH
@@ -109,7 +110,11 @@ def command(
     sentence = conclusion(rows, chosen, drafts)
     lines = sentence, f"Measured by `stepspec judge` on {datetime.date.today()}."
     policy = {"policy": chosen.reading.policy if chosen else "large"}
-    prior = (drafts.accepted.value, drafts.verdict_seconds) if drafts else None
+    prior = (
+        Prior(accept_rate=drafts.accepted.value, verdict_seconds=drafts.verdict_seconds, pace=drafts.pace)
+        if drafts
+        else None
+    )
     toml = settings_file(settings, lines, policy, chosen.options if chosen else None, prior)
     if json:
         print(orjson.dumps(record(rows, chosen, drafts, judged.cases, judged.skipped, sentence, toml)).decode())
@@ -161,8 +166,13 @@ def conclusion(rows: Sequence[ReadingFigures], chosen: ReadingFigures | None, dr
         f"right steps and lets {chosen.passed.value:.0%} of the slips through"
     )
     if drafts is not None:
-        text += f", and it accepts {drafts.accepted:.0%} of {drafts.drafts} drafts of the small model"
-    return f"{text}."
+        text += (
+            f", and it accepts {drafts.accepted:.0%} of {drafts.drafts} drafts of the small model, which writes a "
+            f"token in {drafts.pace:.0%} of the large model's time"
+        )
+        if drafts.pace > SLOW:
+            text += ": no draft can save time, choose a smaller model"
+    return f"{text}. Only slips were tried: `stepspec eval` measures whether answers stay right."
 
 
 def record(

@@ -77,12 +77,17 @@ class ReadingFigures:
 
 @dataclass(frozen=True, slots=True)
 class DraftFigures:
-    """Of the small model's own *drafts*, the share that the method with its options *accepted*, and the seconds."""
+    """
+    Of the small model's own *drafts*, the share that the method with its options *accepted*, and the seconds.
+
+    *pace* is the small model's seconds per token over those of the large one.
+    """
 
     drafts: int
     accepted: Interval
     draft_seconds: float
     verdict_seconds: float
+    pace: float
 
 
 def figures(steps: Sequence[JudgedStep], seconds: Mapping[Request, Sequence[float]]) -> list[ReadingFigures]:

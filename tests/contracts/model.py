@@ -41,6 +41,12 @@ async def kept_open() -> AsyncGenerator[None]:
             KEPT_OPEN.reset(token)
 
 
+def cancel_writer(step: Step) -> bool:
+    task = asyncio.current_task()
+    assert task is not None
+    return not task.cancel()
+
+
 async def think(subject: Subject, steps: int) -> Chain:
     chain = subject.chain
     while not chain.finished and len(chain.steps) < steps:
@@ -176,13 +182,7 @@ class ModelContract:
             assert call.first is None or 0 <= call.first <= call.seconds
 
     async def test_a_cancelled_write_is_over_and_leaves_the_model_usable(self, subject: Subject) -> None:
-        def cancel(step: Step) -> bool:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            return False
-
-        writing = asyncio.create_task(subject.model.write(subject.chain, until=cancel, limit=SHORT))
+        writing = asyncio.create_task(subject.model.write(subject.chain, until=cancel_writer, limit=SHORT))
         with pytest.raises(asyncio.CancelledError):
             await writing
         assert [call.fate for call in subject.calls] == ["cancelled"]

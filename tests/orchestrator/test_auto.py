@@ -335,16 +335,23 @@ def test_two_rejections_in_a_row_weigh_more_than_what_is_assumed() -> None:
     assert record.estimate(None).accepted == (8 * USUAL + 2) / 12
 
 
-def test_a_prior_decides_before_the_first_draft() -> None:
-    prior = Prior(accept_rate=0.0, verdict_seconds=0.3)
-    known = Auto(prior)
+@pytest.mark.parametrize(
+    ("accepted", "pace", "advice"),
+    [
+        (0.0, None, "drafts are rarely accepted, as measured before: run `stepspec judge`"),
+        (1.0, 1.03, "the small model takes 103% of the large model's time for a token: choose a smaller one"),
+        (1.0, 0.4, ""),
+    ],
+)
+def test_a_prior_decides_before_the_first_draft(accepted: float, pace: float | None, advice: str) -> None:
+    known = Auto(Prior(accept_rate=accepted, verdict_seconds=0.3, pace=pace))
     for step in range(4):
         known.repairing.add(step, 0.5)
     known.record("specreason", {}).tokens.add(0, 6)
     first = known.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])).decide(0)
     assert first is not None
-    assert (first.choice, first.probe) == ("large", False)
-    assert first.advice == "drafts are rarely accepted, as measured before: run `stepspec judge`"
+    assert (first.choice, first.probe) == ("large" if advice else "method", False)
+    assert first.advice == advice
 
 
 def test_the_advice_names_the_cause_and_the_cure() -> None:

@@ -85,7 +85,7 @@ def test_the_settings_are_read_by_stepspec_and_hold_no_key(monkeypatch: pytest.M
     assert "secret" not in toml
     assert "STEPSPEC_LARGE__API_KEY" in toml
     assert toml.startswith("# It pays: careful")
-    assert tomllib.loads(toml)["prior"] == {"accept_rate": 0.8, "verdict_seconds": 0.25}
+    assert tomllib.loads(toml)["prior"] == {"accept_rate": 0.8, "verdict_seconds": 0.25, "pace": 0.1}
     read = loaded(toml, monkeypatch)
     assert (read.policy, read.options, read.ahead) == ("specreason", {"threshold": 8}, 3)
     assert read.large is not None

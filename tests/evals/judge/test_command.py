@@ -124,7 +124,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return JudgedSteps(20, steps, {"score": [0.02], "grade": [0.01]}, {"reflect": "no top tokens"})
 
     async def drafts(*more: Any) -> DraftFigures:
-        return DraftFigures(40, Interval(0.75, 0.6, 0.86), 0.5, 0.02)
+        return DraftFigures(40, Interval(0.75, 0.6, 0.86), 0.5, 0.02, 0.9)
 
     for name, value in {"judge_cases": judge, "try_drafts": drafts, "Solver": Connected}.items():
         monkeypatch.setattr(module, name, value)
@@ -140,11 +140,13 @@ def test_a_method_that_fits_is_named_last_and_its_settings_are_written(
     assert "- reflect was left out: no top tokens" in printed
     assert printed[-1] == (
         "The method reading with threshold = 1.0, tokens = digits, words = 1.0 fits this pair: it accepts 100% of the "
-        "right steps and lets 0% of the slips through, and it accepts 75% [60%, 86%] of 40 drafts of the small model."
+        "right steps and lets 0% of the slips through, and it accepts 75% [60%, 86%] of 40 drafts of the small model, "
+        "which writes a token in 90% of the large model's time: no draft can save time, choose a smaller model. Only "
+        "slips were tried: `stepspec eval` measures whether answers stay right."
     )
     written = tomllib.loads(Path("fit.toml").read_text())
     assert written["options"] == {"threshold": 1.0, "tokens": "digits", "words": 1.0}
-    assert written["prior"] == {"accept_rate": 0.75, "verdict_seconds": 0.02}
+    assert written["prior"] == {"accept_rate": 0.75, "verdict_seconds": 0.02, "pace": 0.9}
     assert (written["policy"], written["small"]["url"]) == ("reading", DEAD[1])
 
 

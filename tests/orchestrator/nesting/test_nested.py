@@ -32,7 +32,7 @@ from stepspec.orchestrator.nesting import Nested, NestedPair, observe_within
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as run_to_the_answer
 
-from ...contracts.model import SHORT, ModelContract, Subject
+from ...contracts.model import SHORT, ModelContract, Subject, cancel_writer
 from ...fakes import ScriptedModel, counting, run
 from ..arms import PROBLEM
 
@@ -458,13 +458,7 @@ class TestNested(ModelContract):
         assert [call.path for call in subject.calls[before:]] == ["small.large"]
 
     async def test_a_cancelled_write_is_over_and_leaves_the_model_usable(self, subject: Subject) -> None:
-        def cancel(step: Step) -> bool:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            return False
-
-        writing = asyncio.create_task(subject.model.write(subject.chain, stop=(), until=cancel, limit=SHORT))
+        writing = asyncio.create_task(subject.model.write(subject.chain, stop=(), until=cancel_writer, limit=SHORT))
         with pytest.raises(asyncio.CancelledError):
             await writing
         assert (await subject.model.write(subject.chain, limit=SHORT)).text
