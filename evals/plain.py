@@ -9,11 +9,9 @@ model with this speculation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
-from zlib import crc32
 
 import orjson
 
@@ -21,10 +19,8 @@ from stepspec.api import Solver
 from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Message, Role
-from stepspec.orchestrator.endpoints import Sampling
-from stepspec.orchestrator.endpoints.client import Connection
-from stepspec.orchestrator.endpoints.interfaces import ModelEndpoint
-from stepspec.orchestrator.endpoints.vllm import VllmEndpoint
+from stepspec.orchestrator.endpoints import ReplicatedEndpoint, Sampling, VllmEndpoint
+from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.vllm_protocol import Body, Call, completion_body, reply_error, usage
 from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
 from stepspec.orchestrator.ledger import Account, Ledger
@@ -109,35 +105,24 @@ async def solve_plain(
     if room <= 0:
         raise ContextTooLong("the problem alone is too long", role="large", url=large.settings.url, verb="write")
     request = body(large.name, problem, sampling, min(budget.tokens, room), PLAIN)
-    reply, finish = Reply(), ""
-    async with _connection(large, problem) as connection:
-        call = connection.call("write")
-        began = clock()
+
+    async def ask(server: VllmEndpoint) -> tuple[Reply, str, float]:
+        reply, finish, began, call = Reply(), "", clock(), server.connection.call("write")
         try:
-            async with asyncio.timeout(budget.seconds), connection.stream(call, request, path=CHAT) as events:
+            async with asyncio.timeout(budget.seconds), server.connection.stream(call, request, path=CHAT) as events:
                 while (event := await events.next()) is not None:
                     reply.add(call, event, clock())
         except TimeoutError:
             finish = "time"
-        seconds = clock() - began
+        return reply, finish, clock() - began
+
+    assert isinstance(large, ReplicatedEndpoint)
+    with carrying({}, session=problem):  # A problem has the same replica in every session while that is up.
+        reply, finish, seconds = await large.call(ask)
     thinking, text = (part.strip() for part in reply.parts(large.template.markers.closing))
     return _solution(reply, thinking, text, finish, seconds, sampling), {} if reply.pace is None else {
         "large": reply.pace
     }
-
-
-@asynccontextmanager
-async def _connection(large: ModelEndpoint, problem: str) -> AsyncGenerator[Connection]:
-    """Yield the open connection of *large*, or a new one to one of its replicas, the same for a *problem*."""
-    if isinstance(large, VllmEndpoint):
-        yield large.connection
-        return
-    servers = large.settings.each
-    connection = Connection(servers[crc32(problem.encode()) % len(servers)])
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 def _solution(reply: Reply, thinking: str, text: str, finish: str, seconds: float, sampling: Sampling) -> Solution:

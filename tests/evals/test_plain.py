@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -17,9 +18,8 @@ from stepspec.evals.arms import PLAIN
 from stepspec.evals.plan import check_arm
 from stepspec.evals.sample import SolvedTask, solve_once
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.endpoints import Endpoint
-from stepspec.orchestrator.endpoints.vllm import VllmEndpoint
-from stepspec.orchestrator.errors import EndpointUnavailable, MalformedReply
+from stepspec.orchestrator.endpoints import Endpoint, connect
+from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.settings import Settings
 from tests.stand_in import FakeVllm
 
@@ -30,6 +30,9 @@ USAGE = {"prompt_tokens": 40, "completion_tokens": 4, "prompt_tokens_details": {
 
 def delta(**fields: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": fields, "finish_reason": None}]}
+
+
+BOXED = delta(content="It is \\boxed{2}.")
 
 
 def ending(reason: str = "stop") -> list[dict[str, Any]]:
@@ -51,6 +54,8 @@ class Chatting(FakeVllm):
 
     async def stream_chat(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(orjson.loads(await request.read()))
+        if self.faults:
+            raise web.HTTPServiceUnavailable(text=f"busy: {self.faults.popleft()}")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for event in self.events:
@@ -63,22 +68,16 @@ class Chatting(FakeVllm):
 
 
 async def solve(server: Chatting, budget: Budget = BUDGET, **settings: Any) -> SolvedTask:
-    async with server.serve("large", **settings) as endpoint, VllmEndpoint(endpoint) as large:
-        solver = SimpleNamespace(
-            large=large, settings=Settings(large=endpoint, small=Endpoint(role="small", url="http://h:1"))
-        )
+    async with server.serve("large", **settings) as endpoint, connect(endpoint) as large:
+        both = Settings(large=endpoint, small=Endpoint(role="small", url="http://h:1"))
+        solver = SimpleNamespace(large=large, settings=both)
         return await solve_once(cast("Solver", solver), PLAIN, "What is 1 + 1?", sampling=SAMPLED, budget=budget)
 
 
 @pytest.mark.parametrize(
     "events",
     [
-        [
-            delta(role="assistant", content=""),
-            delta(reasoning="Add "),
-            delta(reasoning="them."),
-            delta(content="It is \\boxed{2}."),
-        ],
+        [delta(role="assistant", content=""), delta(reasoning="Add "), delta(reasoning="them."), BOXED],
         [delta(reasoning_content="Add them."), delta(content="It is "), delta(content="\\boxed{2}.")],
         [delta(content="Add them.\n</th"), delta(content="ink>\n\nIt is \\boxed{2}.")],
     ],
@@ -128,15 +127,18 @@ async def test_the_time_of_a_budget_ends_the_stream_with_what_was_written() -> N
 
 
 @pytest.mark.parametrize(
-    ("event", "error"),
-    [
-        ({"choices": [7]}, MalformedReply),
-        ({"error": {"message": "engine died", "code": 500}, "choices": []}, EndpointUnavailable),
-    ],
+    ("event", "words"),
+    [({"choices": [7]}, "not a piece"), ({"error": {"message": "engine died", "code": 500}}, "died")],
 )
-async def test_a_stream_that_is_none_is_an_error(event: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
+async def test_a_stream_that_is_none_is_an_error(event: Any, words: str) -> None:
+    with pytest.raises(EndpointUnavailable, match=words):
         await solve(Chatting(events=[event, *ending()]), retries=0)
+
+
+async def test_a_server_that_fails_for_a_while_costs_nothing_but_time() -> None:
+    server = Chatting(events=[delta(content="2"), *ending()], faults=deque([None] * 2))
+    assert (await solve(server, retries=0)).solution is not None
+    assert len(server.asked) == 2
 
 
 def test_every_solver_can_run_it() -> None:
