@@ -127,6 +127,12 @@ def read_acceptance(metrics: bytes) -> Acceptance | None:
     return Acceptance(**counts) if len(counts) == len(COUNTERS) else None
 
 
+def read_start(metrics: bytes) -> bytes:
+    """Return when the server's process was started, in its own words; b"" if it does not say."""
+    found = re.search(rb"^process_start_time_seconds (\S+)", metrics, re.MULTILINE)
+    return found[1] if found else b""
+
+
 def _sums(metrics: bytes) -> dict[str, int]:
     sums: dict[str, int] = {}
     for name, value in _LINE.findall(metrics):

@@ -13,7 +13,7 @@ from ..events import Calling, Observer
 from . import tool_protocol, vllm_protocol
 from .chat_template import Template
 from .client import ConnectedEndpoint
-from .metrics import Acceptance, CacheConfig, QueueGauges, read_acceptance, read_cache_config, read_queue
+from .metrics import Acceptance, CacheConfig, QueueGauges, read_acceptance, read_cache_config, read_queue, read_start
 from .probe import Capabilities, probe
 from .settings import Endpoint, Sampling
 from .text_encoder import AsyncCache
@@ -44,6 +44,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         self.by_id: bool | None = None  # whether it returns log-probabilities of given ids; None: not tried
         self.cache: CacheConfig | None = None  # its prefix cache; None if it does not describe it
         self._can: Capabilities | None = None
+        self._process: tuple[bytes, bool] | None = None  # see `_begin`; None: not connected yet
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
         self._reading = self._asking = 0  # requests under way that break each other: see `apart`
         self._answered = asyncio.Event()
@@ -51,9 +52,22 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
     async def _learn(self) -> None:
         self.encoder = ModelTokenizer(self.connection, self.name, self.settings)
         await self.encoder.learn()
-        self.speculates, self.spellings = await self.acceptance() is not None, {}
+        await self._learn_flags()
+
+    async def _learn_flags(self) -> None:
+        """Find out whether the server speculates, unless its metrics show that its process is the one that is known."""
+        metrics = await self._metrics()
+        process = read_start(metrics), read_acceptance(metrics) is not None
+        if process != self._process and (metrics or self._process is None):
+            self._begin(process)
+
+    def _begin(self, process: tuple[bytes, bool]) -> None:
+        """Forget what was tried out at another *process*, of which its start is known, and whether it speculates."""
+        self._process, (_, self.speculates), self.spellings = process, process, {}
         # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the engine ends.
-        self.by_id = False if self.speculates else None
+        self.by_id, self._can = False if self.speculates else None, None
+        self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
+        self.connection.priorities = self.settings.priorities
 
     @property
     def role(self) -> Role:
@@ -125,7 +139,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         """Count the tokens that a chain about *messages* begins with."""
-        await self._after_reopening(self.check_unchanged)
+        await self._after_reopening(self._look)
         return len(await self.encoder.prefix(messages, tools))
 
     async def check_health(self) -> None:
@@ -139,6 +153,10 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
             message = "another server answers here, or the same one with other flags: it is to be learnt anew"
             raise self.connection.call("connect").error(EndpointUnavailable, message)
 
+    async def _look(self) -> None:
+        await self.check_unchanged()
+        await self._learn_flags()
+
     def adopt(self, fresh: VllmEndpoint) -> None:
         """Take over what *fresh*, a new connection to the same server, has learnt."""
         ours, theirs = ((each.rendered_last, each.vocabulary, each.template) for each in (self.encoder, fresh.encoder))
@@ -146,9 +164,8 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
             self.encoder = fresh.encoder
             self.encoder.connection = self.connection
         self.encoder.room = fresh.room
-        self.by_id, self.cache, self._can = fresh.by_id, fresh.cache, None
-        self.speculates, self.spellings = fresh.speculates, {}
-        self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
+        self.cache = fresh.cache
+        self._begin(fresh._process or (b"", False))
 
     async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
         """
@@ -157,7 +174,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         Runs begin with this question. A server that was started again has closed every connection: after a new one,
         such as a check of health opens, look whether the server is the same.
         """
-        await self._after_reopening(self.check_unchanged)
+        await self._after_reopening(self._look)
         return await self.encoder.opens(messages, tools)
 
     async def tool_format(self, toolset: Toolset) -> vllm_protocol.Format | None:

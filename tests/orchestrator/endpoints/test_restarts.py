@@ -30,7 +30,7 @@ from .test_judging import SPECULATES
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", ".\n\n")
 A, B = "http://a", "http://b"
-LACKS = frozenset({"logprob_token_ids"})
+LACKING = {"lacks": frozenset({"logprob_token_ids"}), "metrics": b"process_start_time_seconds 1.8e9\n"}
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ async def restart(again: asyncio.Event) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"room": 300}, {"metrics": SPECULATES}, {"spelling": 1000}, {"spelling": 7, "room": 300}, {"lacks": LACKS}],
+    [{"room": 300}, {"metrics": SPECULATES}, {"spelling": 1000}, {"spelling": 7, "room": 300}, LACKING],
 )
 async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[str, Any]) -> None:
     first = FakeVllm(SCRIPT)
@@ -81,19 +81,17 @@ async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[s
         able = await endpoint.capabilities()
         model = endpoint.model()
         chain = PROBLEM.extend(await model.write(PROBLEM))
+        endpoint.up[0].connection.priorities = False  # as the first one refused them
         await restart(again)
-        if flags := other.keys() & {
-            "lacks",
-            "metrics",
-        }:  # flags that show nowhere else: a failed request has them looked at
-            endpoint.report(endpoint.settings.url, EndpointUnavailable("reset"))
         for text in ("over a new connection", "and then over the same"):
             assert await endpoint.count(Chain.of(text).messages) > 0
         step = await endpoint.model().write(PROBLEM)
-        assert (endpoint.room, step.text, endpoint.up[0].speculates) == (second.room, "So one.\n\n", "metrics" in other)
+        now = endpoint.up[0]
+        assert (now.room, step.text, now.speculates) == (second.room, "So one.\n\n", second.metrics == SPECULATES)
+        assert now.connection.priorities
         assert (endpoint.vocabulary != before) == ("spelling" in other)
         assert step.vocabulary == endpoint.vocabulary
-        assert (await endpoint.capabilities()).chosen_logprobs is (able.chosen_logprobs and not flags)
+        assert (await endpoint.capabilities()).chosen_logprobs is (able.chosen_logprobs and not second.metrics)
         await model.write(chain)  # a run that goes on across the restart sends its steps in the ids of the new one
         async with VllmEndpoint(endpoint.settings) as fresh:
             prompts = [body["prompt"] for _, body in second.requests if body.get("stream")]
