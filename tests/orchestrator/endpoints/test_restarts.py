@@ -70,15 +70,13 @@ async def restart(again: asyncio.Event) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"room": 300}, {"metrics": SPECULATES}, {"spelling": 1000}, {"spelling": 7, "room": 300}, LACKING],
+    "other", [{"room": 300}, {"metrics": SPECULATES}, {"spelling": 1000}, {"spelling": 7, "room": 300}, LACKING]
 )
 async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[str, Any]) -> None:
     first = FakeVllm(SCRIPT)
     second = replace(first, faults=deque(), requests=[], **other)  # They share their ids, except for the spelling.
     async with started(first, second) as (endpoint, again):
-        before = endpoint.vocabulary
-        able = await endpoint.capabilities()
+        before, able = endpoint.vocabulary, await endpoint.capabilities()
         model = endpoint.model()
         chain = PROBLEM.extend(await model.write(PROBLEM))
         endpoint.up[0].connection.priorities = False  # as the first one refused them
