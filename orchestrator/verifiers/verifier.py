@@ -17,7 +17,7 @@ from ..answer import answer_text
 from ..chain import Chain, Rating, Step
 from ..endpoints.client import Connection
 from ..endpoints.token_stream import RequestMeter, or_now
-from ..endpoints.vllm_protocol import DECISIONS, JUDGE, Body
+from ..endpoints.vllm_protocol import DECISIONS, JUDGE, Body, reading
 from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply, VerifierFailed
 from ..events import AnswerJudged, FellBack, Observer, Stage
 from ..interfaces import REQUEST, Model, RequestContext, requesting
@@ -81,7 +81,7 @@ class DecisionsRater:
     """Asks a classifier or judge for the probability of a statement about each candidate."""
 
     def __init__(self, settings: DecisionsVerifier) -> None:
-        self._connection, self._statement, self._model = Connection(settings.address), settings.question, settings.model
+        self._connection, self._settings, self._model = Connection(settings.address), settings, settings.model
 
     async def close(self) -> None:
         await self._connection.close()
@@ -89,23 +89,24 @@ class DecisionsRater:
     async def rate(self, candidate: Candidate) -> Rating:
         """Return the probability. Raise an `EndpointError` if there is none, as where the model declines to judge."""
         call = self._connection.call(JUDGE)
-        questions = [{"type": "predicate", "name": QUESTION, "instructions": self._statement}]
+        questions = [{"type": "predicate", "name": QUESTION, "instructions": self._settings.question}]
         try:
             self._model = self._model or await self._connection.model_name()
             body: Body = {"model": self._model, "input": _evidence(candidate), "questions": questions}
             reply = await self._connection.post(call, DECISIONS, body)
         except (EndpointRejected, EndpointUnavailable) as exc:
+            self._model = self._settings.model  # It may serve another one by now.
             if exc.status not in (404, 501):
                 raise
             cure = f"no {DECISIONS} for this model here ({exc.cause}); does this server have the Decisions API?"
             raise call.error(EndpointRejected, cure) from exc
-        try:
-            answer = reply["answers"][0]
+        with reading(call, "decision", reply):
+            [answer] = [each for each in reply["answers"] if each.get("name", QUESTION) == QUESTION]
             if answer["type"] == "refusal":
                 raise call.error(MalformedReply, "the model declined to judge")
-            return read_rating(answer["probability"])
-        except (LookupError, TypeError, ValueError) as exc:
-            raise call.error(MalformedReply, f"no decision in the reply: {exc}") from exc
+            if answer["type"] != "predicate":
+                raise ValueError(answer["type"])
+            return read_rating(round(answer["probability"], 6))  # sums of float32 may exceed 1
 
 
 def _evidence(candidate: Candidate) -> str:

@@ -85,7 +85,8 @@ async def solve(server: Chatting, budget: Budget = BUDGET, **settings: Any) -> S
 async def test_thinking_and_text_are_told_apart_with_and_without_a_reasoning_parser(events: list[Any]) -> None:
     server = Chatting(events=[*events, *ending()])
     solved = await solve(server)
-    assert (found := solved.solution) is not None
+    found = solved.solution
+    assert found
     assert (found.answer, found.text, found.thinking) == ("2", "It is \\boxed{2}.", "Add them.")
     assert (found.finish_reason, found.seed) == ("stop", 7)
     spent = found.ledger.large

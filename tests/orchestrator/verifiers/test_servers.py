@@ -33,9 +33,12 @@ class Judge:
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     paths: list[str] = field(default_factory=list[str])
     keys: list[str] = field(default_factory=list[str])
+    names: list[str] = field(default_factory=list[str])
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def judge(self, request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"data": [{"id": self.names.pop(0)}]})
         self.paths.append(request.path_qs)
         self.keys.append(request.headers["Authorization"])
         if self.refusals:
@@ -51,7 +54,7 @@ class Judge:
     @asynccontextmanager
     async def serve(self, kind: type[Any] = HttpVerifier, path: str = "/judge", **settings: Any) -> AsyncGenerator[Any]:
         application = web.Application()
-        application.router.add_post("/{path:.*}", self.judge)
+        application.router.add_route("*", "/{path:.*}", self.judge)
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(TestServer(application, handler_cancellation=True))
             settings["url"] = str(server.make_url(path))
@@ -65,16 +68,10 @@ async def test_a_candidate_is_posted_as_documented() -> None:
         assert await verifier.rate(Candidate.step(STEPS)) == Rating(0.75, "fine")
     problem = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 x 7?"}]
     answer, step = judge.bodies
-    assert answer == {
-        "stage": "answer",
-        "problem": problem,
-        "steps": ["Six sevens.\n\n", "That is 42.\n"],
-        "text": "It is \\boxed{42}.",
-        "answer": "42",
-    }
+    steps = ["Six sevens.\n\n", "That is 42.\n"]
+    assert answer == {"stage": "answer", "problem": problem, "steps": steps, "text": FINAL.text, "answer": "42"}
     assert step == {"stage": "step", "problem": problem, "steps": ["Six sevens.\n\n"], "text": "That is 42.\n"}
-    assert set(judge.paths) == {"/v1/judge?strict=1"}
-    assert set(judge.keys) == {"Bearer secret"}
+    assert (set(judge.paths), set(judge.keys)) == ({"/v1/judge?strict=1"}, {"Bearer secret"})
 
 
 @pytest.mark.parametrize("reply", [{"score": 0, "more": 1}, {}, {"score": "1"}, {"score": 1.5}, {"score": None}, [0.5]])
@@ -138,14 +135,14 @@ def predicate(probability: Any, **fields: Any) -> dict[str, Any]:
     return {"answers": [answer], "model": "d1", "usage": {"input_tokens": 9, "output_tokens": 1, "total_tokens": 10}}
 
 
-@pytest.mark.parametrize("probability", [0, 0.375, 1])
+@pytest.mark.parametrize("probability", [0, 0.375, 1, 1.0000001])
 async def test_the_decisions_api_is_asked_for_the_probability_of_a_statement(probability: float) -> None:
-    judge = Judge(lambda body: predicate(probability))
+    other = {"type": "predicate", "name": "other", "probability": 0.5}
+    judge = Judge(lambda body: {"answers": [other, *predicate(probability)["answers"]]})
     async with judge.serve(DecisionsVerifier, "/v1", model="d1", question="It is right.") as verifier:
-        assert await verifier.rate(FINAL) == Rating(probability)
-    assert judge.paths == ["/v1/decisions"]
+        assert await verifier.rate(FINAL) == Rating(min(probability, 1.0))
     [body] = judge.bodies
-    assert body["model"] == "d1"
+    assert (judge.paths, body["model"]) == (["/v1/decisions"], "d1")
     assert body["input"] == (
         "Problem:\nBe brief.\n\nWhat is 6 x 7?\n\nReasoning:\nSix sevens.\n\nThat is 42.\n\n"
         "Candidate:\nIt is \\boxed{42}."
@@ -156,11 +153,11 @@ async def test_the_decisions_api_is_asked_for_the_probability_of_a_statement(pro
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        ({}, "no decision"),
-        ({"answers": []}, "no decision"),
-        ({"answers": {"candidate": 1}}, "no decision"),
+        *[(each, "no decision") for each in ({}, {"answers": []}, {"answers": {"candidate": 1}})],
         ({"answers": [{"type": "refusal", "name": "candidate"}]}, "declined to judge"),
-        ({"answers": [{"type": "choice", "choice": "yes"}]}, "no decision"),
+        ({"error": {"message": "the engine is dead"}}, "no decision .*the engine is dead"),
+        (predicate(0.9, name="other"), "no decision"),
+        *[(predicate(0.9, type=kind), "no decision") for kind in ("choice", "score", None)],
         *[(predicate(wrong), "no decision") for wrong in (1.5, -0.1, "high", None)],
     ],
 )
@@ -171,7 +168,10 @@ async def test_a_reply_without_a_probability_is_malformed(reply: dict[str, Any],
 
 
 @pytest.mark.parametrize("status", [404, 501])
-async def test_a_server_without_decisions_is_named(status: int) -> None:
-    async with Judge(refusals=deque([status] * 5)).serve(DecisionsVerifier, "", retries=0, model="d1") as verifier:
+async def test_a_server_without_decisions_is_named_and_its_model_is_learnt_again(status: int) -> None:
+    judge = Judge(lambda body: predicate(1), refusals=deque([status]), names=["d1", "d2"])
+    async with judge.serve(DecisionsVerifier, "", retries=0) as verifier:
         with pytest.raises(EndpointError, match="does this server have the Decisions API"):
             await verifier.rate(FINAL)
+        assert await verifier.rate(FINAL) == Rating(1.0)
+    assert judge.bodies[0]["model"] == "d2"
