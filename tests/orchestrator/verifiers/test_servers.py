@@ -108,10 +108,7 @@ async def test_a_refusal_names_the_cure_and_is_not_repeated(status: int, words: 
 
 
 async def test_a_request_that_is_too_late_is_closed() -> None:
-    async def late() -> dict[str, float]:
-        return await asyncio.sleep(60, {"score": 1.0})
-
-    judge = Judge(lambda body: late())
+    judge = Judge(lambda body: asyncio.sleep(60, {"score": 1.0}))
     async with judge.serve(seconds=0.2) as verifier:
         with pytest.raises(EndpointUnavailable, match=r"no (rating within|answer after) 0\.2 s"):
             await verifier.rate(FINAL)
@@ -153,7 +150,8 @@ async def test_the_decisions_api_is_asked_for_the_probability_of_a_statement(pro
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        *[(each, "no decision") for each in ({}, {"answers": []}, {"answers": {"candidate": 1}})],
+        ({}, "no decision"),
+        *[(dict[str, Any](answers=each), "no decision") for each in ((), {"candidate": 1}, None)],
         ({"answers": [{"type": "refusal", "name": "candidate"}]}, "declined to judge"),
         ({"error": {"message": "the engine is dead"}}, "no decision .*the engine is dead"),
         (predicate(0.9, name="other"), "no decision"),
