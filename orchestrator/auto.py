@@ -18,9 +18,10 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .budget import Until
 from .chain import Accept, Rollback, Step, Verdict
 from .events import OUTRUN, Called, Choice, Chosen, Committed, Decided, Drafted, Finished, Judged, Repaired, Started
-from .interfaces import Policy
+from .interfaces import REQUEST, Policy
 from .trace import Moment
 
 MARGIN = 0.03  # of the time of a step, which a change has to save
@@ -38,6 +39,7 @@ FIRST_PROBES, FIRST_EXTRA = 2, 0.04  # the same for the first probes of a method
 MOST = 64  # methods with their options that a solver keeps records of; the oldest is dropped first
 FEW = 8  # verdicts below which the evidence is thin: decisions are frequent, probes short
 SLOW = 0.8  # of the large model's seconds per token, above which a small model cannot pay
+SIGHT = 16  # tokens of a draft after which its pace is seen
 FULL = 0.85  # the share of the large server's cache that the chains of all runs may take
 
 T = TypeVar("T")
@@ -351,13 +353,18 @@ class Pending:
 
 @dataclass(eq=False)
 class AutoRun:
-    """One run: it reads the run's events into the *record* of its method, and decides who writes the next steps."""
+    """
+    One run: it reads the run's events into the *record* of its method, and decides who writes the next steps.
+
+    *outpaced* says that a draft was given up because the large model, which wrote its step too, is as fast.
+    """
 
     auto: Auto
     record: Record
     most: int
     aside: Policy | None = None
     decided: Decided | None = None
+    outpaced: bool = False
     _choice: Choice | None = None  # what the events say
     _pending: Pending = field(default_factory=Pending)
     _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
@@ -375,6 +382,21 @@ class AutoRun:
     def exploring(self) -> bool:
         """Whether the method is hardly known, so that the large model should write its own steps meanwhile."""
         return self.aside is not None and len(self.record.accepted.entries) < LEAST
+
+    def watch(self, until: Until) -> Until:
+        """End a draft that races with the large model, unless *until* does, once it is seen to be no faster."""
+        pace, clock, first = self.auto.pace, asyncio.get_running_loop().time, list[tuple[float, int]]()
+        if pace is None or not REQUEST.get().race:
+            return until
+
+        def ends(step: Step) -> bool:
+            written, now = len(step.tokens), clock()
+            since, before = first[0] if first else (now, written)
+            first[:] = [(since, before)]
+            self.outpaced = written - before >= SIGHT and now - since >= pace * (written - before)
+            return self.outpaced or (until is not None and until(step))
+
+        return ends
 
     def due(self, index: int) -> bool:
         """Whether the run has to decide again before step *index*, although no draft was rolled back."""
@@ -394,7 +416,7 @@ class AutoRun:
         """Decide who writes from step *index* on; None if that is decided."""
         if self.aside is None or (self.decided is not None and self.decided.index == index):
             return None
-        record, auto = self.record, self.auto
+        self.outpaced, record, auto = False, self.record, self.auto
         estimate = record.estimate(auto.pace, busy=auto.busy, full=auto.full)
         mode, seconds, reason = decide(estimate, record.now, self.most)
         if record.now is None or record.now.choice != mode.choice:
@@ -500,7 +522,8 @@ class AutoRun:
 
         That of the small one shows in whole drafts, and while the method is tried in those that were not completed.
         """
-        if event.role == "small" and event.fate == "cancelled" and event.first is not None and self.exploring:
+        drafting = event.role == "small" and event.purpose == "draft" and self.exploring
+        if drafting and event.fate != "failed" and event.first is not None:
             self.record.paces.add(self.auto.steps, (event.seconds - event.first) / max(1, event.written - 1))
         if event.role != "large" or event.fate == "failed":
             return

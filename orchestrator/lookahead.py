@@ -71,6 +71,11 @@ class LookaheadControl:
         """Whether drafts race with their hedges."""
         return self.auto is not None and self.auto.exploring and self.hedging > 0
 
+    @property
+    def outpaced(self) -> bool:
+        """Whether the draft was given up because the small model is no faster than the large one."""
+        return self.auto is not None and self.auto.outpaced
+
     def hedges(self, draft: Step) -> bool:
         """Whether the repair of *draft* starts before its verdict."""
         hedging = self.hedging
@@ -218,10 +223,13 @@ class Lookahead:
                     prepared = self._early_repairs[index] = self._start(preparing, self._context("verify", index))
                 elif self._control.hedging >= 1:
                     self._hedge(index, chain)
-                REQUEST.set(self._context("draft", index))
+                race = self._control.trying and index in self._early_repairs
+                REQUEST.set(replace(self._context("draft", index), race=race))
                 self._drafting = index
                 draft = await self._policy.draft(chain)
                 self._drafting = -1
+                if race and self._control.outpaced:
+                    return self._outrun(index)
                 self._observe(Drafted(index, draft))
                 verifying = self._verify(index, chain, draft, prepared)
                 judging = self._start(verifying, self._context("verify", index))
@@ -251,7 +259,11 @@ class Lookahead:
     def _hedged(self, index: int, hedge: asyncio.Task[Step]) -> None:
         """Replace the draft of step *index* by its complete *hedge* if the method is tried."""
         if index == self._drafting and self._control.trying and not hedge.cancelled() and not hedge.exception():
-            self._pending.put_nowait((index, UNWRITTEN, Rollback(reason=OUTRUN)))
+            self._outrun(index)
+
+    def _outrun(self, index: int) -> None:
+        """Have the hedge of step *index* in the place of its draft."""
+        self._pending.put_nowait((index, UNWRITTEN, Rollback(reason=OUTRUN)))
 
     async def _verify(self, index: int, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
         reason = obstacle(chain, draft) if guarded(self._policy) else ""

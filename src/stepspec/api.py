@@ -307,7 +307,7 @@ class Solver:
         models = self._connections.models(budget, sampling, watch, recorder.clock, answering)
         large = models.policy("large", {})
         auto = self.auto.run(run.policy, run.options, run.ahead, large if decides else None)
-        parts = models.parts(
+        parts = replace(models, watch=auto.watch if auto.aside else None).parts(
             run,
             auto if auto.aside else None,
             self.sure_bets,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from stepspec.orchestrator.auto import AutoRun
-from stepspec.orchestrator.budget import Budget, Budgeted
+from stepspec.orchestrator.budget import Budget, Budgeted, Watch
 from stepspec.orchestrator.chain import Chain, Role, Toolset
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import (
@@ -120,8 +120,8 @@ class Models:
     Both models of one run within its *budget*, and what rates its steps, the *critic*, if there is one.
 
     *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. With a
-    *parser* for calls of tools, the large model answers. *check* is what judges the answer, if anything does. Models
-    that have replicas hold a place until `leave`.
+    *parser* for calls of tools, the large model answers. *check* is what judges the answer, if anything does; *watch*
+    may end what the small model writes. Models that have replicas hold a place until `leave`.
     """
 
     small: Model
@@ -132,6 +132,7 @@ class Models:
     sampled: bool = False
     parser: Callable[[], AnswerParser] | None = None
     check: AnswerCheck | None = None
+    watch: Watch | None = None
 
     def policy(
         self,
@@ -149,7 +150,7 @@ class Models:
         """
         if stop_loops is not None:
             return policies.Guarded(self.policy(name, options, lead=lead, ending=ending), stop_loops)
-        small, large = (_budgeted(model, self.budget) for model in (self.small, self.large))
+        small, large = _budgeted(self.small, self.budget, self.watch), _budgeted(self.large, self.budget)
         policy = policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
         if name in policies.BASELINES:
             return policy
@@ -301,5 +302,5 @@ def rejected(reason: str) -> str:
     return f"\n\n{text}\n\n"
 
 
-def _budgeted(model: Model, budget: Budget) -> Budgeted:
-    return Budgeted(model.budgeted(budget.left) if isinstance(model, Nested) else model, budget.left)
+def _budgeted(model: Model, budget: Budget, watch: Watch | None = None) -> Budgeted:
+    return Budgeted(model.budgeted(budget.left) if isinstance(model, Nested) else model, budget.left, watch)

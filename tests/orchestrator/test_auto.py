@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -12,6 +12,7 @@ from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rival, Rollback
 from stepspec.orchestrator.auto import (
     ASIDE,
     LEAST,
+    SIGHT,
     SPAN,
     USUAL,
     Auto,
@@ -24,6 +25,7 @@ from stepspec.orchestrator.auto import (
     decide,
 )
 from stepspec.orchestrator.budget import Budgeted
+from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import (
     OUTRUN,
     Called,
@@ -43,7 +45,7 @@ from stepspec.orchestrator.solution import stretches
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, replay
 from stepspec.policies import Led, Solo, SpecReason
 
-from ..fakes import ScriptedModel, counting, run
+from ..fakes import Previous, ScriptedModel, counting, run
 from .arms import ARMS, PROBLEM, Arm, arm, pair, taste
 
 AHEAD = 2
@@ -54,7 +56,7 @@ class World:
     """
     Seconds of a token of each model, of a verdict, and until a model's first token; a share of the drafts is *good*.
 
-    A request of the large model waits for *queue* seconds more.
+    A request of the large model waits for *queue* seconds more. Paragraphs begin with the *padding*.
     """
 
     good: float = 0.9
@@ -64,15 +66,19 @@ class World:
     first: float = 0.1
     queue: float = 0.0
     steps: int = 20
+    padding: str = ""
 
     def models(self, problem: int) -> tuple[ScriptedModel, ScriptedModel]:
         def grade(chain: Chain, question: str) -> Mapping[str, float]:
             return {"9" if taste(problem, len(chain.steps)) < self.good else "0": 1.0}
 
-        large = ScriptedModel("large", counting("large", self.steps), judge=grade, pace=self.large, sticky=True)
+        def padded(role: Role) -> Callable[[Previous], str]:
+            return lambda previous: self.padding + counting(role, self.steps)(previous)
+
+        large = ScriptedModel("large", padded("large"), judge=grade, pace=self.large, sticky=True)
         large.latency = lambda chain: self.first + self.queue
         large.reading = lambda chain: self.verdict + self.queue
-        small = ScriptedModel("small", counting("small", self.steps), pace=self.small, sticky=True, log=large.log)
+        small = ScriptedModel("small", padded("small"), pace=self.small, sticky=True, log=large.log)
         small.latency = lambda chain: self.first
         return small, large
 
@@ -87,12 +93,12 @@ class World:
         """Run one problem: by the "method", the "large" model alone, or with *auto*; return the trace."""
         small, large = self.models(problem)
         budget = budget or Budget(100_000)
-        sides = Budgeted(small, budget.left), Budgeted(large, budget.left)
-        method, aside = kind(*sides), Solo(sides[1])
+        aside = Solo(Budgeted(large, budget.left))
+        deciding = auto.run("specreason", {}, AHEAD, aside) if auto is not None else None
+        method = kind(Budgeted(small, budget.left, deciding.watch if deciding else None), aside.author)
 
         async def main() -> list[Moment]:
             recorder = Recorder(Stopwatch())
-            deciding = auto.run("specreason", {}, AHEAD, aside) if auto is not None else None
 
             def observe(event: object) -> None:
                 if isinstance(event, Called) and event.first is not None:  # that of a scripted model has no token yet
@@ -489,15 +495,16 @@ def test_what_is_recorded_agrees_with_the_ledger(name: str) -> None:
             assert (len(found["accepted"]), sum(map(bool, found["accepted"]))) == (ledger.drafts, ledger.accepted)
 
 
-@pytest.mark.parametrize("small", [0.6, 2.0])
-def test_a_draft_that_the_large_model_outruns_is_not_waited_for(small: float) -> None:
+@pytest.mark.parametrize(("small", "padding", "written"), [(0.6, "", 5), (2.0, "", 1), (0.6, "so " * 90, SIGHT + 1)])
+def test_a_draft_that_the_large_model_outruns_is_not_waited_for(small: float, padding: str, written: int) -> None:
     """It counts as neither accepted nor rejected, and the run steps aside for its pace."""
-    world, auto = replace(GOOD, small=small), Auto()
+    world, auto = replace(GOOD, small=small, padding=padding), Auto()
     trace = world.solve(0, "auto", auto)
     found = [moment.event for moment in trace]
     assert repairs(trace) == [(OUTRUN, 0)]
     assert not [event for event in found if isinstance(event, Judged) and event.draft.author == "small"]
     assert (Ledger.of(found).drafts, Ledger.of(found).small.kept) == (0, 0)
+    assert [event.written for event in found if isinstance(event, Called) and event.role == "small"] == [written]
     assert decisions([trace])[-1].choice == "large"
     assert "and the large model writes a step in" in decisions([trace])[-1].advice
     assert trace[-1].at <= 1.02 * world.solve(0, "large")[-1].at
