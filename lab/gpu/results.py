@@ -78,7 +78,7 @@ def accuracy_line(name: str, answers: Sequence[Answer], plain: Mapping[int, Answ
 
 
 COLUMNS = ("", "n", "right", "against plain", "accepted", "small", "large", "wasted", "judging", "aside")
-POSITIONS = ("", "seconds", "first", "second", "third", "third and later", "all", "accepted")
+POSITIONS = ("", "seconds", "first", "second", "third", "third and later", "all", "all, a token", "accepted")
 ESTIMATED = ("", "ahead", "drafts accepted", "expected", "measured", "n", "off")
 NAMES = ("reading", "bild-step", "specreason")
 TIMED = ("", "chains", "accepted", "seconds", "over plain", "over the floor")
@@ -132,12 +132,26 @@ def timing_tables(folder: Path) -> None:
             print("\n".join(position_lines([row for row in rows if row.get("of") == case])))
 
 
-def over_plain(rows: Sequence[Mapping[str, Any]], method: str, positions: range) -> tuple[Interval, int] | None:
-    """Seconds of *method* over those of `plain` for the same problems at these *positions*, and their number."""
-    seconds = {(row["case"], row["round"], row["position"]): row["seconds"] for row in rows}
+def over_plain(
+    rows: Sequence[Mapping[str, Any]], method: str, positions: range, *, token: bool = False
+) -> tuple[Interval, int] | None:
+    """
+    Seconds of *method* over those of `plain` for the same problems at these *positions*, and their number.
+
+    With *token*, of seconds per token, because sampled chains differ in length.
+    """
+    seconds = {
+        (row["case"], row["round"], row["position"]): row["seconds"] / (token_count(row) if token else 1)
+        for row in rows
+    }
     places = [key[1:] for key in seconds if key[0] == method and key[2] in positions and (PLAIN, *key[1:]) in seconds]
     ours, theirs = ([seconds[name, *place] for place in places] for name in (method, PLAIN))
     return (bootstrap_ratio(ours, theirs), len(places)) if places else None
+
+
+def token_count(row: Mapping[str, Any]) -> int:
+    tokens: int = row.get("large", 0) + row.get("small", 0)
+    return max(1, tokens)
 
 
 def position_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -145,6 +159,7 @@ def position_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         mine = [row for row in rows if row["case"] == name]
         ranges = (range(1), range(1, 2), range(2, 3), range(2, 99), range(99))
         ratios = [over_plain(rows, name, positions) for positions in ranges]
+        ratios.append(over_plain(rows, name, ranges[-1], token=True))
         cells = [f"{interval(ratio[0])}, n {ratio[1]}" if ratio else "" for ratio in ratios]
         drafts, accepted = (sum(row.get(key, 0) for row in mine) for key in ("drafts", "accepted"))
         seconds = f"{fmean(row['seconds'] for row in mine):.2f}"

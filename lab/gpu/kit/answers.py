@@ -68,7 +68,7 @@ class Plain:
     async def __aexit__(self, *_: object) -> None:
         await self.http.close()
 
-    async def outcome(self, prompt: str, seed: int, trace_to: Path | None = None) -> dict[str, Any]:
+    async def outcome(self, prompt: str, seed: int | None, trace_to: Path | None = None) -> dict[str, Any]:
         body = {
             "model": "large",
             "messages": [{"role": "user", "content": prompt}],
@@ -108,7 +108,7 @@ class Method:
     async def __aexit__(self, *error: Any) -> None:
         await self.solver.__aexit__(*error)
 
-    async def outcome(self, prompt: str, seed: int, trace_to: Path | None = None) -> dict[str, Any]:
+    async def outcome(self, prompt: str, seed: int | None, trace_to: Path | None = None) -> dict[str, Any]:
         method = self.method
         solution = await self.solver.solve(
             prompt,

@@ -155,6 +155,7 @@ FRESH = (
     AUTO,
     method("specreason-auto", "specreason", overrides={"auto": True}),
     {**JUDGED, "name": "judged-auto", "overrides": {"auto": True}},
+    method("large", "large"),
 )
 
 
@@ -182,16 +183,16 @@ REAL = replace(
     shapes=(),
     scripted=[replace(server, flags=(*server.flags, "--load-format", "dummy")) for server in GPU.real],
     start=180,
-    first_timings=280,
+    first_timings=460,
     answers_end=8,
     concurrency=24,  # the scoring of prompts is what these servers are slow at
     cases=(),
     first=(
-        turns("warm", FRESH, 1, 1, 79),
-        turns("first", (*FRESH, method("large", "large")), 12, 5, seconds=140),
-        turns("first, 0.6", FRESH, 12, 5, 80, seconds=120, temperature=0.6),
+        turns("warm", FRESH, 1, 1, 159),
+        turns("first", FRESH, 26, 3, seconds=210),
+        turns("first, 0.6", FRESH, 26, 3, 78, seconds=210, temperature=0.6),
     ),
-    methods=shorter([ALONE, SPECREASON, READING, BILD_STEP, AUTO, METHODS[6], JUDGED], temperature=0.6, limit=400),
+    methods=(),
     last=(),
 )
 

@@ -7,6 +7,7 @@ timings.jsonl, as it is done, and the trace of the first chain of each case in N
 
 A case with `turns`, a list of methods, lets these take turns at the same problems, one chain at a time. In each of its
 rounds every method has a new solver, which knows nothing yet, for the next `at` problems, from the one at `start` on.
+It samples without a seed, as most users do, so that `large` writes many steps with one request.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from stepspec.orchestrator.endpoints.client import separate_cache
 
 from .answers import Method, Plain
 
+TRACED = 3  # rounds whose chains leave a trace
+
 
 def solver_of(method: dict[str, Any]) -> Plain | Method:
     return Plain(method) if method.get("plain") else Method(method)
@@ -34,7 +37,9 @@ def set_accept_rate(case: dict[str, Any]) -> None:
         Path(rates).write_text(str(case["accept"]))
 
 
-async def run_chain(solver: Plain | Method, prompt: str, seed: int, salt: str, trace_to: Path | None) -> dict[str, Any]:
+async def run_chain(
+    solver: Plain | Method, prompt: str, seed: int | None, salt: str, trace_to: Path | None
+) -> dict[str, Any]:
     """Run one chain, which finds nothing in the prefix caches that chains with another *salt* wrote."""
     began = time.perf_counter()
     with separate_cache(salt):
@@ -67,7 +72,8 @@ async def take_turns(case: dict[str, Any], prompts: list[str], out: Path) -> Non
                 names = list(solvers)
                 for name in (*names[problem % len(names) :], *names[: problem % len(names)]):
                     salt = f"{case['name']} {name} {problem}"
-                    row = await run_chain(solvers[name], prompts[problem], problem, salt, None)
+                    trace_to = out / f"{salt}.trace.jsonl" if number < TRACED else None
+                    row = await run_chain(solvers[name], prompts[problem], None, salt, trace_to)
                     write(out, {"case": name, "of": case["name"], "round": number, "position": position, **row})
 
 
