@@ -385,15 +385,14 @@ class AutoRun:
 
     def watch(self, until: Until) -> Until:
         """End a draft that races with the large model, unless *until* does, once it is seen to be no faster."""
-        pace, clock, first = self.auto.pace, asyncio.get_running_loop().time, list[tuple[float, int]]()
+        pace, clock, seen = self.auto.pace, asyncio.get_running_loop().time, list[tuple[float, int]]()
         if pace is None or not REQUEST.get().race:
             return until
 
         def ends(step: Step) -> bool:
-            written, now = len(step.tokens), clock()
-            since, before = first[0] if first else (now, written)
-            first[:] = [(since, before)]
-            self.outpaced = written - before >= SIGHT and now - since >= pace * (written - before)
+            seen.append((clock(), len(step.tokens)))
+            seconds, tokens = (last - first for first, last in zip(seen[0], seen[-1], strict=True))
+            self.outpaced = tokens >= SIGHT and seconds >= pace * tokens
             return self.outpaced or (until is not None and until(step))
 
         return ends

@@ -12,7 +12,6 @@ from .interfaces import DEFAULT_LIMIT, Model, WriteOptions
 
 Until: TypeAlias = Callable[[Step], bool] | None
 Watch: TypeAlias = Callable[[Until], Until]
-"""Adds to the `until` of a write."""
 ANSWER_TOKENS = 512
 ANSWER_SHARE = 0.25
 

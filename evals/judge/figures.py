@@ -77,15 +77,10 @@ class ReadingFigures:
 
 @dataclass(frozen=True, slots=True)
 class DraftFigures:
-    """
-    Of the small model's own *drafts*, the share that the method with its options *accepted*, and the seconds.
-
-    *pace* is the small model's seconds per token over those of the large one.
-    """
+    """Of so many *drafts*, the share that the method *accepted*; *pace*: small seconds a token over large ones."""
 
     drafts: int
     accepted: Interval
-    draft_seconds: float
     verdict_seconds: float
     pace: float
 

@@ -172,7 +172,7 @@ async def try_drafts(
     chosen = list({(case.problem, len(case.chain.steps)): case for case in cases}.values())[:DRAFTS]
     step, clock = on_part("the small model's drafts", len(chosen)), asyncio.get_running_loop().time
     gate, end = asyncio.Semaphore(AT_ONCE), clock() + 60 * minutes
-    drafting, judging, paces, accepted = list[float](), list[float](), list[float](), list[bool]()
+    judging, paces, accepted = list[float](), list[float](), list[bool]()
 
     async def draft(case: Case, *, alone: bool = False) -> None:
         async with gate:
@@ -181,7 +181,6 @@ async def try_drafts(
             made = await attempt(solver.policy(policy, options), case.chain)
             accepted.append(isinstance(made.verdict, Accept))
             if alone:
-                drafting.append(made.draft_seconds)
                 judging.append(made.verdict_seconds)
                 paces.append(made.pace / (await attempt(solver.policy("large", {}), case.chain)).pace)
             step()
@@ -189,5 +188,4 @@ async def try_drafts(
     for case in chosen[:ALONE]:
         await draft(case, alone=True)
     await at_once(draft(case) for case in chosen[ALONE:])
-    seconds = map(median, (drafting, judging, paces))
-    return DraftFigures(len(accepted), wilson(sum(accepted), len(accepted)), *seconds)
+    return DraftFigures(len(accepted), wilson(sum(accepted), len(accepted)), median(judging), median(paces))

@@ -124,7 +124,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return JudgedSteps(20, steps, {"score": [0.02], "grade": [0.01]}, {"reflect": "no top tokens"})
 
     async def drafts(*more: Any) -> DraftFigures:
-        return DraftFigures(40, Interval(0.75, 0.6, 0.86), 0.5, 0.02, 0.9)
+        return DraftFigures(40, Interval(0.75, 0.6, 0.86), 0.02, 0.9)
 
     for name, value in {"judge_cases": judge, "try_drafts": drafts, "Solver": Connected}.items():
         monkeypatch.setattr(module, name, value)
