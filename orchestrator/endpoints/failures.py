@@ -58,7 +58,7 @@ def _reason(exc: Exception, url: str, seconds: float) -> str:
                 f"nothing listens at {host}:{port} (connection refused); start the server, wait until it has loaded "
                 "its model, or correct the port"
             )
-        case aiohttp.ServerDisconnectedError() | ConnectionError():
+        case aiohttp.ServerDisconnectedError() | ConnectionError() | OSError(errno=errno.ECONNRESET | errno.EPIPE):
             expects = "does it speak no TLS (http://)" if parts.scheme == "https" else "does it expect https://"
             return f"{host}:{port} closed it before the answer; did the server die, or {expects}?"
         case aiohttp.TooManyRedirects() | aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():

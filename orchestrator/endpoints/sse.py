@@ -24,7 +24,7 @@ BROKEN = (aiohttp.ClientError, OSError)
 CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a finished stream has no more events
 LARGEST_EVENT = 16 << 20  # bytes; an event with 20 tokens of a position has a few KB
 HEAD = 1 << 16  # bytes of an answer that is no stream, to find the reason in
-DONE, FIELDS = b"[DONE]", (b"data:", b"event:", b"id:", b"retry:", b":")
+DONE, FIELDS = b"[DONE]", (b"data", b"event", b"id", b"retry", b"")
 
 E = TypeVar("E", bound=BaseException)
 
@@ -117,8 +117,10 @@ class EventReader:
 
 def begins_events(head: bytes) -> bool:
     """Whether *head*, the beginning of a body, may be that of events: no other line than theirs has begun."""
-    line = head.lstrip(BOM_UTF8 + b"\r\n")
-    return any(field.startswith(line[: len(field)]) for field in FIELDS)
+    line = b"".join(head.lstrip(BOM_UTF8 + b"\r\n").splitlines(keepends=True)[:1])
+    name, colon, _ = line.partition(b":")
+    ended = colon or line.endswith((b"\r", b"\n"))
+    return name.strip(b"\r\n") in FIELDS if ended else any(field.startswith(name) for field in FIELDS)
 
 
 class Events:

@@ -185,18 +185,22 @@ def reply_error(call: Call, reply: Reply) -> EndpointError | None:
     return call.error(EndpointUnavailable, f"an error with HTTP 200: {_error_message(body)}")
 
 
-def no_stream(call: Call, body: bytes) -> EndpointError:
-    """Make the error for a *body*, or its beginning, that came with HTTP 200 where a stream was asked for."""
+def no_reply(call: Call, body: bytes) -> EndpointError | None:
+    """Make the error that a *body* without an HTTP error is, or carries; None for a JSON object without one."""
     if not body.strip():
-        empty = "an empty answer with HTTP 200: did the server, or a proxy in front of it, give up?"
-        return call.error(EndpointUnavailable, empty)
+        return call.error(EndpointUnavailable, "an empty answer: did the server, or a proxy in front of it, give up?")
     try:
         reply = parse_object(call, body.removeprefix(BOM_UTF8))
     except MalformedReply as exc:
         return exc
-    if error := reply_error(call, reply):
+    return None if reply.get("object") == "response" else reply_error(call, reply)
+
+
+def no_stream(call: Call, body: bytes) -> EndpointError:
+    """Make the error for a *body*, or its beginning, that came with HTTP 200 where a stream was asked for."""
+    if error := no_reply(call, body):
         return error
-    if "choices" in reply:
+    if "choices" in parse_object(call, body.removeprefix(BOM_UTF8)):
         return call.error(MalformedReply, "the answer in one piece, not as a stream: does a proxy collect it?")
     return call.error(MalformedReply, f"no stream, but {_error_message(body)}; is this the URL of a vLLM server?")
 

@@ -18,7 +18,7 @@ from ...endpoints.client import SESSION, run_place
 from ...endpoints.failures import no_connection
 from ...endpoints.settings import Deadlines
 from ...endpoints.sse import DONE, EventReader, EventTooLarge, begins_events
-from ...endpoints.vllm_protocol import Call, http_date, http_error, no_stream, retry_after
+from ...endpoints.vllm_protocol import Call, http_date, http_error, no_reply, no_stream, retry_after
 from ...errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
 from ...nesting import leaves
 from ..formats.deltas import failure, response_failed
@@ -30,7 +30,7 @@ from .middleware import EVENT_STREAM, ClientConnection
 IDLE = 2.0  # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is under way
 CHECK_SECONDS = 5.0  # for one health check
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
-LARGEST_FAILURE = 1 << 20  # bytes of a failed answer that are passed on
+LARGEST_FAILURE, LARGEST_ANSWER = 1 << 20, 1 << 28  # bytes of a failed answer that are passed on, and of one in a piece
 BROKEN = (aiohttp.ClientError, OSError)
 
 
@@ -175,7 +175,9 @@ class Forwarding:
         async def send() -> aiohttp.ClientResponse:
             try:
                 return await self.http.post(url, data=body, headers=headers, timeout=timeout)
-            except aiohttp.ServerDisconnectedError:
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
                 return await self.http.post(url, data=body, headers=headers, timeout=timeout)
 
         async with background(send()) as (sending,):
@@ -226,21 +228,23 @@ class Forwarding:
 
     async def _answer(self, response: aiohttp.ClientResponse, server: VllmEndpoint, call: Call) -> None:
         """Pass on an answer that has begun. Raise `BrokenAnswer` or `EndpointError` before any of it is sent."""
-        deadlines, asked = server.settings.deadlines, self.content.get("stream") is True
-        stream = asked or response.content_type == "text/event-stream"
-        answer = ForwardedAnswer(self.request.path, stream=stream, counted=self.counted, hidden=self.hidden)
-        part = await _read(response, deadlines.first)
-        passed = await _first_event(response, part, answer, call, deadlines) if asked else answer.add(part)
-        await self.connection.start(
-            {**(EVENT_STREAM if stream else {}), **_returned(response)},
-            response.status,
-            failure=answer.failed if stream else None,
-        )
+        deadlines, most = server.settings.deadlines, most_tokens(self.content, self.endpoint.room)
+        answer = ForwardedAnswer(self.request.path, counted=self.counted, hidden=self.hidden)
+        if self.content.get("stream") is not True and response.content_type != "text/event-stream":
+            body = await _all(response, deadlines.between, LARGEST_ANSWER)
+            if failed := no_reply(call, body):
+                raise failed
+            self.request.large_tokens += min(written_tokens(_object(body)), most) if self.counted else 0
+            await self.connection.start(_returned(response), response.status)
+            await self.connection.finish(body)
+            return
+        passed = await _first_event(response, answer, call, deadlines)
+        await self.connection.start({**EVENT_STREAM, **_returned(response)}, response.status, failure=answer.failed)
         try:
             await self.connection.send(passed)
             while part := await _read(response, deadlines.between):
                 await self.connection.send(answer.add(part))
-            rest = answer.finish()  # reads the usage of an answer in one piece
+            rest = answer.finish()
         except (BrokenAnswer, EventTooLarge) as exc:
             message = f"the answer broke off: {exc}"
             self.endpoint.report(call.url, call.error(EndpointUnavailable, message))
@@ -248,7 +252,6 @@ class Forwarding:
             await self.connection.fail(error)
             return
         finally:
-            most = most_tokens(self.content, self.endpoint.room)
             self.request.large_tokens += min(answer.written, most) if self.counted else 0
         await self.connection.finish(rest)
 
@@ -266,10 +269,10 @@ class Forwarding:
 
 
 async def _first_event(
-    response: aiohttp.ClientResponse, part: bytes, answer: ForwardedAnswer, call: Call, deadlines: Deadlines
+    response: aiohttp.ClientResponse, answer: ForwardedAnswer, call: Call, deadlines: Deadlines
 ) -> bytes:
-    """Return what is to be passed on of a stream that begins with *part*, once its first event is whole."""
-    head, passed = part, b""
+    """Return what is to be passed on of a stream once its first event is whole."""
+    head, passed = (part := await _read(response, deadlines.first)), b""
     while part and begins_events(head):
         passed += answer.add(part)
         if passed.strip():
@@ -281,6 +284,7 @@ async def _first_event(
     raise no_stream(call, head + await _all(response, deadlines.between))
 
 
+LAST_EVENTS = frozenset({"response.completed", "response.failed", "response.incomplete", "message_stop", "error"})
 USAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """The paths whose streams tell the usage only if asked to."""
 
@@ -305,45 +309,44 @@ def most_tokens(content: Mapping[str, Any], room: int) -> int:
 
 class ForwardedAnswer:
     """
-    Reads the answer to a request to *path* as it passes. `written` is the tokens that it says the model wrote.
+    Reads a stream that answers a request to *path* as it passes. `written` is the tokens that the model wrote.
 
-    Of a *stream* only whole events are passed on, so that an error may follow at any time. Its tokens are *counted* by
-    its events until the usage is there. With *hidden* the event that has the usage alone is left out, because the
-    client has not asked for it.
+    Only whole events are passed on, so that an error may follow at any time. Their tokens are *counted* by the events
+    until the usage is there. With *hidden* the event that has the usage alone is left out, because the client has not
+    asked for it.
     """
 
-    def __init__(self, path: str, *, stream: bool, counted: bool = False, hidden: bool = False) -> None:
-        self._path, self._stream, self._counted, self._hidden = path, stream, counted, hidden
+    def __init__(self, path: str, *, counted: bool = False, hidden: bool = False) -> None:
+        self._path, self._counted, self._hidden = path, counted, hidden
         self._reader = EventReader()
-        self._whole = list[bytes]()  # the parts of an answer in one piece
-        self._first = self._last = b""  # the data of the first and the last event of a stream
-        self._events, self._told = 0, -1
+        self._first = self._last = b""  # the data of the first and the last event with an object
+        self._events, self._told, self._done = 0, -1, False
 
     @property
     def written(self) -> int:
         return self._told if self._told >= 0 else self._events
 
     @property
-    def begun(self) -> bool:
-        """Whether the stream has had an event with data."""
-        return self._first != b""
+    def _over(self) -> bool:
+        """Whether the last event may be the last of all: a stream without one was cut off, even if in good order."""
+        last = _object(self._last)
+        kind, choices = last.get("type"), cast("object", last.get("choices"))
+        each = cast("list[object]", choices) if isinstance(choices, list) else []
+        unfinished = {_field(choice, "finish_reason") for choice in each} == {None}
+        return self._done or (kind in LAST_EVENTS if isinstance(kind, str) else not unfinished)
 
     def add(self, part: bytes) -> bytes:
         """Read the next *part*, and return what is to be passed on now. Raise `EventTooLarge`."""
-        if not self._stream:
-            if self._counted:
-                self._whole.append(part)
-            return part
         return b"".join(raw for data, _, raw in self._reader.feed(part) if self._passes(data))
 
     def finish(self) -> bytes:
         """Return what is still to be passed on at the end. Raise `BrokenAnswer` if a stream ends before its own end."""
-        self._read(b"".join(self._whole))
         rest, data = self._reader.rest, self._reader.end()
         cut = rest.strip(b"\r\n") != b"" and not rest.startswith(b":") and not _whole(data)
-        if cut or (self._stream and not (self.begun or data)):
+        passed = b"" if cut or not self._passes(data) else rest + b"\n\n" if data else rest
+        if cut or not self._first or not self._over:
             raise BrokenAnswer("did the server die?")
-        return (rest + b"\n\n" if data else rest) if self._passes(data) else b""
+        return passed
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         """Return the last event of a stream that breaks off: *error*, whose *body* is in the shape of its API."""
@@ -359,25 +362,28 @@ class ForwardedAnswer:
         if not data:
             return True
         self._first, self._last = self._first or data, data if data.startswith(b"{") else self._last
+        self._done = self._done or data == DONE
         if not (self._counted and data.startswith(b"{")):
             return True
-        self._events += 1
+        self._events += b'"error"' not in data
         if b'"usage"' not in data:
             return True
-        content = self._read(data)
+        content = _object(data)
+        self._told = written_tokens(content, self._told)
         return not (self._hidden and "usage" in content and not content.get("choices"))
 
-    def _read(self, data: bytes) -> Mapping[str, Any]:
-        content = _object(data)
-        inner: Any = content.get("response")  # of the Responses API's events
-        holder = cast("dict[str, Any]", inner) if isinstance(inner, dict) else content
-        usage: Any = holder.get("usage")
-        if isinstance(usage, dict):
-            counts = cast("dict[str, Any]", usage)
-            tokens: Any = counts.get("completion_tokens", counts.get("output_tokens"))
-            if type(tokens) is int and tokens >= 0:
-                self._told = tokens
-        return content
+
+def written_tokens(reply: Mapping[str, Any], unknown: int = 0) -> int:
+    """Return how many tokens the model has written, by a *reply* or an event of one; *unknown* if it does not say."""
+    usage = _field(_field(reply, "response") or reply, "usage")  # the Responses API's events have a response
+    told = _field(usage, "completion_tokens"), _field(usage, "output_tokens")
+    tokens = told[1] if told[0] is None else told[0]
+    return tokens if type(tokens) is int and tokens >= 0 else unknown
+
+
+def _field(value: object, name: str) -> Any:
+    """Return the field *name* of an object; None of anything else."""
+    return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
 
 
 def _object(data: bytes) -> Mapping[str, Any]:
@@ -415,9 +421,9 @@ async def _read(response: aiohttp.ClientResponse, seconds: float) -> bytes:
         raise BrokenAnswer("did the server die?") from exc
 
 
-async def _all(response: aiohttp.ClientResponse, seconds: float) -> bytes:
-    """Return the rest of a short answer, each part of which comes within so many *seconds*. Raise `BrokenAnswer`."""
-    whole = b""
-    while len(whole) < LARGEST_FAILURE and (part := await _read(response, seconds)):
+async def _all(response: aiohttp.ClientResponse, seconds: float, most: int = LARGEST_FAILURE) -> bytes:
+    """Return the rest of an answer, each part of which comes within so many *seconds*. Raise `BrokenAnswer`."""
+    whole = bytearray()
+    while len(whole) < most and (part := await _read(response, seconds)):
         whole += part
-    return whole
+    return bytes(whole)

@@ -229,8 +229,8 @@ NO_STREAMS: list[tuple[bytes, type[EndpointError], str]] = [
     (b'\xef\xbb\xbf{"error": "overloaded"}', EndpointUnavailable, "HTTP 200: overloaded"),
     (b"<!DOCTYPE html><html>\n\n<title>Sign\nin</title></html>", MalformedReply, r"a web page \('Sign in'\)"),
     (b"upstream timed out\n\n", MalformedReply, "upstream timed out"),
-    (b"", EndpointUnavailable, "an empty answer with HTTP 200"),
-    (b"\r\n\r\n", EndpointUnavailable, "an empty answer with HTTP 200"),
+    (b"", EndpointUnavailable, "an empty answer: did"),
+    (b"\r\n\r\n", EndpointUnavailable, "an empty answer: did"),
 ]
 
 

@@ -18,19 +18,10 @@ async def test_an_answer_in_one_piece() -> None:
     async with serving() as served:
         reply = await served.chat(headers={"x_request_id": "mine-1"})
     body = reply.json
-    assert (reply.status, body["object"], body["model"], body["id"]) == (
-        200,
-        "chat.completion",
-        "auto",
-        "chatcmpl-mine-1",
-    )
-    assert reply.message == {
-        "role": "assistant",
-        "refusal": None,
-        "content": ANSWER,
-        "reasoning": THINKING,
-        "reasoning_content": THINKING,
-    }
+    assert (reply.status, body["object"]) == (200, "chat.completion")
+    assert (body["model"], body["id"]) == ("auto", "chatcmpl-mine-1")
+    thinking = {"reasoning": THINKING, "reasoning_content": THINKING}
+    assert reply.message == {"role": "assistant", "refusal": None, "content": ANSWER, **thinking}
     assert (body["choices"][0]["finish_reason"], body["choices"][0]["logprobs"]) == ("stop", None)
     assert body["usage"] == {
         "prompt_tokens": 35,
@@ -41,11 +32,8 @@ async def test_an_answer_in_one_piece() -> None:
     }
     assert [(step["author"], step["fate"], step["grade"]) for step in body["steps"]] == [("small", "kept", 9.0)] * 3
     assert (body["ledger"]["small"]["kept"], body["ledger"]["large"]["kept"]) == (8, 4)
-    assert (body["stepspec"]["method"], body["stepspec"]["answer"], body["stepspec"]["finish_reason"]) == (
-        "specreason",
-        "2",
-        "stop",
-    )
+    about = body["stepspec"]
+    assert (about["method"], about["answer"], about["finish_reason"]) == ("specreason", "2", "stop")
     assert reply.headers["X-Request-Id"] == "mine-1"
     assert float(reply.headers["x-stepspec-overhead-ms"]) >= 0
     assert "x-stepspec-version" in reply.headers
@@ -152,9 +140,8 @@ async def test_the_sampling_of_a_request_reaches_the_servers() -> None:
         await served.chat(temperature=0.7)
         await served.chat(temperature=0.7)
         drawn = [body["seed"] for path, body in served.small.requests if path == "/v1/completions"]
-    assert {name: first[name] for name in options if name != "seed"} == {
-        n: v for n, v in options.items() if n != "seed"
-    }
+    assert options.pop("seed") == 3
+    assert {name: first[name] for name in options} == options
     assert len(set(drawn)) == len(drawn) == 9  # a request for each step of each run
 
 

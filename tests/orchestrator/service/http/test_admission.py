@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
-import aiohttp
 import pytest
 
 from stepspec.orchestrator.events import Called
@@ -168,12 +168,16 @@ async def test_a_signal_to_the_process_is_a_drain_even_if_nothing_can_be_logged(
         await served.running
 
 
-async def test_runs_beyond_the_grace_period_are_cancelled() -> None:
-    async with serving(chosen(drain_seconds=0.1)) as served:
+@pytest.mark.parametrize(("signals", "seconds"), [((signal.SIGTERM,), 0.1), ((signal.SIGINT, signal.SIGINT), 60.0)])
+async def test_runs_beyond_the_grace_period_and_at_a_second_signal_are_cancelled(
+    signals: Sequence[int], seconds: float
+) -> None:
+    async with serving(chosen(drain_seconds=seconds)) as served:
         served.small.gate = asyncio.Semaphore(0)
         asking = asyncio.create_task(served.chat())
         await occupied(served, 1)
-        served.server.handle_exit(signal.SIGTERM, None)
+        for number in signals:
+            served.server.handle_exit(number, None)
         async with asyncio.timeout(20):
             await served.running
         reply = await asking
@@ -207,33 +211,20 @@ async def test_a_cancelled_stream_ends_with_an_error(
     assert "without completing" not in caplog.text
 
 
-async def test_a_cancelled_stream_of_a_served_model_ends_with_an_error_and_other_responses_break_off() -> None:
+async def test_a_cancelled_answer_of_a_served_model_is_an_error_as_a_stream_or_in_one_piece() -> None:
     behind = Behind(gate=asyncio.Event())
     async with passing(behind, chosen(drain_seconds=0.1)) as served:
         fields = {"model": "huge", "prompt": "x"}
-        url = f"{served.base}/v1/completions"
-        async with served.http.post(url, json=fields) as unstreamed:
-            behind.kind, behind.pieces = STREAM, [b"data: 1\n\n"]
-            async with served.http.post(url, json=fields) as stream:
-                served.server.handle_exit(signal.SIGTERM, None)
-                async with asyncio.timeout(20):
-                    received = await stream.content.read()
-                    with pytest.raises(aiohttp.ClientPayloadError):
-                        await unstreamed.content.read()
+        asking = asyncio.create_task(served.post("/v1/completions", fields))
+        await until(lambda: behind.got)
+        behind.kind, behind.pieces = STREAM, [b"data: 1\n\n"]
+        async with served.http.post(f"{served.base}/v1/completions", json=fields) as stream:
+            served.server.handle_exit(signal.SIGTERM, None)
+            async with asyncio.timeout(20):
+                received, whole = await stream.content.read(), await asking
         await served.running
+    assert (whole.status, whole.error["code"]) == (503, "shut_down")
     assert received.startswith(b"data: 1\n\ndata: {")
     assert b'"code":"shut_down"' in received
     assert received.endswith(b"data: [DONE]\n\n")
     assert [request.error and request.error.code for request in served.recorded.requests] == ["shut_down"] * 2
-
-
-async def test_a_second_signal_ends_it_at_once() -> None:
-    async with serving() as served:
-        served.small.gate = asyncio.Semaphore(0)
-        asking = asyncio.create_task(served.chat())
-        await occupied(served, 1)
-        for _ in range(2):
-            served.server.handle_exit(signal.SIGINT, None)
-        async with asyncio.timeout(20):
-            await served.running
-        assert (await asking).error["code"] == "shut_down"

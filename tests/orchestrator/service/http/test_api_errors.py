@@ -227,16 +227,13 @@ def test_deadlines_only_shorten() -> None:
     assert [order.within(seconds).run.budget.seconds for seconds in (5, 20)] == [5, 9.5]
 
 
-def test_the_page_gives_a_problem() -> None:
+def test_the_page_gives_a_problem_and_gets_no_more_than_others() -> None:
     with pytest.raises(ApiError, match="problem is missing"):
         RESOLVER.runs(parse_request(LiveRequest, {}))
-    (order,) = RESOLVER.runs(parse_request(LiveRequest, {"problem": "x"}))
+    options = {"budget": {"tokens": 5000, "answer": 30}}
+    (order,) = RESOLVER.runs(parse_request(LiveRequest, {"problem": "x", "stepspec": options}))
     assert [(message.role, message.content) for message in order.problem] == [("user", "x")]
-
-
-def test_the_page_gets_no_more_than_others() -> None:
-    request = parse_request(LiveRequest, {"problem": "x", "stepspec": {"budget": {"tokens": 5000, "answer": 30}}})
-    assert RESOLVER.runs(request)[0].run.budget == Limits(tokens=1000, answer=30)
+    assert order.run.budget == Limits(tokens=1000, answer=30)
 
 
 @pytest.mark.parametrize(

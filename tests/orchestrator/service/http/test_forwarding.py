@@ -56,6 +56,7 @@ STREAMS = {
     "several lines of data": stream("\n", lines=True),
     "blank lines first": b"\r\n\n" + stream("\n"),
     "spaces around the data": stream("\n", space="  ").replace(b"}]}\n", b"}]} \t\n"),
+    "fields without a colon": b"event\ndata\n\nid\r" + stream("\n"),
     "a line of data without text": stream("\n", space="\ndata: "),
     "all at once": stream("\r", bom=True, space="", comments=True, lines=True),
 }
@@ -69,10 +70,10 @@ def pieces(content: bytes, size: int) -> list[bytes]:
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_stream_is_read_by_the_rules_of_its_lines_however_it_is_cut(kind: str, size: int) -> None:
     content = STREAMS[kind]
-    plain, hidden = ForwardedAnswer("/v1/completions", stream=True), None
+    plain, hidden = ForwardedAnswer("/v1/completions"), None
     passed = [plain.add(piece) for piece in pieces(content, size)]
     assert b"".join(passed) + plain.finish() == content
-    hidden = ForwardedAnswer("/v1/completions", stream=True, counted=True, hidden=True)
+    hidden = ForwardedAnswer("/v1/completions", counted=True, hidden=True)
     shown = b"".join([hidden.add(piece) for piece in pieces(content, size)]) + hidden.finish()
     events = [event.data.strip() for event in EventReader().feed(shown) if event.data]
     assert [data if data == b"[DONE]" else orjson.loads(data) for data in events] == [*EVENTS[:2], b"[DONE]"]
@@ -85,7 +86,7 @@ async def charged(served: Served, count: int) -> list[int]:
     return [request.large_tokens for request in served.recorded.requests]
 
 
-@pytest.mark.parametrize("kind", ["LF", "CRLF", "all at once"])
+@pytest.mark.parametrize("kind", ["LF", "CRLF", "fields without a colon", "all at once"])
 async def test_a_client_with_a_limit_gets_every_event_at_once_and_pays_for_the_stream(kind: str) -> None:
     async with passing(Behind(pieces(STREAMS[kind], 50), STREAM), LIMITED) as served:
         reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x", "stream": True}, **BY)
@@ -98,7 +99,7 @@ async def test_a_client_with_a_limit_gets_every_event_at_once_and_pays_for_the_s
 
 
 def usage_of(*events: dict[str, Any]) -> int:
-    answer = ForwardedAnswer("/v1/responses", stream=True, counted=True)
+    answer = ForwardedAnswer("/v1/responses", counted=True)
     for event in events:
         answer.add(b"event: any\r\ndata: " + orjson.dumps(event) + b"\r\n\r\n")
     return answer.written
@@ -182,17 +183,31 @@ async def test_a_stream_that_breaks_off_inside_an_event_ends_with_an_error_of_it
     assert served.recorded.requests[0].error is not None
 
 
-@pytest.mark.parametrize("rest", [HALF, b"data: {}\n\nda", b"data: 1\n\nevent: x\n", b"data: [DONE", b": hello\n\n"])
+CUT = (b'{"choices": [{"finish_reason": null}]}', b'{"type": "response.created"}', b'{"type": "ping"}')
+RESTS = (HALF, b"data: {}\n\nda", b"data: 1\n\nevent: x\n", b"data: [DONE", b": hello\n\n")
+
+
+@pytest.mark.parametrize("rest", [*RESTS, *[b"data: %b\n\n" % data for data in CUT]])
 def test_an_end_before_that_of_a_stream_is_a_failure(rest: bytes) -> None:
-    answer = ForwardedAnswer("/v1/completions", stream=True)
+    answer = ForwardedAnswer("/v1/completions")
     answer.add(rest)
     with pytest.raises(BrokenAnswer):
         answer.finish()
 
 
-@pytest.mark.parametrize("rest", [b"data: [DONE]", b'data: {"a": 1}\r', b"data: 1\n\n: a comment"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *(b"data: [DONE]", b'data: {"a": 1}\r', b"data: 1\n\n: a comment", b'data: {"choices": []}'),
+        *(
+            b'data: {"choices": [{"finish_reason": "stop"}]}',
+            b'data: {"type": "message_stop"}',
+            b'data: {"choices": 5}',
+        ),
+    ],
+)
 def test_only_the_last_blank_line_may_be_missing(rest: bytes) -> None:
-    answer = ForwardedAnswer("/v1/completions", stream=True)
+    answer = ForwardedAnswer("/v1/completions")
     assert EventReader().feed(answer.add(rest) + answer.finish())[0].data == EventReader().feed(rest + b"\n\n")[0].data
 
 
@@ -207,7 +222,7 @@ async def test_a_response_that_breaks_off_fails_with_its_id_and_the_next_number(
 
 
 def test_a_response_that_had_no_event_yet_fails_with_number_0() -> None:
-    failed = ForwardedAnswer("/v1/responses", stream=True).failed(ApiError(429, "slow"), b"")
+    failed = ForwardedAnswer("/v1/responses").failed(ApiError(429, "slow"), b"")
     body = orjson.loads(EventReader().feed(failed)[0].data)
     assert (body["sequence_number"], body["response"]["error"]["code"]) == (0, "rate_limit_exceeded")
 
@@ -240,6 +255,33 @@ async def test_an_answer_that_is_no_stream_fails_in_the_words_of_the_server(
     assert reply.status in (400, 500, 503)
     assert words in reply.error["message"]
     assert "did the server die" not in reply.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "content", "words"),
+    [
+        (200, "application/json", b'{"error": {"message": "the KV cache is full"}}', "the KV cache is full"),
+        (200, "text/html", b"<html><title>Gateway</title></html>", "Gateway"),
+        (200, "text/event-stream", b"<html><title>Gateway</title></html>", "Gateway"),
+        (200, "application/json", b"null", "not a JSON object"),
+        (204, "application/json", b"", "an empty answer"),
+        (304, "application/json", b"", "an empty answer"),
+        (302, "application/json", b"", "an empty answer"),
+    ],
+)
+async def test_an_answer_in_one_piece_that_is_none_is_an_error(
+    status: int, kind: str, content: bytes, words: str
+) -> None:
+    async with passing(Behind([content] if content else [], kind, status)) as served:
+        replies = [await ask(served, stream=False), await served.post("/v1/messages", FORWARDED)]
+    assert [reply.status for reply in replies] == [503, 503]
+    assert all(words in reply.error["message"] for reply in replies)
+
+
+async def test_the_error_of_an_answer_in_one_piece_within_the_responses_api_is_its_own() -> None:
+    content = b'{"object": "response", "status": "failed", "error": {"code": "server_error", "message": "x"}}'
+    async with passing(Behind([content])) as served:
+        assert (await ask(served, stream=False)).body == content
 
 
 # Replicas that fail.
@@ -311,6 +353,7 @@ class Ends(Behind):
         ("text/event-stream", 200, b'data: {"choices"'),
         ("application/json", 400, b'{"error"'),
         ("application/json", 500, b""),
+        ("application/json", 200, b'{"choices"'),
     ],
 )
 async def test_a_replica_that_stops_before_its_first_event_or_in_an_error_is_passed_over(
@@ -318,10 +361,12 @@ async def test_a_replica_that_stops_before_its_first_event_or_in_an_error_is_pas
 ) -> None:
     ends = Ends()
     ends.kind, ends.status, ends.pieces = kind, status, [begun] if begun else []
-    async with two(ends, streaming(b"data: {}\n\n"), between=0.2) as served, asyncio.timeout(30):
-        replies = [await ask(served, stream=True, session=session) for session in SESSIONS]
+    asked = status != 200 or kind == STREAM
+    good = streaming(b"data: {}\n\n") if asked else Behind()
+    async with two(ends, good, between=0.2) as served, asyncio.timeout(30):
+        replies = [await ask(served, stream=asked, session=session) for session in SESSIONS]
     assert [reply.status for reply in replies] == [200] * 4
-    assert {reply.body for reply in replies} == {b"data: {}\n\ndata: [DONE]\n\n"}
+    assert {reply.body for reply in replies} == {b"".join(good.pieces)}
 
 
 async def test_an_error_is_read_whole_however_the_network_divides_it() -> None:
@@ -437,8 +482,8 @@ async def test_a_priority_that_the_server_refuses_is_left_out_from_then_on() -> 
     class Refusing(Behind):
         async def answer(self, request: web.Request) -> web.StreamResponse:
             body = await request.json()
-            self.status = 400 if "priority" in body else 200
-            self.pieces = [b'{"error": {"message": "Got priority 3 but priority scheduling is not enabled"}}']
+            refusal = b'{"error": {"message": "Got priority 3 but priority scheduling is not enabled"}}'
+            self.status, self.pieces = (400, [refusal]) if "priority" in body else (200, [b"{}"])
             return await super().answer(request)
 
     behind = Refusing()

@@ -22,23 +22,12 @@ LOCKED = chosen(keys=("one", "two"))
 OPEN = ("/", "/health", "/health/liveness", "/health/readiness", "/version", "/metrics")
 
 
-@pytest.mark.parametrize(
-    ("header", "opens"),
-    [
-        ("Bearer one", True),
-        ("bearer two", True),
-        ("Bearer  two ", True),
-        ("Bearer three", False),
-        ("Bearer one,two", False),
-        ("Bearer ", False),
-        ("Basic one", False),
-        ("one", False),
-        ("", False),
-        (None, False),
-    ],
-)
-def test_keys(header: str | None, opens: bool) -> None:
-    assert (Clients(LOCKED).find(header) is not None) is opens
+WRONG_KEYS = ("Bearer three", "Bearer one,two", "Bearer ", "Basic one", "one", "", None)
+
+
+@pytest.mark.parametrize("header", ["Bearer one", "bearer two", "Bearer  two ", *WRONG_KEYS])
+def test_keys(header: str | None) -> None:
+    assert (Clients(LOCKED).find(header) is None) is (header in WRONG_KEYS)
     assert Clients(chosen()).find(header) == ""
 
 

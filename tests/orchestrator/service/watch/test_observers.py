@@ -118,14 +118,9 @@ async def test_labels_do_not_contain_values_of_clients() -> None:
             await served.get(f"/nothing/{number}")
             await served.chat(method=f"model-{number}")
         samples = await metrics(served)
-    assert {dict(labels)["endpoint"] for name, labels in samples if name == "stepspec_requests_total"} == {
-        "other",
-        "/v1/chat/completions",
-    }
-    assert {dict(labels)["model"] for name, labels in samples if name == "stepspec_requests_total"} == {
-        "none",
-        "unknown",
-    }
+    named = [dict(labels) for name, labels in samples if name == "stepspec_requests_total"]
+    assert {labels["endpoint"] for labels in named} == {"other", "/v1/chat/completions"}
+    assert {labels["model"] for labels in named} == {"none", "unknown"}
 
 
 class Tree:
@@ -178,20 +173,14 @@ async def test_every_request_and_every_upstream_request_is_a_span() -> None:
     assert request.parent is not None
     assert (f"{request.context.trace_id:032x}", f"{request.parent.span_id:016x}") == tuple(PARENT.split("-")[1:3])
     assert request.name == "chat specreason"
-    attributes = about(request)
-    assert (attributes["gen_ai.operation.name"], attributes["http.response.status_code"], attributes["user.id"]) == (
-        "chat",
-        200,
-        "ann",
-    )
+    told = {"gen_ai.operation.name": "chat", "http.response.status_code": 200, "user.id": "ann"}
+    assert about(request).items() >= told.items()
     assert len(tree.clients) == len([head for server in (served.small, served.large) for head in server.heads])
     for span in tree.clients:
         attributes = about(span)
         assert attributes["gen_ai.provider.name"] == "vllm"
-        assert (attributes["stepspec.role"], attributes["gen_ai.request.model"]) in {
-            ("small", "tiny"),
-            ("large", "huge"),
-        }
+        roles = {"small": "tiny", "large": "huge"}
+        assert attributes["gen_ai.request.model"] == roles[attributes["stepspec.role"]]
         assert attributes["stepspec.verb"] in ("write", "ask")
         assert attributes["server.address"] == "127.0.0.1"
         assert span.name == f"text_completion {attributes['gen_ai.request.model']}"
