@@ -116,7 +116,7 @@ _NOT_THINKING = re.compile(r"/|(?:\b|_)(?:no|end)_?", re.IGNORECASE)
 _BEGIN = re.compile(r"start(?:ing)?|begin(?:ning)?|(?<=<\|)open(?=\|>)", re.IGNORECASE)
 _WORD = re.compile(r"\w")
 _OPENINGS = tuple(markers.opening.rstrip() for markers in KNOWN)
-_OPENED = re.compile(rf"\s*(?:{'|'.join(map(re.escape, _OPENINGS))})")
+_OPENED = re.compile(rf"\s*({'|'.join(map(re.escape, _OPENINGS))})")
 _CLOSINGS = tuple(markers.closing for markers in KNOWN if _THINKING.search(markers.closing))
 _REPEATS = re.compile(rf"(?:\s*(?:{'|'.join(map(re.escape, _CLOSINGS))}))+")
 
@@ -149,6 +149,12 @@ def mark_before(text: str) -> str:
     """Return what *text* ends with, before white space, if that has the shape of a marker; "" otherwise."""
     found = _LAST.search(text.rstrip())
     return found[0] if found else ""
+
+
+def opened_by(text: str) -> ThinkingMarkers | None:
+    """Return the markers of the known family with whose thinking block *text* begins; None if it begins with none."""
+    found = _OPENED.match(text)
+    return KNOWN[_OPENINGS.index(found[1])] if found else None
 
 
 def opens_block(text: str) -> bool:

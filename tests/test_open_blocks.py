@@ -16,7 +16,8 @@ from stepspec.orchestrator.chain import THINK_END, Chain, Step, Tool, ToolCall
 from stepspec.orchestrator.endpoints import GREEDY, Template, VllmEndpoint, learn
 from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.events import Answering, Event, Started
-from stepspec.orchestrator.markers import pairs_in
+from stepspec.orchestrator.markers import KNOWN, ThinkingMarkers, pairs_in
+from stepspec.orchestrator.service.formats.deltas import DeltaBuilder
 
 from .stand_in import IM_END, IM_START, FakeVllm
 
@@ -50,6 +51,7 @@ class Templated(FakeVllm):
     leaves: bool = False
     shows: bool = False
     begins: str = ""  # the text with which the template begins the thinking
+    asks: str = ""  # without which no conversation is thought about
 
     def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
         text = ""
@@ -67,6 +69,8 @@ class Templated(FakeVllm):
     def continuation(self, prompt: str) -> list[bytes]:
         """Think if the block is open, and answer after it."""
         begun = prompt.rpartition(PROMPT)[2]
+        if self.asks not in prompt:
+            return [each.encode() for each in ANSWER.removeprefix(begun)]
         begins = self.begins if begun.startswith(f"{self.opening}\n{self.begins}") else ""
         full = f"{self.opening}\n{begins}So one.\n\nThen two.\n{self.closing}\n\nIt is \\boxed{{2}}.\n\nReally."
         if not begun.startswith(self.opening):
@@ -102,6 +106,9 @@ async def solved(
             assert solution.finish_reason == "stop", (messages, policy)
             assert "".join(event.text for event in events if isinstance(event, Answering)) == solution.text
             (started,) = [event for event in events if isinstance(event, Started)]
+            builder = DeltaBuilder("reasoning")
+            told = "".join(builder.add_event(event).fields.get("reasoning", "") for event in events)
+            assert told.strip() == (THOUGHT.strip() if THOUGHT in solution.thinking else ""), (messages, policy)
             gave.append((solution.thinking.removesuffix(THINK_END), solution.text, started.thinks))
     return gave
 
@@ -137,6 +144,14 @@ async def test_the_end_of_the_rendered_prompt_says_whether_a_block_is_open(
     cases = [(each, policy) for policy in ("large", "specreason", "bild", "small") for each in expected]
     for case, gave in zip(cases, await solved(cases, *servers(**fields)), strict=True):
         assert gave == expected[case[0]], case
+
+
+@pytest.mark.parametrize("markers", KNOWN[:4], ids=lambda markers: markers.opening)
+async def test_a_block_that_only_some_conversations_have_ends_with_its_own_mark(markers: ThinkingMarkers) -> None:
+    opening, switched = markers.opening.rstrip(), (Message("system", "Think first."), *QUESTION)
+    cases = [(each, policy) for policy in ("large", "specreason", "bild", "small") for each in (QUESTION, switched)]
+    both = servers(asks="Think first.", leaves=True, opening=opening, closing=markers.closing)
+    assert await solved(cases, *both) == [ANSWERS, (f"{opening}\n{THOUGHT}", ANSWER, False)] * 4
 
 
 async def test_a_small_model_whose_template_opens_a_block_all_the_same_has_it_closed() -> None:
@@ -269,7 +284,6 @@ async def test_known_marks_are_not_warned_of(fields: dict[str, Any], caplog: pyt
 class Layout:
     """
     How a family lays out its turns: the texts around a user's words, those around a reply, and what a model writes.
-
     *header* begins the assistant's turn, and the prompt ends in *header* and *begun*. A template that *shows* has the
     reasoning of an earlier turn between *thought*, and all have its reply between *reply*. A model *writes* its reply
     between those texts.
@@ -287,7 +301,7 @@ class Layout:
     quiet: str = ""  # how a prompt ends that opens no block; "" if none does
 
 
-CHATML, COHERE = ("<|im_start|>user\n", "<|im_end|>\n"), "<|START_OF_TURN_TOKEN|>"
+CHATML, COHERE = (("<|im_start|>user\n", "<|im_end|>\n"), "<|im_start|>assistant\n"), "<|START_OF_TURN_TOKEN|>"
 LAYOUTS = {
     "a message of its own for the answer": Layout(
         ("<|begin|>user<|content|>", "<|end|>"),
@@ -308,8 +322,7 @@ LAYOUTS = {
         quiet="<|START_THINKING|><|END_THINKING|>",
     ),
     "a reply on lines between marks": Layout(
-        CHATML,
-        "<|im_start|>assistant\n",
+        *CHATML,
         ("<think>\n", "\n</think>\n\n"),
         ("<response>\n", "\n</response>\n<|im_end|>\n"),
         ("<response>\n", "\n</response>\n"),
@@ -338,19 +351,14 @@ LAYOUTS = {
         quiet="<|open|>response<|sep|>",
     ),
     "a solution on lines of its own": Layout(
-        CHATML,
-        "<|im_start|>assistant\n",
+        *CHATML,
         ("<|begin_of_thought|>\n\n", "\n\n<|end_of_thought|>\n\n"),
         ("<|begin_of_solution|>\n\n", "\n\n<|end_of_solution|><|im_end|>\n"),
         ("<|begin_of_solution|>\n\n", "\n\n<|end_of_solution|>"),
         ("<|begin_of_thought|>", "<|end_of_thought|>", "<|begin_of_solution|>", "<|end_of_solution|>"),
     ),
     "marks that speak of nothing": Layout(
-        CHATML,
-        "<|im_start|>assistant\n",
-        ("<mind>", "<done>"),
-        ("<|say|><|now|>", "<|im_end|>\n"),
-        ("<|say|><|now|>", ""),
+        *(*CHATML, ("<mind>", "<done>"), ("<|say|><|now|>", "<|im_end|>\n"), ("<|say|><|now|>", "")),
         ("<mind>", "<done>", "<|say|>", "<|now|>"),
     ),
 }
@@ -434,9 +442,6 @@ async def test_a_conversation_without_a_block_has_no_mark_in_its_prompts_and_no_
 
 def test_two_marks_are_needed_and_four_are_the_most() -> None:
     assert Endpoint(role="small", url="http://a", marks=("<a>", "<b>")).marks == ("<a>", "<b>")
-    with pytest.raises(ValueError, match="marks"):
-        Endpoint.model_validate({"role": "small", "url": "http://a", "marks": ["<a>"]})
-    with pytest.raises(ValueError, match="marks"):
-        Endpoint.model_validate({"role": "small", "url": "http://a", "marks": ["<a>", ""]})
-    with pytest.raises(ValueError, match="marks"):
-        Endpoint.model_validate({"role": "small", "url": "http://a", "marks": list("abcde")})
+    for wrong in (["<a>"], ["<a>", ""], list("abcde")):
+        with pytest.raises(ValueError, match="marks"):
+            Endpoint.model_validate({"role": "small", "url": "http://a", "marks": wrong})

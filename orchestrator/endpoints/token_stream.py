@@ -19,7 +19,7 @@ from ..chain import THINK_END, Chain, Party, Role, Step, Stop, Token
 from ..errors import EndpointUnavailable, MalformedReply
 from ..events import Called, Fate, Verb
 from ..interfaces import REQUEST, RequestContext
-from ..markers import opens_block, partial_match
+from ..markers import opened_by, partial_match
 from ..step_ends import StepEnds
 from .client import Connection
 from .sse import Events
@@ -154,7 +154,10 @@ class StepBuilder:
     def _closed(self, text: str, token: Token) -> int:
         """Where the mark ends that closes the thinking in *text*, whose last part is *token*'s; -1 if it does not."""
         closing = self._closing
-        if not closing.text or not (closing.open or opens_block(self._before + text)):
+        if closing.text and not closing.open and (opened := opened_by(self._before + text)) is not None:
+            number = closing.id if opened.closing == closing.text else -1
+            closing = self._closing = Closing(opened.closing, number)
+        if not closing.text or not closing.open:
             return -1
         self._marked = self._marked or closing.id < 0 or token.id == closing.id
         if not self._marked:

@@ -10,7 +10,7 @@ from itertools import groupby, takewhile
 
 from ..chain import THINK_END, Chain, Message, Step, Token, Tool
 from ..errors import ConfigurationError, MissingCapability
-from ..markers import mark_after, opens_block
+from ..markers import ThinkingMarkers, mark_after, opened_by, opens_block
 from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Template, cut
 from .client import Connection
 from .settings import Endpoint
@@ -46,14 +46,13 @@ class ModelTokenizer(TextEncoder):
     """
     The tokenizer and the chat template of one served model.
 
-    *vocabulary* is equal for models that encode every text to the same ids. *closing_id* is the one token that ends the
-    thinking, *ending_id* the one that ends a reply; -1 if that takes several. *room* is the longest sequence that the
+    *vocabulary* is equal for models that encode every text to the same ids. *ending_id* is the one token that ends a
+    reply; -1 if that takes several. *room* is the longest sequence that the
     model takes, in tokens. *faithful*: the rendered chat template, encoded as text, gives the ids of the rendering.
     """
 
     vocabulary: str
     template: Template
-    closing_id: int
     ending_id: int
     room: int
     faithful: bool
@@ -84,13 +83,12 @@ class ModelTokenizer(TextEncoder):
         except MissingCapability as exc:
             raise MissingCapability(f"the {self._call.role} model at {self._call.url}: {exc}") from exc
         self.faithful = list(await self.literally(texts[-1])) == rendered[-1]
-        self.closing_id = await self._one_token(self.template.markers.closing)
-        self.ending_id = await self._one_token(self.template.ending)
+        self.ending_id = await self.one_token(self.template.ending)
         block = await self.literally(self.template.markers.opening + self.template.markers.closing)
         between = await self.literally(self.template.turn + self.template.answer)
         self._turns = frozenset(await self._mark_ids(between)) - frozenset(block)
 
-    async def _one_token(self, mark: str) -> int:
+    async def one_token(self, mark: str) -> int:
         """The id of *mark*; -1 if it takes several tokens, or none."""
         ids = await self.literally(mark) if mark else ()
         return ids[0] if len(ids) == 1 else -1
@@ -101,10 +99,10 @@ class ModelTokenizer(TextEncoder):
         body = tokenize_messages_body(self._model, messages, generate=generate, template=self._settings.template)
         return await self.tokenize(body) != (self.rendered_last, self.room)
 
-    async def encode(self, text: str, *, closes: bool = False) -> tuple[int, ...]:
-        """Encode *text* of a chain; if it *closes* the thinking, its end is the model's own closing mark."""
-        if closes and text.endswith(THINK_END):
-            return await self.between("", text.removesuffix(THINK_END), self.template.markers.closing)
+    async def encode(self, text: str, *, closing: str = "") -> tuple[int, ...]:
+        """Encode *text* of a chain; the mark *closing*, if given, stands for an end of the thinking at its end."""
+        if closing and text.endswith(THINK_END):
+            return await self.between("", text.removesuffix(THINK_END), closing)
         return await self.between("", text)
 
     async def question(self, question: str, opening: str) -> tuple[int, ...]:
@@ -133,13 +131,19 @@ class ModelTokenizer(TextEncoder):
         opened = chain.thinks and await self.opens(chain.messages, chain.tools)
         return opened or opens_block(chain.text)
 
+    async def markers(self, chain: Chain) -> ThinkingMarkers:
+        """The markers of the thinking block of *chain*: the template's, but for a block that the text itself opens."""
+        opened = chain.thinks and await self.opens(chain.messages, chain.tools)
+        return self.template.markers if opened else opened_by(chain.text) or self.template.markers
+
     async def chain(self, chain: Chain) -> list[int]:
         """Encode a whole chain; tokens that were written in this vocabulary keep their ids."""
         ids = list(await self.prefix(chain.messages, chain.tools, thinks=chain.thinks))
-        marked = await self.marked(chain)
+        marked, markers = await self.marked(chain), await self.markers(chain)
         last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
         for place, step in enumerate(chain.steps):
-            ids += await self.step(step, closes=place == last, marked=marked, calls=bool(chain.tools))
+            closes = markers if place == last else None
+            ids += await self.step(step, closes=closes, marked=marked, calls=bool(chain.tools))
         return ids
 
     async def marked(self, chain: Chain) -> bool:
@@ -147,19 +151,19 @@ class ModelTokenizer(TextEncoder):
         return await self.opens(chain.messages, chain.tools) or opens_block(chain.text)
 
     async def step(
-        self, step: Step, *, closes: bool = False, marked: bool = True, calls: bool = False
+        self, step: Step, *, closes: ThinkingMarkers | None = None, marked: bool = True, calls: bool = False
     ) -> Sequence[int]:
         """
-        Encode *step* of a chain; if it *closes* the thinking, with what the template puts before the answer.
+        Encode *step* of a chain; if it *closes* a block with these markers, with what stands before the answer.
 
         Without *marked*, leave out the mark, as this model has no thinking block. An answer that *calls* tools perhaps
         begins as the model decides.
         """
-        if not closes:
+        if closes is None:
             return await self._step(step)
         if not marked:
             return await self._step(step.cut(len(step.text) - len(THINK_END)))
-        ids, handover = await self._step(step, closes=True), "" if calls else self.template.markers.handover
+        ids, handover = await self._step(step, closing=closes.closing), "" if calls else closes.handover
         return [*ids, *await self.literally(handover)] if handover else ids
 
     async def answer_opening(self) -> tuple[int, ...]:
@@ -181,12 +185,12 @@ class ModelTokenizer(TextEncoder):
             tokens += [replace(token, id=spelt[0].id)] if len(spelt) == 1 else spelt
         return tuple(tokens)
 
-    async def _step(self, step: Step, *, closes: bool = False) -> Sequence[int]:
+    async def _step(self, step: Step, *, closing: str = "") -> Sequence[int]:
         if step.vocabulary != self.vocabulary or not step.tokens:
-            return await self.encode(step.text, closes=closes)
+            return await self.encode(step.text, closing=closing)
         tokens = self._without_turns(step)
         ids = [token.id for token in tokens]
-        return ids if -1 not in ids else await self._mixed(tokens, closes=closes)
+        return ids if -1 not in ids else await self._mixed(tokens, closing=closing)
 
     def _without_turns(self, step: Step) -> Sequence[Token]:
         """Make text of the special tokens of *step* that stand between turns; the end of the thinking stays."""
@@ -199,11 +203,11 @@ class ModelTokenizer(TextEncoder):
             checked.append(replace(token, id=-1) if token.id in self._turns and token.text and left >= 0 else token)
         return checked
 
-    async def _mixed(self, tokens: Sequence[Token], *, closes: bool) -> list[int]:
+    async def _mixed(self, tokens: Sequence[Token], *, closing: str) -> list[int]:
         """
         Encode the text of tokens without an id; tokens without text before them are the first bytes of that text.
 
-        *closes* is that of `encode`.
+        *closing* is that of `encode`.
         """
         ids: list[int] = []
         shared = 0
@@ -216,7 +220,7 @@ class ModelTokenizer(TextEncoder):
                 shared = len(list(takewhile(lambda token: not token.text, reversed(members))))
             else:
                 text = "".join(token.text for token in members)
-                ids[len(ids) - shared :] = await self.encode(text, closes=closes and not left)
+                ids[len(ids) - shared :] = await self.encode(text, closing="" if left else closing)
         return ids
 
     async def _spell(self, text: str) -> tuple[Token, ...]:
@@ -300,7 +304,8 @@ class ChainIds:
             shared, parts = 0, [EncodedPrompt.of(prefix)]
         last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
         for place, step in enumerate(chain.steps[shared:], shared):
-            parts.append(EncodedPrompt.of(await encoder.step(step, closes=place == last, calls=bool(chain.tools))))
+            markers = await encoder.markers(chain) if place == last else None
+            parts.append(EncodedPrompt.of(await encoder.step(step, closes=markers, calls=bool(chain.tools))))
         self._chain, self._parts = chain, parts
         return EncodedPrompt.joined(parts)
 

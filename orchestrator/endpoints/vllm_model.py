@@ -140,7 +140,8 @@ class VllmModel:
         encoder = self._endpoint.encoder
         thinking, ending = await encoder.thinking(chain), "" if chain.tools else encoder.template.ending
         if thinking or not (chain.closed or ending):
-            return Closing(encoder.template.markers.closing, encoder.closing_id, open=thinking)
+            mark = (await encoder.markers(chain)).closing
+            return Closing(mark, await encoder.one_token(mark), open=thinking)
         return Closing(ending, encoder.ending_id, spelt="") if ending else OUTSIDE
 
     async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> tuple[EncodedPrompt, str]:
@@ -187,8 +188,8 @@ class VllmModel:
         """
         encoder, top = self._endpoint.encoder, _checked(top)
         before = await self._chain_ids(chain)
-        closes = await encoder.thinking(chain)
-        encoded = [(span, await encoder.encode(span, closes=closes)) for span in spans]
+        closing = (await encoder.markers(chain)).closing if await encoder.thinking(chain) else ""
+        encoded = [(span, await encoder.encode(span, closing=closing)) for span in spans]
         read = [number for _, ids in encoded for number in ids]
         rows = await self._suffix(before, read, top) if self._endpoint.settings.suffix_scoring else None
         pieces = None if rows is None else await encoder.pieces(set(read))

@@ -110,7 +110,7 @@ def test_the_ledger_the_solution_and_the_trace_hold_the_answer_once() -> None:
 def test_the_service_sends_the_answers_steps_as_content_and_counts_them_so() -> None:
     case = Case()
     outcome, _ = case.run()
-    builder, count = DeltaBuilder("both", thinks=True), TokenCounts()
+    builder, count = DeltaBuilder("both"), TokenCounts()
     fields: dict[str, str] = {}
     for event in case.events:
         count(event)

@@ -195,7 +195,7 @@ class ChatReply:
         self._runs, self._model, self._streamed = runs, chat.model, bool(chat.stream)
         self._include_usage = chat.stream_options is not None and chat.stream_options.include_usage
         self._id, self._created = f"chatcmpl-{request.id}", int(time.time())
-        self._builders = [DeltaBuilder(thinking, thinks=runs.thinks) for _ in runs.run_requests]
+        self._builders = [DeltaBuilder(thinking) for _ in runs.run_requests]
         fields = deltas.FIELDS[thinking] if runs.thinks else ()
         self._texts = [dict.fromkeys(("content", *fields), "") for _ in runs.run_requests]
 
@@ -206,7 +206,8 @@ class ChatReply:
         delta = self._builders[item.choice].add(item)
         if not self._streamed:
             for name, text in delta.fields.items():
-                self._texts[item.choice][name] += text
+                texts = self._texts[item.choice]
+                texts[name] = texts.get(name, "") + text
             return b""
         chunks = self._deltas(item.choice, delta)
         return chunks + self._last(item) if isinstance(item, RunResult) else chunks

@@ -10,9 +10,10 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from ...chain import ToolCall
+from ...chain import THINK_END, Step, ToolCall
 from ...events import Answered, Answering, Called, Calling, Committed, Event, Started
 from ...ledger import Ledger
+from ...markers import may_open_block, opened_by
 from ...solution import Solution
 from ..settings import Thinking
 from ..watch.records import MESSAGES_PATH, RunEvent, RunResult
@@ -86,18 +87,39 @@ class Delta:
     calls: tuple[Calling, ...] = ()
 
 
+class ThinkingBlock:
+    """Follows the steps of one run: those in its thinking block, which is *open* at first or opened by the text."""
+
+    def __init__(self, *, open: bool = True) -> None:
+        self._open, self._over, self._begun = open, False, ""
+
+    def add(self, step: Step) -> str | None:
+        """Return what *step* adds to the thinking, without the marks; None if it is not, or not yet, in the block."""
+        if self._over:
+            return None
+        text = step.reasoning
+        if not self._open:
+            self._begun += step.text
+            opened = opened_by(self._begun)
+            self._open, self._over = opened is not None, not may_open_block(self._begun)
+            if opened is None:
+                return None
+            text = self._begun.removesuffix(THINK_END if step.closes else "")[len(opened.begun(self._begun)) :]
+        self._over = step.closes
+        return text
+
+
 class DeltaBuilder:
     """
     Builds the message of one run as deltas; those of a field join to the same text, streamed or not.
 
-    With a model that does not *think*, the steps are the content. A method that reasons through the answer commits
-    steps after the thinking: they are content too.
+    Steps outside of a thinking block are the content, which `Answering` has: all of them with a model that does not
+    think, and those after the thinking with a method that reasons through the answer.
     """
 
-    def __init__(self, thinking: Thinking, *, thinks: bool) -> None:
+    def __init__(self, thinking: Thinking) -> None:
         self._thinking: Thinking = thinking
-        self._thinks = thinks
-        self._tag_open = self._thought = False
+        self._block, self._tag_open = ThinkingBlock(), False
         self._answer = ""
         self._calls = CallPieces()
 
@@ -109,13 +131,12 @@ class DeltaBuilder:
         """Return what *event* adds to the message."""
         match event:
             case Started(thinks=thinks):
-                self._thinks = self._thinks and thinks
+                self._block = ThinkingBlock(open=thinks)
                 return Delta({})
             case Committed(index=index, step=step, score=score):
                 about = {"index": index, "author": step.author, "grade": score, "fate": "kept", "reason": step.note}
-                thinking = self._thinks and not self._thought
-                self._thought = self._thought or step.closes
-                return Delta(self._think(step.reasoning) if thinking else {}, about)
+                thought = self._block.add(step)
+                return Delta({} if thought is None else self._think(thought), about)
             case Answering(text=text):
                 self._answer += text
                 return Delta({"content": self._close() + text})
@@ -150,18 +171,17 @@ class TokenCounts:
 
     def __init__(self) -> None:
         self.reasoning = self.answer = self.written = 0
-        self._thought = False
+        self._block = ThinkingBlock()
         self._calls: list[Called] = []
 
     def __call__(self, event: Event) -> None:
         match event:
             case Started(thinks=thinks):
-                self._thought = not thinks
-            case Committed(step=step) if self._thought:
+                self._block = ThinkingBlock(open=thinks)
+            case Committed(step=step) if self._block.add(step) is None:
                 self.answer += len(step.tokens)
             case Committed(step=step):
                 self.reasoning += len(step.tokens)
-                self._thought = step.closes
             case Answered(step=step):
                 self.answer += len(step.tokens)
             case Called():
@@ -196,7 +216,7 @@ class TokenCounts:
         return busy
 
 
-def usage(prompt: int, counts: Sequence[TokenCounts], *, thinks: bool) -> dict[str, Any]:
+def usage(prompt: int, counts: Sequence[TokenCounts]) -> dict[str, Any]:
     """
     Return the usage as one model alone would report it: the conversation once, and the tokens that were kept.
 
@@ -209,7 +229,7 @@ def usage(prompt: int, counts: Sequence[TokenCounts], *, thinks: bool) -> dict[s
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": min(prompt, max((count.cached for count in counts), default=0))},
-        "completion_tokens_details": {"reasoning_tokens": reasoning if thinks else 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
 

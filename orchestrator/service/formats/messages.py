@@ -483,7 +483,7 @@ class MessagesReply:
     def __init__(self, runs: Runs, request: ServiceRequest, body: MessagesRequest, thinking: Thinking) -> None:
         self._runs, self._model = runs, body.model
         (self._run_request,) = runs.run_requests
-        self._builder = DeltaBuilder(deltas.one_field(thinking), thinks=runs.thinks)
+        self._builder = DeltaBuilder(deltas.one_field(thinking))
         self._id = request.id
         self._content, self._raw = ContentBlocks(), RawAnswer()
 

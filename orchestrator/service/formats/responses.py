@@ -340,7 +340,7 @@ class ResponsesReply:
     def __init__(self, runs: Runs, request: ServiceRequest, body: ResponsesRequest, thinking: Thinking) -> None:
         self._runs, self._request = runs, body
         (self._run_request,) = runs.run_requests
-        self._builder = DeltaBuilder(deltas.one_field(thinking), thinks=runs.thinks)
+        self._builder = DeltaBuilder(deltas.one_field(thinking))
         self._id, self._created = request.id, int(time.time())
         self._events = ResponseEvents(request.id)
 

@@ -189,7 +189,7 @@ class Runs:
 
     async def usage(self) -> dict[str, Any]:
         """The usage of all runs together; see `payloads.usage`."""
-        return payloads.usage(await self.prompt_tokens(), self.counts, thinks=self.thinks)
+        return payloads.usage(await self.prompt_tokens(), self.counts)
 
     async def prompt_tokens(self) -> int:
         """The tokens of the conversation, as the large model reads it."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepspec.orchestrator.chain import Chain, Step, Token
-from stepspec.orchestrator.events import Answered, Answering, Called, Committed, Event
+from stepspec.orchestrator.events import Answered, Answering, Called, Committed, Event, Started
 from stepspec.orchestrator.run import FinishReason, Outcome
 from stepspec.orchestrator.service.formats import deltas as payloads
 from stepspec.orchestrator.service.formats.deltas import DeltaBuilder, TokenCounts
@@ -34,25 +34,23 @@ def deltas(builder: DeltaBuilder, *events: Event, text: str) -> dict[str, str]:
 
 
 def test_unsent_text_is_sent_at_the_end() -> None:
-    assert deltas(DeltaBuilder("both", thinks=True), Answering("It "), text="It is 2.")["content"] == "It is 2."
-    assert deltas(DeltaBuilder("both", thinks=True), Answering("It is 2."), text="It is 2.")["content"] == "It is 2."
-    assert deltas(DeltaBuilder("content", thinks=True), Committed(0, step("a\n\n")), text="") == {
-        "content": "<think>\na\n\n\n</think>\n\n"
-    }
-    assert deltas(DeltaBuilder("content", thinks=True), text="2") == {"content": "2"}
+    assert deltas(DeltaBuilder("both"), Answering("It "), text="It is 2.")["content"] == "It is 2."
+    assert deltas(DeltaBuilder("both"), Answering("It is 2."), text="It is 2.")["content"] == "It is 2."
+    shown = deltas(DeltaBuilder("content"), Committed(0, step("a\n\n")), text="")
+    assert shown == {"content": "<think>\na\n\n\n</think>\n\n"}
+    assert deltas(DeltaBuilder("content"), text="2") == {"content": "2"}
 
 
 def test_sent_text_is_never_taken_back() -> None:
-    assert deltas(DeltaBuilder("both", thinks=True), Answering("It was"), text="It is 2.")["content"] == "It was"
+    assert deltas(DeltaBuilder("both"), Answering("It was"), text="It is 2.")["content"] == "It was"
 
 
 @pytest.mark.parametrize("thinking", list(payloads.FIELDS))
 def test_a_model_that_answers_as_it_reasons_has_content_only(thinking: Any) -> None:
-    builder = DeltaBuilder(thinking, thinks=False)
-    events = Committed(0, step("a\n\n")), Answering("a"), Committed(1, step("b")), Answering("\n\nb")
-    assert deltas(builder, *events, text="a\n\nb") == {"content": "a\n\nb"}
-    delta = DeltaBuilder(thinking, thinks=False).add_event(Committed(0, step("a"), 0.5))
-    assert delta is not None
+    answers = Started((), "large", thinks=False)
+    events = answers, Committed(0, step("a\n\n")), Answering("a"), Committed(1, step("b")), Answering("\n\nb")
+    assert deltas(DeltaBuilder(thinking), *events, text="a\n\nb") == {"content": "a\n\nb"}
+    delta = DeltaBuilder(thinking).add_event(Committed(0, step("a"), 0.5))
     assert delta.step == {"index": 0, "author": "small", "grade": 0.5, "fate": "kept", "reason": ""}
 
 
@@ -76,11 +74,11 @@ def test_usage_counts_the_tokens_of_a_single_model() -> None:
             Answered(step("b", 3)),
         ):
             count(event)
-    assert payloads.usage(10, counts, thinks=True) == {
+    assert payloads.usage(10, counts) == {
         "prompt_tokens": 10,
         "completion_tokens": 16,
         "total_tokens": 26,
         "prompt_tokens_details": {"cached_tokens": 4},
         "completion_tokens_details": {"reasoning_tokens": 10},
     }
-    assert payloads.usage(3, counts, thinks=False)["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert payloads.usage(3, counts)["prompt_tokens_details"] == {"cached_tokens": 3}
