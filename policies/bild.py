@@ -15,8 +15,6 @@ from stepspec.orchestrator.interfaces import AnsweredBy
 
 from .method import Amount, AtLeast1, Drafting, Share
 
-CHARACTER = 4  # tokens of one byte each that make up any character
-
 
 @dataclass(frozen=True, slots=True)
 class BiLD(Drafting):
@@ -73,7 +71,7 @@ class BiLD(Drafting):
         token = await self.large.write(chain, stop=(), limit=1)
         if token.text or token.stop == "end":
             return token
-        return await self.large.write(chain, stop=(), limit=CHARACTER)
+        return await self.large.write(chain, stop=(), until=lambda partial: bool(partial.text))
 
 
 def surest(token: Token) -> float:

@@ -114,8 +114,8 @@ class StickyStream:
         self._ahead += token.text
         end, self._searched = self._ends.search(self._before, self._ahead, self._searched, self._blocks)
         closing = self._closing
-        closed = token.id == closing.id if closing.id >= 0 else bool(closing.text) and closing.text in self._ahead
-        self._step_ahead = self._step_ahead or end >= 0 or closed
+        marked = token.id == closing.id if closing.id >= 0 else closing.text in self._ahead
+        self._step_ahead = self._step_ahead or end >= 0 or (marked and closing.open)
 
     async def _take(self) -> Token | Stop:
         """Return the next item of the queue as soon as there is one; raise it if it is an exception."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -199,6 +200,17 @@ def counted(model: VllmModel) -> int:
 def ended(model: VllmModel) -> bool:
     (kept,) = model._sticky.values()  # pyright: ignore[reportPrivateUsage]
     return kept._reader.done()  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_mark_in_an_answer_ends_nothing(meet: Meet) -> None:
+    script = (f"\n{THINK_END}\n\n", "A", ".\n\n", "Use ", THINK_END, " it", ".\n\n")
+    chain = replace(PROBLEM, thinks=False)
+    server = FakeVllm(script, gate=asyncio.Semaphore(2))
+    async with meet(server) as met, kept_open():
+        chain = chain.extend(await met.model.write(chain))
+        server.permit(4)
+        await eventually(lambda: ended(met.model))
+        assert (await met.model.write(chain)).text == f"Use {THINK_END} it.\n\n"
 
 
 async def test_cancelling_a_write_closes_it(meet: Meet) -> None:
