@@ -63,10 +63,7 @@ BASELINES: Mapping[str, Arm] = {"plain": PLAIN, "large": LARGE, "small": SMALL}
 
 
 def arms(
-    chosen: Sequence[str],
-    baselines: Sequence[str],
-    controls: Sequence[str],
-    options: Mapping[str, Any] = NO_OPTIONS,
+    chosen: Sequence[str], baselines: Sequence[str], controls: Sequence[str], options: Mapping[str, Any] = NO_OPTIONS
 ) -> tuple[Arm, ...]:
     """
     The *baselines*, the *chosen* methods, and *controls* of some of these methods. The first baseline is the usual one.
@@ -205,8 +202,7 @@ def command(
         ),
     ] = None,
     random: Annotated[
-        list[str] | None,
-        typer.Option(help="Add a control that accepts steps at random, as often as this method does."),
+        list[str] | None, typer.Option(help="Add a control that accepts steps at random, as often as this method does.")
     ] = None,
     testbed: Testbed = False,
     profile: Pace = "paced",

@@ -40,8 +40,7 @@ def complete_benchmarks(incomplete: str) -> list[str]:
 
 ARMS_METAVAR = "NAME[:OPTION=VALUE,...]"
 BenchmarkName: TypeAlias = Annotated[
-    str,
-    typer.Argument(help="A benchmark, or a JSONL or Parquet file of problems.", autocompletion=complete_benchmarks),
+    str, typer.Argument(help="A benchmark, or a JSONL or Parquet file of problems.", autocompletion=complete_benchmarks)
 ]
 Policies: TypeAlias = Annotated[
     list[str] | None,
@@ -70,8 +69,7 @@ DataFile: TypeAlias = Annotated[
     Path | None, typer.Option(help="A file with the benchmark's columns, JSONL or Parquet, instead of the hub.")
 ]
 ProblemColumn: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--problem-column", help="Column of the problems in a file of your own.", metavar="NAME"),
+    str | None, typer.Option("--problem-column", help="Column of the problems in a file of your own.", metavar="NAME")
 ]
 AnswerColumn: TypeAlias = Annotated[
     str | None, typer.Option("--answer-column", help="Column of the answers in a file of your own.", metavar="NAME")

@@ -183,11 +183,7 @@ ray = cast("Any", _ray)  # parts of its signatures have no types
 LOCAL, AUTO, CLIENT = "local", "auto", "ray"
 DIED = (exceptions.RayActorError, exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.ObjectLostError)
 # No telemetry, no warning about accelerators; workers of a local cluster are timed, so they keep the normal priority.
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_worker_niceness": "0",
-}
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
 OBJECTS = 100 * 2**20  # bytes of shared memory of a local cluster; messages are small
 CONNECT = 5.0  # seconds for the head of a cluster to accept a connection
 HEADLESS = 30.0  # seconds without a head, after which the run ends

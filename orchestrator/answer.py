@@ -20,15 +20,21 @@ from .markers import may_repeat, partial_match, without_repeats
 CLOSED = "closed"  # the note of a step that ends the thinking although the models had not
 PARSE_EVERY = 0.05  # seconds from one reply of a parser to the next request, which each read the answer anew
 BOX_MARK = re.compile(
-    r"\\(?:boxed|fbox|framebox(?:\s*\[[^\]\n]*\])*)(?:\s*\{|\s*(?P<bare>-?\d+(?:[.,]\d+)*|(?<=\s)[A-Za-z](?!\w)))"
+    r"\\(?:boxed|fbox|framebox(?:\s*\[[^\]\n]*\])*)(?:\s*\{|\s*(?P<bare>-?\d+(?:[.,]\d+)*|(?<=\s)[A-Za-z](?!\w)"
+    r"|\\(?!boxed|fbox)[a-zA-Z]+\s*(?:\d{1,2}(?!\d)|(?:\{(?:[^{}]|\{[^{}]{0,60}\}){0,90}\}){1,2})))"
     r"|\\(?!\\(?:boxed|fbox|framebox))[\\{}]|[{}]"
 )
-BLANK = re.compile(r"(?:\s|~|\\[,;:! ]|\\q?quad|\\text[a-zA-Z]*|\\phantom|\\square|\\(?:[lc]?dots)|[{}_?$…]|\.{3})*")
+BLANK = re.compile(  # a box to be filled in
+    r"(?:\s|~|\\[,;:! ]|\\q?quad|\\h?(?:phantom|space)\*?\s*\{[^{}]*\}|\\text[a-zA-Z]*|\\square|\\[lc]?dots?"
+    r"|[{}_?$…]|\.{3}|(?:(?:your|the|final) ?){0,2}answer)*",
+    re.IGNORECASE,
+)
 EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
+_TEXT = r"\\(?:text(?:bf|rm|it)?|mathrm|mbox)\s?\{[\s,]{0,9}(?:and|or)\s{0,9}\}"
 _GAP = r"(?:(?!\n[ \t]*\n)[\s$*~]|\\[,;:! ()\[\]]|\\q?quad){0,24}"
 JOINT = re.compile(  # between two boxes of one answer; bounded, so that no text takes long
-    rf"{_GAP}(?:,|;|\\text\s?\{{[\s,]{{0,9}}(?:and|or)\s{{0,9}}\}}|and\b|or\b){_GAP}"
-    rf"(?:(?:(?:and|or)\b|\\text\s?\{{\s{{0,9}}(?:and|or)\s{{0,9}}\}}){_GAP})?(?:[a-zA-Z](?:_\w)?\s{{0,9}}=\s{{0,9}})?{_GAP}"
+    rf"{_GAP}(?:,|;|\\?&|{_TEXT}|\\(?:lor|land|vee)(?![a-z])|(?:and|or|as well as)\b){_GAP}"
+    rf"(?:(?:(?:and|or)\b|{_TEXT}){_GAP})?(?:(?:[a-zA-Z]|\\[a-z]{{2,7}})(?:_\w|_\{{\w\}})?\s{{0,9}}=\s{{0,9}})?{_GAP}"
 )
 
 

@@ -24,15 +24,7 @@ from pydantic_settings import NoDecode
 from .budget import Budgeted
 from .chain import Chain, Message, Role, Step, Stop, Token, Tool, Toolset, beginning
 from .concurrency import all_entered
-from .endpoints import (
-    Endpoint,
-    ModelEndpoint,
-    ReplicatedEndpoint,
-    ReplicatedModel,
-    Sampling,
-    Template,
-    VllmEndpoint,
-)
+from .endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, ReplicatedModel, Sampling, Template, VllmEndpoint
 from .endpoints.chat_template import disagreement
 from .endpoints.metrics import Acceptance, QueueGauges
 from .endpoints.probe import Capabilities
@@ -120,10 +112,7 @@ def neighbours(small: Endpoint | NestedPair, large: Endpoint) -> Mapping[str, tu
     """Return each model with the next larger one, which judges it, as a pair of endpoints, named by their paths."""
     cheaper = small.models if isinstance(small, NestedPair) else (("small", small),)
     return {
-        f"{path} with {judge}": (
-            one.model_copy(update={"role": "small"}),
-            other.model_copy(update={"role": "large"}),
-        )
+        f"{path} with {judge}": (one.model_copy(update={"role": "small"}), other.model_copy(update={"role": "large"}))
         for (path, one), (judge, other) in pairwise((*cheaper, ("large", large)))
     }
 
@@ -140,12 +129,7 @@ class NestedEndpoint:
     """
 
     def __init__(
-        self,
-        role: Role,
-        small: ModelEndpoint,
-        large: ModelEndpoint,
-        policy: Callable[..., Policy],
-        about: str,
+        self, role: Role, small: ModelEndpoint, large: ModelEndpoint, policy: Callable[..., Policy], about: str
     ) -> None:
         self.role: Role = role
         self.small, self.large, self.about = small, large, about

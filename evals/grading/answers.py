@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Literal, TypeAlias
 
 from stepspec.orchestrator.answer import EMPTY_BOX, boxed
@@ -17,62 +18,98 @@ LETTERS = "ABCD"
 HASHES = "####"  # GSM8K's own, before the answer
 
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_SIZE = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,|[~'\u2009\u202f\xa0 ])\d{3}(?!\d))+|\d+)(?:\.\d+)?|\.\d+"
+_SIZE = r"(?:\d{1,3}(?:(?:[,，]|\{,\}|,\\!\s?|\\[,;: ]|[~'’\u2009\u202f\xa0 ])\d{3}(?!\d))+|\d+)(?:\.\d+)?|\.\d+"
 _SIGN = r"(?:(?<![\w)}])[-−–]|(?:(?<=is )|(?<=[=:] )|(?<=^ ))[-−–] )?"
 _NUMBER = re.compile(
     rf"{_SIGN}(?:\\?[$€£])?{_SIGN}"
-    rf"(?:\d*\s?\\[dt]?frac\{{\d+\}}\{{\d+\}}|\d*[½⅓⅔¼¾]|\d+ (?:and )?\d+/\d+|(?:{_SIZE})(?:/\d+)?)"
+    r"(?:\d+ (?:(?:hour|day|week|month|year|minute|dollar|pound|degree)s?|feet|foot),?(?: and)? "
+    r"\d+ (?:hour|minute|second|day|week|month|inche|cent|ounce)s?|\d+ to \d+"
+    rf"|\d*\s?\\[dt]?frac\{{\d+\}}\{{\d+\}}|\d*[¼-¾⅐-⅞]|\d+ (?:and )?\d+/\d+|(?:{_SIZE})(?:/\d+|[eE][+-]?\d+)?)"
     rf"(?:[\s$*~-]{{0,4}}(?:\\text\{{\s?)?(?:{'|'.join(MAGNITUDES)})s?\b\}}?|(?:[kKM]|\s?(?:mn|bn))\b)?"
 )
+# Of brackets without words.
+_INNER = r"(?:[^()\[\]{}\n\\a-zA-Z]|\\(?:[a-zA-Z]+|[,;:! ])|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]))"
+_OPERAND = (
+    rf"(?:{_NUMBER.pattern}|\\?[(\[{{](?:{_INNER}|[({{]{_INNER}{{0,60}}[)}}]){{1,120}}\\?[)\]}}]"
+    r"|\\begin\{[^\n]{1,300}?\\end\{\w+\}|\\(?!text|mbox|begin|end)[a-zA-Z]+ ?|(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z'’])"
+    r"|(?:sqrt|log|ln|sin|cos|tan|pi)(?![a-zA-Z]) ?|[√π∞θ∅])"
+)
+_GLUE = (  # between two operands of one expression
+    r"(?:[ \t]?(?:[-+−–/^_=<>≤≥≠≈×·⋅÷∪∩±]{1,2}|(?<!\*)\*(?!\*))[ \t]?[-−]?|(?<=\d):(?=\d)"
+    r"| (?=\\[a-zA-Z]|[√π∞]|[jknqrtuxyz](?![a-zA-Z.]))|)"
+)
+_EXPRESSION = re.compile(
+    rf"{_SIGN}{_OPERAND}(?:{_GLUE}{_OPERAND})*(?:\s?\\(?:text|mbox|mathrm)\s?\{{[^{{}}]{{0,40}}\}}(?:\^\{{?\d\}}?)?)?"
+)
+_VALUE = re.compile(r"\d|[\\π∞∅½⅓⅔¼¾]")
+_BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*\W{0,9}$")
 _MATH = re.compile(
     r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
 )
 _ANSWER_IS = re.compile(r"\banswer\b[^.\n\d$\\]{0,40}?(?:\bis\b|[:=])(?!\W*not\b)([^\n]*)", re.IGNORECASE)
 _PLAIN = r"(?:[^()\\$]|\$[^$()]{0,80}\$)"  # no LaTeX but in formulas of its own; bounded, so that no text takes long
-_ASIDE = re.compile(rf"(?<=[\w$}}*]) \((?:\s*=[^()]*|{_PLAIN}{{0,80}}?[a-z]{{2}}{_PLAIN}{{0,200}})\)")
+_ASIDE = re.compile(
+    rf"<<[^<>\n]*>>|</?[a-z]{{1,9}}>|(?<=[\w$}}*]) \((?:\s*=[^()]*|{_PLAIN}{{0,80}}?[a-z]{{2}}{_PLAIN}{{0,200}})\)"
+)
 _AFTERTHOUGHT = re.compile(
     r",? (?:not|rather than|instead of) .*|, (?:where|when|because|since|as|with|while|but) .*"
     r"|, which is (?:more|less|greater|smaller|larger) .*"
     r"|,? (?:and|or) (?:[^,]{0,60}\b(?:is|are|was|were)\b|about|approximately|roughly).*"
 )
 _RELATION = re.compile(r"[=<>]|\\(?:[lg]e|ne|in|leq|geq|neq)(?![a-z])")
+_INEQUALITY = re.compile(r"\W*[a-z]\s*(?:[<>≤≥]|\\[lg])")
 _BOTH = re.compile(r"[$*]{0,4},?\s(?:and|or)\s[\s$*]{0,4}")
+_LISTED = re.compile(rf"{_BOTH.pattern}|[$*]{{0,4}},\s{{0,3}}[$*]{{0,4}}")  # where the answer is stated
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
-_WORDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|boldsymbol)\s*\{([^{}]*)\}")
-_MARKUP = re.compile(r"\\[()\[\],;! ]|[*$~_`]")
-_LETTER = rf"\(?([{LETTERS}])\)?(?![\w'])"
+_WORDS = re.compile(
+    r"\\(?:text\w*|math\w*|mbox|boldsymbol|operatorname|underline|color)\s*(?:\{\w+\}(?=\{))?\{([^{}]*)\}"
+)
+_MARKUP = re.compile(r"\\(?:[()\[\],;! ]|(?:rm|bf|[lL]arge|displaystyle|q?quad|checkmark)\b)|[*$~_`]|</?[a-z]{2,9}>")
+_QUOTES = str.maketrans("‘’“”", "''\"\"")
+_LETTER = rf"\(?([{LETTERS}])\)?(?![a-zA-Z0-9'_)])"
 # The article "A" is no letter of a choice, and of two letters neither is the answer.
 _SURE = (
-    rf"(?!\s+(?!(?:because|since|as|and|is|for|by|due|which|with|or|are|does|will)\b)[a-z])"
-    rf"(?!\s*(?:,|/|or|and|nor)\s*\(?[{LETTERS}]\b)"
+    rf"(?!(?<!\))\s+(?!(?:because|since|as|and|is|for|by|due|which|with|or|are|does|will|rather|instead|not|but)\b)[a-z])"
+    rf"(?!\s*(?:(?:[,/+&、或和]|or|and|nor|maybe|perhaps|possibly)\s*)+\(?[{LETTERS}](?![a-zA-Z]))"
 )
 _DENIED = (
-    r"(?!\s*(?:is|are|was|would be|seems|ca|can|does|has)?\s*(?:not\b|n't|cannot|never|wrong|incorrect|false|invalid))"
+    r"(?!(?:\s*[:–-])?\s*(?:is|are|was|were|would be|seems|ca|can|does|has)?\s*"
+    r"(?:not\b|n't|cannot|never|wrong|incorrect|false|invalid|是?[不错]))"
 )
 _STATEMENTS = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"(?i:\b(?:answers?|(?:choice|option|pick|statement)s?\W+(?:is|are|must|would|should)))\W+(?:(?i:is|are|must|be|would"
-        rf"|should|therefore|thus|clearly|option|choice|letter|the|correct|one)\W+)*{_LETTER}{_SURE}{_DENIED}",
+        rf"(?i:\b(?:answers?|(?:choice|option|pick|statement|letter)s?\W+(?:is|are|must|would|should|has)))\W+"
+        rf"(?:(?i:is|are|must|be|would|should|has to|therefore|thus|clearly|option|choice|letter|the|correct|one)\W+)*"
+        rf"{_LETTER}{_SURE}{_DENIED}",
         rf"\b(?i:I|we|I'll|I'd|I'm|am|let's|me|us|would|will|to)\W+"
         rf"(?i:pick|choose|select|say|go with|going with|take)\W+(?:(?i:the|option|choice|answer|letter)\W+)*"
         rf"{_LETTER}{_SURE}{_DENIED}",
-        rf"\b(?i:thus|so|therefore|hence|it is|it's|it must be|conclude)\W+{_LETTER}(?=[\s.]*$)",
-        rf"(?i:\banswer)\W+(?:(?i:is)\W+)?\(?([{LETTERS.lower()}])\)?[\s.]*$",
-        rf"(?:答案|选|選)[是为為择擇]?\W*{_LETTER}",
-        rf"(?<![\w(]){_LETTER}\W+(?i:is|must be)\W+(?:(?i:the)\W+)?(?i:correct|right|true|answer|best)",
+        rf"\b(?i:thus|so|therefore|hence|it is|it's|it (?:must|has to) be|conclude|i\.e\.|not \(?[{LETTERS}]\)?,? but)"
+        rf"\W+{_LETTER}(?=[\s.!]*$)",
+        rf"(?i:\b(?:answer|option|choice|letter))\W+(?:(?i:is)\W+)?\(?([{LETTERS.lower()}])(?:\)(?=\s)|\)?(?=[\s.!]*$))",
+        rf"(?:答案|正确|(?<!不)[选選])[^\Wa-zA-Z不]{{0,6}}\W*{_LETTER}{_DENIED}",
+        rf"(?<![\w(]){_LETTER}\W+(?i:is|must be)\W+(?:(?i:the)\W+)?(?i:correct|right|true|answer|best|better)",
+        rf"(?i:\bonly)\W+(?:(?i:option|choice|statement)\W+)?{_LETTER}\W+(?i:works|fits|holds|remains|matches|applies)",
         rf"(?<![\w(]){_LETTER} (?i:it is|it must be)(?=[\s.!]*$)",
     )
 )
 _MENTIONED = re.compile(
-    rf"(?i:\b(?:choice|option)s?|\bcorresponds to|\bmatches|\bleav(?:es|ing))\W+"
-    rf"(?:(?i:the|letter)\W+)*{_LETTER}{_SURE}{_DENIED}"
+    rf"(?i:\b(?:choice|option)s?|\bcorresponds to|\bmatches|\bleav(?:es|ing)|\b(?:fits|works|remains|left) is)\W+"
+    rf"(?:(?i:the|letter|only|just)\W+)*{_LETTER}{_SURE}{_DENIED}"
 )
-_DOUBTED = re.compile(r"(?:n't|\b(?:not|never|doubt))\b(?:(?!\b(?:but|so|and)\b)[^.,;:\n]){0,60}$")
-_ONLY_LETTER = re.compile(rf"\W*(?:(?i:the|final|correct|answer|option|choice|is)\W+)*\(?([{LETTERS}])\)?\W*")
+_DOUBTED = re.compile(
+    r"(?i)(?:n't|\b(?:not|never|doubt)\b)(?:(?!\b(?:but|so|and)\b)[^.,;:\n]){0,60}$"
+    r"|\b(?:except|(?:rul|eliminat|exclud|reject|avoid)[a-z]*(?: out)?|(?:all|any|every)(?:thing)? but|wrong)[ (]+$",
+)
+_ONLY_LETTER = re.compile(
+    rf"\W*(?:(?i:the|final|correct|right|best|answer|option|choice|letter|is|it|it's|so|thus|hence|then|clearly|definitely"
+    rf"|choose|select|pick|correction|result)\W+)*\(?([{LETTERS}])\)?\W*"
+)
 _LETTER_FIRST = re.compile(
-    rf"\W*(?:(?i:option|choice|answer)\W+)?\(?([{LETTERS}])(?:\s*[).:]|,? (?:since|because)\b)(.*)", re.DOTALL
+    rf"(?s)\W*(?:(?i:option|choice|answer)\W+)?\(?([{LETTERS}]|[{LETTERS.lower()}](?=\)))"
+    rf"(?:\s*[).:]|,? (?:since|because)\b| [–—-] (?!\(?[{LETTERS}]\b)| {{1,3}}(?=\((?![{LETTERS}]\b)))(.*)",
 )
 _OTHER_LETTER = re.compile(rf"(?<!\w)\(?[{LETTERS}][).:]|\b(?:or|and)\s+\(?[{LETTERS}]\b")
 
@@ -100,51 +137,64 @@ def extract_answer(text: str, metric: Metric) -> str:
 def _stated_value(text: str, metric: Metric) -> str:
     """Return what *text* states as the answer, or else its last formula or number."""
     for stated in reversed(_ANSWER_IS.findall(text)):
-        value = _last_value(" " + _AFTERTHOUGHT.sub("", _SENTENCE_END.split(stated.strip())[0]), metric)
+        sentence = _AFTERTHOUGHT.sub("", _SENTENCE_END.split(stated.strip())[0])
+        value = _last_value(" " + sentence, metric, _LISTED) or (sentence.strip(" .*_$:") if metric == "math" else "")
         if value:
             return value
-    value = _last_value(text, metric)
-    return value or (text.splitlines()[-1].strip() if text and metric == "math" else "")
+    value, last = _last_value(text, metric), text.rpartition("\n")[2].strip()
+    bold = _BOLD.search(last)
+    return value or ((bold[1] if bold else last) if metric == "math" else "")
 
 
-def _last_value(text: str, metric: Metric) -> str:
+def _last_value(text: str, metric: Metric, joint: re.Pattern[str] = _BOTH) -> str:
     text = _ASIDE.sub("", text)
     formulas = list(_MATH.finditer(text)) if metric == "math" else []
-    numbers = list(_NUMBER.finditer(text))
+    numbers = [found for found in _EXPRESSION.finditer(text) if _VALUE.search(found[0])]
     values = numbers if not formulas or (numbers and numbers[-1].start() >= formulas[-1].end()) else formulas
-    found = values[-1:]
-    for other in values[-2::-1]:  # Values that "and" or "or" joins are one answer.
-        if _RELATION.search(other[0] + found[0][0]) or not _BOTH.fullmatch(text, other.end(), found[0].start()):
+    answer, after = "", None
+    for value in reversed(values):  # Values that "and" or "or" joins are one answer.
+        content = ("".join(filter(None, value.groups())) or value[0]).strip()
+        if after is None:
+            answer, after = content, value
+            continue
+        between, inequalities = text[value.end() : after.start()], all(map(_INEQUALITY.match, (value[0], after[0])))
+        if not joint.fullmatch(between) or (_RELATION.search(value[0] + after[0]) and not inequalities):
             break
-        found.insert(0, other)
-    return ", ".join(("".join(filter(None, match.groups())) or match[0]).strip() for match in found)
+        answer, after = f"{content}{' and ' if inequalities and 'and' in between else ', '}{answer}", value
+    return answer
 
 
 def _stated_letter(text: str) -> str:
     """Return the letter that *text* states as the answer, or which is its last line."""
-    plain = _uppercase(_plain(text))
+    plain = _plain(text)
     found = [match for statement in _STATEMENTS for match in statement.finditer(plain)] or [*_MENTIONED.finditer(plain)]
     found = [match for match in found if not _DOUBTED.search(plain, 0, match.start())]
     if found:
         return max(found, key=lambda match: match.end(1))[1].upper()
-    alone = _ONLY_LETTER.fullmatch(plain.splitlines()[-1]) if plain else None
-    first = _LETTER_FIRST.fullmatch(plain.splitlines()[-1]) if plain else None
-    return alone[1] if alone else first[1] if first and not _OTHER_LETTER.search(first[2]) else ""
+    lines = plain.splitlines() or [""]
+    for line in (lines[-1], lines[0]):
+        if alone := _ONLY_LETTER.fullmatch(line):
+            return alone[1]
+        first = _LETTER_FIRST.fullmatch(line)
+        if first and not any(_OTHER_LETTER.search(each) for each in (first[2], *({*lines} - {line}))):
+            return first[1].upper()
+    return ""
 
 
 def same_letter(answer: str, gold: str) -> bool:
     """Whether *answer* names the choice *gold* and no other."""
-    plain = _uppercase(_plain(answer))
+    plain = _plain(answer)
     alone = _ONLY_LETTER.fullmatch(plain)
     if alone:
         return alone[1] == gold
     first = _LETTER_FIRST.fullmatch(plain)
-    return first is not None and first[1] == gold and not _OTHER_LETTER.search(first[2])
-
-
-def _uppercase(plain: str) -> str:
-    return plain.upper() if len(plain.strip("(). ")) == 1 else plain
+    return first is not None and first[1].upper() == gold and not _OTHER_LETTER.search(first[2])
 
 
 def _plain(text: str) -> str:
-    return _MARKUP.sub("", _WORDS.sub(r"\1", text)).replace("’", "'").strip()
+    """Return *text* without markup; in upper case, if it is one letter."""
+    text = unicodedata.normalize("NFKC", text)
+    for _ in range(3):  # one style within another
+        text = _WORDS.sub(r"\1", text)
+    text = re.sub(r"(?<!\w)['\"](\w)['\"]", r"\1", _MARKUP.sub("", text.translate(_QUOTES))).strip()
+    return text.upper() if len(text.strip("(). ")) == 1 else text

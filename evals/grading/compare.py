@@ -13,24 +13,25 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .normal import Quantity, normal, quantity
+from .normal import POWERS, Quantity, normal, quantity
 
 Algebra: TypeAlias = Callable[[str, str], Awaitable[bool | None]]  # (gold, answer); None if it takes too long
 MOST = 16  # items of a list or a pair; longer ones are compared as texts
 
 _OPENING, _CLOSING = "([{", ")]}"
 _NAME = re.compile(
-    r"\{[a-zA-Z]\}|\\vec\{?[a-zA-Z]\}?|"
-    r"[a-zA-Z](?:_\w|_\{\w+\}|')*(?:\((?:[a-z]|-?\d+)(?:,[a-z])*\))?|\\[a-z]+(?:_\w)?|[A-Z]{2,3}|\\(?:angle|triangle|overline)"
+    r"\{[a-zA-Z]\}|\\vec\{?[a-zA-Z]\}?|[a-zA-Z](?:_\w|_\{[\w,]+\}|')*(?:\((?:[a-z]|-?\d+)(?:,[a-z])*\))?|\\[a-z]+(?:_\w)?"
+    r"|[A-Z]{2,3}|m?\\(?:(?:measured)?angle|triangle|overline|overrightarrow)"
     r"\{?[ ]?[A-Z]{1,3}\}?|\|[A-Z]{2}\||\[[A-Z]{3,4}\]|P\([^()]*\)|\\text\{[^{}]*\}(?:\([^()]*\))?|[a-zA-Z ]{4,}"
 )
 _RELATION = re.compile(r"<|>|\\le(?![a-z])|\\ge(?![a-z])")
-_VARIABLE = re.compile(r"[a-zA-Z]|\\(?:theta|alpha|beta|lambda|phi)")
-_MEMBER = re.compile(rf"(?:{_VARIABLE.pattern})\\in(?![a-z])|\([a-z](?:,[a-z])+\)(?:=|\\in(?![a-z]))")
+_LETTER = r"(?:[a-zA-Z]|\\(?:theta|alpha|beta|lambda|phi))"
+_VARIABLE = re.compile(_LETTER)
+_MEMBER = re.compile(rf"{_LETTER}(?:\\in(?![a-z])|=(?=\\\{{))|\({_LETTER}(?:,{_LETTER})+\)(?:=|\\in(?![a-z]))")
 _BASED = re.compile(r"\d[\dA-F]{0,40}_(?:\d|\{\d{1,4}\})")
 _INDEXED = re.compile(r"[a-zA-Z]_(?:\w|\{\w+\})")
 _POINT = re.compile(r"[A-Z](?:_\w|')?(?=\([^()]+(?:,[^()]+)+\)$)")
-_UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'")
+_UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'|:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,9 @@ def _alike(groups: tuple[Group | None, Group | None], texts: tuple[str, str]) ->
 
 
 def _pair(group: Group) -> Group | None:
-    matches = [re.fullmatch(r"([a-z])=(.*)", item) for item in group.items]
+    matches = [re.fullmatch(rf"({_LETTER})=(.*)", item) for item in group.items]
     named = [(match[1], match[2]) for match in matches if match]
-    ordered = [name for name, _ in named] == sorted({name for name, _ in named})
+    ordered = [name for name, _ in named] == sorted({name for name, _ in named}, key=lambda name: name.lstrip("\\"))
     return Group("()", [value for _, value in named]) if len(named) == len(matches) and ordered else None
 
 
@@ -135,10 +136,10 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     if len(parts) > 1 or r"\approx" in ours:  # an exact value with its decimals, or one of them
         return _any([await _same(part.strip(), theirs, algebra) for part in parts])
     left, right = quantity(ours), quantity(theirs)
+    if _other_unit(left, right):
+        return False
     if left.value is not None and right.value is not None:
         return _same_numbers(left, right)
-    if left.unit and right.unit and not left.unit & right.unit:
-        return False
     expressions = left.expression, right.expression
     if expressions[0] == expressions[1]:
         return True
@@ -151,11 +152,15 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     return await algebra(expressions[1], expressions[0])
 
 
+def _other_unit(left: Quantity, right: Quantity) -> bool:
+    """Whether both have a unit, and these have no word in common, or other powers: metres, cm^2 and cm^3."""
+    words = left.unit - POWERS, right.unit - POWERS
+    return (all(words) and not words[0] & words[1]) or left.unit ^ right.unit >= POWERS
+
+
 def _same_numbers(left: Quantity, right: Quantity) -> bool:
     assert left.value is not None
     assert right.value is not None
-    if left.unit and right.unit and not left.unit & right.unit:
-        return False
     percents = ["percent" in each.unit for each in (left, right)]
     if left.value == right.value:
         return True
@@ -183,6 +188,8 @@ def _named(text: str) -> tuple[str, str]:
         return "", text
     if _NAME.fullmatch(first):
         return first, rest[-1]
+    if _bracketed(rest[-1]):
+        return "=", rest[-1]
     return ("=", rest[-1]) if not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", first)) else ("", text)
 
 
@@ -192,13 +199,13 @@ def _words(text: str) -> str:
     spelled = bare != text or re.search(r"[a-zA-Z]{4}", bare)
     if not spelled or re.search(r"[\\=<>^_+*/]", bare) or not re.match(r"[ (]*[a-zA-Z]", bare):
         return ""
-    words = re.findall(r"[a-z0-9']+", bare.lower())
+    words = re.findall(r"[a-z0-9']+", re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", bare.lower()))
     return " ".join(words[1:] if words[0] in ("the", "a", "an") and len(words) > 1 else words)
 
 
 def _letters(text: str) -> str:
     r"""``C``, ``(C)`` and ``\text{(C)}`` are one answer, and so are ``odd`` and ``\text{odd}``."""
-    bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip("() .").lower()
+    bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip("()[] .").lower()
     return bare if bare.isalpha() else ""
 
 

@@ -13,103 +13,60 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 LONGEST = 300  # characters of a number; no problem has a longer answer, and Python refuses to parse very long ones
 
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SYMBOLS = {
-    "−": "-", "‐": "-", "‑": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/",
-    "π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
-    "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "°": r"^\circ ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}",
-    "⟨": r"\langle ", "⟩": r"\rangle ", "¢": r"\text{cents}", "℃": r"^\circ C", "℉": r"^\circ F",
-    "…": r"\ldots ", "’": "'",
-    "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
+    "−": "-", "‐": "-", "‑": "-", "‒": "-", "–": "-", "×": r"\times ", "·": r"\times ", "⋅": r"\times ",
+    "÷": "/", "⁄": "/", "π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
+    "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "°": r"^\circ ", "∅": r"\emptyset ",
+    "ℝ": r"\mathbb{R}", "⟨": "(", "⟩": ")", "¢": r"\text{cents}", "℃": r"^\circ C", "℉": r"^\circ F", "º": r"^\circ ",
+    "˚": r"^\circ ", "…": r"\ldots ", "’": "'", "∕": "/", "∶": ":", "、": ",", "٬": ",", "∨": r"\lor ", "∧": r"\land ",
+    "µ": "", "<=": r"\le ", ">=": r"\ge ", r"\%": "%",
 }  # fmt: skip
-_SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+_COMMANDS = {
+    name: replacement
+    for replacement, names in {
+        r"\frac": "dfrac tfrac cfrac sfrac nicefrac", r"\times ": "cdot", r"\ldots ": "dots cdots", r"\cup ": "bigcup",
+        r"\text": "textbf textit textrm textsf texttt textnormal mbox hbox emph", ":": "colon", "i": "imath",
+        r"\le ": "leq leqslant", r"\ge ": "geq geqslant", r"\ne ": "neq", r"\emptyset ": "varnothing", "<": "lt",
+        ">": "gt", "(": "langle lparen", ")": "rangle rparen", "[": "lbrack", "]": "rbrack", r"\{": "lbrace",
+        r"^\circ ": "degree textdegree", r"\$": "textdollar", "£": "pounds", "€": "euro", r"\\": "cr", r"\}": "rbrace",
+        "-": "minus", " ": "quad qquad thinspace", "": "left right middle big bigl bigr bigg biggl biggr Big Bigl Bigr"
+        " Bigg Biggl Biggr limits displaystyle textstyle small large Large LARGE bf rm it checkmark blacksquare qed",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
+_SPELLINGS = [
     (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"^(?:USD?|EUR|GBP|INR|Rs\.?)\s*(?=\\?[$\d])", ""),
-        (r"√\s*(\d+|[a-z])", r"\\sqrt{\1}"),
-        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"\{,\}|,\s*\\!\s*", ","),
-        (r"(?<![a-z])\{(\.|\\,)\}", r"\1"),
-        (r"\\(?:left|right)\s*\.", ""),
-        (r"\\(?:left|right|[bB]ig[glr]*|middle|limits)(?![a-zA-Z])", ""),
-        (r"\\(?:displaystyle|textstyle|[lL]arge|LARGE|small|bf|rm|it)(?![a-zA-Z])", ""),
-        (
-            r"\\(?:text)?color(?:box)?\s*(?:\[[^][]*\])?\s*\{[^{}]*\}|\\fcolorbox\s*\{[^{}]*\}\s*\{[^{}]*\}|\\bbox\s*\[[^][]*\]|(?<!\\)\\!",
-            "",
-        ),
-        (r"\\(?:textbf|textit|textrm|textsf|texttt|textnormal|mbox|hbox|emph)(?![a-zA-Z])", r"\\text"),
-        (r"\\(?:mathrm|mathsf|mathtt|operatorname)\s*(?=\{[\s~]*[a-zA-Z]{2})", r"\\text"),
-        (r"(\d(?:[\s~]|\\[,;: ])*)\\mathrm\s*(?=\{[\s~]*[gmshlLNJWVK](?:[/^][^{}]*)?\})", r"\1\\text"),
-        (r"\\(?:mathbf|mathit|boldsymbol|bm|ensuremath|underline|mathrm|boxed|fbox)(?=\s*\{)", ""),
-        (
-            r"\\h?phantom\s*\{[^{}]*\}|\\hspace\*?\s*\{[^{}]*\}"
-            r"|(?<!\\)\\(?:[,;: ]|$)|~|\\(?:q?quad|thinspace)(?![a-zA-Z])|\s",
-            " ",
-        ),
-        (r"((?:[<>]|\\[lg][et])[^<>]*?)(?:\\text\s*\{\s*and\s*\}|\band\b|\\land(?![a-zA-Z]))", r"\1\\wedge "),
-        (
-            r",?\s*\\text\s*\{\s*(?:,\s*)?(?:and|or)\s*\}|\\(?:lor|vee)(?![a-zA-Z])"
-            r"|,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])(?![^{]*\})",
-            ",",
-        ),
-        (r"(?<=\d)\s*\\text\s*\{\s*k\s*\}|(?<=\d)\\text\{K\}", r"\\text{thousand}"),
-        (r"(?<=\d)\s*\\text\s*\{\s*(?:M|mn)\s*\}", r"\\text{million}"),
-        (r"(?<=\d)\s*\\text\s*\{\s*bn\s*\}|(?<=\d)\\text\{B\}", r"\\text{billion}"),
-        (r"\\text\s*\{([^{}a-zA-Z]*)\}", r" \1 "),
-        (r"\\text\s*\{\s*([^{}]*?)\s*\}", r"\\text{\1}"),
-        (r"^\\text\{(-?\\?\$?\d[^{}]*)\}$", r"\1"),
-        (r"^\\text\{[^{}]*[:=]\}|(?<!^)\\text\{\([^{}()\d]*\)\}$", ""),
-        (r"^<([^<>]*,[^<>]*)>$", r"(\1)"),
-        (r"\\(?:[dtcs]|nice)frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\frac\s*(\d)\s*(?=\d|\{)", r"\\frac{\1}"),
-        (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
-        (r"\\frac\s*(\{[^{}]*\})\s*\{", r"\\frac\1{"),
-        (r"(?<![\w.^{])(\d+(?:\.\d+)?) *(?=[(\[]\\frac)", r"\1\\times "),
-        (r"\\sqrt\s*(\d)", r"\\sqrt{\1}"),
-        (r"\\\\\s*\[-?[\d.]+\s*[a-z]{2}\]", r"\\\\"),
-        (r"\\l(?:eq|eqslant)(?![a-zA-Z])", r"\\le "),
-        (r"\\g(?:eq|eqslant)(?![a-zA-Z])", r"\\ge "),
-        (r"<=", r"\\le "),
-        (r">=", r"\\ge "),
-        (r"\\lt(?![a-zA-Z])", "<"),
-        (r"\\gt(?![a-zA-Z])", ">"),
-        (r"\\neq(?![a-zA-Z])|\\not *=", r"\\ne "),
-        (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
-        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
-        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
-        (r"^\\\{ *([a-z]) *(?:\\in *\\mathbb *\{?R\}? *)?(?:\\mid|:|\|) *([^{}]*(?:[<>=]|\\[lg]e)[^{}]*)\\\}$", r"\2"),
-        (r"^\]([^][]*)\[$", r"(\1)"),
-        (r"^\]([^][]*\])$", r"(\1"),
-        (r"^(\[[^][]*)\[$", r"\1)"),
-        (r"\\langle(?![a-zA-Z])", "("),
-        (r"\\rangle(?![a-zA-Z])", ")"),
-        (r"\\mathbb\s*\{?\s*R\s*\}?|\\Reals?(?![a-zA-Z])", r"(-\\infty,\\infty)"),
-        (r"\\c?dots(?![a-zA-Z])|\.{3,}", r"\\ldots "),
-        (r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree)\s*(?:\\text)?\{?C\}?(?![a-zA-Z])", r"\\text{celsius}"),
-        (r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree)\s*(?:\\text)?\{?F\}?(?![a-zA-Z])", r"\\text{fahrenheit}"),
-        (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])", r"\\text{degrees}"),
-        (r"\\%", "%"),
-        (r"\\cdot(?![a-zA-Z])", r"\\times "),
-    )
+    for line in Path(__file__).with_name("spellings.txt").read_text("utf-8").splitlines()
+    if line and not line.startswith("# ")
+    for pattern, replacement in (line.split("\t"),)
+]
+_STYLE = re.compile(
+    r"\\(?:math(?:bf|it|rm|sf)|boldsymbol|bm|underline|boxed|fbox|displaystyle|[lL]arge|(?:text)?color\s*\{[^{}]*\})\s*(?=\{)"
 )
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
+_MARGIN = re.compile(r"^(?:\\[,;:! ]|\s)+|(?:\\[,;:!]|\s){1,9}$")
+_DELIMITERS = (*((mark, mark) for mark in ("$$", "$", "**", "*", "`", "__")), (r"\(", r"\)"), (r"\[", r"\]"))
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
 _CURRENCY = re.compile(r"^([+-]?)\s*\\?([$€£¥₹])\s*(?=[+-]?[\d.])|(?<=\d)\s*\\?([$€£¥₹])$")
 _THOUSANDS = re.compile(
     r"(?<![\d,.(\[])(?<![(\[]-)(?<![(\[][ ])(?<!\\\{)\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+|(?:'\d{3})+)(?!,? ?\d)(?!\s*/)"
 )
+_POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d{1,2})?(?![\d.,])")
 _LAKHS = re.compile(r"(?<![\d,.(\[])\d{1,2}(?:,\d\d)+,\d{3}(?!,?\d)")
 _REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
 _MIXED = re.compile(r"(?<![\d.^_a-zA-Z])(\d{1,9})(?:\s*\\frac\{(\d{1,9})\}\{(\d{1,9})\}| (\d{1,9})/(\d{1,9})(?![\d.]))")
 _SPACE = re.compile(r"(?<![a-zA-Z0-9]) +| +(?![a-zA-Z0-9\\])| +(?=\\(?!text))")
-_COLUMN = re.compile(r"(^|=)\s*\\begin\{([pb])matrix\}((?:(?!\\begin)[^&]){1,300}?)\\end\{\2matrix\}\s*$")
+_COLUMN = re.compile(
+    r"(^|=) ?(-?(?:\d{1,9}|\\frac\{-?\d{1,9}\}\{\d{1,9}\})?) ?"
+    r"\\begin\{([pb])matrix\}((?:(?!\\begin)[^&]){1,300}?)\\end\{\3matrix\}[ .]{0,9}$"
+)
 _ARRAY = re.compile(
-    r"(?:\\left\s*([(\[])\s*|^\s*)\\begin\{array\}\{[clr| ]{1,20}\}"
-    r"((?:(?!\\(?:begin|end)\b)[\s\S]){1,600})\\end\{array\}"
-    r"(?(1)\s*\\right\s*[)\]]|\s*$)"
+    r"(?:([(\[]) ?|^\s*)\\begin\{(?:array\}\{(?:[clr| ]|@\{\}){1,20}|(?:small)?matrix)\}"
+    r"((?:(?!\\(?:begin|end)\b)[\s\S]){1,600})\\end\{(?:array|(?:small)?matrix)\}"
+    r"(?(1)\s*[)\]]|\s*$)"
 )
 _LINE = re.compile(r"\\\\(?:\[[^][]{0,9}\])?")
 _POWER = re.compile(r"\^(?:\{\s*(-?\d{0,6}\.\d{1,6})\s*\}|(\d{0,6}\.\d{1,6})(?!\d))")
@@ -132,28 +89,27 @@ MAGNITUDES = {
 _MULTIPLES = MAGNITUDES | {"score": 20, "gross": 144}  # the last two often mean something else in prose
 # A number followed by one of these words is not that number with a unit.
 _NOT_UNITS = re.compile(
-    r"\b(?:or|and|to|of|out|half|halves|quarters?|thirds?|fourths?|fifths|tenths|(?:hundred|thousand)ths|times|plus|minus"
-    r"|more|less|least|most|than|not|mod(?:ulo)?|squared|cubed|factorial|root|point|below|above|over|under|negative"
-    r"|divided|multiplied|choose|remainder|between|except|if|when|where|for|unless|approximately|infinity|pi|alpha|beta"
-    r"|gamma|delta|theta|lambda|sigma|omega|epsilon|sqrt|frac|log|sin|cos|tan|sinh|cosh|tanh"
+    r"\b(?:or|and|to|of|out|half|halves|quarters?|thirds?|fourths?|fifths|tenths|(?:hundred|thousand)ths|plus|minus"
+    r"|times(?! ?$)|more|less|least|most|than|not|mod(?:ulo)?|squared|cubed|factorial|root|point|below|above|over"
+    r"|under|negative|divided|multiplied|choose|remainder|between|except|if|when|where|for|unless|approximately|infinity"
+    r"|pi|alpha|beta|gamma|delta|theta|lambda|sigma|omega|epsilon|sqrt|frac|log|sin|cos|tan|sinh|cosh|tanh"
     r"|one|two|three|four|five|six|seven|eight|nine|ten)\b"
 )
-_SMALL_WORDS = frozenset({"a", "an", "per", "each", "the", "square", "sq", "cubic", "in", "of"})
+_SMALL_WORDS = frozenset({"a", "an", "per", "each", "the", "in", "of"})
+POWERS = frozenset({"2", "3"})
 _ALIASES = {
     "cm": "centimeter", "centimetre": "centimeter", "mm": "millimeter", "millimetre": "millimeter",
     "m": "meter", "metre": "meter", "km": "kilometer", "kilometre": "kilometer", "ft": "foot", "feet": "foot",
     "inche": "inch", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "mg": "milligram", "lb": "pound",
     "oz": "ounce", "l": "liter", "litre": "liter", "ml": "milliliter", "millilitre": "milliliter",
     "s": "second", "sec": "second", "min": "minute", "h": "hour", "hr": "hour", "usd": "dollar", "buck": "dollar",
-    "deg": "degree", "cent": "cent", "%": "percent", "mph": "mile", "sq": "square",
+    "deg": "degree", "cent": "cent", "mph": "mile", "sq": "2", "square": "2", "cubic": "3",
 }  # fmt: skip
 _BARE = (  # shorter units; other short words may be a product of variables
-    r"(?:[cmk]?m/s|km/h|[cmk]m|ft|yd|mi|[km]g|lbs?|oz|m[lL]|hrs?|secs?|mins?|mph|USD|deg|in|day|men|pie|car|dog|cat|egg)"
+    r"(?:[cmk]?m/s|km/h|[cmk]m|ft|yd|mi|[km]g|lbs?|oz|m[lL]|hrs?|secs?|mins?|mph|USD|EUR|GBP|deg|in|day|men|pie|car|dog|cat|egg"
+    r"|sq|cup|box|bag|jar|can|pen|kid|boy|bus|set|row|job|ton|yen|lap|key|pan|pot|way)"
 )
-_WORD = (
-    rf"(?:\\text\{{[^{{}}]*\}}|(?<![a-zA-Z])(?:[A-Za-z][a-z]{{3,}}|{_BARE}(?![a-zA-Z])))"
-    r"(?:\^\{?[123]\}?)?"
-)
+_WORD = rf"(?:\\text\{{[^{{}}]*\}}|(?<![a-zA-Z])(?:[A-Za-z][a-z]{{3,}}|{_BARE}(?![a-zA-Z])))(?:\^\{{?-?[123]\}}?)?"
 _UNIT = re.compile(
     rf"(?<=[\d)}}\]a-z.])(?![\s\S]{{61}})\s*"
     rf"(%|(?:/ ?|-)?{_WORD}(?:(?: ?/ ?| per | an? | of | the |[ .*-]|\\times ){{0,3}}{_WORD}){{0,8}})\.?$"
@@ -162,24 +118,31 @@ _UNIT = re.compile(
 
 def normal(text: str) -> str:
     r"""Return *text*, an answer, in one notation: ``\dfrac12``, ``½`` and ``\frac{1}{2}`` become the last of them."""
-    text = re.sub(r"[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = re.sub("([⁻⁰¹²³⁴-⁹]+)|[₀-₉]+", lambda match: f"{'^' if match[1] else '_'}{{{_plain(match)}}}", text)
+    text = re.sub("[¼-¾⅐-⅞]", lambda match: rf"\frac{{{_plain(match).replace('⁄', '}{')}}}", text)
+    text = re.sub(r"(?:\d[\u0304\u0305\u0307])+", lambda match: rf"\overline{{{match[0][::2]}}}", text)
     for symbol, replacement in _SYMBOLS.items():
         text = text.replace(symbol, replacement)
-    text = unicodedata.normalize("NFKC", text)
-    text = _ARRAY.sub(_matrix, _undelimited(text.strip()))
-    text = _POWER.sub(_power, _COLUMN.sub(_column, text))
+    text = _POWER.sub(_power, _undelimited(unicodedata.normalize("NFKC", text).strip()))
+    text = re.sub(r"\{\\(?:rm|bf|it) +([^{}]*)\}", r"\\text{\1}", re.sub(r"\\(?:left|right)\s*\.", "", text))
+    text = re.sub(r"\\([a-zA-Z]+)", lambda match: _COMMANDS.get(match[1], match[0]), text)
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
+    text = _COLUMN.sub(_column, _ARRAY.sub(_matrix, text.strip()))
     text = _CURRENCY.sub(lambda match: f"{match[1] or ''}{match[2] or match[3]}", text.strip())
     text = re.sub(r"(?<!^)(?<!^-)\\?\$(?!$)", "", text)
     text = _ANSWER.sub("", _undelimited(text.strip()))
+    text = _POINTS.sub(lambda match: match[0].replace(".", "").replace(",", "."), text)
     text = _THOUSANDS.sub(lambda match: re.sub(r"[, ']", "", match[0]), text)
     text = _LAKHS.sub(lambda match: match[0].replace(",", ""), text)
     text = _MIXED.sub(_mixed, _REPEATING.sub(_repeating, text))
     text = _SPACE.sub("", re.sub(r" +", " ", text))
     text = re.sub(r"(?<=[_^])\{([\da-zA-Z])\}(?![\da-zA-Z])", r"\1", text)
-    text = re.sub(r"^\{((?:[^{}\\]|\\frac\{[^{}]*\}\{[^{}]*\})*)\}$", r"\1", text)
     return text.strip(" ").rstrip("., ;").removeprefix("+")
+
+
+def _plain(match: re.Match[str]) -> str:
+    return unicodedata.normalize("NFKC", match[0])
 
 
 def with_mixed_numbers(text: str) -> str:
@@ -192,12 +155,24 @@ def with_mixed_numbers(text: str) -> str:
 
 
 def _undelimited(text: str) -> str:
+    text = _MARGIN.sub("", text)
+    style = _STYLE.match(text)
+    inside = text[style.end() if style else 0 :]
+    if inside.startswith("{") and inside.endswith("}") and _closed(inside[1:-1]):
+        return _undelimited(inside[1:-1])
     for opening, closing in _DELIMITERS:
         inside = text[len(opening) : len(text) - len(closing)].strip()
         enclosed = len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing)
         if enclosed and opening not in inside and not inside.endswith("\\"):
             return _undelimited(inside)
     return text
+
+
+def _closed(text: str) -> bool:
+    """Whether each brace of *text* is closed in it."""
+    for _ in range(9):  # levels
+        text = re.sub(r"\\.|\{[^{}]*\}", "", text)
+    return "{" not in text and "}" not in text
 
 
 def _matrix(array: re.Match[str]) -> str:
@@ -208,7 +183,8 @@ def _matrix(array: re.Match[str]) -> str:
 
 def _column(match: re.Match[str]) -> str:
     """Spell a column of several entries as the vector of them."""
-    items = [item.strip() for item in _LINE.split(match[3]) if item.strip()]
+    items = [item.strip() for item in _LINE.split(match[4]) if item.strip()]
+    items = [f"{match[2]}({item})" if match[2] else item for item in items]
     return f"{match[1]}({','.join(items)})" if len(items) > 1 else match[0]
 
 
@@ -266,7 +242,8 @@ def quantity(text: str) -> Quantity:
 
 
 def _words_of(unit: str) -> list[str]:
-    return ["%"] if unit == "%" else re.findall(r"[a-z']+", re.sub(r"\\(?:text|times)", " ", unit).lower())
+    unit = "percent" if unit == "%" else re.sub(r"\\(?:text|times)", " ", unit).lower()
+    return re.findall(r"[a-z']+|(?<=\^)[23]|(?<=\^\{)[23]", unit)
 
 
 def _canonical(word: str) -> str:

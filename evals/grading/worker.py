@@ -25,6 +25,7 @@ def main(seconds: float) -> None:
     """Answer line by line until standard input ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     library: Any = importlib.import_module("math_verify")
+    sympy: Any = importlib.import_module("sympy")
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that it keeps no deadline; we do
     parser: Any = importlib.import_module("math_verify.parser")
     plain = parser.NormalizationConfig(
@@ -33,8 +34,13 @@ def main(seconds: float) -> None:
     # Its own plain numbers, which it finds in anything, its units and its repairs would take a wrong answer for right.
     latex = [library.LatexExtractionConfig(boxed_match_priority=0, normalization_config=plain)]
 
-    def parse(expression: str) -> Any:
-        return library.parse(rf"\boxed{{{expression}}}", latex, parsing_timeout=None)
+    def parse(expression: str) -> list[Any]:
+        # The library takes i for the imaginary unit only where no digit stands before it.
+        found: list[Any] = library.parse(rf"\boxed{{{expression}}}", latex, parsing_timeout=None)
+        return [each if isinstance(each, str) else each.xreplace(imaginary(each)) for each in found]
+
+    def imaginary(each: Any) -> dict[Any, Any]:
+        return {symbol: sympy.I for symbol in each.free_symbols if symbol.name == "i"}
 
     def same(gold: str, answer: str) -> bool:
         return bool(library.verify(parse(gold), parse(answer), float_rounding=DIGITS, timeout_seconds=None))

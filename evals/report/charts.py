@@ -96,10 +96,7 @@ def _bar(axes: Axes, row: int, start: float, part: Part) -> None:
 
 def front(arms: Sequence[ArmFigures]) -> list[ArmFigures]:
     """Return the Pareto front of the arms that ran, the fastest first."""
-    ran = sorted(
-        (f for f in arms if not f.bound),
-        key=lambda f: (f.result.seconds, -f.result.accuracy),
-    )
+    ran = sorted((f for f in arms if not f.bound), key=lambda f: (f.result.seconds, -f.result.accuracy))
     best, optimal = -1.0, list[ArmFigures]()
     for f in ran:
         if f.result.accuracy > best:
@@ -204,12 +201,7 @@ Reference: TypeAlias = tuple[float, str, str]  # a value to compare with, its na
 
 @styled
 def _intervals(
-    rows: Sequence[Row],
-    scale: tuple[float, float],
-    references: Sequence[Reference],
-    label: str,
-    *,
-    bars: bool = False,
+    rows: Sequence[Row], scale: tuple[float, float], references: Sequence[Reference], label: str, *, bars: bool = False
 ) -> Markup:
     """Draw a row for each arm: its name, its mark with the interval, and both in figures."""
     figure, axes = plot(WIDTH, 28 * len(rows) + 44)

@@ -14,12 +14,7 @@ from stepspec.policies import METHODS
 from ..arms import LARGE
 from ..sample import Sample
 from ..testbed.servers import miniature
-from .figures import (
-    ArmFigures,
-    by_time,
-    compute_figures,
-    samples_by_number,
-)
+from .figures import ArmFigures, by_time, compute_figures, samples_by_number
 from .run_folder import Run
 from .verdict import MAX_LOSS, Verdict, judge_methods
 
@@ -180,10 +175,7 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
 
 
 def choose_cases(
-    arms: Sequence[ArmFigures],
-    samples: Mapping[str, Mapping[int, Sample]],
-    repeats: int,
-    baseline: str = LARGE.name,
+    arms: Sequence[ArmFigures], samples: Mapping[str, Mapping[int, Sample]], repeats: int, baseline: str = LARGE.name
 ) -> Cases:
     """Choose cases from the samples of the methods; *samples* has those of every arm, by their number."""
     theirs = samples[baseline]

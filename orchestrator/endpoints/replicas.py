@@ -18,13 +18,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
 from ..concurrency import background
-from ..errors import (
-    EndpointError,
-    EndpointRejected,
-    EndpointUnavailable,
-    EndpointUnreachable,
-    StepspecError,
-)
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, StepspecError
 from ..events import Calling, Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from .breaker import UNUSABLE, Health, Replica
@@ -225,11 +219,7 @@ class ReplicatedEndpoint:
     """
 
     def __init__(
-        self,
-        settings: Endpoint,
-        make: Callable[[Endpoint], VllmEndpoint] = VllmEndpoint,
-        *,
-        optional: bool = False,
+        self, settings: Endpoint, make: Callable[[Endpoint], VllmEndpoint] = VllmEndpoint, *, optional: bool = False
     ) -> None:
         self.settings, self.patience = settings, 0.0
         self.health, self._optional = Health(settings, make), optional

@@ -79,13 +79,7 @@ def with_ports(servers: Iterable[Server]) -> Mapping[str, Server]:
     return chosen
 
 
-async def up(
-    pair: Pair,
-    console: Console,
-    *,
-    json_output: bool = False,
-    log_dir: Path | None = None,
-) -> None:
+async def up(pair: Pair, console: Console, *, json_output: bool = False, log_dir: Path | None = None) -> None:
     """
     Start *pair*, print where its models are, and return when a signal has stopped the servers.
 
@@ -121,10 +115,7 @@ def _notes(pair: Pair, *, settings_printed: bool) -> Iterator[str]:
 
 @asynccontextmanager
 async def running(
-    pair: Pair,
-    *,
-    log_dir: Path | None = None,
-    on_progress: Callable[[Progress], object] = lambda progress: None,
+    pair: Pair, *, log_dir: Path | None = None, on_progress: Callable[[Progress], object] = lambda progress: None
 ) -> AsyncGenerator[Mapping[str, RunningServer]]:
     """
     Yield every model by its path once all answer. Servers that share a card are started one after the other.

@@ -8,6 +8,8 @@ import signal
 import sys
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
+from typing import cast
 
 import orjson
 import pytest
@@ -17,27 +19,35 @@ from stepspec.evals.grading.answers import Metric
 from stepspec.evals.grading.graders import LIBRARY, SCRIPT, Answer, Graders, require_graders
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 
-from .known_answers import BOXED, WHOLE
-
 pytest.importorskip(LIBRARY)
 
+ANSWERS = Path(__file__).with_name("data") / "answers.txt"
 ENDLESS = r"9^{9^{9^{9}}}"  # which nobody has ever written down
 DEADLINE = 120  # seconds, after which a test has failed
 
 
-def known_grades() -> Iterator[tuple[str, str, Metric, str]]:
-    for rows, template in ((BOXED, r"\boxed{%s}"), (WHOLE, "%s")):
-        for metric, gold, right, wrong in rows:
-            for text in right:
-                yield template % text, gold, metric, "right"
-            for text in wrong:
-                yield template % text, gold, metric, "wrong"
+def known_grades() -> Iterator[tuple[str, str, str, str]]:
+    """
+    The texts of the file, each with its true answer, its metric and its grade.
+
+    A line with a place, a metric and a true answer goes before the lines of its texts, which have their grade: right or
+    wrong. The place says whether they stand in a box or are whole texts. ⏎ is the end of a line.
+    """
+    place = metric = gold = ""
+    for line in ANSWERS.read_text("utf-8").split("\n")[:-1]:
+        first, *rest = line.replace("⏎", "\n").split("\t")
+        if first in ("box", "text"):
+            place, (metric, gold) = first, rest
+        else:
+            yield rf"\boxed{{{rest[0]}}}" if place == "box" else rest[0], gold, metric, first
 
 
 async def test_answers_are_right_that_mean_the_same_and_no_others() -> None:
     known = list(known_grades())
     async with Graders(2) as graders:
-        grades = await asyncio.gather(*(graders.grade(text, gold, metric) for text, gold, metric, _ in known))
+        grades = await asyncio.gather(
+            *(Answer(gold, cast("Metric", metric)).grade(text, graders) for text, gold, metric, _ in known)
+        )
     assert [(case, grade) for case, grade in zip(known, grades, strict=True) if grade != case[-1]] == []
 
 
