@@ -60,7 +60,7 @@ WAITING = "stepspec.waiting"
 """The logger of servers that do not answer; the command line shows what it logs."""
 QUIET = 1.0  # seconds of waiting that are not reported
 REPORT_EVERY = 5.0  # seconds between two reports
-LOOK_SECONDS = 1.0  # between two looks at whether a server is still the same
+SILENCE = 4.0  # seconds without an answer, in which a server may have been started again
 LONGEST_PAUSE = 10.0  # seconds between two tries, unless the server wants more
 
 log, waiting = logging.getLogger("stepspec.requests"), logging.getLogger(WAITING)
@@ -127,7 +127,8 @@ class Connection:
         self.endpoint = endpoint
         self._table = table or endpoint.role
         self.priorities = endpoint.priorities
-        self.opened = 0  # connections so far
+        self.reopened = 0  # connections that were opened after a silence
+        self._heard = -inf  # the second of the last answer
         self._session: aiohttp.ClientSession | None = None
         self._proxy = _proxy(endpoint.url)
         self._try = 1  # of the request that was sent last
@@ -152,7 +153,7 @@ class Connection:
         )
 
     def _open_socket(self, address: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
-        self.opened += 1
+        self.reopened += asyncio.get_running_loop().time() - self._heard >= SILENCE
         family, kind, protocol = address[:3]
         return socket.socket(family, kind, protocol)
 
@@ -251,6 +252,7 @@ class Connection:
         async with self._starts:
             try:
                 response = await self._session.request(method, url, data=content, headers=headers, proxy=self._proxy)
+                self._heard = asyncio.get_running_loop().time()
                 log.debug("%s %s: %d", method, url, response.status)
                 if response.status >= 400:
                     raise _refusal(http_error(call, response.status, await response.read(), path), response)
@@ -305,14 +307,14 @@ class ConnectedEndpoint(Generic[A]):
     def __init__(self, settings: A, table: str = "") -> None:
         self.settings, self._table = settings, table
         self.name = settings.model or ""
-        self._looked = 0, -inf  # connections opened when the server was looked at last, and the second of that
+        self._looked = 0  # connections reopened when the server was looked at last
 
     async def __aenter__(self) -> Self:
         self.connection = Connection(self.settings, self._table)
         try:
             self.name = await self.connection.model_name()
             await self._learn()
-            self._looked = self.connection.opened, -inf
+            self._looked = self.connection.reopened
         except BaseException:
             await self.connection.close()
             raise
@@ -325,14 +327,13 @@ class ConnectedEndpoint(Generic[A]):
 
     async def _after_reopening(self, look: Callable[[], Awaitable[object]]) -> None:
         """
-        Take a *look* at the server if a connection was opened since the last one: a restart of it closes all.
+        Take a *look* at the server if a connection was opened after a silence since the last one.
 
-        At most once in `LOOK_SECONDS`, because many requests at once open many connections.
+        A restart of the server closes all connections, and takes longer than `SILENCE`.
         """
-        opened, now = self.connection.opened, asyncio.get_running_loop().time()
-        if opened > self._looked[0] and now - self._looked[1] >= LOOK_SECONDS:
+        if (reopened := self.connection.reopened) > self._looked:
             await look()
-            self._looked = opened, now
+            self._looked = reopened
 
     async def _learn(self) -> None:
         """Find out what is needed of the model besides its name."""

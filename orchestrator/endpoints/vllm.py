@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import product
 
 from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
+from ..concurrency import at_once
 from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, MissingCapability, StepspecError
 from ..events import Calling, Observer
 from . import tool_protocol, vllm_protocol
@@ -154,8 +155,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
             raise self.connection.call("connect").error(EndpointUnavailable, message)
 
     async def _look(self) -> None:
-        await self.check_unchanged()
-        await self._learn_flags()
+        await at_once((self.check_unchanged(), self._learn_flags()))
 
     def adopt(self, fresh: VllmEndpoint) -> None:
         """Take over what *fresh*, a new connection to the same server, has learnt."""

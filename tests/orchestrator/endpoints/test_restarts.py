@@ -35,7 +35,7 @@ LACKING = {"lacks": frozenset({"logprob_token_ids"}), "metrics": b"process_start
 
 @pytest.fixture(autouse=True)
 def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(client, "SILENCE", 0.0)
 
 
 @asynccontextmanager
@@ -268,3 +268,16 @@ async def test_a_slow_probe_costs_a_patient_run_nothing_but_time() -> None:
     async with replicated(slow) as endpoint:
         endpoint.patience = 1800.0
         assert (await endpoint.model().write(PROBLEM)).text == "The large one says 0.\n\n"
+
+
+@pytest.mark.parametrize(("silence", "looks"), [(0.0, 1), (60.0, 0)])
+async def test_a_server_that_answered_a_moment_ago_is_not_looked_at(
+    silence: float, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "SILENCE", silence)
+    server = FakeVllm(SCRIPT)
+    async with server.listening() as url, VllmEndpoint(Endpoint(role="large", url=url)) as endpoint:
+        server.requests.clear()
+        await asyncio.gather(*(endpoint.count(Chain.of(text).messages) for text in ("one", "two")))  # two connections
+        await endpoint.count(Chain.of("three").messages)
+        assert [path for path, _ in server.requests].count("/tokenize") == 3 + looks
