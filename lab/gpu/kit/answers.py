@@ -73,6 +73,7 @@ class Plain:
             "model": "large",
             "messages": [{"role": "user", "content": prompt}],
             "temperature": self.method["temperature"],
+            "top_p": 1 if self.method["temperature"] == 0 else Sampling().top_p,  # as methods do; it costs vLLM time
             "max_tokens": self.method["max_tokens"],
             "seed": seed,
             "stream": True,
