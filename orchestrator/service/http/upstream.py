@@ -14,6 +14,7 @@ import orjson
 from ...chain import Role
 from ...concurrency import background
 from ...endpoints import ModelEndpoint, ReplicatedEndpoint, VllmEndpoint
+from ...endpoints.breaker import UNUSABLE
 from ...endpoints.client import SESSION, run_place
 from ...endpoints.failures import no_connection
 from ...endpoints.settings import Deadlines
@@ -118,6 +119,7 @@ class Forwarding:
         self.hidden = asking is not None  # whether the client has not asked for their number
         self.content = asking or changed
         self.client_body = body if self.content is content else None
+        self.status = 0  # of the last failed answer that was not passed on
 
     async def run(self, seconds: float) -> None:
         """Answer within so many *seconds*. Raise `ApiError`."""
@@ -211,7 +213,7 @@ class Forwarding:
         """
         Pass on a failed answer; return False if the server refuses the priority that was added to the request.
 
-        Raise `EndpointError` if another server may answer, the service's key is wrong, or the prompt is too long.
+        Raise `EndpointError` if another server may answer, or the prompt is too long.
         """
         status, body = response.status, await _all(response, server.settings.deadlines.between)
         if prioritised and status == 400 and b"priority" in body.lower():
@@ -220,7 +222,8 @@ class Forwarding:
         if isinstance(error, EndpointUnavailable):
             now = http_date(response.headers.get("Date")) or time.time()
             error.retry_after = retry_after(response.headers.get("Retry-After"), now)
-        if status >= 500 or status in (401, 403) or isinstance(error, ContextTooLong):
+        if status >= 500 or status in UNUSABLE or isinstance(error, ContextTooLong):
+            self.status = status
             raise error
         await self.connection.start(_returned(response), status)
         await self.connection.finish(body)
@@ -265,6 +268,8 @@ class Forwarding:
                 f"STEPSPEC_{role.upper()}__API_KEY"
             )
             return ApiError(500, message, code="upstream_error", retry=False)
+        if exc.status == self.status in (404, 405):
+            return ApiError(self.status, str(exc), code="upstream_rejected")
         return api_error(exc)
 
 

@@ -242,8 +242,7 @@ def test_a_response_that_had_no_event_yet_fails_with_number_0() -> None:
         ("text/event-stream", b'\xef\xbb\xbf{"error": {"message": "busy", "code": 503}}', "busy"),
         ("text/event-stream", b"\xef\xbb\xbf\r\n<!doctype html><title>Gateway</title>", "Gateway"),
         ("text/event-stream", b"upstream connect error", "upstream connect error"),
-        ("text/event-stream", b"", "an empty answer"),
-        ("text/event-stream", b" \n\n", "an empty answer"),
+        *[("text/event-stream", nothing, "an empty answer") for nothing in (b"", b" \n\n")],
         ("application/json", b"", "an empty answer"),
     ],
 )
@@ -288,7 +287,7 @@ async def test_the_error_of_an_answer_in_one_piece_within_the_responses_api_is_i
 
 
 def failing(status: int) -> Behind:
-    return Behind([b'{"error": {"message": "out of order"}}'], status=status)
+    return Behind([b"<html>" if status == 200 else b'{"error": {"message": "out of order"}}'], status=status)
 
 
 @asynccontextmanager
@@ -321,13 +320,13 @@ def streaming(*content: bytes) -> Behind:
 SESSIONS = ("", "mine", "yours", "ours")
 
 
-@pytest.mark.parametrize(("status", "stream"), [(500, False), (502, True), (503, True), (504, False)])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 404, 405, 200])
 async def test_a_replica_that_fails_is_passed_over_before_the_first_byte(status: int, stream: bool) -> None:
     good = streaming(b"data: {}\n\n") if stream else Behind()
     async with two(failing(status), good) as served:
         replies = [await ask(served, stream=stream, session=session) for session in SESSIONS * 2]
-    assert [reply.status for reply in replies] == [200] * 8
-    assert {reply.body for reply in replies} == {b"".join(good.pieces)}
+    assert {(reply.status, reply.body) for reply in replies} == {(200, b"".join(good.pieces))}
     assert len(good.got) == 8
 
 
@@ -394,11 +393,13 @@ async def test_an_answer_in_one_piece_may_take_longer_than_its_first_token_while
         await asyncio.wait([waiting])
 
 
-async def test_if_all_fail_the_client_gets_the_words_of_the_last_one() -> None:
-    async with two(failing(503), failing(503)) as served:
+@pytest.mark.parametrize(
+    ("status", "code", "pause"), [(503, "upstream_unavailable", "7"), (404, "upstream_rejected", None)]
+)
+async def test_if_all_fail_the_client_gets_the_words_of_the_last_one(status: int, code: str, pause: str | None) -> None:
+    async with two(failing(status), failing(status)) as served:
         reply = await ask(served, stream=True)
-    assert (reply.status, reply.headers["Retry-After"]) == (503, "7")
-    assert reply.error["code"] == "upstream_unavailable"
+    assert (reply.status, reply.error["code"], reply.headers.get("Retry-After")) == (status, code, pause)
     assert "out of order" in reply.error["message"]
 
 
