@@ -93,7 +93,9 @@ async def test_runs_are_spread_over_the_replicas() -> None:
 async def test_without_any_replica_of_the_small_model_the_large_one_goes_on_alone() -> None:
     async with serving() as servers, servers.solver() as solver:
         servers.small.faults.extend([Refuse(500, "dead")] * 99)
-        solution = await solver.solve(PROBLEM)
+        solution, sent = await solver.solve(PROBLEM), len(servers.small.requests)
+        await solver.solve(PROBLEM, policy="large")
+        assert len(servers.small.requests) == sent
     assert (solution.degraded, solution.answer) == (("small",), "2")
 
 

@@ -262,7 +262,8 @@ class Solver:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
         chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system, tools=tools.tools if tools else ())
         answering = await self._connections.answering(tools, run, format)
-        room, lost = await context_room(chain, self.small, self.large, needs_small=run.policy == "small")
+        small = self.large if run.policy == "large" else self.small  # whose context and failures count
+        room, lost = await context_room(chain, small, self.large, needs_small=run.policy == "small")
         chain = replace(chain, thinks=await self.large.thinks(chain.messages, chain.tools))
         recorder = trace.Recorder(clock or trace.Stopwatch())
         budget = run.budget.budget().fit(room)
