@@ -48,6 +48,7 @@ class StickyStream:
         self._before = self._ahead = ""  # the text up to the end of the last write, and the text in the queue
         self._blocks = NO_BLOCKS  # those of `_before`
         self._searched, self._step_ahead = 0, False  # how far `_ahead` is searched, and whether a step ends in it
+        self._marked = False  # whether the token of the mark is in `_ahead`
         self._stopped = self._aborting = False  # no more tokens will be queued; the request is being closed
         self.writing = True
         self._arrival = asyncio.Event()
@@ -73,7 +74,7 @@ class StickyStream:
             return step
         self._expected = chain.extend(step)
         self._before, self._blocks = self._expected.text, self._expected.totals.blocks
-        self._ahead, self._searched, self._step_ahead = "", 0, False
+        self._ahead, self._searched, self._step_ahead, self._marked = "", 0, False, False
         for item in self._queue:
             if isinstance(item, Token):
                 self._search(item)
@@ -114,8 +115,9 @@ class StickyStream:
         self._ahead += token.text
         end, self._searched = self._ends.search(self._before, self._ahead, self._searched, self._blocks)
         closing = self._closing
-        marked = token.id == closing.id if closing.id >= 0 else closing.text in self._ahead
-        self._step_ahead = self._step_ahead or end >= 0 or (marked and closing.open)
+        self._marked = self._marked or closing.id < 0 or token.id == closing.id
+        last = self._ahead[-len(token.text) - len(closing.text) :]  # The text of a mark may be that of a later token.
+        self._step_ahead = self._step_ahead or end >= 0 or (closing.open and self._marked and closing.text in last)
 
     async def _take(self) -> Token | Stop:
         """Return the next item of the queue as soon as there is one; raise it if it is an exception."""

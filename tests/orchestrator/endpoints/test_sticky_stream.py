@@ -102,6 +102,17 @@ async def test_events_of_several_tokens_are_divided_by_the_spellings_of_those_th
     assert requests(server) == before + 1
 
 
+async def test_a_mark_whose_text_came_with_a_later_token_is_read_ahead_whole(meet: Meet) -> None:
+    server = FakeVllm(("So", " one", ".\n\n", "Done", THINK_END, "\n\n", "2"), chunk=3, gate=asyncio.Semaphore(3))
+    async with meet(server, role="large") as met, kept_open():
+        chain = PROBLEM.extend(await met.model.write(PROBLEM))
+        server.permit(3)
+        for _ in range(200):
+            await asyncio.sleep(0)  # until all three are read ahead
+        server.permit(9)
+        assert (await met.model.write(chain)).text == f"Done{THINK_END}"
+
+
 async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> None:
     server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(3))
     async with meet(server) as met, kept_open():
