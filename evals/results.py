@@ -51,8 +51,7 @@ class Result:
     The ratios divide sums of wall time over the same problems: *ratio* by that of the baseline, *ratio_to_floor* by the
     time to write every kept token on the model that wrote it. *accept_rate* is a share of drafts, None for an arm that
     judges none, *waste* a share of written tokens, *judge_tokens* the tokens read or written to judge one problem,
-    without those in a prefix cache. *speculation* counts the tokens that the servers drafted and accepted themselves,
-    by role.
+    without those in a prefix cache. *speculation* counts, by role, the tokens that servers drafted and accepted.
     """
 
     name: str

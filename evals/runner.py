@@ -89,8 +89,7 @@ class TrialQueue:
     Hands out trials in their order, each to one worker at a time. It decides only: no I/O, no waiting.
 
     A trial that is not *ready* is set aside until it is; later trials go first. With *apart*, trials of two arms are
-    never under way at the same time. The trials of a lost worker go to the
-    other workers before any new trial.
+    never under way at the same time. The trials of a lost worker go to the other workers before any new trial.
     """
 
     def __init__(

@@ -74,8 +74,7 @@ def answer_text(text: str, stops: Sequence[str] = (), *, complete: bool = True, 
 
 class AnswerStream:
     """
-    Emits an answer in pieces while it is written; the pieces join to `answer_text` of the whole. *thought* is that of
-    `answer_text`.
+    Emits an answer in pieces while it is written; they join to `answer_text` of the whole, which explains *thought*.
 
     No piece is ever taken back: a model that begins again, as on another replica, has to continue from *partial*.
     """

@@ -25,8 +25,7 @@ class Budget:
     wrote it. SpecReason's own budget is 8192 (section 5.1); the makers of reasoning models recommend 32768. *answer* of
     these are kept for the answer: by default 512 or a quarter, whichever is less. The answer may also use what the
     thinking leaves. *steps* limits the thinking. *seconds* limits the run; a quarter is kept for the answer. Nothing is
-    kept where the models do not think: their chain is the answer. Raise `ConfigurationError` for limits that leave no
-    room.
+    kept where the models do not think: their chain is the answer. Raise `ConfigurationError` if no room is left.
     """
 
     tokens: int = 32_768

@@ -77,8 +77,7 @@ class Model(Protocol):
 
         That is one request. For a model that samples by a seed it is one request per beginning, each with a seed of
         its own. A beginning counts towards *limit*, and a *stop* within it does not end the step; *stop* is that of
-        `write`. A beginning that this model wrote is sent as token ids, any other as text. Cancelling the call closes
-        the requests.
+        `write`. A beginning that this model wrote is sent as ids, any other as text. Cancelling closes the requests.
         """
         ...
 

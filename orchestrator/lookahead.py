@@ -198,8 +198,7 @@ class Lookahead:
         """
         The context of a request about step *index*.
 
-        It is a bet if nobody waits for that step yet, or if this run is itself a bet of the run around it (a nested
-        pair).
+        It is a bet if nobody waits for that step yet, or if this run is a bet of the run around it (a nested pair).
         """
         bet = self._caller_request.bet or index - self._first >= self._awaited
         return RequestContext(purpose, self._caller_request.step if self._caller_request.purpose else index, bet)

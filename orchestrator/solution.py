@@ -22,8 +22,7 @@ class SolvedStep:
 
     *fate* is "kept", "rejected" (by the verdict) or "lost" (a bet on a rejected step). *grade* is the verdict's score;
     None if there is none. *reason* says why the step, or the step that it repairs, was rejected, and *detail* what a
-    verifier said about it. *at* is in seconds since the run began. A rejected answer is a step too, with the reason
-    "answer".
+    verifier said about it. *at* is in seconds since the run began. A rejected answer is a step too (reason "answer").
     """
 
     index: int

@@ -50,8 +50,7 @@ class Led(_Wrapper):
     """
     *author* writes the *first* steps, which nobody judges; *policy* does the rest.
 
-    SpecReason (arXiv:2504.07891, section 5.3) reserves first steps for the large model. Here that works with any
-    policy.
+    SpecReason (arXiv:2504.07891, section 5.3) reserves first steps for the large model; here any policy can.
     """
 
     author: Model

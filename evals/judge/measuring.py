@@ -118,8 +118,7 @@ async def judge_cases(
     """
     Read both versions of as many *cases* as *minutes* allow, and own steps in the places of written ones.
 
-    The first cases are read alone, to time the requests. Raise `StepspecError`, with the cure, for servers that cannot
-    be used so.
+    The first cases are read alone, to time the requests. Raise `StepspecError`, with the cure, if servers cannot do it.
     """
     check_models(solver)
     step = on_part("judging steps", len(cases))

@@ -171,8 +171,7 @@ class CriticReport:
     """
     A reward model or a verifier. If it cannot be used, *problem* says why.
 
-    *right* and *wrong* are its ratings, from 0 to 1, of a right and of an obviously wrong step or answer; None:
-    unknown.
+    *right* and *wrong* are its ratings, 0 to 1, of a right and an obviously wrong step or answer; None: unknown.
     """
 
     url: str
@@ -188,8 +187,7 @@ class Report:
     """
     What `stepspec doctor` found. *ok*: nothing that was checked cannot work; *summary* says it in words.
 
-    A nested pair has several *pairs*: each model with the next larger one, which judges it. *critic* is None if there
-    is none.
+    A nested pair has several *pairs*: each model with the next larger one, which judges it. *critic* may be None.
     """
 
     ok: bool

@@ -162,8 +162,7 @@ class CacheConfig:
     The prefix cache as the server describes it; None for what it does not describe.
 
     *enabled*: prefixes are cached. *block* is the allocation unit in tokens; *unit* is where a cached prefix may end,
-    in tokens, if that is finer. *known* are the names of all settings, which show the flags that this version of vLLM
-    has.
+    in tokens, if that is finer. *known* are the names of all settings, which show the flags of this version of vLLM.
     """
 
     enabled: bool | None = None

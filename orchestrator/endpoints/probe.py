@@ -39,12 +39,11 @@ class Capabilities:
     *prompt_logprobs*: scores the tokens of a prompt. *prefix_cache*: reads a repeated prompt from its cache.
     *cached_tokens*: reports how many tokens it read there. *metrics*: shows ``/metrics``. *speculation*: uses
     speculative decoding. *suffix_scoring*: scores the end of a cached text as it does within the whole text; None if
-    the settings forbid it.
-    *shared_batch*: questions by token ids leave the likeliest tokens of other requests in the same batch whole, and are
-    answered there; see `VllmEndpoint.apart`. *cached_counts*: the usage counts the cached tokens that ``/metrics``
-    counts; some versions report 0 with ``--scheduling-policy priority``.
-    *cache* is the prefix cache as the server describes it. *tried* is the length, in tokens, of the longest repeated
-    prompt: the one that was read from the cache, if any was.
+    the settings forbid it. *shared_batch*: questions by token ids leave the likeliest tokens of other requests in the
+    same batch whole, and are answered there; see `VllmEndpoint.apart`. *cached_counts*: the usage counts the cached
+    tokens that ``/metrics`` counts; some versions report 0 with ``--scheduling-policy priority``. *cache* is the prefix
+    cache as the server describes it. *tried* is the length, in tokens, of the longest repeated prompt: the one that was
+    read from the cache, if any was.
     """
 
     version: str | None

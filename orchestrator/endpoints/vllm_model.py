@@ -154,8 +154,7 @@ class VllmModel:
         """
         The stop strings for the server.
 
-        No delimiters in a block, as most of them end no step there, nor where an answer begins, often with a blank
-        line.
+        No delimiters in a block, where most end no step, nor where an answer begins, often with a blank line.
         """
         begins = chain.closed and not (chain.parts()[1].text + opening).strip()
         if ends.blocks and (begins or ends.in_block(chain.text + opening, chain.totals.blocks)):

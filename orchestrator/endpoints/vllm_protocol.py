@@ -81,8 +81,7 @@ class Call:
     """
     What the error messages of a request name: the model's role, the server's URL, and the verb of the request.
 
-    *keyed* is whether it has a key. *table* is the model's table of the settings, such as ``small.large``; "" is its
-    role.
+    *keyed* is whether it has a key. *table* is the model's table of the settings, as ``small.large``; "": its role.
     """
 
     role: Party

@@ -29,9 +29,7 @@ class VerifierSettings(BaseModel, frozen=True, extra="forbid"):
     role: Literal["critic"] = "critic"
     """Always ``critic``."""
     judges: Literal["answer", "step", "both"] = "answer"
-    """
-    What it judges: the answer of every run, the steps of the policies that need a critic, or both.
-    """
+    """What it judges: the answer of every run, the steps of the policies that need a critic, or both."""
     seconds: PositiveFloat = 10.0
     """Seconds for one rating, waiting and retries included."""
     fallback: Fallback = "large"

@@ -167,8 +167,7 @@ class Models:
         """
         The one model that answers, so that policy *name* does not go on through the answer; None if it does.
 
-        *answer* says who; None: as in the policy's paper. A format and tools are the large model's; a baseline's model
-        is alone.
+        *answer* says who; None: as in the policy's paper. Formats and tools are the large model's; a baseline is alone.
         """
         if self.formatting is not None:
             return Budgeted(self.formatting, self.budget.left)

@@ -1,9 +1,8 @@
 """
 What a service offers, and from the body of a request to the runs that it asks for, resolved and validated once.
 
-The service imports no policy and no solver: the builder of a service passes in the `Offer`.
-The model of a request is a method, ``auto`` (the default method), or one of the two served models, to which the request
-is forwarded.
+The service imports no policy and no solver: the builder of a service passes in the `Offer`. The model of a request is a
+method, ``auto`` (the default method), or one of the two served models, to which the request is forwarded.
 """
 
 from __future__ import annotations

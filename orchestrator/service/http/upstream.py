@@ -317,8 +317,7 @@ class ForwardedAnswer:
     Reads a stream that answers a request to *path* as it passes. `written` is the tokens that the model wrote.
 
     Only whole events are passed on, so that an error may follow at any time. Their tokens are *counted* by the events
-    until the usage is there. With *hidden* the event that has the usage alone is left out, because the client has not
-    asked for it.
+    until the usage is there. With *hidden* the event with the usage alone is left out: the client did not ask for it.
     """
 
     def __init__(self, path: str, *, counted: bool = False, hidden: bool = False) -> None:

@@ -1,8 +1,7 @@
 """
 Two observers of the service: the log, a line for each request and for what goes wrong, and the metrics.
 
-The metrics are in Prometheus' text format, in a registry of their own. Their labels have few values, whatever clients
-send.
+The metrics are in Prometheus' text format, in a registry of their own. Labels have few values, whatever clients send.
 """
 
 from __future__ import annotations
