@@ -66,8 +66,7 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
     Read the problems in the file at *path*, at most *limit*; ``-`` is standard input.
 
     Each line is a text, or a JSON object with its "problem" or "question" and perhaps its "id". Without one the id is a
-    hash of the text. Raise `ConfigurationError` for a file without problems, a line that is neither, and an id that
-    stands there twice.
+    hash of the text. Raise `ConfigurationError` for no problems, a line that is neither, and an id that stands twice.
     """
     try:
         content = sys.stdin.read() if path == Path("-") else path.read_text(encoding="utf-8")

@@ -220,8 +220,7 @@ class Record:
         The medians of the timings. Before the first repair, one is assumed to take the *large* model's time.
 
         No verdict is needed if a token of a draft took about as long as the large model's *pace*, or if several drafts
-        were outrun, and one is enough if it took longer than the large model takes for a step: then no share of
-        accepted drafts can pay.
+        were outrun; one is enough if it took longer than the large model takes for a step: no accept rate pays then.
 
         Without any timing of a draft, the prior says what it and its verdict take.
         """

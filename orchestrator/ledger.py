@@ -164,8 +164,7 @@ def _decided(events: tuple[Event, ...]) -> tuple[int, int]:
     """
     Return the number of drafts that were committed whole by a verdict, and of those repaired.
 
-    Lost bets, drafts that were replaced by a rival, and steps that a run let the large model write alone count for
-    none of them.
+    Lost bets, drafts replaced by a rival, and steps that a run let the large model write alone count for none.
     """
     alone = _alone(events)
     verdicts = [e for e in events if isinstance(e, Judged) and isinstance(e.verdict, Accept) and not alone(e.index)]

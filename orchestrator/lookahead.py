@@ -41,8 +41,7 @@ class LookaheadControl:
     none). With a *hedge* of 1 every draft is, and the repair starts together with the draft. With *sure_bets* no draft
     is made beyond one that is not sure enough; None bets on every draft. With *auto* the depth is what it decided. The
     first drafts of a method are all hedged, and the hedge is the step if it is complete before the draft, or before a
-    verdict that rejects a part of it, so that trying the method costs little. None is hedged while the large model has
-    a queue.
+    verdict that rejects a part of it, so that trying the method costs little. With a queue there, none is hedged.
     """
 
     ahead: int = 0

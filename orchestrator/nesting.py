@@ -379,8 +379,7 @@ class Nested:
 
     A write returns the text that the pair has verified, up to the end of the step; the log-probability of each token is
     that of the model that wrote it. The verified text beyond the end is discarded, so that the same chain gives the
-    same step, if the models are greedy or sample by a seed. The large model scores, answers questions and branches for
-    the pair.
+    same step, if the models are greedy or sample by a seed. The large model scores, answers and branches for the pair.
 
     If the small model fails for good, the large one goes on alone, and *observe* receives `Degraded`; if the large one
     fails, the pair has failed. *left* is the budget of the run. Raise `ConfigurationError` for an invalid policy.

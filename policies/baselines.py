@@ -49,8 +49,7 @@ class RandomControl(Drafting):
     """
     Accept a draft with the probability *p*, drawn from *seed*, the problem, the chain and the draft.
 
-    So the same run makes the same decisions. Set *p* to the accept rate of a method to measure what that method's
-    judgement is worth.
+    The same run makes the same decisions. With *p* the accept rate of a method, it measures that method's judgement.
     """
 
     ending: ClassVar[EndedBy] = "large"

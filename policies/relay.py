@@ -40,8 +40,7 @@ class Relay(Drafting):
 
     A sentence ends with a full stop, an exclamation mark or a question mark, ASCII or full-width, and with the whole
     token that contains it: that may also hold a bracket, a quotation mark or a line break. The authors' stop strings
-    cut such a token. As with theirs, the point in 3.14 and that of an abbreviation end a sentence: the large model
-    continues there.
+    cut such a token. As with theirs, the point in 3.14 and of an abbreviation ends a sentence; the large model goes on.
     """
 
     answer: ClassVar[AnsweredBy] = "small"

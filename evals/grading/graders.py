@@ -39,8 +39,7 @@ class Graders:
     """
     A few processes that compare answers, started when they are first needed.
 
-    An answer that takes more than *seconds* of computing, or ends its process otherwise, is "ungraded"; other answers
-    are not affected.
+    An answer that takes more than *seconds* of computing, or ends its process otherwise, is "ungraded"; no other is.
     """
 
     def __init__(self, workers: int = WORKERS, seconds: float = SECONDS) -> None:

@@ -127,8 +127,7 @@ class EndpointReport:
     of a digit as the model's grade of a step. *scoring* is the seconds to score a step after `probe.LONG` cached
     tokens. *acceptance* holds the counters of its own speculative decoding since its start, None without it.
     *thinks_by* is the source of *thinks*; *block* is the mark that opens the thinking block, "" without one. *reading*
-    is the cost of a verdict. *failures* are the causes of measurements that failed: "writing", "judging", "scoring",
-    "verdicts".
+    is the cost of a verdict. *failures* are why measurements failed: "writing", "judging", "scoring", "verdicts".
     """
 
     role: Role

@@ -434,8 +434,7 @@ def priority(request: RequestContext, run: int = 0) -> int | None:
     """
     Return the number by which vLLM orders requests; None for a request that belongs to no run.
 
-    Earlier runs go first: by purpose alone, the answers of the runs that are nearly done would wait for as long as new
-    runs keep coming.
+    Earlier runs go first: by purpose alone, the answers of nearly finished runs would wait while new runs keep coming.
     """
     if not request.purpose:
         return None

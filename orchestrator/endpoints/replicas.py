@@ -108,8 +108,7 @@ class Placement:
 
         A replica that failed is called once more if a probe has found since that it works and no other is left. A
         rejection that every request to the replica would get is a failure of the replica, and is raised if all fail. A
-        replica that rejects a request because it has another context or vocabulary than was known is learnt anew, and
-        called once more.
+        replica that rejects a request as its context or vocabulary is not as learnt is learnt anew and called again.
         """
         failed, rejection = Counter[str](), None
         while True:

@@ -71,8 +71,7 @@ class TextEncoder:
     """
     The tokenizer of one served model, reached over *connection*.
 
-    `literally` encodes our own text, in which a special token's spelling is meant. `between` encodes text of others,
-    in which it is not.
+    `literally` encodes our own text, in which a special token's spelling is meant; `between` text of others, not so.
     """
 
     def __init__(self, connection: Connection, model: str) -> None:

@@ -443,8 +443,7 @@ def parse_chunk(call: Call, event: bytes, logprobs: int | None, closing: Sequenc
     """
     Parse one event of a stream. Raise the error that it carries, or `MalformedReply`.
 
-    *closing* are the tokens at which the server was asked to stop: they belong to the text, as others do not that end
-    the turn.
+    *closing* are the tokens at which the server was asked to stop: they are text, unlike others that end the turn.
     """
     try:
         reply = orjson.loads(event)

@@ -203,8 +203,7 @@ class Solver:
         """
         Return *run*, by default that of the settings, with the other arguments, which are validated here.
 
-        Those that are None change nothing. Raise `ConfigurationError` for a wrong value, and if the policy does not
-        take the options.
+        Those that are None change nothing. Raise `ConfigurationError` for a wrong value or an option the policy lacks.
         """
         before = run or self.settings.run
         named: Any = configuration.by_name(overrides)
