@@ -30,16 +30,16 @@ _NUMBER = re.compile(
 # Of brackets without words.
 _INNER = r"(?:[^()\[\]{}\n\\a-zA-Z]|\\(?:[a-zA-Z]+|[,;:! ])|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]))"
 _OPERAND = (
-    rf"(?:{_NUMBER.pattern}|\\?[(\[{{](?:{_INNER}|[({{]{_INNER}{{0,60}}[)}}]){{1,120}}\\?[)\]}}]"
+    rf"(?:{_NUMBER.pattern}|(?:\\\{{|(?<!\\)[(\[{{⟨])(?:{_INNER}|[({{]{_INNER}{{0,60}}[)}}]){{1,120}}\\?[)\]}}⟩]"
     r"|\\begin\{[^\n]{1,300}?\\end\{\w+\}|\\(?!text|mbox|begin|end)[a-zA-Z]+ ?|(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z'’])"
-    r"|(?:sqrt|log|ln|sin|cos|tan|pi)(?![a-zA-Z]) ?|[√π∞θ∅])"
+    r"|(?:sqrt|log|ln|sin|cos|tan|pi)(?![a-zA-Z]) ?|[√π∞θ∅²³⁴-⁹])"
 )
 _GLUE = (  # between two operands of one expression
     r"(?:[ \t]?(?:[-+−–/^_=<>≤≥≠≈×·⋅÷∪∩±]{1,2}|(?<!\*)\*(?!\*))[ \t]?[-−]?|(?<=\d):(?=\d)"
-    r"| (?=\\[a-zA-Z]|[√π∞]|[jknqrtuxyz](?![a-zA-Z.]))|)"
+    r"| (?=\\[a-zA-Z]|[√π∞]|[jknqrtuxyz](?![a-zA-Z.]))| mod |)"
 )
 _EXPRESSION = re.compile(
-    rf"{_SIGN}{_OPERAND}(?:{_GLUE}{_OPERAND})*(?:\s?\\(?:text|mbox|mathrm)\s?\{{[^{{}}]{{0,40}}\}}(?:\^\{{?\d\}}?)?)?"
+    rf"{_SIGN}{_OPERAND}(?:{_GLUE}{_OPERAND})*(?:\s?\\(?:text|mbox|mathrm)\s?\{{[^{{}}]{{0,40}}\}}(?:\^\{{?\d\}}?)?)?(?:\s?\\?%)?"
 )
 _VALUE = re.compile(r"\d|[\\π∞∅½⅓⅔¼¾]")
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*\W{0,9}$")
@@ -62,10 +62,13 @@ _BOTH = re.compile(r"[$*]{0,4},?\s(?:and|or)\s[\s$*]{0,4}")
 _LISTED = re.compile(rf"{_BOTH.pattern}|[$*]{{0,4}},\s{{0,3}}[$*]{{0,4}}")  # where the answer is stated
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
+_COLOR = r"(?:text)?color\s*\{\w*\}"
 _WORDS = re.compile(
-    r"\\(?:text\w*|math\w*|mbox|boldsymbol|operatorname|underline|color)\s*(?:\{\w+\}(?=\{))?\{([^{}]*)\}"
+    rf"\\(?:text(?!color)\w*|math\w*|mbox|boldsymbol|operatorname|underline|{_COLOR})\s*\{{([^{{}}]*)\}}"
 )
-_MARKUP = re.compile(r"\\(?:[()\[\],;! ]|(?:rm|bf|[lL]arge|displaystyle|q?quad|checkmark)\b)|[*$~_`]|</?[a-z]{2,9}>")
+_MARKUP = re.compile(
+    rf"\\(?:[()\[\],;! ]|(?:rm|bf|\w?arge|huge|displaystyle|q?quad|checkmark)(?![a-z])|{_COLOR})|[*$~`_]|</?\w{{2,9}}>"
+)
 _QUOTES = str.maketrans("‘’“”", "''\"\"")
 _LETTER = rf"\(?([{LETTERS}])\)?(?![a-zA-Z0-9'_)])"
 # The article "A" is no letter of a choice, and of two letters neither is the answer.
@@ -80,8 +83,9 @@ _DENIED = (
 _STATEMENTS = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"(?i:\b(?:answers?|(?:choice|option|pick|statement|letter)s?\W+(?:is|are|must|would|should|has)))\W+"
-        rf"(?:(?i:is|are|must|be|would|should|has to|therefore|thus|clearly|option|choice|letter|the|correct|one)\W+)*"
+        rf"(?i:\b(?:a(?:ns|nswers?(?:\W+(?:here|(?:to|for)\W+\w+\W+\w+))?)|(?:choice|option|pick|statement|letter)s?\W+(?:is|are|must|would|should|has)))\W+"
+        rf"(?:(?i:is|are|must|be|would|should|has to|therefore|thus|clearly|actually|indeed|simply|probably"
+        rf"|most|likely|definitely|option|choice|letter|the|correct|one)\W+)*"
         rf"{_LETTER}{_SURE}{_DENIED}",
         rf"\b(?i:I|we|I'll|I'd|I'm|am|let's|me|us|would|will|to)\W+"
         rf"(?i:pick|choose|select|say|go with|going with|take)\W+(?:(?i:the|option|choice|answer|letter)\W+)*"
@@ -89,8 +93,10 @@ _STATEMENTS = tuple(
         rf"\b(?i:thus|so|therefore|hence|it is|it's|it (?:must|has to) be|conclude|i\.e\.|not \(?[{LETTERS}]\)?,? but)"
         rf"\W+{_LETTER}(?=[\s.!]*$)",
         rf"(?i:\b(?:answer|option|choice|letter))\W+(?:(?i:is)\W+)?\(?([{LETTERS.lower()}])(?:\)(?=\s)|\)?(?=[\s.!]*$))",
-        rf"(?:答案|正确|(?<!不)[选選])[^\Wa-zA-Z不]{{0,6}}\W*{_LETTER}{_DENIED}",
-        rf"(?<![\w(]){_LETTER}\W+(?i:is|must be)\W+(?:(?i:the)\W+)?(?i:correct|right|true|answer|best|better)",
+        rf"(?:答案|正确|(?<!不)(?<!不.)[选選])[^\Wa-zA-Z不]{{0,6}}\W*{_LETTER}{_DENIED}",
+        rf"(?<![a-zA-Z、和与及]){_LETTER}(?:选?项)?是?(?:正确|符合)",
+        rf"(?<![\w(]){_LETTER}\W+(?i:is|(?:must|has to) be|seems|looks)\W+(?:(?i:the|only|most)\W+)*"
+        rf"(?i:correct|right|true|answer|best|better|accurate|likely)\b(?!,? but)",
         rf"(?i:\bonly)\W+(?:(?i:option|choice|statement)\W+)?{_LETTER}\W+(?i:works|fits|holds|remains|matches|applies)",
         rf"(?<![\w(]){_LETTER} (?i:it is|it must be)(?=[\s.!]*$)",
     )
@@ -104,12 +110,12 @@ _DOUBTED = re.compile(
     r"|\b(?:except|(?:rul|eliminat|exclud|reject|avoid)[a-z]*(?: out)?|(?:all|any|every)(?:thing)? but|wrong)[ (]+$",
 )
 _ONLY_LETTER = re.compile(
-    rf"\W*(?:(?i:the|final|correct|right|best|answer|option|choice|letter|is|it|it's|so|thus|hence|then|clearly|definitely"
-    rf"|choose|select|pick|correction|result)\W+)*\(?([{LETTERS}])\)?\W*"
+    rf"\W*(?:(?i:the|final|correct|right|best|a(?:nswer|ns)|option|choice|letter|is|it|it's|so|thus|hence|then|clearly|definitely"
+    rf"|choose|select|selected|pick|correction|result|by|elimination|we|get|this|that|that's|gives|which)\W+)*\(?([{LETTERS}])\)?\W*"
 )
 _LETTER_FIRST = re.compile(
     rf"(?s)\W*(?:(?i:option|choice|answer)\W+)?\(?([{LETTERS}]|[{LETTERS.lower()}](?=\)))"
-    rf"(?:\s*[).:]|,? (?:since|because)\b| [–—-] (?!\(?[{LETTERS}]\b)| {{1,3}}(?=\((?![{LETTERS}]\b)))(.*)",
+    rf"(?:\s*[).:]|,? (?:since|because)\b| [–—=-] (?!\(?[{LETTERS}]\b)| {{1,3}}(?=\((?![{LETTERS}]\b)))(.*)",
 )
 _OTHER_LETTER = re.compile(rf"(?<!\w)\(?[{LETTERS}][).:]|\b(?:or|and)\s+\(?[{LETTERS}]\b")
 
@@ -160,6 +166,7 @@ def _last_value(text: str, metric: Metric, joint: re.Pattern[str] = _BOTH) -> st
         between, inequalities = text[value.end() : after.start()], all(map(_INEQUALITY.match, (value[0], after[0])))
         if not joint.fullmatch(between) or (_RELATION.search(value[0] + after[0]) and not inequalities):
             break
+        joint = _LISTED
         answer, after = f"{content}{' and ' if inequalities and 'and' in between else ', '}{answer}", value
     return answer
 

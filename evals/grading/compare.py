@@ -20,9 +20,11 @@ MOST = 16  # items of a list or a pair; longer ones are compared as texts
 
 _OPENING, _CLOSING = "([{", ")]}"
 _NAME = re.compile(
-    r"\{[a-zA-Z]\}|\\vec\{?[a-zA-Z]\}?|[a-zA-Z](?:_\w|_\{[\w,]+\}|')*(?:\((?:[a-z]|-?\d+)(?:,[a-z])*\))?|\\[a-z]+(?:_\w)?"
-    r"|[A-Z]{2,3}|m?\\(?:(?:measured)?angle|triangle|overline|overrightarrow)"
-    r"\{?[ ]?[A-Z]{1,3}\}?|\|[A-Z]{2}\||\[[A-Z]{3,4}\]|P\([^()]*\)|\\text\{[^{}]*\}(?:\([^()]*\))?|[a-zA-Z ]{4,}"
+    r"\{[a-zA-Z]\}(?:\^\{-1\})?|\\vec\{?[a-zA-Z]\}?|[a-zA-Z](?:_\w|_\{[\w,]+\}|'|\^\{-1\})*(?:\((?:[a-z]|-?\d+)(?:,[a-z])*\))?"
+    r"|\\[a-z]+(?:_\w)?|\\(?:sin|cos|tan|cot|det) ?(?:[a-zA-Z]|\\theta|\\angle ?[A-Z]{1,3})|(?:\\Pr|\{P\})\([^()]*\)"
+    r"|[a-zA-Z](?:_\w)?(?:(?:[-+]| ?\\times ?)?[a-zA-Z](?:_\w)?){1,9}|\\frac\{[a-zA-Z]{1,2}\}\{[a-zA-Z]{1,2}\}"
+    r"|m?\\(?:(?:measured)?angle|triangle|overline|overrightarrow)\{? ?[A-Z]{1,3}\}?|\|[A-Z](?:(?:\\c[au]p ?)?[A-Z])?\|"
+    r"|\[[A-Z]{3,4}\]|P\([^()]*\)|\\text\{[^{}]*\}(?:\([^()]*\))?|[a-zA-Z ]{4,}"
 )
 _RELATION = re.compile(r"<|>|\\le(?![a-z])|\\ge(?![a-z])")
 _LETTER = r"(?:[a-zA-Z]|\\(?:theta|alpha|beta|lambda|phi))"

@@ -17,32 +17,12 @@ from pathlib import Path
 
 LONGEST = 300  # characters of a number; no problem has a longer answer, and Python refuses to parse very long ones
 
-_SYMBOLS = {
-    "−": "-", "‐": "-", "‑": "-", "‒": "-", "–": "-", "×": r"\times ", "·": r"\times ", "⋅": r"\times ",
-    "÷": "/", "⁄": "/", "π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
-    "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "°": r"^\circ ", "∅": r"\emptyset ",
-    "ℝ": r"\mathbb{R}", "⟨": "(", "⟩": ")", "¢": r"\text{cents}", "℃": r"^\circ C", "℉": r"^\circ F", "º": r"^\circ ",
-    "˚": r"^\circ ", "…": r"\ldots ", "’": "'", "∕": "/", "∶": ":", "、": ",", "٬": ",", "∨": r"\lor ", "∧": r"\land ",
-    "µ": "", "<=": r"\le ", ">=": r"\ge ", r"\%": "%",
-}  # fmt: skip
-_COMMANDS = {
-    name: replacement
-    for replacement, names in {
-        r"\frac": "dfrac tfrac cfrac sfrac nicefrac", r"\times ": "cdot", r"\ldots ": "dots cdots", r"\cup ": "bigcup",
-        r"\text": "textbf textit textrm textsf texttt textnormal mbox hbox emph", ":": "colon", "i": "imath",
-        r"\le ": "leq leqslant", r"\ge ": "geq geqslant", r"\ne ": "neq", r"\emptyset ": "varnothing", "<": "lt",
-        ">": "gt", "(": "langle lparen", ")": "rangle rparen", "[": "lbrack", "]": "rbrack", r"\{": "lbrace",
-        r"^\circ ": "degree textdegree", r"\$": "textdollar", "£": "pounds", "€": "euro", r"\\": "cr", r"\}": "rbrace",
-        "-": "minus", " ": "quad qquad thinspace", "": "left right middle big bigl bigr bigg biggl biggr Big Bigl Bigr"
-        " Bigg Biggl Biggr limits displaystyle textstyle small large Large LARGE bf rm it checkmark blacksquare qed",
-    }.items()
-    for name in names.split()
-}  # fmt: skip
+_SYMBOLS = str.maketrans({"º": "°", "˚": "°", "ℝ": r"\R ", "µ": None})  # which NFKC makes letters
 _SPELLINGS = [
-    (re.compile(pattern), replacement)
+    (re.compile(pattern), replacement.replace("␣", " "))
     for line in Path(__file__).with_name("spellings.txt").read_text("utf-8").splitlines()
     if line and not line.startswith("# ")
-    for pattern, replacement in (line.split("\t"),)
+    for pattern, _, replacement in (line.partition("\t"),)
 ]
 _STYLE = re.compile(
     r"\\(?:math(?:bf|it|rm|sf)|boldsymbol|bm|underline|boxed|fbox|displaystyle|[lL]arge|(?:text)?color\s*\{[^{}]*\})\s*(?=\{)"
@@ -112,7 +92,7 @@ _BARE = (  # shorter units; other short words may be a product of variables
 _WORD = rf"(?:\\text\{{[^{{}}]*\}}|(?<![a-zA-Z])(?:[A-Za-z][a-z]{{3,}}|{_BARE}(?![a-zA-Z])))(?:\^\{{?-?[123]\}}?)?"
 _UNIT = re.compile(
     rf"(?<=[\d)}}\]a-z.])(?![\s\S]{{61}})\s*"
-    rf"(%|(?:/ ?|-)?{_WORD}(?:(?: ?/ ?| per | an? | of | the |[ .*-]|\\times ){{0,3}}{_WORD}){{0,8}})\.?$"
+    rf"(%|(?:/ ?|-|per )?{_WORD}(?:(?: ?/ ?| per | an? | of | the |[ .*-]|\\times ){{0,3}}{_WORD}){{0,8}})\.?$"
 )
 
 
@@ -121,13 +101,10 @@ def normal(text: str) -> str:
     text = re.sub("([⁻⁰¹²³⁴-⁹]+)|[₀-₉]+", lambda match: f"{'^' if match[1] else '_'}{{{_plain(match)}}}", text)
     text = re.sub("[¼-¾⅐-⅞]", lambda match: rf"\frac{{{_plain(match).replace('⁄', '}{')}}}", text)
     text = re.sub(r"(?:\d[\u0304\u0305\u0307])+", lambda match: rf"\overline{{{match[0][::2]}}}", text)
-    for symbol, replacement in _SYMBOLS.items():
-        text = text.replace(symbol, replacement)
-    text = _POWER.sub(_power, _undelimited(unicodedata.normalize("NFKC", text).strip()))
-    text = re.sub(r"\{\\(?:rm|bf|it) +([^{}]*)\}", r"\\text{\1}", re.sub(r"\\(?:left|right)\s*\.", "", text))
-    text = re.sub(r"\\([a-zA-Z]+)", lambda match: _COMMANDS.get(match[1], match[0]), text)
+    text = _undelimited(unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).strip())
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
+    text = _POWER.sub(_power, text)
     text = _COLUMN.sub(_column, _ARRAY.sub(_matrix, text.strip()))
     text = _CURRENCY.sub(lambda match: f"{match[1] or ''}{match[2] or match[3]}", text.strip())
     text = re.sub(r"(?<!^)(?<!^-)\\?\$(?!$)", "", text)
