@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import exp
 
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
 from ..chain import Chain, Message, Rating
-from ..errors import EndpointRejected
+from ..errors import EndpointRejected, EndpointUnavailable
 from ..events import Observer
 from .client import ConnectedEndpoint
 from .settings import CriticEndpoint
@@ -29,6 +31,7 @@ from .tokenizer import PROBE as SPELLING
 from .vllm_protocol import POOLING, Body, pooled_values, pooling_body, tokenize_body, usage
 
 PROBE = Chain.of("What is 1 + 1?")
+PAUSE = 5.0  # seconds between two tries of a rating while the server is down
 PLAIN = "1"  # shows which tokens the tokenizer puts around a text
 
 
@@ -42,6 +45,7 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
     def __init__(self, settings: CriticEndpoint) -> None:
         super().__init__(settings)
         self.logits = True  # whether the server returns logits when a request asks for them
+        self.patience = 0.0  # seconds for which a rating waits while the server is down
 
     def critic(
         self, *, observe: Observer = lambda event: None, clock: Callable[[], float] | None = None
@@ -113,6 +117,10 @@ class VllmRewardModel:
 
     async def rate(self, chain: Chain) -> Rating:
         """Rate the last step of *chain*, 0 to 1; one that only ends the thinking has the reward of the step before."""
+        gone, ends = retry_if_exception_type(EndpointUnavailable), stop_after_delay(self._endpoint.patience)
+        return await AsyncRetrying(retry=gone, stop=ends, wait=wait_fixed(PAUSE), reraise=True)(self._rate, chain)
+
+    async def _rate(self, chain: Chain) -> Rating:
         await self._endpoint.refresh()
         connection, body = self._endpoint.connection, await self._endpoint.body(chain)
         call = connection.call("rate")

@@ -17,7 +17,7 @@ from stepspec.orchestrator.auto import Auto
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
-from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling
+from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, RewardModelEndpoint, Sampling
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
@@ -170,6 +170,8 @@ class Solver:
         for leaf in (leaf for model in (self.small, self.large) for leaf in leaves(model)):
             if isinstance(leaf, ReplicatedEndpoint):
                 leaf.patience = OUTAGE_SECONDS
+        if isinstance(self.critic, RewardModelEndpoint):
+            self.critic.patience = OUTAGE_SECONDS
 
     async def warm_up(self) -> None:
         """Let every server do what it does only once, such as compiling, so that no run waits for it."""

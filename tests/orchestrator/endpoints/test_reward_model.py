@@ -15,9 +15,9 @@ from aiohttp import web
 
 from stepspec.orchestrator import Chain, Ledger, Message, Step
 from stepspec.orchestrator.chain import Speaker
-from stepspec.orchestrator.endpoints import CriticEndpoint, RewardModelEndpoint, client
+from stepspec.orchestrator.endpoints import CriticEndpoint, RewardModelEndpoint, client, reward_model
 from stepspec.orchestrator.endpoints.reward_model import paragraphs, reward, sigmoid
-from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, MalformedReply
+from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable, MalformedReply
 from stepspec.orchestrator.events import Called, Event
 
 from ...stand_in import SPECIAL, FakeVllm
@@ -187,6 +187,18 @@ async def test_failures_are_named_and_counted() -> None:
         with pytest.raises(ContextTooLong, match="the critic model at http"):
             await critic.critic(observe=events.append).rate(CHAIN)
     assert Ledger.of(events).critic.failed == 1
+
+
+async def test_a_patient_critic_waits_while_its_server_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_model, "PAUSE", 0.0)
+    server = FakePooling()
+    async with server.critic(retries=0) as endpoint, RewardModelEndpoint(endpoint) as critic:
+        server.refusals.extend([(503, "loading")] * 5)
+        with pytest.raises(EndpointUnavailable, match="loading"):
+            await critic.critic().rate(CHAIN)
+        critic.patience = 60.0
+        assert (await critic.critic().rate(CHAIN)).score == pytest.approx(sigmoid(2.0))
+        assert not server.refusals
 
 
 @pytest.mark.parametrize("head", [[], [[]], ["high"], [0.1] * 8, [[0.1] * 8], None])
