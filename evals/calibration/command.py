@@ -80,8 +80,7 @@ def calibrate(
     max_loss: Annotated[float, typer.Option(help="The largest loss, as a share of all problems.")] = 0.01,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
     vary: Annotated[
-        str | None,
-        typer.Option(help="The option to calibrate; by default the method's threshold.", metavar="NAME"),
+        str | None, typer.Option(help="The option to calibrate; by default the method's threshold.", metavar="NAME")
     ] = None,
     values: Annotated[str | None, typer.Option(help="Its values, the strictest first: 9,8,7.")] = None,
     testbed: Testbed = False,

@@ -75,8 +75,7 @@ def command(
     testbed: Testbed = False,
     profile: Pace = "paced",
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Where to write the settings to use, as TOML.", metavar="FILE"),
+        Path | None, typer.Option("--output", "-o", help="Where to write the settings to use, as TOML.", metavar="FILE")
     ] = None,
     json: Json = False,
 ) -> None:

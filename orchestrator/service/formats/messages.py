@@ -31,6 +31,7 @@ from .schemas import (
     SERVED,
     CallId,
     Effort,
+    Empty,
     Items,
     ModelName,
     Name,
@@ -266,7 +267,7 @@ class Conversation(Part):
     tool_choice: ToolChoice | None = None
 
     # Features that no method has; clients may send the values that turn them off.
-    mcp_servers: None = None
+    mcp_servers: Empty = None
 
     # Hints that do not change the answer.
     context_management: dict[str, Any] | None = None

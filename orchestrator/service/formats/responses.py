@@ -304,7 +304,8 @@ class ResponseEvents:
         return ended + self._item_event("done")
 
     def _open(self, kind: str) -> bytes:
-        item: dict[str, Any] = {"id": f"{'rs' if kind == 'reasoning' else 'msg'}_{self._request_id}", "type": kind}
+        place = f"{self._request_id}_{len(self.items)}"  # text may go on after a call
+        item: dict[str, Any] = {"id": f"{'rs' if kind == 'reasoning' else 'msg'}_{place}", "type": kind}
         more: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
         self.items.append(item | more | {"content": [], "status": "in_progress"})
         return self._item_event("added") + self._part_event("added", _part(kind, ""))

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI, Request
-from httptools import HttpParserError
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -37,6 +39,16 @@ MAX_HEADERS = 64 * 1024  # bytes
 TOO_LARGE = f"The headers are larger than {MAX_HEADERS} bytes."
 
 
+class Unlimited(int):
+    """The length of a response that nobody knows: no part is longer, and it may end at any time."""
+
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    def __sub__(self, other: int) -> Unlimited:
+        return self
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """
     A connection whose client has as long for the headers of a request as an idle connection is kept.
@@ -44,6 +56,7 @@ class LimitedProtocol(HttpToolsProtocol):
     Whatever else is no part of a body counts as headers, such as trailers, extensions of chunks, and blank lines.
     """
 
+    _packet = b""  # the one that is read now
     _unread = 0  # bytes of headers that are not complete
     _headers = 0  # bytes of the lines of the headers of this request
     _waiting: asyncio.TimerHandle | None = None
@@ -58,6 +71,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unread += len(data)
+        self._packet = data
         super().data_received(data)
         if self._unread > MAX_HEADERS:
             self.send_400_response(TOO_LARGE)
@@ -88,7 +102,30 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._unread = 0
         self._stop_waiting()
-        super().on_headers_complete()
+        if not self._offers_upgrade:
+            super().on_headers_complete()
+            if self.scope["http_version"] == "1.0":  # knows no chunks: the end of the connection ends a stream
+                self.cycle.chunked_encoding, self.cycle.expected_content_length = False, Unlimited()
+
+    @property
+    def _offers_upgrade(self) -> bool:
+        """Whether the client offers to go on in another protocol than HTTP/1.1, none of which is spoken here."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT" and not self._should_upgrade()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """
+        Read the request again without the offer, which may be ignored: Java's client makes it with every first request.
+
+        The parser takes the body of such a request for the other protocol's.
+        """
+        if not self._offers_upgrade:
+            self.send_400_response("CONNECT is not supported.")
+            return
+        (end,) = cast("HttpParserUpgrade", sys.exception()).args
+        kept = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        line = b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)
+        self.parser = HttpRequestParser(self)
+        super().data_received(b"".join([line, *kept, b"\r\n", self._packet[end:]]))
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0
@@ -96,7 +133,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unread = 0
-        super().on_message_complete()
+        if not self._offers_upgrade:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -83,7 +83,7 @@ def test_an_error_names_the_field_and_the_cure(fields: dict[str, Any], param: st
 
 NEUTRAL: list[dict[str, Any]] = [
     {"system": None, "stop_sequences": None, "stream": None, "temperature": None, "metadata": None, "thinking": None},
-    {"tools": [], "mcp_servers": None, "container": None, "speed": "standard", "service_tier": "auto"},
+    {"tools": [], "mcp_servers": [], "container": None, "speed": "standard", "service_tier": "auto"},
     {"service_tier": "standard_only", "cache_control": {"type": "ephemeral"}, "metadata": {"user_id": None}},
     {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
     {"context_management": {"edits": []}, "output_config": {}},

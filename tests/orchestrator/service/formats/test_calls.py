@@ -103,13 +103,15 @@ def test_a_call_without_arguments_is_written_with_an_empty_object(pieces: list[s
     blocks, items = ContentBlocks(), ResponseEvents("r")
     blocks.add(Delta({}, calls=tuple(made)))
     blocks.finish(cut=False)
-    items.add(Delta({}, calls=tuple(made)))
+    items.add(Delta({"content": "x"}, calls=tuple(made)))
+    items.add(Delta({"content": "y"}))
     items.close()
     assert [(block["id"], block["name"], block["input"]) for block in blocks.blocks] == [
         ("same", "f", orjson.loads(arguments_object(sent))),
         ("same", "g", {"b": 2}),
     ]
-    assert [item["arguments"] for item in items.items] == [sent, '{"b": 2}']
+    assert [item["arguments"] for item in items.items[1:-1]] == [sent, '{"b": 2}']
+    assert len({item["id"] for item in items.items}) == 4
 
 
 def test_a_call_that_was_cut_off_before_its_arguments_is_not_completed() -> None:
@@ -154,12 +156,8 @@ async def test_cache_control_is_accepted_anywhere_without_effect() -> None:
     body = {"model": "auto", "max_tokens": 99, "messages": messages, "system": [text], **CACHED}
     body |= {"thinking": {"type": "adaptive", **CACHED}, "metadata": {"user_id": "u", **CACHED}}
     body |= {"tools": [{"name": "f", "input_schema": {}, **CACHED}], "tool_choice": {"type": "none", **CACHED}}
-    chat: dict[str, Any] = {
-        "tools": [tool],
-        "tool_choice": "none",
-        "response_format": {"type": "text", **CACHED},
-        "stream": True,
-    }
+    chat: dict[str, Any] = {"tools": [tool], "tool_choice": "none", "stream": True}
+    chat |= {"response_format": {"type": "text", **CACHED}}
     chat |= {"stream_options": {"include_usage": True, **CACHED}, **CACHED}
     response = {"model": "auto", "input": [item], "reasoning": {"effort": "low", **CACHED}, **CACHED}
     response["text"] = {"format": {"type": "text", **CACHED}, **CACHED}

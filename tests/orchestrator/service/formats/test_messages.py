@@ -250,15 +250,9 @@ async def test_each_status_has_its_own_error_with_the_reason() -> None:
         assert unknown.value.type == "not_found_error"
         with pytest.raises(anthropic.ContentTooLargeError) as large:
             await create(**ASKED, system="x" * 6000)
-        assert large.value.body == {
-            "type": "error",
-            "error": {
-                "type": "request_too_large",
-                "message": "the body is larger than 5000 bytes",
-                "details": {"error_code": "body_too_large"},
-            },
-            "request_id": large.value.request_id,
-        }
+        error: dict[str, Any] = {"type": "request_too_large", "message": "the body is larger than 5000 bytes"}
+        error |= {"details": {"error_code": "body_too_large"}}
+        assert large.value.body == {"type": "error", "error": error, "request_id": large.value.request_id}
         served.small.gate = asyncio.Semaphore(0)
         running = asyncio.create_task(create(**ASKED))
         await until(lambda: served.service.context.admission.running)
@@ -333,9 +327,8 @@ async def test_an_answer_may_call_tools() -> None:
             kinds = {event.type async for event in helped}
             full = await helped.get_final_message()
         found = events(await ask(served, tools=[TOOL], stream=True))
-        single = await sdk.messages.create(
-            **ASKED, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True}
-        )
+        choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
+        single = await sdk.messages.create(**ASKED, tools=[TOOL], tool_choice=choice)
         plain = await sdk.messages.count_tokens(model="auto", messages=PROBLEM)
         counted = await sdk.messages.count_tokens(model="auto", messages=PROBLEM, tools=[TOOL])
     assert made.stop_reason == full.stop_reason == "tool_use"
@@ -365,10 +358,8 @@ def test_a_call_that_is_cut_off_is_in_the_stream_and_not_in_the_message() -> Non
     stream += content.finish(cut=True)
     assert content.blocks == [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]
     found = events(Reply(200, {}, stream))
-    assert [event["type"].removeprefix("content_block_") for event in found] == [
-        *("start", "delta", "delta", "stop"),
-        *("start", "delta", "stop"),
-    ]
+    kinds = [event["type"].removeprefix("content_block_") for event in found]
+    assert kinds == ["start", "delta", "delta", "stop", "start", "delta", "stop"]
     assert [event["index"] for event in found] == [0] * 4 + [1] * 3
     deltas = [event["delta"] for event in found if "delta" in event]
     assert "".join(delta["partial_json"] for delta in deltas) == '{"x": 1}{"y"'

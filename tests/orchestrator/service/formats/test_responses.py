@@ -102,10 +102,8 @@ async def test_what_a_load_generator_sends_has_no_effect() -> None:
     forced: dict[str, Any] = {"ignore_eos": True, "min_tokens": 64, "stop": None}
     body = {"model": "auto", "input": PROBLEM, "max_output_tokens": 64, "temperature": 0}
     async with serving() as served:
-        plain, forced_reply = (
-            await served.post("/v1/responses", body),
-            await served.post("/v1/responses", body | forced),
-        )
+        plain = await served.post("/v1/responses", body)
+        forced_reply = await served.post("/v1/responses", body | forced)
     assert (forced_reply.status, forced_reply.json["status"]) == (200, "completed")
     assert forced_reply.json["output"][1]["content"] == plain.json["output"][1]["content"]
     assert forced_reply.json["usage"] == plain.json["usage"]
@@ -152,9 +150,8 @@ async def test_a_failure_has_its_status_or_ends_the_stream() -> None:
         assert "dead" in last.response.error.message
         assert (last.response.status, last.response.error.code) == ("failed", "server_error")
         assert [event.sequence_number for event in events] == [*range(len(events))]
-        assert [(item.type, getattr(item, "status", None)) for item in last.response.output] == [
-            ("reasoning", "incomplete")
-        ]
+        states = [(item.type, getattr(item, "status", None)) for item in last.response.output]
+        assert states == [("reasoning", "incomplete")]
         assert events[-2].type == "response.output_item.done"
         assert {event.response.id for event in events if event.type == "response.created"} == {last.response.id}
         with pytest.raises(openai.InternalServerError, match="dead"):

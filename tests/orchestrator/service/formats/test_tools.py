@@ -94,9 +94,8 @@ def called(reply: Any) -> list[tuple[str, Any]]:
 def joined(chunks: Sequence[Any]) -> list[dict[str, str]]:
     """Join the pieces of every call in a stream, as OpenAI's clients do."""
     calls: dict[int, dict[str, str]] = {}
-    for piece in (
-        call for chunk in chunks for each in chunk["choices"] for call in each["delta"].get("tool_calls", [])
-    ):
+    deltas = [each["delta"] for chunk in chunks for each in chunk["choices"]]
+    for piece in [call for delta in deltas for call in delta.get("tool_calls", [])]:
         call = calls.setdefault(piece["index"], {"id": "", "name": "", "arguments": ""})
         call["id"] += piece.get("id") or ""
         call["name"] += piece["function"].get("name") or ""

@@ -68,6 +68,8 @@ CALL = {"id": "c", "type": "function", "function": {"name": "lookup", "arguments
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
 
 
+JSON, SCHEMA = "response_format", {"name": "x", "schema": dict[str, Any]()}
+OBJECT: dict[str, Any] = {"type": "json_schema", "json_schema": SCHEMA}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least 1"),
     ({"messages": [TURN] * 5}, "messages", "at most 4"),
@@ -99,16 +101,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning_effort": "none"}, "reasoning_effort", "always thinks"),
     ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-        "response_format.json_schema.schema",
-        "missing",
-    ),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}, "more": 1}},
-        "response_format.more",
-        "unknown parameter 'response_format.more'",
-    ),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, f"{JSON}.json_schema.schema", "miss"),
+    ({"response_format": {**OBJECT, "more": 1}}, f"{JSON}.more", f"unknown parameter '{JSON}.more'"),
     ({"tools": [{"type": "web_search"}]}, "tools[0]", "tools of the type function"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
     ({"tools": [TOOL, TOOL]}, "tools", "two tools are called 'lookup'"),

@@ -164,8 +164,6 @@ def test_a_public_address_needs_a_key_or_a_word() -> None:
 # Pages of other sites, and a service without keys.
 
 ELSEWHERE = "https://a.example"
-
-
 LOCAL = "127.0.0.1:8765 [::1]:8765 ::1 localhost:8765 LOCALHOST. stepspec:8765 a.docker.internal:1 desk.local 10.0.0.7"
 OWNED = "a.example:8765 a.example. 127.0.0.1.a.example local.a.example A.EXAMPLE notlocal.dev:1"
 

@@ -102,12 +102,30 @@ async def test_malformed_http_is_refused_and_no_byte_after_it_is_run() -> None:
 async def test_a_correct_request_is_run_and_so_is_the_next_on_its_connection() -> None:
     length = request(b"Content-Length: %d" % len(BODY), body=BODY)
     chunked = chunks(b"%x\r\n%b\r\n" % (len(BODY), BODY) + END)
+    offers = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk")
+    upgrade = [each.replace(b"\r\n\r\n", b"\r\n%b\r\n\r\n" % b"\r\n".join(offers), 1) for each in (length, chunked)]
     last = SMUGGLED.replace(b"Host", b"Connection: close\r\nHost")
     async with serving() as served:
-        for data in (length, chunked):
+        for data in (length, chunked, *upgrade):
             reply = await exchange(served, data + last)
             assert reply.count(b"HTTP/1.1 200 OK") == 2
-        assert sorted(paths(served)) == ["/v1/chat/completions", "/v1/chat/completions", "/version", "/version"]
+        async with connected(served) as (reader, writer), asyncio.timeout(10):
+            for at in range(0, len(upgrade[0]), 50):
+                writer.write(upgrade[0][at : at + 50])
+                await asyncio.sleep(0.01)
+            writer.write(last)
+            assert (await reader.read()).count(b"HTTP/1.1 200 OK") == 2
+        assert sorted(paths(served)) == ["/v1/chat/completions"] * 5 + ["/version"] * 5
+
+
+async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
+    body = orjson.dumps({"model": "large", "messages": [TURN], "stream": True})
+    old = request(b"Content-Length: %d" % len(body), body=body).replace(b"HTTP/1.1", b"HTTP/1.0")
+    async with serving() as served:
+        head, _, rest = (await exchange(served, old)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert rest.startswith(b"data: {")
+    assert rest.endswith(b"data: [DONE]\n\n")
 
 
 FLOODS = {
