@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from ..chain import THINK_END, Chain, Party, Role, Step, Stop, Token
-from ..errors import EndpointUnavailable, MalformedReply
+from ..errors import EndpointError, EndpointUnavailable, EndpointUnreachable, MalformedReply
 from ..events import Called, Fate, Verb
 from ..interfaces import REQUEST, RequestContext
 from ..markers import opened_by, partial_match
@@ -275,7 +275,8 @@ class RequestMeter:
     ) -> None:
         fate: Fate = "done" if exc is None else "failed" if isinstance(exc, Exception) else "cancelled"
         seconds = self.clock() - self.started
-        counts = self.prompt, self.cached, self.written
+        refused = isinstance(exc, EndpointUnreachable) or (isinstance(exc, EndpointError) and exc.status >= 400)
+        counts = (0, 0, 0) if refused else (self.prompt, self.cached, self.written)  # the server has read nothing
         purpose, step = self.request.purpose, self.request.step
         self.observe(
             Called(
