@@ -20,6 +20,7 @@ from stepspec.orchestrator.service.watch.records import ServiceRequest
 from stepspec.settings import load
 
 from ....fakes import run
+from ....stand_in import Refuse
 from ..served import chosen, serving, until
 
 
@@ -207,6 +208,14 @@ async def test_a_cancelled_run_is_charged_too() -> None:
     assert request.status == 499
     account = Ledger.of(calls).large
     assert request.large_tokens == account.written + account.judging > 0
+
+
+async def test_a_request_that_a_server_refuses_costs_no_tokens() -> None:
+    async with serving(LIMITED) as served:
+        served.large.faults.extend([Refuse(500, "busy")] * 99)
+        assert (await served.chat(headers=by("b"))).status == 503
+        await until(lambda: served.recorded.requests)
+        assert served.recorded.requests[0].large_tokens == 0
 
 
 def test_an_answer_without_usage_is_counted_by_its_events() -> None:
