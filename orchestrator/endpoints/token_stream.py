@@ -275,8 +275,9 @@ class RequestMeter:
     ) -> None:
         fate: Fate = "done" if exc is None else "failed" if isinstance(exc, Exception) else "cancelled"
         seconds = self.clock() - self.started
-        refused = isinstance(exc, EndpointUnreachable) or (isinstance(exc, EndpointError) and exc.status >= 400)
-        counts = (0, 0, 0) if refused else (self.prompt, self.cached, self.written)  # the server has read nothing
+        if isinstance(exc, EndpointUnreachable) or (isinstance(exc, EndpointError) and exc.status >= 400):
+            self.prompt = self.cached = 0  # the server has read nothing
+        counts = self.prompt, self.cached, self.written
         purpose, step = self.request.purpose, self.request.step
         self.observe(
             Called(
