@@ -302,7 +302,7 @@ class TokenStream:
 
     Without log-probabilities an event of several tokens does not tell their single spellings. It is divided by the
     *spellings* of tokens that arrived alone, by their ids, to which those of this stream are added. If these do not
-    join to its text, the last token has all of it.
+    join to its text, the last token has all of it, and no id if it may be the first half of a character.
     """
 
     def __init__(
@@ -349,8 +349,12 @@ class TokenStream:
         if len(tokens) == 1:
             self._spellings[tokens[0].id] = tokens[0].text
         pieces = [self._spellings.get(token.id, "") for token in tokens]
-        if not tokens or "".join(pieces) != tokens[-1].text:
+        if not tokens:
             return tokens
+        *others, last = tokens
+        if "".join(pieces) != last.text:
+            whole = pieces[-1] and last.text.endswith(pieces[-1])
+            return tokens if whole else [*others, replace(last, id=-1)]
         return [replace(token, text=piece) for token, piece in zip(tokens, pieces, strict=True)]
 
 

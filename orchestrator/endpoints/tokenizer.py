@@ -47,13 +47,15 @@ class ModelTokenizer(TextEncoder):
     The tokenizer and the chat template of one served model.
 
     *vocabulary* is equal for models that encode every text to the same ids. *ending_id* is the one token that ends a
-    reply; -1 if that takes several. *room* is the longest sequence that the
-    model takes, in tokens. *faithful*: the rendered chat template, encoded as text, gives the ids of the rendering.
+    reply; -1 if that takes several. *marks* are the spellings, by their ids, of that and of the end of the thinking.
+    *room* is the longest sequence that the model takes, in tokens. *faithful*: the rendered chat template, encoded as
+    text, gives the ids of the rendering.
     """
 
     vocabulary: str
     template: Template
     ending_id: int
+    marks: Mapping[int, str]
     room: int
     faithful: bool
     rendered_last: list[int]  # the ids of the last of `CONVERSATIONS`
@@ -84,6 +86,8 @@ class ModelTokenizer(TextEncoder):
             raise MissingCapability(f"the {self._call.role} model at {self._call.url}: {exc}") from exc
         self.faithful = list(await self.literally(texts[-1])) == rendered[-1]
         self.ending_id = await self.one_token(self.template.ending)
+        closing = self.template.markers.closing
+        self.marks = {await self.one_token(closing): closing, self.ending_id: self.template.ending}
         block = await self.literally(self.template.markers.opening + self.template.markers.closing)
         between = await self.literally(self.template.turn + self.template.answer)
         self._turns = frozenset(await self._mark_ids(between)) - frozenset(block)

@@ -41,7 +41,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
     def __init__(self, settings: Endpoint, table: str = "") -> None:
         super().__init__(settings, table)
         self.speculates = False  # on tokens, so that most events have several
-        self.spellings: dict[int, str] = {}  # of tokens that arrived alone, by their ids
+        self.spellings: dict[int, str] = {}  # of marks and of tokens that arrived alone, by their ids
         self.by_id: bool | None = None  # whether it returns log-probabilities of given ids; None: not tried
         self.cache: CacheConfig | None = None  # its prefix cache; None if it does not describe it
         self._can: Capabilities | None = None
@@ -64,7 +64,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
     def _begin(self, process: tuple[bytes, bool]) -> None:
         """Forget what was tried out at another *process*, of which its start is known, and whether it speculates."""
-        self._process, (_, self.speculates), self.spellings = process, process, {}
+        self._process, (_, self.speculates), self.spellings = process, process, {**self.encoder.marks}
         # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the engine ends.
         self.by_id, self._can = False if self.speculates else None, None
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
