@@ -120,9 +120,8 @@ async def solve_plain(
     with carrying({}, session=problem):  # A problem has the same replica in every session while that is up.
         reply, finish, seconds = await large.call(ask)
     thinking, text = (part.strip() for part in reply.parts(large.template.markers.closing))
-    return _solution(reply, thinking, text, finish, seconds, sampling), {} if reply.pace is None else {
-        "large": reply.pace
-    }
+    paces: dict[Role, float] = {} if reply.pace is None else {"large": reply.pace}
+    return _solution(reply, thinking, text, finish, seconds, sampling), paces
 
 
 def _solution(reply: Reply, thinking: str, text: str, finish: str, seconds: float, sampling: Sampling) -> Solution:

@@ -438,9 +438,8 @@ class AutoRun:
             return f"{auto.waiting} requests wait at the large model's server: lower `max_running`, or add a replica"
         if outcomes and sum(outcomes) < len(outcomes) / 2:
             return f"{sum(outcomes)} of {len(outcomes)} drafts accepted: run `stepspec judge`"
-        if estimate.costs is None or estimate.large is None or not (outcomes or self.record.drafts.entries):
-            if (pace := self.record.prior.pace or 0.0) > SLOW:
-                return f"the small model takes {pace:.0%} of the large model's time for a token: choose a smaller one"
+        known = outcomes or self.record.drafts.entries or self.record.prior.pace
+        if estimate.costs is None or estimate.large is None or not known:
             return "drafts are rarely accepted, as measured before: run `stepspec judge`"
         verdict = f" and its verdict {estimate.costs.judge:.2g} s" if estimate.costs.judge else ""
         return (
@@ -489,9 +488,8 @@ class AutoRun:
                 pending.verdicts[index] = at, verdict
             case Repaired(rollback=Rollback(reason=reason)) if reason == OUTRUN:
                 self.record.outrun += 1
-                self.record.drafts.add(
-                    self.auto.steps, at - (pending.settled if pending.free is None else pending.free)
-                )
+                since = pending.settled if pending.free is None else pending.free
+                self.record.drafts.add(self.auto.steps, at - since)
                 pending.anew = True
             case Repaired(index, _, rollback):
                 judged, _ = pending.verdicts.get(index, (pending.settled, rollback))

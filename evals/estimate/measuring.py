@@ -299,9 +299,8 @@ def with_load(server: ServerMeasurement, streams: int, measured: tuple[float, in
     seconds, most = measured
     sequences = most if most < streams else server.sequences
     key = min(streams, sequences or streams)
-    return replace(
-        server, sequences=sequences, between={**server.between, key: (*server.between.get(key, ()), seconds)}
-    )
+    known = server.between.get(key, ())
+    return replace(server, sequences=sequences, between={**server.between, key: (*known, seconds)})
 
 
 def spread(chains: Iterable[Sequence[Place]], seed: int) -> Iterator[Place]:

@@ -134,9 +134,8 @@ def scatter(arms: Sequence[ArmFigures]) -> Markup:
         axes.plot([r.seconds] * 2, r.accuracy_interval, color=colour, linewidth=1.5, alpha=0.45)
         face = CARD if f.bound else colour
         marker = markers[f.arm.name]
-        axes.plot(
-            r.seconds, r.accuracy, marker, color=face, mec=EDGE if f.bound else CARD, ms=11, gid="mark", label=r.name
-        )
+        edge = EDGE if f.bound else CARD
+        axes.plot(r.seconds, r.accuracy, marker, color=face, mec=edge, ms=11, gid="mark", label=r.name)
     lowest = min(f.result.accuracy_interval[0] for f in arms)
     axes.set(xlim=(0, longest), ylim=(max(0.0, lowest - 0.03), 1.04), xlabel="seconds per problem")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

@@ -65,9 +65,7 @@ def command(
     if find_spec("matplotlib") is None:
         raise ConfigurationError(f"`stepspec report` needs matplotlib: {install_command('evals')}")
     if not 0 < max_loss < 1:
-        raise ConfigurationError(
-            f"--max-loss {max_loss}: use a share above 0 and below 1; 0.02 is 2 points of accuracy"
-        )
+        raise ConfigurationError(f"--max-loss {max_loss}: a share above 0 and below 1; 0.02 is 2 points of accuracy")
     sections = [build_section(run, max_loss, baseline) for run in merge_folders([read_folder(run) for run in runs])]
     folder = output or (runs[0] if len(runs) == 1 else Path("report"))
     try:

@@ -86,18 +86,14 @@ def read_folder(path: Path) -> RunFolder:
     header = JsonlStore.about(path / SAMPLES)
     about: Record = cast("Record", header) if isinstance(header, dict) else {}
     if "arms" not in about:
-        raise ConfigurationError(
-            f"no run in {path}: expected a folder that `stepspec eval` wrote, with a file {SAMPLES}"
-        )
+        raise ConfigurationError(f"no run in {path}: expected a folder of `stepspec eval`, with a file {SAMPLES}")
     try:
         arms = tuple(map(Arm.from_record, about["arms"]))
         record = orjson.loads((path / RUN).read_bytes())
         lines = map(orjson.loads, (path / PROBLEMS).read_bytes().splitlines())
         problems, metrics = zip(*((line["problem"], line.get("metric", OWN_CHECK)) for line in lines), strict=True)
     except OSError as exc:
-        raise ConfigurationError(
-            f"{exc.filename}: {exc.strerror}; run the same `stepspec eval` to write it again"
-        ) from exc
+        raise ConfigurationError(f"{exc.filename}: {exc.strerror}; run `stepspec eval` to write it again") from exc
     except (KeyError, TypeError, ValueError, ConfigurationError) as exc:
         raise ConfigurationError(f"{path} is not a run folder of this version: {exc}") from exc
     return RunFolder(

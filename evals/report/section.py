@@ -160,9 +160,7 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
     figures = compute_figures(run.done, run.arms, run.repeats, baseline)
     if not figures:
         names = ", ".join(str(folder.path) for folder in run.folders)
-        raise ConfigurationError(
-            f"{names}: no problem was solved by all arms yet; continue with the same `stepspec eval`"
-        )
+        raise ConfigurationError(f"{names}: no problem was solved by all arms yet; go on with the same `stepspec eval`")
     samples = samples_by_number(run.done, run.arms, run.repeats)
     return Section(
         run,

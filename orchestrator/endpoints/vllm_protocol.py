@@ -133,9 +133,7 @@ def _http_error(call: Call, status: int, message: str, path: str) -> EndpointErr
     if status == 404:
         return call.error(EndpointRejected, f"HTTP 404: {_not_found(call, message, path)}")
     if status in NOT_READY:
-        cause = (
-            f"HTTP {status}: {message}; wait until the server is ready: it may be loading its model, or be overloaded"
-        )
+        cause = f"HTTP {status}: {message}; wait until the server is ready: it may be loading or overloaded"
         return call.error(EndpointUnavailable, cause)
     if status in (408, 429) or status >= 500:
         return call.error(EndpointUnavailable, f"HTTP {status}: {message}")
