@@ -26,7 +26,7 @@ def test_written_folders_are_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no run in .*: expected a folder that `stepspec eval` wrote"):
+    with pytest.raises(ConfigurationError, match=r"no run in .*: expected a folder of `stepspec eval`"):
         read_folder(tmp_path)
     (folder(tmp_path / "a") / "run.json").unlink()
     with pytest.raises(ConfigurationError, match=r"run\.json: No such file"):
