@@ -342,9 +342,7 @@ def _plan(
         check_arm(arm, settings)
     sampling = settings.sampling
     if samples > 1 and not sampling.temperature:
-        raise ConfigurationError(
-            f"--samples {samples} at temperature 0 are the same one {samples} times: set --temperature"
-        )
+        raise ConfigurationError(f"--samples {samples} at temperature 0 are all the same one: set --temperature")
     return Plan((), competing, sampling, settings.budget.budget(), samples, seed, concurrency)
 
 

@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from types import TracebackType
 from typing import Annotated, Any, Literal, Self, TypeAlias, Unpack, cast
 
 from pydantic import BaseModel, Discriminator, Tag, field_validator
@@ -143,9 +142,7 @@ class NestedEndpoint:
             self._exit = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._exit.aclose()
 
     @property

@@ -64,9 +64,7 @@ def promise_conditions(settings: Settings, policy: str, threshold: Threshold) ->
 def changed_settings(settings: Settings) -> dict[str, Any]:
     """The fields that are not at their defaults: a settings file needs them to serve what was calibrated."""
     usual = Settings.model_construct()
-    changed = {
-        name: getattr(settings, name) for name in arm_options() if getattr(settings, name) != getattr(usual, name)
-    }
+    changed = {key: getattr(settings, key) for key in arm_options() if getattr(settings, key) != getattr(usual, key)}
     return changed | {
         table: fields
         for table, omitted in (("sampling", {"seed"}), ("budget", set[str]()))

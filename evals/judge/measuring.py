@@ -131,9 +131,7 @@ async def judge_cases(
             await judging.read(case, step, alone=True)
         await at_once(judging.read(case, step) for case in cases[ALONE:])
     if judged.cases < min(FEWEST, len(cases)):
-        raise StepspecError(
-            f"only {judged.cases} steps were judged in {minutes:g} minutes: this server needs more --minutes"
-        )
+        raise StepspecError(f"only {judged.cases} steps were judged in {minutes:g} minutes: it needs more --minutes")
     return judged
 
 

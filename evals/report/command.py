@@ -85,9 +85,7 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
 
     origin = _origin()
     prefixes = [""] if len(sections) == 1 else [f"{number}-" for number in range(1, len(sections) + 1)]
-    linked = [
-        (section, _write_traces(folder, section, prefix)) for section, prefix in zip(sections, prefixes, strict=True)
-    ]
+    linked = [(part, _write_traces(folder, part, prefix)) for part, prefix in zip(sections, prefixes, strict=True)]
     (folder / "report.md").write_text(to_markdown(linked, origin), encoding="utf-8")
     (folder / "report.html").write_text(to_html(linked, origin), encoding="utf-8")
     (folder / "report.json").write_bytes(to_json(sections, origin))

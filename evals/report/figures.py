@@ -157,9 +157,7 @@ def _busy(party: Party, sample: Sample) -> float:
 
 def _mean_steps(samples: Sequence[Sample]) -> MeanSteps:
     def mean(fate: str, author: str | None = None) -> float:
-        return fmean(
-            sum(step.fate == fate and author in (None, step.author) for step in sample.steps) for sample in samples
-        )
+        return fmean(sum(step.fate == fate and author in (None, step.author) for step in one.steps) for one in samples)
 
     return MeanSteps(mean("kept", "small"), mean("kept", "large"), mean("rejected"), mean("lost"))
 

@@ -158,9 +158,7 @@ def steps_table(section: Section) -> Table:
 
 
 def _step_row(f: ArmFigures) -> Row:
-    reasons = ", ".join(
-        f"{reason} {count}" for reason, count in sorted(f.rejections.items(), key=lambda item: -item[1])
-    )
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(f.rejections.items(), key=lambda row: -row[1]))
     return (
         f.arm.name,
         number(f.steps.small, 1),

@@ -216,9 +216,7 @@ def miniature_servers(
     is the model of ``draft_model``; None: the small model. The large role has the weights of the world's judge, and
     serves ``testbed-<judge>``. Raise ConfigurationError for an unknown profile and for a missing model.
     """
-    drafting = {
-        role: method.configuration(str(drafter or world.model(DRAFTER))) for role, method in speculation.items()
-    }
+    drafting = {role: kind.configuration(str(drafter or world.model(DRAFTER))) for role, kind in speculation.items()}
     trained = [(role, world.model(world.judge if role == "large" else role)) for role in roles]
     servers = [_server(profile, role, model, world.flags, drafting.get(role)) for role, model in trained]
     counts = [list(roles[: place + 1]).count(role) for place, role in enumerate(roles)]

@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from contextvars import ContextVar
 from functools import partial
 from math import inf
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Generic, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -320,9 +320,7 @@ class ConnectedEndpoint(Generic[A]):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.connection.close()
 
     async def _after_reopening(self, look: Callable[[], Awaitable[object]]) -> None:

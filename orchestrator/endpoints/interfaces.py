@@ -71,7 +71,7 @@ class ModelEndpoint(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
 
 

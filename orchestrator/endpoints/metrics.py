@@ -106,10 +106,8 @@ class Acceptance:
     def __add__(self, other: Acceptance) -> Acceptance:
         return Acceptance(self.drafts + other.drafts, self.drafted + other.drafted, self.accepted + other.accepted)
 
-    def __sub__(self, earlier: Acceptance) -> Acceptance:
-        return Acceptance(
-            self.drafts - earlier.drafts, self.drafted - earlier.drafted, self.accepted - earlier.accepted
-        )
+    def __sub__(self, old: Acceptance) -> Acceptance:
+        return Acceptance(self.drafts - old.drafts, self.drafted - old.drafted, self.accepted - old.accepted)
 
     def __str__(self) -> str:
         return "nothing drafted" if self.rate is None else f"{self.rate:.0%}, {self.length:.2f} a pass"

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from hashlib import blake2b
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
@@ -175,9 +174,7 @@ class ReplicatedModel:
     async def branch(
         self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
     ) -> tuple[Step, ...]:
-        return await self._placement.call(
-            lambda endpoint: self._model(endpoint).branch(chain, begun, stop=stop, limit=limit)
-        )
+        return await self._placement.call(lambda end: self._model(end).branch(chain, begun, stop=stop, limit=limit))
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         return await self._placement.call(lambda endpoint: self._model(endpoint).score(chain, *spans, top=top))
@@ -227,9 +224,7 @@ class ReplicatedEndpoint:
         await self.health.start(optional=self._optional)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.health.stop()
 
     @property

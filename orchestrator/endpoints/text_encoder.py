@@ -220,9 +220,7 @@ class TextEncoder:
 
 def may_spell(text: str) -> bool:
     """Whether *text* has a sign that special tokens are made of, also once a tokenizer has normalised it."""
-    return _SIGNS.search(text) is not None or (
-        not text.isascii() and _SIGNS.search(normalize("NFKC", text)) is not None
-    )
+    return bool(_SIGNS.search(text)) or (not text.isascii() and bool(_SIGNS.search(normalize("NFKC", text))))
 
 
 def is_mark(piece: str) -> bool:
@@ -249,9 +247,7 @@ def texts_of(fields: object) -> str:
         return fields
     if isinstance(fields, Mapping):
         members = cast("Mapping[str, object]", fields)
-        return "\n".join(
-            f"{key}\n{texts_of(_plain(key, value))}" for key, value in members.items() if key not in _FIXED
-        )
+        return "\n".join(f"{key}\n{texts_of(_plain(key, item))}" for key, item in members.items() if key not in _FIXED)
     if isinstance(fields, Sequence):
         return "\n".join(map(texts_of, cast("Sequence[object]", fields)))
     return ""

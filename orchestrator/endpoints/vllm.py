@@ -231,9 +231,8 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
     async def capabilities(self) -> Capabilities:
         """Find out what the server can do; later calls return the first result."""
         if self._can is None:
-            self._can = await probe(
-                self.connection, self.name, self.encoder, suffix_scoring=self.settings.suffix_scoring
-            )
+            suffix = self.settings.suffix_scoring
+            self._can = await probe(self.connection, self.name, self.encoder, suffix_scoring=suffix)
             self.by_id = self._can.chosen_logprobs
         return self._can
 

@@ -707,9 +707,7 @@ def scored_spans(
 
 def _likeliest(row: Row, top: int) -> tuple[Token, ...]:
     best = sorted((entry["rank"], int(key), entry) for key, entry in row.items() if entry["rank"] <= top)
-    return tuple(
-        [Token(entry.get("decoded_token") or "", finite(entry["logprob"]), rank, id) for rank, id, entry in best]
-    )
+    return tuple([Token(row.get("decoded_token") or "", finite(row["logprob"]), rank, id) for rank, id, row in best])
 
 
 # Rating

@@ -199,7 +199,7 @@ class Roles(BaseModel, frozen=True, extra="forbid"):
         complete = for_role(value, role) if _tag(value) == CONNECTED and not isinstance(value, Endpoint) else value
         if not isinstance(value, str | dict | BaseModel):
             raise ValueError(
-                f"write a table with a `model` to start, or the URL of a server that runs: {value!r} is neither"
+                f"write a table with a `model` to start, or the URL of a running server: {value!r} is neither"
             )
         return complete
 
@@ -276,9 +276,7 @@ class Pair(Roles, frozen=True):
 
 
 KINDS = frozenset({CONNECTED, STARTED, PAIR})
-SETTINGS = {
-    name for kind in (Pair, PairWithin, StartedServer, Endpoint, TokenSpeculation) for name in kind.model_fields
-}
+SETTINGS = {key for kind in (Pair, PairWithin, StartedServer, Endpoint, TokenSpeculation) for key in kind.model_fields}
 NESTING_SETTINGS = ("policy", "options")  # only a pair within has them
 
 

@@ -131,9 +131,7 @@ def _brief(name: str) -> dict[str, Any]:
 
 
 def _full(name: str) -> dict[str, Any]:
-    options = {
-        key: dataclasses.asdict(option) for key, option in policies.METHODS.find(name).describe_options().items()
-    }
+    options = {key: dataclasses.asdict(each) for key, each in policies.METHODS.find(name).describe_options().items()}
     return {**_brief(name), "options": options, "documentation": policies.METHODS[name].documentation}
 
 

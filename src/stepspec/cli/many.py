@@ -76,9 +76,7 @@ class SolutionFile:
                 fields = cast("dict[str, Any]", orjson.loads(line))
                 key, made_with, failed = (fields["id"], fields["problem"]), fields["settings"], "error" in fields
             except (orjson.JSONDecodeError, KeyError, TypeError) as exc:
-                raise ConfigurationError(
-                    f"{path}, line {number}, is no solution: choose another file with --output"
-                ) from exc
+                raise ConfigurationError(f"{path}, line {number}, is no solution: choose another --output") from exc
             if failed:
                 continue
             if made_with != self._digest:

@@ -95,7 +95,7 @@ def test_errors_within_a_nested_pair_are_named_by_their_path(
     refused(FOUR.replace(was, now, 1), complaint, tmp_path)
 
 
-NEITHER = "write a table with a `model` to start, or the URL of a server that runs: 3 is neither"
+NEITHER = "write a table with a `model` to start, or the URL of a running server: 3 is neither"
 
 
 @pytest.mark.parametrize(
