@@ -266,6 +266,8 @@ async def context_room(
                 raise
             return exc
 
+    if small is large:
+        return await _context_room(large, chain), None
     ours, theirs = await at_once((of_small(), _context_room(large, chain)))
     assert isinstance(theirs, int)
     return (theirs, ours) if isinstance(ours, EndpointError) else (min(ours, theirs), None)
