@@ -18,10 +18,9 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .budget import Until
 from .chain import Accept, Rollback, Step, Verdict
 from .events import OUTRUN, Called, Choice, Chosen, Committed, Decided, Drafted, Finished, Judged, Repaired, Started
-from .interfaces import REQUEST, Policy
+from .interfaces import REQUEST, Policy, Until
 from .trace import Moment
 
 MARGIN = 0.03  # of the time of a step, which a change has to save

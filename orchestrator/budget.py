@@ -8,9 +8,8 @@ from typing import TypeAlias, Unpack
 
 from .chain import Chain, Role, Step, Token
 from .errors import ConfigurationError
-from .interfaces import DEFAULT_LIMIT, Model, WriteOptions
+from .interfaces import DEFAULT_LIMIT, Model, Until, WriteOptions
 
-Until: TypeAlias = Callable[[Step], bool] | None
 Watch: TypeAlias = Callable[[Until], Until]
 ANSWER_TOKENS = 512
 ANSWER_SHARE = 0.25

@@ -26,6 +26,7 @@ only; the end is cut off a draft, and the large model writes the next step.
 AnsweredBy: TypeAlias = Literal["large", "method", "small"]
 """Who writes the final answer: one model, or the "method", which drafts, verifies and repairs it like the thinking."""
 
+Until: TypeAlias = Callable[[Step], bool] | None
 DEFAULT_LIMIT = 512  # tokens of one write
 
 
@@ -34,7 +35,7 @@ class WriteOptions(TypedDict, total=False):
 
     stop: Sequence[str] | None
     limit: int
-    until: Callable[[Step], bool] | None
+    until: Until
     opening: str
     top: int
 
@@ -51,7 +52,7 @@ class Model(Protocol):
         *,
         stop: Sequence[str] | None = None,
         limit: int = DEFAULT_LIMIT,
-        until: Callable[[Step], bool] | None = None,
+        until: Until = None,
         opening: str = "",
         top: int = 0,
     ) -> Step:

@@ -110,11 +110,9 @@ def command(
     sentence = conclusion(rows, chosen, drafts)
     lines = sentence, f"Measured by `stepspec judge` on {datetime.date.today()}."
     policy = {"policy": chosen.reading.policy if chosen else "large"}
-    prior = (
-        Prior(accept_rate=drafts.accepted.value, verdict_seconds=drafts.verdict_seconds, pace=drafts.pace)
-        if drafts
-        else None
-    )
+    prior = None
+    if drafts:
+        prior = Prior(accept_rate=drafts.accepted.value, verdict_seconds=drafts.verdict_seconds, pace=drafts.pace)
     toml = settings_file(settings, lines, policy, chosen.options if chosen else None, prior)
     if json:
         print(orjson.dumps(record(rows, chosen, drafts, judged.cases, judged.skipped, sentence, toml)).decode())

@@ -380,8 +380,8 @@ class ForwardedAnswer:
 def written_tokens(reply: Mapping[str, Any], unknown: int = 0) -> int:
     """Return how many tokens the model has written, by a *reply* or an event of one; *unknown* if it does not say."""
     usage = _field(_field(reply, "response") or reply, "usage")  # the Responses API's events have a response
-    told = _field(usage, "completion_tokens"), _field(usage, "output_tokens")
-    tokens = told[1] if told[0] is None else told[0]
+    counts = _field(usage, "completion_tokens"), _field(usage, "output_tokens")
+    tokens = counts[1] if counts[0] is None else counts[0]
     return tokens if type(tokens) is int and tokens >= 0 else unknown
 
 
