@@ -19,24 +19,24 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from .chain import Accept, Rollback, Step, Verdict
-from .events import OUTRUN, Called, Choice, Chosen, Committed, Decided, Drafted, Finished, Judged, Repaired, Started
+from .events import Called, Choice, Chosen, Committed, Decided, Drafted, Finished, Judged, Repaired, Started, Tried
 from .interfaces import REQUEST, Policy, Until
 from .trace import Moment
 
 MARGIN = 0.03  # of the time of a step, which a change has to save
 SPAN = 64  # committed steps of all runs for which a measurement counts, if there are newer ones
-LEAST = 3  # timings that are used however old they are, and without which nothing is decided
+LEAST = 3  # timings that are used however old they are, and without which nothing is decided; trials at once
 OUTCOMES = 16  # the same for verdicts
 EVERY = 8  # steps after which a run decides again, if no draft was rolled back
 USUAL = 0.75  # the share of accepted drafts that is assumed beforehand
 WEIGHT = 8  # the number of drafts that an assumed share counts for
 STREAK = 2  # rejections in a row, after which the assumed share counts for one draft only
-PROBE: Mapping[Choice, int] = {"method": 4, "large": 2}  # steps written to measure what is not in use
-SHARE = 0.2  # of the steps, that may be written so
+TRIALS, PROBE = 4, 2  # steps at which the method is tried, or that the large model writes, if it is not in use
+SHARE = 0.2  # of the steps, that may be such ones
 EXTRA = 0.015  # of the time, that they may take in addition
-FIRST_PROBES, FIRST_EXTRA = 2, 0.04  # the same for the first probes of a method
+SHARED = 0.5  # of the time of a trial, by which it slows the large model down on one card
 MOST = 64  # methods with their options that a solver keeps records of; the oldest is dropped first
-FEW = 8  # verdicts below which the evidence is thin: decisions are frequent, probes short
+FEW = 8  # verdicts below which the evidence is thin, and decisions are frequent
 SLOW = 0.8  # of the large model's seconds per token, above which a small model cannot pay
 SIGHT = 16  # tokens of a draft after which its pace is seen
 FULL = 0.85  # the share of the large server's cache that the chains of all runs may take
@@ -87,9 +87,9 @@ class Estimate:
     What is known of a method and of the large model alone when a run decides.
 
     *costs* are those of one draft; None while too little is known. *accepted* is the share of the drafts that is
-    accepted, and *drafts* the number of verdicts that this is known from. *large* is the time in which the large model
-    alone writes a step, in seconds; None if it is not known. A large model that is *busy* has a queue of requests; in a
-    *full* one the chains of all runs take more than the cache holds, so that verdicts read whole chains again.
+    accepted. *large* is the time in which the large model alone writes a step, in seconds; None if it is not known. A
+    large model that is *busy* has a queue of requests; in a *full* one the chains of all runs take more than the cache
+    holds, so that verdicts read whole chains again.
     """
 
     costs: Costs | None = None
@@ -97,17 +97,18 @@ class Estimate:
     large: float | None = None
     busy: bool = False
     full: bool = False
-    drafts: int = FEW
-
-    @property
-    def thin(self) -> bool:
-        """Whether few verdicts are known."""
-        return self.drafts < FEW
 
     @property
     def hopeless(self) -> bool:
         """Whether the method would take longer than the large model alone if every draft were accepted."""
         return self.costs is not None and self.large is not None and self.costs.step(1.0, 1) > self.large
+
+    @property
+    def trial(self) -> float:
+        """By how much a trial delays the large model, as a share of a step; 0 if that is not known."""
+        if self.costs is None or not self.large:
+            return 0.0
+        return SHARED * (self.costs.draft + self.costs.judge) / self.large
 
     def method(self, ahead: int) -> float | None:
         """Seconds that the method takes for a committed step, *ahead* drafts ahead."""
@@ -131,11 +132,10 @@ def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[
     Choose a mode with at most *most* drafts ahead; return it, the seconds of every candidate, and the reason in words.
 
     The mode *now* stays unless another one saves a share of `MARGIN` of the time. Of depths that differ by less, the
-    deepest is chosen. Without an estimate the method is used. In a full cache the large model writes alone.
+    deepest is chosen. Without an estimate, and in a full cache, the large model writes alone.
     """
     depths = (0,) if estimate.busy else range(most + 1)
     modes = {f"method {ahead} ahead": Mode("method", ahead) for ahead in depths}
-    usual = list(modes.values())[-1]
     expected = {name: estimate.method(mode.ahead) for name, mode in modes.items()}
     modes[ALONE], expected[ALONE] = ASIDE, estimate.large
     known = {name: seconds for name, seconds in expected.items() if seconds is not None}
@@ -143,7 +143,7 @@ def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[
         return ASIDE, known, "the chains of all runs fill the large model's cache"
     if len(known) < len(expected):
         missing = "large model's pace" if estimate.costs else "method's pace"
-        return (now if now in modes.values() and now else usual), known, f"the {missing} is not known yet"
+        return ASIDE, known, f"the {missing} is not known yet"
     fastest = min(known, key=known.__getitem__)
     near = [name for name in known if known[fastest] > (1 - MARGIN) * known[name]]
     alike = [name for name in near if modes[name].choice == modes[fastest].choice]
@@ -183,8 +183,7 @@ class Record:
     *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair, and
     *paces* the same for each token. *judged* are those from a draft to its verdict, *repairs* those from a rollback to
     its repair. *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or
-    change of mode. *spent* counts the steps that the last of its *probes* wrote; a rejected draft ends one. *outrun*
-    counts the drafts that were not complete when the large model had written the step. *explained* says whether the
+    change of mode; *spent* counts the trials since then, and *trying* those under way. *explained* says whether the
     user was told why runs step aside.
     """
 
@@ -199,8 +198,7 @@ class Record:
     steps: int = 0
     probed: int = 0
     spent: int = 0
-    probes: int = 0
-    outrun: int = 0
+    trying: int = 0
     explained: bool = False
 
     def estimate(self, seconds_per_token: float | None, *, busy: bool = False, full: bool = False) -> Estimate:
@@ -212,14 +210,14 @@ class Record:
         weight = WEIGHT if streak < STREAK else 1
         accepted = (share * weight + sum(outcomes)) / (weight + len(outcomes))
         costs = self._costs(large, seconds_per_token, 1 if streak >= STREAK else LEAST)
-        return Estimate(costs, accepted, large, busy, full, len(outcomes))
+        return Estimate(costs, accepted, large, busy, full)
 
     def _costs(self, large: float | None, pace: float | None, least: int) -> Costs | None:
         """
         The medians of the timings. Before the first repair, one is assumed to take the *large* model's time.
 
-        No verdict is needed if a token of a draft took about as long as the large model's *pace*, or if several drafts
-        were outrun; one is enough if it took longer than the large model takes for a step: no accept rate pays then.
+        No verdict is needed if a token of a draft took about as long as the large model's *pace*; one is enough if it
+        took longer than the large model takes for a step: no accept rate pays then.
 
         Without any timing of a draft, the prior says what it and its verdict take.
         """
@@ -227,7 +225,7 @@ class Record:
         repair = median_low(repairs) if repairs else large or 0.0
         outpaced = pace is not None and bool(paces := self.paces.values()) and min(paces) > SLOW * pace
         slow = large is not None and bool(judged) and min(judged) > large
-        needed = 0 if outpaced or self.outrun >= LEAST else 1 if slow else least
+        needed = 0 if outpaced else 1 if slow else least
         if drafts and len(judged) >= needed:
             return Costs(median_low(drafts), median_low(judged) if judged else 0.0, repair)
         if self.prior.accept_rate is not None and self.prior.verdict_seconds is not None and not drafts:
@@ -300,7 +298,8 @@ class Auto:
         if key not in self._records:
             if len(self._records) >= MOST:
                 del self._records[next(iter(self._records))]
-            self._records[key] = Record(self.prior)
+            known = None not in (self.prior.accept_rate, self.prior.verdict_seconds)
+            self._records[key] = Record(self.prior, spent=TRIALS if known else 0)
         return self._records[key]
 
     def run(self, policy: str, options: Mapping[str, Any], most: int, aside: Policy | None = None) -> AutoRun:
@@ -354,7 +353,7 @@ class AutoRun:
     """
     One run: it reads the run's events into the *record* of its method, and decides who writes the next steps.
 
-    *outpaced* says that a draft was given up because the large model, which wrote its step too, is as fast.
+    *given_up* are the steps whose drafts were ended in a trial, because the large model is as fast.
     """
 
     auto: Auto
@@ -362,10 +361,11 @@ class AutoRun:
     most: int
     aside: Policy | None = None
     decided: Decided | None = None
-    outpaced: bool = False
+    given_up: set[int] = field(default_factory=set[int])
     _choice: Choice | None = None  # what the events say
     _pending: Pending = field(default_factory=Pending)
     _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
+    _trials: set[int] = field(default_factory=set[int])  # the steps at which trials are under way
     _mark: float = 0.0  # when the last whole step was committed
     _tokens: int = 0  # of the step that is being completed
 
@@ -376,22 +376,19 @@ class AutoRun:
         """How many drafts may be made ahead now."""
         return self.most if self.decided is None else self.decided.ahead
 
-    @property
-    def exploring(self) -> bool:
-        """Whether the method is hardly known, so that the large model should write its own steps meanwhile."""
-        return self.aside is not None and len(self.record.accepted.entries) < LEAST
-
     def watch(self, until: Until) -> Until:
-        """End a draft that races with the large model, unless *until* does, once it is seen to be no faster."""
-        pace, clock, seen = self.auto.pace, asyncio.get_running_loop().time, list[tuple[float, int]]()
-        if pace is None or not REQUEST.get().race:
+        """End a draft on trial, unless *until* does, once it is seen to be no faster than the large model."""
+        pace, clock, request = self.auto.pace, asyncio.get_running_loop().time, REQUEST.get()
+        if pace is None or not request.trial or request.purpose != "draft":
             return until
+        seen = list[tuple[float, int]]()
 
         def ends(step: Step) -> bool:
             seen.append((clock(), len(step.tokens)))
             seconds, tokens = (last - first for first, last in zip(seen[0], seen[-1], strict=True))
-            self.outpaced = tokens >= SIGHT and seconds >= pace * tokens
-            return self.outpaced or (until is not None and until(step))
+            slow = tokens >= SIGHT and seconds >= pace * tokens
+            self.given_up |= {request.step} if slow else set()
+            return slow or (until is not None and until(step))
 
         return ends
 
@@ -400,30 +397,31 @@ class AutoRun:
         decided = self.decided
         if decided is None:
             return True
-        thin = len(self.record.accepted.entries) < FEW
         if decided.probe:
-            return index - decided.index >= PROBE["large" if thin else decided.choice]
-        return index - decided.index >= (1 if thin else EVERY)
+            return index - decided.index >= PROBE
+        thin = len(self.record.accepted.entries) < FEW
+        trying = decided.choice == "large" and self.record.spent < TRIALS
+        return index - decided.index >= (1 if thin or trying else EVERY)
 
     def policy(self, method: Policy) -> Policy:
         """The policy of the next steps: the *method*, or the large model alone."""
         return self.aside if self.aside and self.decided and self.decided.choice == "large" else method
 
     def decide(self, index: int) -> Decided | None:
-        """Decide who writes from step *index* on; None if that is decided."""
+        """Decide who writes from step *index* on; None if that is decided, or if nothing changes."""
         if self.aside is None or (self.decided is not None and self.decided.index == index):
             return None
-        self.outpaced, record, auto = False, self.record, self.auto
+        record, auto = self.record, self.auto
         estimate = record.estimate(auto.pace, busy=auto.busy, full=auto.full)
         mode, seconds, reason = decide(estimate, record.now, self.most)
-        if record.now is None or record.now.choice != mode.choice:
-            record.probed, record.spent = record.steps, 0
+        if record.now is not None and record.now.choice != mode.choice:
+            record.probed, record.spent = record.steps, TRIALS
         record.now = mode
         event = self._probe(Decided(index, mode.choice, mode.ahead, tuple(seconds.items()), reason), estimate)
         if event.choice == "large" and not event.probe:
             event = replace(event, advice=self._advice(estimate))
-        self.decided = replace(event, running=auto.running, waiting=auto.waiting)
-        return self.decided
+        before, self.decided = self.decided, replace(event, running=auto.running, waiting=auto.waiting)
+        return self.decided if event.trial or before is None or _outcome(before) != _outcome(event) else None
 
     def _advice(self, estimate: Estimate) -> str:
         """Say in a sentence why the large model writes alone, and what the user can do about it."""
@@ -435,10 +433,11 @@ class AutoRun:
             )
         if estimate.busy:
             return f"{auto.waiting} requests wait at the large model's server: lower `max_running`, or add a replica"
+        if estimate.costs is None or estimate.large is None:
+            return ""  # The method is not known yet.
         if outcomes and sum(outcomes) < len(outcomes) / 2:
             return f"{sum(outcomes)} of {len(outcomes)} drafts accepted: run `stepspec judge`"
-        known = outcomes or self.record.drafts.entries or self.record.prior.pace
-        if estimate.costs is None or estimate.large is None or not known:
+        if not (outcomes or self.record.drafts.entries or self.record.prior.pace):
             return "drafts are rarely accepted, as measured before: run `stepspec judge`"
         verdict = f" and its verdict {estimate.costs.judge:.2g} s" if estimate.costs.judge else ""
         return (
@@ -447,24 +446,29 @@ class AutoRun:
         )
 
     def _probe(self, event: Decided, estimate: Estimate) -> Decided:
-        """Let the mode that is not in use write a few steps if nothing is known about it, or nothing recent."""
-        record = self.record
-        other: Choice = "large" if event.choice == "method" else "method"
-        age = record.steps - record.probed
-        if other == "large" and estimate.large is None:
-            wanted = not record.steps or age >= EVERY  # at first: nothing is lost by what the large model writes
-        elif estimate.busy or estimate.full or not (other == "method" or self.auto.stale()):
-            wanted = False
-        else:
-            steps = record.spent or PROBE["large" if estimate.thin else other]
-            extra = FIRST_EXTRA if estimate.thin and not estimate.hopeless and record.probes < FIRST_PROBES else EXTRA
-            wanted = age >= steps * max(1 / SHARE, _excess(event) / extra)
-        if not wanted:
+        """
+        Measure the mode that is not in use if nothing is known about it, or nothing recent.
+
+        The large model writes a few steps. The method is tried: the chain does not wait for its drafts and verdicts.
+        """
+        record, alone = self.record, event.choice == "large"
+        extra = min(estimate.trial, _excess(event)) if alone else _excess(event)
+        due = record.steps - record.probed >= (TRIALS if alone else PROBE) * max(1 / SHARE, extra / EXTRA)
+        if estimate.full or (estimate.busy and estimate.costs is not None):
             return event
-        record.probed, record.spent = record.steps, 0
-        record.probes += other == "method"
-        depth = ASIDE.ahead if other == "large" else min(range(self.most + 1), key=lambda k: estimate.method(k) or 0.0)
-        return replace(event, choice=other, ahead=depth, probe=True, reason=f"a probe; {event.reason}")
+        if not alone:
+            if not (due and self.auto.stale()):
+                return event
+            record.probed = record.steps
+            return replace(event, choice="large", ahead=ASIDE.ahead, probe=True, reason=f"a probe; {event.reason}")
+        if self._trials or record.trying >= LEAST or self.auto.pace is None:
+            return event
+        if not (due or (record.spent < TRIALS and not estimate.hopeless)):
+            return event
+        if due:
+            record.probed, record.spent = record.steps, 0
+        record.spent += 1
+        return replace(event, trial=True)
 
     # Observe.
 
@@ -475,25 +479,24 @@ class AutoRun:
             case Started():
                 self._mark = pending.free = at
             case Decided(choice=choice):
+                if event.trial:
+                    self._trials.add(event.index)
+                    self.record.trying += 1
                 if self._choice not in (None, choice):
                     self._pending, self._mark = Pending(free=at, settled=at), at
                 self._choice = choice
             case Called():
                 self._called(event)
+            case Tried():
+                self._tried(event)
             case Drafted(index, draft):
                 self._drafted(at, index, draft)
             case Judged(index, _, verdict) if index in pending.drafts:
                 self.record.judged.add(self.auto.steps, at - pending.drafts.pop(index))
                 pending.verdicts[index] = at, verdict
-            case Repaired(rollback=Rollback(reason=reason)) if reason == OUTRUN:
-                self.record.outrun += 1
-                since = pending.settled if pending.free is None else pending.free
-                self.record.drafts.add(self.auto.steps, at - since)
-                pending.anew = True
             case Repaired(index, _, rollback):
                 judged, _ = pending.verdicts.get(index, (pending.settled, rollback))
-                if not self.exploring:  # else it began before the verdict
-                    self.record.repairs.add(self.auto.steps, at - max(judged, pending.settled))
+                self.record.repairs.add(self.auto.steps, at - max(judged, pending.settled))
                 self.record.accepted.add(self.auto.steps, False)
                 pending.anew = True
             case Chosen():
@@ -508,24 +511,32 @@ class AutoRun:
                 pass
 
     def close(self) -> None:
-        """The run is over: its chain takes no more room."""
+        """The run is over: its chain takes no more room, and its trials have ended."""
         self.auto.resident.pop(self, None)
+        self.record.trying -= len(self._trials)
+        self._trials.clear()
 
     def _called(self, event: Called) -> None:
-        """
-        The pace of the large model shows in repairs, whose requests end with the step.
-
-        That of the small one shows in whole drafts, and while the method is tried in those that were not completed.
-        """
-        drafting = event.role == "small" and event.purpose == "draft" and self.exploring
-        if drafting and event.fate != "failed" and event.first is not None:
-            self.record.paces.add(self.auto.steps, (event.seconds - event.first) / max(1, event.written - 1))
+        """The pace of the large model shows in repairs, whose requests end with the step."""
         if event.role != "large" or event.fate == "failed":
             return
         self.auto.resident[self] = max(self.auto.resident.get(self, 0), event.prompt + event.written)
         repairs = event.verb == "write" and event.purpose in ("repair", "hedge")
         if repairs and event.fate == "done" and event.first is not None and event.written > 1:
             self.auto.repairing.add(self.auto.steps, (event.seconds - event.first) / (event.written - 1))
+
+    def _tried(self, event: Tried) -> None:
+        record, steps, verdict = self.record, self.auto.steps, event.verdict
+        self._trials.discard(event.index)
+        record.trying -= 1
+        pace, usual = event.drafting / max(1, len(event.draft.tokens)), record.tokens.values()
+        record.paces.add(steps, pace)
+        if verdict is None:
+            record.drafts.add(steps, pace * fmean(usual) if usual else event.drafting)
+            return
+        record.drafts.add(steps, event.drafting)
+        record.judged.add(steps, event.judging)
+        record.accepted.add(steps, isinstance(verdict, Accept) or bool(verdict.chosen))
 
     def _drafted(self, at: float, index: int, draft: Step) -> None:
         pending = self._pending
@@ -559,10 +570,12 @@ class AutoRun:
             auto.wrote_alone((at - self._mark) / len(event.step.tokens))
         if self._tokens:
             record.tokens.add(auto.steps, self._tokens)
-        if self.decided is not None:
-            record.steps += 1
-            record.spent += self.decided.probe
+        record.steps += self.decided is not None
         self._mark, self._tokens = at, 0
+
+
+def _outcome(event: Decided) -> tuple[object, ...]:
+    return event.choice, event.ahead, event.probe, bool(event.advice)
 
 
 def _excess(event: Decided) -> float:

@@ -123,8 +123,20 @@ class Chosen:
     step: Step
 
 
-OUTRUN = "the large model wrote its own step first"
-"""The reason of the rollback of a draft that was not complete when its hedge was, while a method was tried."""
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """
+    The method was tried while the large model wrote step *index*; the draft and its verdict are measured, and not used.
+
+    The *draft* took *drafting* seconds, and its *verdict* *judging*. A draft that is given up, because it is no faster
+    than the large model, has no verdict.
+    """
+
+    index: int
+    draft: Step
+    verdict: Verdict | None
+    drafting: float
+    judging: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +244,8 @@ class Decided:
 
     *seconds* are the expected seconds of a committed step for every candidate that was compared, and *reason* says in
     words why. *advice* says in a sentence why the large model writes alone and what the user can do about it, "" if it
-    does not. A *probe* is written only to measure what is not in use. At the large model's server, as last polled,
-    *running* requests were served and *waiting* ones were queued.
+    does not. A *probe* is written only to measure the large model. In a *trial* the method drafts and judges this step
+    too. At the large model's server, as last polled, *running* requests were served and *waiting* ones were queued.
     """
 
     index: int
@@ -245,6 +257,7 @@ class Decided:
     running: int = 0
     waiting: int = 0
     advice: str = ""
+    trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +276,7 @@ Event: TypeAlias = (
     | Judged
     | JudgedWithin
     | Lost
+    | Tried
     | Chosen
     | Repaired
     | Committed

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from .chain import Accept, Party, Step
-from .events import OUTRUN, Answered, Called, Chosen, Committed, Decided, Event, Judged, JudgedWithin, Repaired
+from .events import Answered, Called, Chosen, Committed, Decided, Event, Judged, JudgedWithin, Repaired
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,7 @@ def _decided(events: tuple[Event, ...]) -> tuple[int, int]:
     alone = _alone(events)
     verdicts = [e for e in events if isinstance(e, Judged) and isinstance(e.verdict, Accept) and not alone(e.index)]
     approved = {(e.index, e.draft.text) for e in verdicts}
-    repairs = {e.index: e.rollback.reason for e in events if isinstance(e, Repaired) and not alone(e.index)}
-    replaced = repairs.keys() | {e.index for e in events if isinstance(e, Chosen)}
+    repaired = {e.index for e in events if isinstance(e, Repaired) and not alone(e.index)}
+    replaced = repaired | {e.index for e in events if isinstance(e, Chosen)}
     committed = [e for e in events if isinstance(e, Committed) and e.index not in replaced]
-    rejected = sum(reason != OUTRUN for reason in repairs.values())
-    return sum((e.index, e.step.text) in approved for e in committed), rejected
+    return sum((e.index, e.step.text) in approved for e in committed), len(repaired)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from functools import partial
 from math import exp, log
 from typing import Any, TypeAlias, TypeVar
 
@@ -20,12 +19,12 @@ from .auto import AutoRun
 from .chain import Accept, Chain, Rollback, Step, Verdict
 from .concurrency import to_the_end
 from .errors import EndpointUnavailable
-from .events import OUTRUN, Drafted, Event, Judged, Lost, Observer, Purpose
+from .events import Drafted, Event, Judged, Lost, Observer, Purpose
 from .interfaces import KEPT_OPEN, REQUEST, Policy, RequestContext, foreseeable, guarded, prepare, verify
 from .repetition import OBSTACLES, obstacle
 
 T = TypeVar("T")
-Pending: TypeAlias = tuple[int, Step, asyncio.Task[Verdict] | Rollback] | BaseException
+Pending: TypeAlias = tuple[int, Step, asyncio.Task[Verdict]] | BaseException
 """The index of a draft, the draft, and its verdict; or what ended the drafting."""
 UNWRITTEN = Step("", "small", "delimiter")  # in the place of the draft of which a hedge knows nothing
 
@@ -39,9 +38,8 @@ class LookaheadControl:
     one draft, then its verdict; but what a policy can `prepare` for a verdict always starts together with the draft.
     A hedge is a repair that starts before the verdict. A draft is hedged if its `confidence` is at most *hedge* (0:
     none). With a *hedge* of 1 every draft is, and the repair starts together with the draft. With *sure_bets* no draft
-    is made beyond one that is not sure enough; None bets on every draft. With *auto* the depth is what it decided. The
-    first drafts of a method are all hedged, and the hedge is the step if it is complete before the draft, or before a
-    verdict that rejects a part of it, so that trying the method costs little. With a queue there, none is hedged.
+    is made beyond one that is not sure enough; None bets on every draft. With *auto* the depth is what it decided, and
+    no draft is hedged while the large model has a queue.
     """
 
     ahead: int = 0
@@ -61,19 +59,7 @@ class LookaheadControl:
     @property
     def hedging(self) -> float:
         """The confidence up to which drafts are hedged at the moment: none where the large model has a queue."""
-        if self.auto is None:
-            return self.hedge
-        return 0.0 if self.auto.auto.busy else 1.0 if self.auto.exploring else self.hedge
-
-    @property
-    def trying(self) -> bool:
-        """Whether drafts race with their hedges."""
-        return self.auto is not None and self.auto.exploring and self.hedging > 0
-
-    @property
-    def outpaced(self) -> bool:
-        """Whether the draft was given up because the small model is no faster than the large one."""
-        return self.auto is not None and self.auto.outpaced
+        return 0.0 if self.auto is not None and self.auto.auto.busy else self.hedge
 
     def hedges(self, draft: Step) -> bool:
         """Whether the repair of *draft* starts before its verdict."""
@@ -139,7 +125,6 @@ class Lookahead:
         self._policy, self._control, self._observe = policy, control, observe
         self._spent, self._over = spent, over
         self._pending: asyncio.Queue[Pending] = asyncio.Queue()
-        self._drafting = -1  # index of the draft that is written
         self._first, self._awaited = len(chain.steps), 0  # index of the first draft; number of calls of next()
         self._wanted = asyncio.Event()
         self._caller_context, self._caller_request = copy_context(), REQUEST.get()
@@ -158,7 +143,7 @@ class Lookahead:
         if isinstance(item, BaseException):
             raise item
         _, draft, judging = item
-        return draft, judging if isinstance(judging, Rollback) else await judging
+        return draft, await judging
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         """Return the repair of *draft*; every bet on it is cancelled while the repair is written."""
@@ -184,7 +169,7 @@ class Lookahead:
                 task.exception()  # The failure of a lost bet does not matter: reading it silences asyncio's warning.
         while not self._pending.empty():
             item = self._pending.get_nowait()
-            if not isinstance(item, BaseException) and not isinstance(item[2], Rollback):
+            if not isinstance(item, BaseException):
                 self._observe(Lost(item[0], item[1]))
 
     def _cancel(self, but: asyncio.Task[Step] | None = None) -> None:
@@ -221,13 +206,8 @@ class Lookahead:
                     prepared = self._early_repairs[index] = self._start(preparing, self._context("verify", index))
                 elif self._control.hedging >= 1:
                     self._hedge(index, chain)
-                race = self._control.trying and index in self._early_repairs
-                REQUEST.set(replace(self._context("draft", index), race=race))
-                self._drafting = index
+                REQUEST.set(self._context("draft", index))
                 draft = await self._policy.draft(chain)
-                self._drafting = -1
-                if race and self._control.outpaced:
-                    return self._outrun(index)
                 self._observe(Drafted(index, draft))
                 verifying = self._verify(index, chain, draft, prepared)
                 judging = self._start(verifying, self._context("verify", index))
@@ -250,40 +230,32 @@ class Lookahead:
         """Start the repair of the draft of step *index*, which may not be written yet."""
         if index not in self._early_repairs and foreseeable(self._policy):
             repair = self._policy.repair(chain, UNWRITTEN, Rollback(reason="hedge"))
-            hedge = self._start(repair, replace(self._context("hedge", index), bet=True))
-            self._early_repairs[index] = hedge
-            hedge.add_done_callback(partial(self._hedged, index))
-
-    def _hedged(self, index: int, hedge: asyncio.Task[Step]) -> None:
-        """Replace the draft of step *index* by its complete *hedge* if the method is tried."""
-        if index == self._drafting and self._control.trying and not hedge.cancelled() and not hedge.exception():
-            self._outrun(index)
-
-    def _outrun(self, index: int) -> None:
-        """Have the hedge of step *index* in the place of its draft."""
-        self._pending.put_nowait((index, UNWRITTEN, Rollback(reason=OUTRUN)))
+            self._early_repairs[index] = self._start(repair, replace(self._context("hedge", index), bet=True))
 
     async def _verify(self, index: int, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
-        reason = obstacle(chain, draft) if guarded(self._policy) else ""
-        if not (reason or prepared) and self._control.hedges(draft):
+        if prepared is None and self._control.hedges(draft) and not _flaw(self._policy, chain, draft):
             self._hedge(index, chain)
-        if draft.stop == "delimiter" and not draft.text.strip() and not reason:
-            verdict: Verdict = Accept()  # There is nothing to judge.
-        else:
-            verdict = Rollback(reason=reason) if reason else await self._judge(chain, draft, prepared)
-        hedge = self._early_repairs.get(index)
-        if isinstance(verdict, Accept) and hedge:
+        verdict = await judge(self._policy, chain, draft, prepared)
+        if isinstance(verdict, Accept) and index in self._early_repairs:
             self._early_repairs.pop(index).cancel()
-        if isinstance(verdict, Rollback) and verdict.keep and hedge and hedge.done() and self._control.trying:
-            verdict = replace(verdict, keep=0)
         self._observe(Judged(index, draft, verdict))
         return verdict
 
-    async def _judge(self, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
-        """Return the policy's verdict. An unavailable judge accepts nothing."""
-        try:
-            return await verify(self._policy, chain, draft, prepared)
-        except EndpointUnavailable as exc:
-            if exc.verb == "write":  # without the model that writes, there is no repair either
-                raise
-            return Rollback(reason="no verdict")
+
+def _flaw(policy: Policy, chain: Chain, draft: Step) -> str:
+    """Why *draft* is rejected without a verdict; "" if it is not."""
+    return obstacle(chain, draft) if guarded(policy) else ""
+
+
+async def judge(policy: Policy, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
+    """Return the verdict of *policy* on *draft*. An unavailable judge accepts nothing."""
+    if reason := _flaw(policy, chain, draft):
+        return Rollback(reason=reason)
+    if draft.stop == "delimiter" and not draft.text.strip():
+        return Accept()  # There is nothing to judge.
+    try:
+        return await verify(policy, chain, draft, prepared)
+    except EndpointUnavailable as exc:
+        if exc.verb == "write":  # without the model that writes, there is no repair either
+            raise
+        return Rollback(reason="no verdict")

@@ -13,6 +13,7 @@ from .events import Chosen, Committed, Observer, Repaired
 from .interfaces import Policy, guarded
 from .lookahead import Lookahead, LookaheadControl
 from .repetition import stuck
+from .trial import Trials
 
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
 
@@ -56,6 +57,8 @@ async def reason(
             return policy
         if (decided := control.auto.decide(len(chain.steps))) is not None:
             observe(decided)
+            if decided.trial:
+                trials.start(chain, control.auto)
         return control.auto.policy(policy)
 
     def ended() -> End | None:
@@ -95,10 +98,10 @@ async def reason(
                 return end
         return end
 
-    control = LookaheadControl.of(ahead)
+    control, trials = LookaheadControl.of(ahead), Trials(policy, observe)
     timeout = asyncio.timeout_at(deadline)
     try:
-        async with timeout:
+        async with timeout, aclosing(trials):
             end = await grow()
     except TimeoutError:
         if not timeout.expired():

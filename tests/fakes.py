@@ -58,9 +58,9 @@ class ScriptedModel:
     *logprob* gives one to a token after a text, *rivals* names the likeliest tokens of its place, best first (if none,
     the model's own choice is alone), and *fails* the failure of a request that is to have one.
 
-    A request takes *latency* seconds and then *pace* per token, one to read *reading*; one that is cancelled takes
-    *closing* to go away. A *sticky* model leaves requests open where it may, so that a write that goes on waits for no
-    latency. *log* tells the requests in order, and may be shared; *open* counts those that are.
+    A request takes *latency* seconds and then *pace* per token, times *slowdown*, one to read *reading*; one that is
+    cancelled takes *closing* to go away. A *sticky* model leaves requests open where it may, so that a write that goes
+    on waits for no latency. *log* tells the requests in order, and may be shared; *open* counts those that are.
     """
 
     role: Role
@@ -73,6 +73,7 @@ class ScriptedModel:
     latency: Callable[[Chain], float] = lambda chain: 1.0
     reading: Callable[[Chain], float] = lambda chain: 1.0
     pace: float = 0.0
+    slowdown: Callable[[], float] = lambda: 1.0
     closing: float = 0.0
     sticky: bool = False
     observe: Callable[[Event], None] = lambda event: None
@@ -236,7 +237,7 @@ class _Request:
         if not self.written:
             await self.arrive(self._model.latency(self._chain))
         if self._model.pace:
-            await asyncio.sleep(self._model.pace)
+            await asyncio.sleep(self._model.pace * self._model.slowdown())
         token = self.write(self.text, top)
         self.text += token.text if token else ""
         return token or "end"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rival, Rollback, Step, Verdict, reason
+from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rival, Rollback, Step, reason
 from stepspec.orchestrator.auto import (
     ASIDE,
     LEAST,
@@ -26,8 +26,8 @@ from stepspec.orchestrator.auto import (
 )
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import (
-    OUTRUN,
     Called,
     Chosen,
     Committed,
@@ -39,6 +39,7 @@ from stepspec.orchestrator.events import (
     Lost,
     Repaired,
     Started,
+    Tried,
 )
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.solution import stretches
@@ -56,7 +57,8 @@ class World:
     """
     Seconds of a token of each model, of a verdict, and until a model's first token; a share of the drafts is *good*.
 
-    A request of the large model waits for *queue* seconds more. Paragraphs begin with the *padding*.
+    A request of the large model waits for *queue* seconds more. Paragraphs begin with the *padding*. On a *shared* card
+    each other open request adds this share to the seconds of a token.
     """
 
     good: float = 0.9
@@ -67,6 +69,7 @@ class World:
     queue: float = 0.0
     steps: int = 20
     padding: str = ""
+    shared: float = 0.0
 
     def models(self, problem: int) -> tuple[ScriptedModel, ScriptedModel]:
         def grade(chain: Chain, question: str) -> Mapping[str, float]:
@@ -80,6 +83,7 @@ class World:
         large.reading = lambda chain: self.verdict + self.queue
         small = ScriptedModel("small", padded("small"), pace=self.small, sticky=True, log=large.log)
         small.latency = lambda chain: self.first
+        small.slowdown = large.slowdown = lambda: 1 + self.shared * (small.open + large.open - 1)
         return small, large
 
     def solve(
@@ -135,24 +139,6 @@ def decisions(traces: Sequence[Sequence[Moment]]) -> list[Decided]:
     return [event for event in events(traces) if isinstance(event, Decided)]
 
 
-def hedge(event: object) -> bool:
-    return isinstance(event, Called) and event.purpose == "hedge"
-
-
-class Keeping(SpecReason):
-    """Keeps the beginning of every draft, as the methods do that read tokens."""
-
-    async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        await super().verify(chain, draft)
-        return Rollback(keep=2)
-
-
-def repairs(trace: Sequence[Moment]) -> list[tuple[str, int]]:
-    """Why each repair was written, and how many characters of the draft were kept."""
-    rollbacks = [moment.event.rollback for moment in trace if isinstance(moment.event, Repaired)]
-    return [(rollback.reason, rollback.keep) for rollback in rollbacks]
-
-
 def share_alone(traces: Sequence[Sequence[Moment]]) -> float:
     """The share of the steps that the large model wrote alone."""
     found = [each for trace in traces for each in stretches([moment.event for moment in trace])]
@@ -167,12 +153,17 @@ def share_alone(traces: Sequence[Sequence[Moment]]) -> float:
         (replace(GOOD, verdict=6.0), True),
         (replace(GOOD, queue=4.0, good=0.7), True),
         (replace(GOOD, small=0.5), True),
-        (replace(GOOD, good=0.5, verdict=1.5), True),
+        (replace(GOOD, good=0.5, verdict=1.5), False),
         (replace(GOOD, good=0.0), True),
         (replace(GOOD, good=0.0, small=0.19, verdict=0.4, steps=10), True),
         (World(0.55, small=0.0096, large=0.0092, verdict=0.027, first=0.018, steps=8), True),
+        (replace(GOOD, small=0.5, shared=0.75), True),
+        (World(0.55, 0.0018, 0.002, 0.02, first=0.012, steps=8, padding="so " * 40, shared=0.75), True),
     ],
-    ids=["good pair", "half", "slow judge", "waiting", "slow drafts", "even", "deaf", "short", "equals"],
+    ids=[
+        *("good pair", "half", "slow judge", "waiting", "slow drafts", "even", "deaf", "short", "equals"),
+        *("slow drafts on one card", "equals on one card"),
+    ],
 )
 def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(world: World, aside: bool) -> None:
     """And where the pair is bad, little from the first problem on."""
@@ -188,15 +179,45 @@ def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(world: Worl
         assert sum(others) / len(others) <= (1.03 if not world.queue else 1.05)
 
 
-def test_the_large_model_writes_its_own_step_while_the_first_drafts_are_tried() -> None:
-    auto, bad = Auto(), replace(GOOD, good=0.0)
-    hedges = [[each for each in events([bad.solve(problem, "auto", auto)]) if hedge(each)] for problem in range(20)]
-    assert hedges[0]
-    assert not any(hedges[1:])
-    assert len(auto.record("specreason", {}).repairs.entries) > 0  # of later drafts, whose repairs are not early
-    busy = Auto()
-    busy.queue(running=1, waiting=9)
-    assert not any(map(hedge, events([bad.solve(0, "auto", busy)])))
+def tries(traces: Sequence[Sequence[Moment]]) -> list[Tried]:
+    return [event for event in events(traces) if isinstance(event, Tried)]
+
+
+def test_a_method_is_tried_while_the_large_model_writes_the_chain_in_one_request() -> None:
+    world = replace(GOOD, good=0.0)
+    auto, knowing = Auto(), Auto()
+    trace, alone = world.solve(0, "auto", auto), world.solve(0, "large")
+    tried = tries([trace])
+    assert [event.index for event in tried] == [2, 3, 4, 5]  # from when the large model's pace is known
+    assert [event.drafting for event in tried] == pytest.approx([0.7] * 4)
+    assert [event.judging for event in tried] == pytest.approx([0.5] * 4)
+    assert all(isinstance(event.verdict, Rollback) for event in tried)
+    writes = [event for event in events([trace]) if isinstance(event, Called) and event.verb == "write"]
+    assert [event.role for event in writes].count("large") == 1
+    assert replay(moment.event for moment in trace).text == replay(moment.event for moment in alone).text
+    assert trace[-1].at == pytest.approx(alone[-1].at)
+    ledger = Ledger.of(moment.event for moment in trace)
+    assert (ledger.drafts, ledger.small.kept, ledger.small.discarded) == (0, 0, 4 * 6)
+    for problem in range(4):
+        GOOD.solve(problem, "auto", knowing)
+    assert len(tries([GOOD.solve(9, "auto", knowing)])) == 0  # the method writes
+
+
+def test_runs_at_once_try_no_more_than_three_drafts_together() -> None:
+    auto = Auto()
+    runs = [auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])) for _ in range(9)]
+    auto.wrote_alone(0.5)
+    tried = list[bool]()
+    for each in runs:
+        event = each.decide(0)
+        assert event is not None
+        each.read(Moment(0.0, event))
+        tried.append(event.trial)
+    assert tried == [True] * LEAST + [False] * 6
+    runs[0].close()  # the run ends, and with it its trial
+    event = runs[-1].decide(1)
+    assert event is not None
+    assert event.trial
 
 
 @pytest.mark.parametrize(
@@ -236,19 +257,18 @@ def test_the_same_traces_give_the_same_decisions() -> None:
                 assert reading.decide(moment.event.index) == moment.event
                 compared += 1
             reading.read(moment)
-    assert compared > 100
+    assert compared > 30
     assert len({(event.choice, event.ahead) for event in decisions(traces)}) > 2
 
 
 def test_the_chain_stands_in_the_trace_and_steps_written_alone_are_no_accepted_drafts() -> None:
     auto, world = Auto(), replace(GOOD, verdict=20.0)
-    traces = [world.solve(problem, "auto", auto) for problem in range(3)]
-    alone = traces[-1]
-    assert share_alone([alone]) == 1.0
-    ledger = Ledger.of(moment.event for moment in alone)
+    traces = [world.solve(0, "auto", auto), GOOD.solve(1, "auto", Auto())]
+    assert share_alone(traces[:1]) == 1.0
+    ledger = Ledger.of(moment.event for moment in traces[0])
     assert (ledger.drafts, ledger.accept_rate, ledger.share_large) == (0, None, 1.0)
-    mixed = Ledger.of(moment.event for moment in traces[0])
-    small = [event for event in events(traces[:1]) if isinstance(event, Committed) and event.step.author == "small"]
+    mixed = Ledger.of(moment.event for moment in traces[1])
+    small = [event for event in events(traces[1:]) if isinstance(event, Committed) and event.step.author == "small"]
     assert 0 < len(small) == mixed.accepted < world.steps
     for trace in traces:
         chain = replay(moment.event for moment in trace)
@@ -313,9 +333,8 @@ def test_no_bets_are_made_while_the_large_model_has_a_queue() -> None:
 
 
 @pytest.mark.parametrize("known", [Estimate(), Estimate(large=0.1), replace(KNOWN, large=None)])
-def test_without_evidence_the_method_is_used_as_configured(known: Estimate) -> None:
-    assert decide(known, None, 3)[0] == Mode("method", 3)
-    assert decide(known, Mode("method", 1), 3)[0] == Mode("method", 1)
+def test_without_evidence_the_large_model_writes_alone(known: Estimate) -> None:
+    assert decide(known, None, 3)[0] == decide(known, Mode("method", 1), 3)[0] == ASIDE
     assert "not known yet" in decide(known, None, 3)[2]
 
 
@@ -495,34 +514,25 @@ def test_what_is_recorded_agrees_with_the_ledger(name: str) -> None:
             assert (len(found["accepted"]), sum(map(bool, found["accepted"]))) == (ledger.drafts, ledger.accepted)
 
 
-@pytest.mark.parametrize(("small", "padding", "written"), [(0.6, "", 5), (2.0, "", 1), (0.6, "so " * 90, SIGHT + 1)])
-def test_a_draft_that_the_large_model_outruns_is_not_waited_for(small: float, padding: str, written: int) -> None:
-    """It counts as neither accepted nor rejected, and the run steps aside for its pace."""
+@pytest.mark.parametrize(("small", "padding", "written"), [(0.6, "", 6), (2.0, "so " * 90, SIGHT + 1)])
+def test_a_draft_on_trial_that_is_no_faster_than_the_large_model_is_given_up(
+    small: float, padding: str, written: int
+) -> None:
+    """It counts as neither accepted nor rejected, and the run stays aside for its pace."""
     world, auto = replace(GOOD, small=small, padding=padding), Auto()
     trace = world.solve(0, "auto", auto)
-    found = [moment.event for moment in trace]
-    assert repairs(trace) == [(OUTRUN, 0)]
-    assert not [event for event in found if isinstance(event, Judged) and event.draft.author == "small"]
-    assert (Ledger.of(found).drafts, Ledger.of(found).small.kept) == (0, 0)
-    assert [event.written for event in found if isinstance(event, Called) and event.role == "small"] == [written]
-    assert decisions([trace])[-1].choice == "large"
+    (tried,) = tries([trace])
+    assert (tried.verdict is None, len(tried.draft.tokens)) == (written > SIGHT, written)
+    assert {event.choice for event in decisions([trace])} == {"large"}
     assert "and the large model writes a step in" in decisions([trace])[-1].advice
-    assert trace[-1].at <= 1.02 * world.solve(0, "large")[-1].at
+    assert trace[-1].at == pytest.approx(world.solve(0, "large")[-1].at)
 
 
-def test_drafts_that_are_outrun_again_and_again_end_the_trial() -> None:
-    """Although the small model is fast: it writes long steps."""
-    record = Record()
-    record.tokens.add(1, 10)
-    for count in range(LEAST):
-        assert record.estimate(0.5).costs is None
-        record.drafts.add(count, 6.0)
-        record.paces.add(count, 0.1)
-        record.outrun += 1
-    assert record.estimate(0.5).hopeless
-
-
-def test_a_step_that_the_large_model_wrote_meanwhile_replaces_a_draft_that_is_rejected_in_part() -> None:
-    trace = replace(GOOD, verdict=9.0).solve(0, "auto", Auto(), kind=Keeping)
-    assert repairs(trace)[0] == ("", 0)
-    assert {keep for _, keep in repairs(replace(GOOD, verdict=9.0).solve(0, "method", kind=Keeping))} == {2}
+def test_what_fails_a_trial_fails_the_run_as_the_method_would() -> None:
+    small, large = GOOD.models(0)
+    small.fails = lambda verb, chain: EndpointUnavailable("down", role="small", verb=verb)
+    deciding = Auto().run("specreason", {}, AHEAD, Solo(large))
+    deciding.auto.wrote_alone(0.5)
+    with pytest.raises(EndpointUnavailable, match="down"):
+        run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(AHEAD, auto=deciding)))
+    assert (small.open, large.open) == (0, 0)
