@@ -19,22 +19,22 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from .chain import Accept, Rollback, Step, Verdict
-from .events import Called, Choice, Chosen, Committed, Decided, Drafted, Finished, Judged, Repaired, Started, Tried
+from .events import Called, Choice, Chosen, Committed, Decided, Drafted, Finished, Judged, Repaired, Shadowed, Started
 from .interfaces import REQUEST, Policy, Until
 from .trace import Moment
 
 MARGIN = 0.03  # of the time of a step, which a change has to save
 SPAN = 64  # committed steps of all runs for which a measurement counts, if there are newer ones
-LEAST = 3  # timings that are used however old they are, and without which nothing is decided; trials at once
+LEAST = 3  # timings that are used however old they are, and without which nothing is decided; shadow drafts at once
 OUTCOMES = 16  # the same for verdicts
 EVERY = 8  # steps after which a run decides again, if no draft was rolled back
 USUAL = 0.75  # the share of accepted drafts that is assumed beforehand
 WEIGHT = 8  # the number of drafts that an assumed share counts for
 STREAK = 2  # rejections in a row, after which the assumed share counts for one draft only
-TRIALS, PROBE = 4, 2  # steps at which the method is tried, or that the large model writes, if it is not in use
+SHADOWS, PROBE = 4, 2  # drafts of a method, and steps of the large model, that measure it while it is not in use
 SHARE = 0.2  # of the steps, that may be such ones
 EXTRA = 0.015  # of the time, that they may take in addition
-SHARED = 0.5  # of the time of a trial, by which it slows the large model down on one card
+SHARED = 0.5  # of the time of a shadow draft and its verdict, by which they delay the large model on one card
 MOST = 64  # methods with their options that a solver keeps records of; the oldest is dropped first
 FEW = 8  # verdicts below which the evidence is thin, and decisions are frequent
 SLOW = 0.8  # of the large model's seconds per token, above which a small model cannot pay
@@ -104,8 +104,8 @@ class Estimate:
         return self.costs is not None and self.large is not None and self.costs.step(1.0, 1) > self.large
 
     @property
-    def trial(self) -> float:
-        """By how much a trial delays the large model, as a share of a step; 0 if that is not known."""
+    def shadow(self) -> float:
+        """By how much a shadow draft delays the large model, as a share of a step; 0 if that is not known."""
         if self.costs is None or not self.large:
             return 0.0
         return SHARED * (self.costs.draft + self.costs.judge) / self.large
@@ -183,8 +183,8 @@ class Record:
     *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair, and
     *paces* the same for each token. *judged* are those from a draft to its verdict, *repairs* those from a rollback to
     its repair. *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or
-    change of mode; *spent* counts the trials since then, and *trying* those under way. *explained* says whether the
-    user was told why runs step aside.
+    change of mode; *spent* counts the shadow drafts since then, and *shadows* those under way. *explained* says
+    whether the user was told why runs step aside.
     """
 
     prior: Prior = field(default_factory=Prior)
@@ -198,7 +198,7 @@ class Record:
     steps: int = 0
     probed: int = 0
     spent: int = 0
-    trying: int = 0
+    shadows: int = 0
     explained: bool = False
 
     def estimate(self, seconds_per_token: float | None, *, busy: bool = False, full: bool = False) -> Estimate:
@@ -299,7 +299,7 @@ class Auto:
             if len(self._records) >= MOST:
                 del self._records[next(iter(self._records))]
             known = None not in (self.prior.accept_rate, self.prior.verdict_seconds)
-            self._records[key] = Record(self.prior, spent=TRIALS if known else 0)
+            self._records[key] = Record(self.prior, spent=SHADOWS if known else 0)
         return self._records[key]
 
     def run(self, policy: str, options: Mapping[str, Any], most: int, aside: Policy | None = None) -> AutoRun:
@@ -353,7 +353,7 @@ class AutoRun:
     """
     One run: it reads the run's events into the *record* of its method, and decides who writes the next steps.
 
-    *given_up* are the steps whose drafts were ended in a trial, because the large model is as fast.
+    *given_up* are the steps whose shadow drafts were ended because the large model is as fast.
     """
 
     auto: Auto
@@ -365,7 +365,7 @@ class AutoRun:
     _choice: Choice | None = None  # what the events say
     _pending: Pending = field(default_factory=Pending)
     _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
-    _trials: set[int] = field(default_factory=set[int])  # the steps at which trials are under way
+    _shadows: set[int] = field(default_factory=set[int])  # the steps of which shadow drafts are under way
     _mark: float = 0.0  # when the last whole step was committed
     _tokens: int = 0  # of the step that is being completed
 
@@ -377,9 +377,9 @@ class AutoRun:
         return self.most if self.decided is None else self.decided.ahead
 
     def watch(self, until: Until) -> Until:
-        """End a draft on trial, unless *until* does, once it is seen to be no faster than the large model."""
+        """End a shadow draft, unless *until* does, once it is seen to be no faster than the large model."""
         pace, clock, request = self.auto.pace, asyncio.get_running_loop().time, REQUEST.get()
-        if pace is None or not request.trial or request.purpose != "draft":
+        if pace is None or not request.shadow or request.purpose != "draft":
             return until
         seen = list[tuple[float, int]]()
 
@@ -400,8 +400,8 @@ class AutoRun:
         if decided.probe:
             return index - decided.index >= PROBE
         thin = len(self.record.accepted.entries) < FEW
-        trying = decided.choice == "large" and self.record.spent < TRIALS
-        return index - decided.index >= (1 if thin or trying else EVERY)
+        measuring = decided.choice == "large" and self.record.spent < SHADOWS
+        return index - decided.index >= (1 if thin or measuring else EVERY)
 
     def policy(self, method: Policy) -> Policy:
         """The policy of the next steps: the *method*, or the large model alone."""
@@ -415,13 +415,13 @@ class AutoRun:
         estimate = record.estimate(auto.pace, busy=auto.busy, full=auto.full)
         mode, seconds, reason = decide(estimate, record.now, self.most)
         if record.now is not None and record.now.choice != mode.choice:
-            record.probed, record.spent = record.steps, TRIALS
+            record.probed, record.spent = record.steps, SHADOWS
         record.now = mode
         event = self._probe(Decided(index, mode.choice, mode.ahead, tuple(seconds.items()), reason), estimate)
         if event.choice == "large" and not event.probe:
             event = replace(event, advice=self._advice(estimate))
         before, self.decided = self.decided, replace(event, running=auto.running, waiting=auto.waiting)
-        return self.decided if event.trial or before is None or _outcome(before) != _outcome(event) else None
+        return self.decided if event.shadow or before is None or _outcome(before) != _outcome(event) else None
 
     def _advice(self, estimate: Estimate) -> str:
         """Say in a sentence why the large model writes alone, and what the user can do about it."""
@@ -449,11 +449,11 @@ class AutoRun:
         """
         Measure the mode that is not in use if nothing is known about it, or nothing recent.
 
-        The large model writes a few steps. The method is tried: the chain does not wait for its drafts and verdicts.
+        The large model writes a few steps. The method drafts in the shadow: the chain does not wait for it.
         """
         record, alone = self.record, event.choice == "large"
-        extra = min(estimate.trial, _excess(event)) if alone else _excess(event)
-        due = record.steps - record.probed >= (TRIALS if alone else PROBE) * max(1 / SHARE, extra / EXTRA)
+        extra = min(estimate.shadow, _excess(event)) if alone else _excess(event)
+        due = record.steps - record.probed >= (SHADOWS if alone else PROBE) * max(1 / SHARE, extra / EXTRA)
         if estimate.full or (estimate.busy and estimate.costs is not None):
             return event
         if not alone:
@@ -461,14 +461,14 @@ class AutoRun:
                 return event
             record.probed = record.steps
             return replace(event, choice="large", ahead=ASIDE.ahead, probe=True, reason=f"a probe; {event.reason}")
-        if self._trials or record.trying >= LEAST or self.auto.pace is None:
+        if self._shadows or record.shadows >= LEAST or self.auto.pace is None:
             return event
-        if not (due or (record.spent < TRIALS and not estimate.hopeless)):
+        if not (due or (record.spent < SHADOWS and not estimate.hopeless)):
             return event
         if due:
             record.probed, record.spent = record.steps, 0
         record.spent += 1
-        return replace(event, trial=True)
+        return replace(event, shadow=True)
 
     # Observe.
 
@@ -479,16 +479,16 @@ class AutoRun:
             case Started():
                 self._mark = pending.free = at
             case Decided(choice=choice):
-                if event.trial:
-                    self._trials.add(event.index)
-                    self.record.trying += 1
+                if event.shadow:
+                    self._shadows.add(event.index)
+                    self.record.shadows += 1
                 if self._choice not in (None, choice):
                     self._pending, self._mark = Pending(free=at, settled=at), at
                 self._choice = choice
             case Called():
                 self._called(event)
-            case Tried():
-                self._tried(event)
+            case Shadowed():
+                self._shadowed(event)
             case Drafted(index, draft):
                 self._drafted(at, index, draft)
             case Judged(index, _, verdict) if index in pending.drafts:
@@ -511,10 +511,10 @@ class AutoRun:
                 pass
 
     def close(self) -> None:
-        """The run is over: its chain takes no more room, and its trials have ended."""
+        """The run is over: its chain takes no more room, and its shadow drafts have ended."""
         self.auto.resident.pop(self, None)
-        self.record.trying -= len(self._trials)
-        self._trials.clear()
+        self.record.shadows -= len(self._shadows)
+        self._shadows.clear()
 
     def _called(self, event: Called) -> None:
         """The pace of the large model shows in repairs, whose requests end with the step."""
@@ -525,10 +525,10 @@ class AutoRun:
         if repairs and event.fate == "done" and event.first is not None and event.written > 1:
             self.auto.repairing.add(self.auto.steps, (event.seconds - event.first) / (event.written - 1))
 
-    def _tried(self, event: Tried) -> None:
+    def _shadowed(self, event: Shadowed) -> None:
         record, steps, verdict = self.record, self.auto.steps, event.verdict
-        self._trials.discard(event.index)
-        record.trying -= 1
+        self._shadows.discard(event.index)
+        record.shadows -= 1
         pace, usual = event.drafting / max(1, len(event.draft.tokens)), record.tokens.values()
         record.paces.add(steps, pace)
         if verdict is None:

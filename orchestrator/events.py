@@ -124,9 +124,9 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Shadowed:
     """
-    The method was tried while the large model wrote step *index*; the draft and its verdict are measured, and not used.
+    The method drafted and judged step *index* in the shadow of the large model, which wrote it; nothing of it is used.
 
     The *draft* took *drafting* seconds, and its *verdict* *judging*. A draft that is given up, because it is no faster
     than the large model, has no verdict.
@@ -244,8 +244,8 @@ class Decided:
 
     *seconds* are the expected seconds of a committed step for every candidate that was compared, and *reason* says in
     words why. *advice* says in a sentence why the large model writes alone and what the user can do about it, "" if it
-    does not. A *probe* is written only to measure the large model. In a *trial* the method drafts and judges this step
-    too. At the large model's server, as last polled, *running* requests were served and *waiting* ones were queued.
+    does not. A *probe* is written only to measure the large model. With *shadow* the method drafts this step too.
+    At the large model's server, as last polled, *running* requests were served and *waiting* ones were queued.
     """
 
     index: int
@@ -257,7 +257,7 @@ class Decided:
     running: int = 0
     waiting: int = 0
     advice: str = ""
-    trial: bool = False
+    shadow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ Event: TypeAlias = (
     | Judged
     | JudgedWithin
     | Lost
-    | Tried
+    | Shadowed
     | Chosen
     | Repaired
     | Committed

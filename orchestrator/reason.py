@@ -13,7 +13,7 @@ from .events import Chosen, Committed, Observer, Repaired
 from .interfaces import Policy, guarded
 from .lookahead import Lookahead, LookaheadControl
 from .repetition import stuck
-from .trial import Trials
+from .shadow import ShadowDrafts
 
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
 
@@ -57,8 +57,8 @@ async def reason(
             return policy
         if (decided := control.auto.decide(len(chain.steps))) is not None:
             observe(decided)
-            if decided.trial:
-                trials.start(chain, control.auto)
+            if decided.shadow:
+                shadow.start(chain, control.auto)
         return control.auto.policy(policy)
 
     def ended() -> End | None:
@@ -98,10 +98,10 @@ async def reason(
                 return end
         return end
 
-    control, trials = LookaheadControl.of(ahead), Trials(policy, observe)
+    control, shadow = LookaheadControl.of(ahead), ShadowDrafts(policy, observe)
     timeout = asyncio.timeout_at(deadline)
     try:
-        async with timeout, aclosing(trials):
+        async with timeout, aclosing(shadow):
             end = await grow()
     except TimeoutError:
         if not timeout.expired():

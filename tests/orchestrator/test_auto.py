@@ -38,8 +38,8 @@ from stepspec.orchestrator.events import (
     Judged,
     Lost,
     Repaired,
+    Shadowed,
     Started,
-    Tried,
 )
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.solution import stretches
@@ -179,19 +179,19 @@ def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(world: Worl
         assert sum(others) / len(others) <= (1.03 if not world.queue else 1.05)
 
 
-def tries(traces: Sequence[Sequence[Moment]]) -> list[Tried]:
-    return [event for event in events(traces) if isinstance(event, Tried)]
+def shadows(traces: Sequence[Sequence[Moment]]) -> list[Shadowed]:
+    return [event for event in events(traces) if isinstance(event, Shadowed)]
 
 
-def test_a_method_is_tried_while_the_large_model_writes_the_chain_in_one_request() -> None:
+def test_a_method_drafts_in_the_shadow_while_the_large_model_writes_the_chain_in_one_request() -> None:
     world = replace(GOOD, good=0.0)
     auto, knowing = Auto(), Auto()
     trace, alone = world.solve(0, "auto", auto), world.solve(0, "large")
-    tried = tries([trace])
-    assert [event.index for event in tried] == [2, 3, 4, 5]  # from when the large model's pace is known
-    assert [event.drafting for event in tried] == pytest.approx([0.7] * 4)
-    assert [event.judging for event in tried] == pytest.approx([0.5] * 4)
-    assert all(isinstance(event.verdict, Rollback) for event in tried)
+    made = shadows([trace])
+    assert [event.index for event in made] == [2, 3, 4, 5]  # from when the large model's pace is known
+    assert [event.drafting for event in made] == pytest.approx([0.7] * 4)
+    assert [event.judging for event in made] == pytest.approx([0.5] * 4)
+    assert all(isinstance(event.verdict, Rollback) for event in made)
     writes = [event for event in events([trace]) if isinstance(event, Called) and event.verb == "write"]
     assert [event.role for event in writes].count("large") == 1
     assert replay(moment.event for moment in trace).text == replay(moment.event for moment in alone).text
@@ -200,24 +200,24 @@ def test_a_method_is_tried_while_the_large_model_writes_the_chain_in_one_request
     assert (ledger.drafts, ledger.small.kept, ledger.small.discarded) == (0, 0, 4 * 6)
     for problem in range(4):
         GOOD.solve(problem, "auto", knowing)
-    assert len(tries([GOOD.solve(9, "auto", knowing)])) == 0  # the method writes
+    assert len(shadows([GOOD.solve(9, "auto", knowing)])) == 0  # the method writes
 
 
-def test_runs_at_once_try_no_more_than_three_drafts_together() -> None:
+def test_runs_at_once_have_no_more_than_three_shadow_drafts() -> None:
     auto = Auto()
     runs = [auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])) for _ in range(9)]
     auto.wrote_alone(0.5)
-    tried = list[bool]()
+    made = list[bool]()
     for each in runs:
         event = each.decide(0)
         assert event is not None
         each.read(Moment(0.0, event))
-        tried.append(event.trial)
-    assert tried == [True] * LEAST + [False] * 6
-    runs[0].close()  # the run ends, and with it its trial
+        made.append(event.shadow)
+    assert made == [True] * LEAST + [False] * 6
+    runs[0].close()  # the run ends, and with it its shadow draft
     event = runs[-1].decide(1)
     assert event is not None
-    assert event.trial
+    assert event.shadow
 
 
 @pytest.mark.parametrize(
@@ -515,20 +515,20 @@ def test_what_is_recorded_agrees_with_the_ledger(name: str) -> None:
 
 
 @pytest.mark.parametrize(("small", "padding", "written"), [(0.6, "", 6), (2.0, "so " * 90, SIGHT + 1)])
-def test_a_draft_on_trial_that_is_no_faster_than_the_large_model_is_given_up(
+def test_a_shadow_draft_that_is_no_faster_than_the_large_model_is_given_up(
     small: float, padding: str, written: int
 ) -> None:
     """It counts as neither accepted nor rejected, and the run stays aside for its pace."""
     world, auto = replace(GOOD, small=small, padding=padding), Auto()
     trace = world.solve(0, "auto", auto)
-    (tried,) = tries([trace])
-    assert (tried.verdict is None, len(tried.draft.tokens)) == (written > SIGHT, written)
+    (made,) = shadows([trace])
+    assert (made.verdict is None, len(made.draft.tokens)) == (written > SIGHT, written)
     assert {event.choice for event in decisions([trace])} == {"large"}
     assert "and the large model writes a step in" in decisions([trace])[-1].advice
     assert trace[-1].at == pytest.approx(world.solve(0, "large")[-1].at)
 
 
-def test_what_fails_a_trial_fails_the_run_as_the_method_would() -> None:
+def test_what_fails_a_shadow_draft_fails_the_run_as_the_method_would() -> None:
     small, large = GOOD.models(0)
     small.fails = lambda verb, chain: EndpointUnavailable("down", role="small", verb=verb)
     deciding = Auto().run("specreason", {}, AHEAD, Solo(large))

@@ -1,4 +1,4 @@
-"""Try a method beside the large model: its drafts and verdicts are measured and never used."""
+"""Shadow drafts: a method drafts and judges what the large model writes anyway, is measured, and never used."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import asyncio
 from .auto import AutoRun
 from .chain import Chain
 from .concurrency import background, to_the_end
-from .events import Observer, Tried
+from .events import Observer, Shadowed
 from .interfaces import REQUEST, Policy, RequestContext, prepare
 from .lookahead import judge
 
 
-class Trials:
-    """The trials of *policy* in one run, while the large model writes the chain."""
+class ShadowDrafts:
+    """The shadow drafts of *policy* in one run, while the large model writes the chain."""
 
     def __init__(self, policy: Policy, observe: Observer) -> None:
         self._policy, self._observe = policy, observe
@@ -21,13 +21,13 @@ class Trials:
         self._failure: Exception | None = None
 
     def start(self, chain: Chain, auto: AutoRun) -> None:
-        """Draft the step after *chain*, and judge the draft. Raise what ended an earlier trial: the method fails so."""
+        """Draft the step after *chain*, and judge the draft. Raise what ended an earlier one: the method fails so."""
         if self._failure is not None:
             raise self._failure
         self._tasks.append(asyncio.create_task(self._guarded(chain, auto)))
 
     async def aclose(self) -> None:
-        """Cancel the trials that are under way, and wait until their requests are gone."""
+        """Cancel those that are under way, and wait until their requests are gone."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -42,7 +42,7 @@ class Trials:
     async def _try(self, chain: Chain, auto: AutoRun) -> None:
         index, clock = len(chain.steps), asyncio.get_running_loop().time
         draft_request, verdict_request = (
-            RequestContext(purpose, index, bet=True, trial=True) for purpose in ("draft", "verify")
+            RequestContext(purpose, index, bet=True, shadow=True) for purpose in ("draft", "verify")
         )
         REQUEST.set(verdict_request)
         preparing, began = prepare(self._policy, chain), clock()
@@ -51,7 +51,7 @@ class Trials:
             draft = await self._policy.draft(chain)
             drafted = clock()
             if index in auto.given_up:
-                return self._observe(Tried(index, draft, None, drafted - began))
+                return self._observe(Shadowed(index, draft, None, drafted - began))
             REQUEST.set(verdict_request)
             verdict = await judge(self._policy, chain, draft, *prepared or [None])
-        self._observe(Tried(index, draft, verdict, drafted - began, clock() - drafted))
+        self._observe(Shadowed(index, draft, verdict, drafted - began, clock() - drafted))
