@@ -266,7 +266,8 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
     try:
         settings = Settings(**arguments)
     except ValidationError as exc:
-        raise _explain(exc, layers(Settings, arguments)) from exc
+        found = layers(Settings, arguments)
+        raise ConfigurationError("; ".join(_explain_error(error, found) for error in exc.errors())) from exc
     return settings.model_copy(update={"sampling": settings.sampling.with_seed(seed)})
 
 
@@ -300,12 +301,8 @@ def without_models(settings: Settings) -> ConfigurationError:
     )
 
 
-def _explain(exc: ValidationError, found: Sequence[Layer]) -> ConfigurationError:
-    """Say in one line what is wrong with which flag, variable, argument, or key of the file."""
-    return ConfigurationError("; ".join(_explain_error(error, found) for error in exc.errors()))
-
-
 def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
+    """Say what is wrong with which flag, variable, argument, or key of the file."""
     hidden = TAGS | CRITICS
     message = explain_error(Settings, error, hidden=hidden)
     place = tuple(part for part in error["loc"] if isinstance(part, str) and part not in hidden)
