@@ -270,7 +270,7 @@ async def solve_once(
     finally:
         if trace_to is not None and recorder.moments:
             trace.write(trace_to, recorder.moments)
-    return SolvedTask(solution, _pace([moment.event for moment in recorder.moments]))
+    return SolvedTask(solution, _pace(recorder.events))
 
 
 def _pace(events: Sequence[Event]) -> dict[Role, float]:
