@@ -17,7 +17,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveInt,
@@ -79,15 +78,13 @@ def _read_prompts(folder: Path) -> Path:
 PromptsFolder: TypeAlias = Annotated[Path, AfterValidator(_read_prompts)]
 
 
-class Calibration(BaseModel):
+class Calibration(BaseModel, frozen=True, extra="forbid"):
     """
     The guarantee of ``stepspec calibrate`` for a *value* of one *option* of a *policy*, as a settings file holds it.
 
     With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone. That holds for all
     attempts with the same trials together.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: str
     """The calibrated method."""
