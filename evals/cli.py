@@ -44,6 +44,7 @@ from .flags import (
     PromptName,
     SharedOptions,
     Testbed,
+    json_or_text,
     parse_options,
     with_settings,
 )
@@ -99,7 +100,7 @@ def arm(spec: str, options: Mapping[str, Any] = NO_OPTIONS) -> Arm:
     pairs = [part.partition("=") for part in rest.split(",")] if rest else []
     if not all(equals for _, equals, _ in pairs):
         raise ConfigurationError(f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them")
-    return _arm(spec, policy, {**options, **{name.strip(): _value(value) for name, _, value in pairs}})
+    return _arm(spec, policy, {**options, **{name.strip(): json_or_text(value.strip()) for name, _, value in pairs}})
 
 
 def calibrated(chosen: Sequence[str]) -> dict[str, str]:
@@ -157,14 +158,6 @@ def control(name: str, methods: Sequence[Arm]) -> Arm:
             return replace(method, name=f"{CONTROL} like {name}", run=run, like=name)
     known = ", ".join(repr(method.name) for method in methods)
     raise ConfigurationError(f"--random {name!r}: not one of the methods of this run, which are {known}")
-
-
-def _value(text: str) -> Any:
-    """Parse JSON; other text is a string."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text.strip()
 
 
 WIDTH = 170
@@ -262,7 +255,7 @@ def command(
     settings = own_solver.settings if own_solver else testbed_settings()
     folder = output or Path("runs") / chosen.name
     with prompts.replacing(settings.prompts):
-        plan = _plan(settings, chosen, competing, samples, seed, concurrency)
+        plan = _plan(settings, competing, samples, seed, concurrency)
         if own_solver and chosen.source and source is None:
             wait(contact(own_solver))  # before a data set is downloaded
         all_tasks = _tasks(chosen, source, seed, None, part)
@@ -334,9 +327,7 @@ def _tasks(benchmark: Benchmark, data: Path | None, seed: int, limit: int | None
     return tasks if part is None else tuple(task for task in tasks if half(task) == part)
 
 
-def _plan(
-    settings: Settings, benchmark: Benchmark, competing: tuple[Arm, ...], samples: int, seed: int, concurrency: int
-) -> Plan:
+def _plan(settings: Settings, competing: tuple[Arm, ...], samples: int, seed: int, concurrency: int) -> Plan:
     """The plan without its tasks, which may take long to load."""
     for arm in competing:
         check_arm(arm, settings)

@@ -227,19 +227,22 @@ def read_flags(flags: Mapping[str, Flag], words: Mapping[str, Any], config: Path
 
 
 def parse_options(words: Sequence[str] | None) -> dict[str, Any]:
-    """Parse the values of ``--option``."""
-    return dict(map(_parse_option, words or ()))
+    """Parse the values of ``--option``, each ``name=value``."""
+    values: dict[str, Any] = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--option {word!r}: write it as NAME=VALUE")
+        values[name.strip()] = json_or_text(value)
+    return values
 
 
-def _parse_option(word: str) -> tuple[str, Any]:
-    """Parse ``name=value``; a value that is not JSON is a string."""
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise ConfigurationError(f"--option {word!r}: write it as NAME=VALUE")
+def json_or_text(text: str) -> Any:
+    """Parse JSON; other text is a string."""
     try:
-        return name.strip(), orjson.loads(value)
+        return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return name.strip(), value
+        return text
 
 
 def _run_flag(name: str, helps: Mapping[str, str]) -> Flag:

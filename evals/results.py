@@ -95,6 +95,11 @@ class ArmSummary:
     outcomes: Mapping[Outcome, int]
     cut_right: int
 
+    def count(self, outcome: Outcome) -> str:
+        """Write how many samples have this *outcome*, and how many of the truncated ones are right."""
+        right = f" ({self.cut_right} right)" if outcome == "truncated" and self.cut_right else ""
+        return f"{self.outcomes.get(outcome, 0)}{right}"
+
 
 def complete(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) -> dict[str, list[Sample]]:
     """The samples of each arm, in order, of the problems that all arms have solved *repeats* times."""
@@ -270,9 +275,9 @@ def wilson(successes: float, n: int) -> Interval:
     return Interval(value, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> Interval:
+def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """The ratio of two sums over the same problems; percentile bootstrap over the problems."""
-    rng, n = random.Random(seed), len(ours)
+    rng, n = random.Random(0), len(ours)
     ratios: list[float] = []
     for _ in range(RESAMPLES):
         resample = rng.choices(range(n), k=n)
@@ -331,13 +336,18 @@ def table(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> Table:
     """A table with one row per arm, compared with the *baseline*; `small_print` explains the columns."""
     short = baseline.removesuffix(" alone")
     columns = ("", "n", "accuracy", f"against {short}", "p", "seconds", f"vs {short}", *TOKENS)
-    shown: list[Outcome] = [name for name in NOTED_OUTCOMES if any(s.outcomes.get(name) for s in summaries)]
+    shown = noted_outcomes(summaries)
     rendered = Table(box=None, padding=(0, 1, 0, 0))
     for column in (*columns, *shown):
         rendered.add_column(column, justify="right" if column else "left", no_wrap=True)
     for summary in summaries:
-        rendered.add_row(*_row(summary, baseline), *(_count(summary, name) for name in shown))
+        rendered.add_row(*_row(summary, baseline), *map(summary.count, shown))
     return rendered
+
+
+def noted_outcomes(summaries: Sequence[ArmSummary]) -> list[Outcome]:
+    """The outcomes with columns of their own: those that an arm of *summaries* has."""
+    return [name for name in NOTED_OUTCOMES if any(summary.outcomes.get(name) for summary in summaries)]
 
 
 def _row(summary: ArmSummary, baseline: str) -> tuple[str, ...]:
@@ -357,12 +367,6 @@ def _row(summary: ArmSummary, baseline: str) -> tuple[str, ...]:
         f"{t.judging:.0f}" if t.judging else "",
         "" if r.accept_rate is None else f"{r.accept_rate:.0%}",
     )
-
-
-def _count(summary: ArmSummary, name: Outcome) -> str:
-    count = summary.outcomes.get(name, 0)
-    right = f" ({summary.cut_right} right)" if name == "truncated" and summary.cut_right else ""
-    return f"{count}{right}"
 
 
 def small_print(baseline: str) -> str:

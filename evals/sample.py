@@ -20,7 +20,7 @@ from stepspec.orchestrator.errors import ContextTooLong
 from stepspec.orchestrator.events import Called, Event, Observer
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, arm_options
-from stepspec.orchestrator.solution import Solution, SolvedStep, StepFate
+from stepspec.orchestrator.solution import Solution, StepFate
 from stepspec.orchestrator.trace import Recorder, Stopwatch
 
 from .grading.graders import Gold
@@ -220,14 +220,10 @@ class SolvedTask:
             self.solution.finish_reason,
             graded,
             self.solution.text,
-            steps=tuple(map(_step_record, self.solution.steps)),
+            steps=tuple(StepRecord(s.author, s.fate, s.grade, s.reason, round(s.at, 4)) for s in self.solution.steps),
             degraded=bool(self.solution.degraded),
             **more,
         )
-
-
-def _step_record(step: SolvedStep) -> StepRecord:
-    return StepRecord(step.author, step.fate, step.grade, step.reason, round(step.at, 4))
 
 
 def derive_seed(base: int, index: int, repeat: int) -> int:
@@ -274,7 +270,7 @@ async def solve_once(
     finally:
         if trace_to is not None and recorder.moments:
             trace.write(trace_to, recorder.moments)
-    return SolvedTask(solution, _pace([moment.event for moment in recorder.moments]))
+    return SolvedTask(solution, _pace(recorder.events))
 
 
 def _pace(events: Sequence[Event]) -> dict[Role, float]:

@@ -113,39 +113,32 @@ _ADAPTER: TypeAdapter[Sample] = TypeAdapter(Sample)
 Place = tuple[int, str]  # the number of the sample, and the name of the arm
 
 
-class SampleStore:
-    """The samples of one measurement, one line each in a `JsonlStore`, by number of the sample and name of the arm."""
+class SampleStore(JsonlStore):
+    """The samples of one measurement, one line each, by number of the sample and name of the arm."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
-        self._file = JsonlStore(path, about, fresh=fresh)
+        super().__init__(path, about, fresh=fresh)
         self.done: dict[Place, Sample] = {}
         self._read()
 
     def __enter__(self) -> Self:
-        """Begin to write. Raise `ConfigurationError` if another process is writing."""
-        self._file.__enter__()
+        super().__enter__()
         self._read()  # again: the process that held the file until now may have added samples
         return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._file.__exit__(*exc)
 
     def add(self, number: int, sample: Sample) -> None:
         """Keep the *sample* with this *number*; it is on disk when this returns."""
         self.done[number, sample.arm] = sample
-        self._file.write({"task": number, "outcome": sample.outcome, **asdict(sample)})
+        self.write({"task": number, "outcome": sample.outcome, **asdict(sample)})
 
     def _read(self) -> None:
         self.done.clear()
-        for number, line in self._file.lines():
-            self._take(line, number)
-
-    def _take(self, line: bytes, number: int) -> None:
-        try:
-            fields = orjson.loads(line)
-            sample = _ADAPTER.validate_python(fields)
-            self.done[fields["task"], sample.arm] = sample
-        except (KeyError, TypeError, ValueError) as exc:  # both parsers' errors are ValueErrors
-            raise ConfigurationError(
-                f"{self._file.path}, line {number}: not a sample ({exc}); remove the line, or begin anew with --fresh"
-            ) from exc
+        for number, line in self.lines():
+            try:
+                fields = orjson.loads(line)
+                sample = _ADAPTER.validate_python(fields)
+                self.done[fields["task"], sample.arm] = sample
+            except (KeyError, TypeError, ValueError) as exc:  # both parsers' errors are ValueErrors
+                raise ConfigurationError(
+                    f"{self.path}, line {number}: not a sample ({exc}); remove the line, or begin anew with --fresh"
+                ) from exc

@@ -8,13 +8,15 @@ who repairs. A new backend implements `Model` and the `ModelEndpoint` that makes
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypedDict, cast
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
 from .chain import Chain, Rating, Role, Rollback, Step, Token, Verdict
 from .events import Calling, Purpose
+
+T = TypeVar("T")
 
 EndedBy: TypeAlias = Literal["large", "small"]
 """
@@ -253,20 +255,20 @@ Endpoints read it: it orders the requests that wait for a server, and the event 
 
 
 @contextmanager
-def requesting(context: RequestContext) -> Generator[None]:
+def holding(variable: ContextVar[T], value: T) -> Generator[None]:
+    """Let *variable* hold *value* in the block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def requesting(context: RequestContext) -> AbstractContextManager[None]:
     """Set the context of all requests that are made in the block."""
-    token = REQUEST.set(context)
-    try:
-        yield
-    finally:
-        REQUEST.reset(token)
+    return holding(REQUEST, context)
 
 
-@contextmanager
-def unkept() -> Generator[None]:
+def unkept() -> AbstractContextManager[None]:
     """Leave no request open in the block: another model writes the next step, and further tokens would be wasted."""
-    token = KEPT_OPEN.set(None)
-    try:
-        yield
-    finally:
-        KEPT_OPEN.reset(token)
+    return holding(KEPT_OPEN, None)

@@ -36,10 +36,8 @@ def _check_delimiter(value: str | list[str]) -> str | list[str]:
 Delimiter: TypeAlias = Annotated[str | list[str], AfterValidator(_check_delimiter)]
 
 
-class Limits(BaseModel):
+class Limits(BaseModel, frozen=True, extra="forbid"):
     """The budget of every run; see `Budget`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tokens: PositiveInt = 32_768
     """Tokens of the thinking and the answer together; each is counted in the vocabulary of the model that wrote it."""

@@ -216,7 +216,7 @@ def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None) -
             message = f"policy {name!r} has no option {option!r}{near(option, known)}; its options: {listed}"
             raise ConfigurationError(message, option=option)
     checked = {key: _checked(name, key, kinds[key], value) for key, value in chosen.items()}
-    if method.needs_critic and not has_critic:
+    if method.takes("critic") and not has_critic:
         if has_critic is None:
             raise ConfigurationError(f"policy {name!r} needs a reward model, which no pair within another has")
         raise ConfigurationError(

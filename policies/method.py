@@ -108,10 +108,6 @@ class Method:
         """The first line of its documentation."""
         return self.documentation.partition("\n")[0]
 
-    @property
-    def needs_critic(self) -> bool:
-        return self.takes("critic")
-
     def takes(self, parameter: str) -> bool:
         """Whether *build* has this *parameter*."""
         return parameter in self._parameters

@@ -73,11 +73,9 @@ def load(benchmark: Benchmark, data: Path | None = None, *, seed: int = 0, limit
         tasks = [_task(benchmark, row, seed, f"{where}, row {at}") for at, row in enumerate(rows, 1)][:limit]
     if not tasks:
         raise ConfigurationError(f"no problems in {data or benchmark.name}")
-    return [_put(benchmark, task) for task in tasks]
-
-
-def _put(benchmark: Benchmark, task: Task) -> Task:
-    return replace(task, problem=benchmark.put(task.problem), question=task.question or task.problem)
+    return [
+        replace(task, problem=benchmark.put(task.problem), question=task.question or task.problem) for task in tasks
+    ]
 
 
 def bare(tasks: Sequence[Task]) -> tuple[Task, ...]:

@@ -141,7 +141,7 @@ def calibrate(
             solver.require_both()
             store = RunStore(path, {**about, "models": dict(solver.models)}, fresh=fresh)
             put = bare(tasks) if file != data and miniature(solver.models.values()) else tasks
-            solve = solve_on_servers(solver, put, chosen, policy, threshold, graders, seed)
+            solve = solve_on_servers(solver, put, policy, threshold, graders, seed)
             with store:
                 store.start_attempt(digests(put))
                 end = AttemptEnd(len(tasks), max_loss, level, threshold.values)

@@ -19,7 +19,6 @@ from stepspec.policies import Threshold
 from stepspec.settings import Settings
 
 from ..arms import LARGE
-from ..benchmarks import Benchmark
 from ..grading.graders import Graders
 from ..sample import Arm, Task, derive_seed, solve_once
 from .search import CalibrationResult, CalibrationRun, SolveAt
@@ -78,13 +77,7 @@ def _changed_fields(model: BaseModel, usual: BaseModel, omitted: set[str]) -> di
 
 
 def solve_on_servers(
-    solver: Solver,
-    tasks: Sequence[Task],
-    benchmark: Benchmark,
-    policy: str,
-    threshold: Threshold,
-    graders: Graders,
-    base_seed: int,
+    solver: Solver, tasks: Sequence[Task], policy: str, threshold: Threshold, graders: Graders, base_seed: int
 ) -> SolveAt:
     """
     Return a function that solves on real servers; a run without an answer that could be graded is not right.

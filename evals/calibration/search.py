@@ -93,30 +93,26 @@ class RunMemory:
         self.done[run.problem, run.value] = run
 
 
-class RunStore(RunMemory):
-    """All runs and attempts so far, one line each in a `JsonlStore`."""
+class RunStore(JsonlStore, RunMemory):
+    """All runs and attempts so far, one line each."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
         """Read the file. Raise `ConfigurationError` if it holds another calibration and *fresh* is false."""
-        super().__init__()
+        JsonlStore.__init__(self, path, about, fresh=fresh)
+        RunMemory.__init__(self)
         self.started: list[AttemptStart] = []
         self.ended: list[AttemptEnd] = []
-        self._file = JsonlStore(path, about, fresh=fresh)
         self._read()
 
     def __enter__(self) -> Self:
-        """Begin to write. Raise `ConfigurationError` if another process is writing."""
-        self._file.__enter__()
+        super().__enter__()
         self._read()  # again: another process may have added lines until now
         return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._file.__exit__(*exc)
 
     def add(self, run: CalibrationRun) -> None:
         """Keep *run*; it is on disk when this returns."""
         super().add(run)
-        self._file.write(asdict(run))
+        self.write(asdict(run))
 
     def start_attempt(self, digests: Sequence[str]) -> None:
         """
@@ -128,14 +124,14 @@ class RunStore(RunMemory):
         for earlier in self.started:
             if earlier.problems > start.problems:
                 raise ConfigurationError(
-                    f"{self._file.path} holds runs on {earlier.problems:,} problems, and these are "
+                    f"{self.path} holds runs on {earlier.problems:,} problems, and these are "
                     f"{start.problems:,}: take as many or more, {REMEDY}"
                 )
             if digests[earlier.problems] != earlier.digest:
-                raise ConfigurationError(f"{self._file.path} holds runs on other problems: {REMEDY}")
+                raise ConfigurationError(f"{self.path} holds runs on other problems: {REMEDY}")
         if start not in self.started:
             self.started.append(start)
-            self._file.write(asdict(start))
+            self.write(asdict(start))
 
     def attempt_number(self, end: AttemptEnd) -> int:
         """The number of the attempt that ends with *end*, which may have been recorded already."""
@@ -146,18 +142,18 @@ class RunStore(RunMemory):
         """Record the end of an attempt."""
         if end not in self.ended:
             self.ended.append(end)
-            self._file.write(asdict(end))
+            self.write(asdict(end))
 
     def _read(self) -> None:
         self.done.clear()
         self.started.clear()
         self.ended.clear()
-        for number, line in self._file.lines():
+        for number, line in self.lines():
             try:
                 record = _LINE.validate_json(line)
             except ValueError as exc:
                 raise ConfigurationError(
-                    f"{self._file.path}, line {number}: no trial ({exc}); remove the line, or begin anew with --fresh"
+                    f"{self.path}, line {number}: no trial ({exc}); remove the line, or begin anew with --fresh"
                 ) from exc
             match record:
                 case CalibrationRun():

@@ -80,12 +80,9 @@ def stacked(rows: Rows, unit: str) -> Markup:
         axes.text(longest, row - 0.3, f"{start:.1f} {unit}{suffix}", ha="right")
     axes.set(xlim=(0, longest), ylim=(len(rows) - 0.6, -0.75))
     axes.set_axis_off()
-    label = "; ".join(f"{name}: {', '.join(_amount(part) for part in parts if part.amount)}" for name, parts, _ in rows)
+    amounts = [(name, [f"{part.name} {part.amount:.1f}" for part in parts if part.amount]) for name, parts, _ in rows]
+    label = "; ".join(f"{name}: {', '.join(each)}" for name, each in amounts)
     return svg(figure, f"{unit} of a problem. {label}")
-
-
-def _amount(part: Part) -> str:
-    return f"{part.name} {part.amount:.1f}"
 
 
 def _bar(axes: Axes, row: int, start: float, part: Part) -> None:
@@ -141,12 +138,8 @@ def scatter(arms: Sequence[ArmFigures]) -> Markup:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(visible=True, axis="y")
     figure.legend(loc="outside lower left", ncols=2, labelcolor=INK, handlelength=1.0, labelspacing=0.35)
-    described = "; ".join(f"{f.arm.name}: {_standing(f)}" for f in arms)
+    described = "; ".join(f"{f.arm.name}: {f.result.accuracy:.1%}, {f.result.seconds:.2f} s" for f in arms)
     return svg(figure, f"Accuracy against seconds per problem. {described}")
-
-
-def _standing(f: ArmFigures) -> str:
-    return f"{f.result.accuracy:.1%}, {f.result.seconds:.2f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +172,8 @@ def differences(arms: Sequence[ArmFigures], max_loss: float, baseline: str = LAR
     A dashed line marks the acceptable loss, *max_loss*. The scale is that of the methods: an arrow marks a model alone
     or a control that is outside of it.
     """
-    rows = [_difference_row(f) for f in by_time(arms) if f.arm.name != baseline]
+    compared = [(f, f.standing.difference.points) for f in by_time(arms) if f.arm.name != baseline]
+    rows = [Row(f, difference, f"{difference:+.1f}") for f, difference in compared]
     shown = [row.interval for row in rows if row.arm.method] or [row.interval for row in rows]
     low = min(-150 * max_loss, *(interval.low for interval in shown))
     high = max(100 * max_loss, *(interval.high for interval in shown))
@@ -188,11 +182,6 @@ def differences(arms: Sequence[ArmFigures], max_loss: float, baseline: str = LAR
     references = [(-100 * max_loss, f"-{100 * max_loss:g}", "--"), (0.0, "0", "-")]
     about = f"Difference in accuracy from {baseline}. {label}"
     return _intervals(rows, (low - pad, high + pad), references, about)
-
-
-def _difference_row(f: ArmFigures) -> Row:
-    difference = f.standing.difference.points
-    return Row(f, difference, f"{difference:+.1f}")
 
 
 Reference: TypeAlias = tuple[float, str, str]  # a value to compare with, its name, its style of line

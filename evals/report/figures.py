@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -122,6 +123,7 @@ def samples_by_number(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats
 
 def _arm_figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> ArmFigures:
     seconds = sorted(sample.seconds for sample in samples)
+    accounts: dict[Party, list[Account]] = {party: [getattr(s.ledger, party) for s in samples] for party in PARTIES}
     firsts = [sample.first for sample in samples if sample.first is not None]
     return ArmFigures(
         arm=arm,
@@ -130,28 +132,19 @@ def _arm_figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> A
         tail=seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))],
         first=median(firsts) if firsts else None,
         steps=_mean_steps(samples),
-        spent={party: _mean_account(party, samples) for party in PARTIES if _has_requests(party, samples)},
-        busy={party: fmean(_busy(party, sample) for sample in samples) for party in PARTIES},
-        rejections=_rejections(samples),
+        spent={party: _mean_account(each) for party, each in accounts.items() if any(a.requests for a in each)},
+        busy={party: fmean(map(_busy, samples, each)) for party, each in accounts.items()},
+        # A rejected bet on a rejected draft is never repaired.
+        rejections=dict(Counter(step.reason for sample in samples for step in sample.steps if step.repair)),
     )
 
 
-def account(party: Party, sample: Sample) -> Account:
-    found: Account = getattr(sample.ledger, party)
-    return found
+def _mean_account(accounts: Sequence[Account]) -> MeanAccount:
+    return MeanAccount(**{name: fmean(getattr(account, name) for account in accounts) for name in COUNTED})
 
 
-def _has_requests(party: Party, samples: Sequence[Sample]) -> bool:
-    return any(account(party, sample).requests for sample in samples)
-
-
-def _mean_account(party: Party, samples: Sequence[Sample]) -> MeanAccount:
-    return MeanAccount(**{name: fmean(getattr(account(party, s), name) for s in samples) for name in COUNTED})
-
-
-def _busy(party: Party, sample: Sample) -> float:
+def _busy(sample: Sample, spent: Account) -> float:
     """Seconds with a request open, at most the seconds of the sample: requests of one party may overlap."""
-    spent = account(party, sample)
     return min(sample.seconds, spent.writing + spent.judged)
 
 
@@ -160,11 +153,3 @@ def _mean_steps(samples: Sequence[Sample]) -> MeanSteps:
         return fmean(sum(step.fate == fate and author in (None, step.author) for step in one.steps) for one in samples)
 
     return MeanSteps(mean("kept", "small"), mean("kept", "large"), mean("rejected"), mean("lost"))
-
-
-def _rejections(samples: Sequence[Sample]) -> dict[str, int]:
-    """Count the repairs by the reason of the rollback. A rejected bet on a rejected draft is never repaired."""
-    counts: dict[str, int] = {}
-    for step in (step for sample in samples for step in sample.steps if step.repair):
-        counts[step.reason] = counts.get(step.reason, 0) + 1
-    return counts

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from stepspec.orchestrator.chain import Party
 
-from ..results import NOTED_OUTCOMES, Interval
+from ..results import Interval, noted_outcomes
 from .figures import ArmFigures
 from .section import Section
 
@@ -37,8 +37,8 @@ class Table:
     words: int = 1  # the number of columns, from the first, with words; the others have numbers
 
 
-def percent(value: float | None, digits: int = 0) -> str:
-    return "" if value is None else f"{value:.{digits}%}"
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -46,12 +46,12 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def accuracy_table(section: Section) -> Table:
-    shown = [name for name in NOTED_OUTCOMES if any(f.standing.outcomes.get(name) for f in section.figures)]
+    shown = noted_outcomes([f.standing for f in section.figures])
     return Table(
         "Accuracy",
         ("", "right", "accuracy", f"difference from {section.baseline}, points", "p", *shown),
         tuple(
-            (*_accuracy_row(f, section.run.repeats, section.baseline), *(_count(f, name) for name in shown))
+            (*_accuracy_row(f, section.run.repeats, section.baseline), *map(f.standing.count, shown))
             for f in section.figures
         ),
         "Brackets are 95% intervals: Wilson's for accuracy, Tango's score interval for the difference on the same "
@@ -76,12 +76,6 @@ def _accuracy_row(f: ArmFigures, repeats: int, baseline: str) -> Row:
         "" if itself else f"{f.standing.difference.points:+.1f}",
         "" if itself or repeats > 1 else number(f.standing.p, 3),
     )
-
-
-def _count(f: ArmFigures, name: str) -> str:
-    count = {str(outcome): count for outcome, count in f.standing.outcomes.items()}.get(name, 0)
-    right = f.standing.cut_right if name == "truncated" else 0
-    return f"{count} ({right} right)" if right else str(count)
 
 
 def time_table(section: Section) -> Table:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -132,18 +133,8 @@ def further_for_loss(problems: int, gained: float, lost: float, apart: Interval,
             low = apart.value * problems / total - width * math.sqrt(problems / total)
         return low >= -max_loss
 
-    return _least(excluded)
-
-
-def _least(holds: Callable[[int], bool]) -> int | None:
-    """Return the least number from 1 to `MOST` for which *holds*, which holds for all larger ones; None if none."""
-    if not holds(MOST):
-        return None
-    low, high = 0, MOST
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    least = bisect_left(range(MOST + 1), True, lo=1, key=excluded)  # a loss that a number excludes, all larger ones do
+    return least if least <= MOST else None
 
 
 def headline(verdicts: Sequence[Verdict], baseline: str = LARGE.name) -> str:

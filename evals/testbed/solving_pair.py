@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from itertools import islice
 
 from rich.console import Console
 
 from stepspec.api import Solver
 from stepspec.orchestrator.endpoints import GREEDY
 
-from ..grading.graders import Answer
+from ..benchmarks.built_in import made
 from ..sample import Task
-from .problems import generate
 from .servers import endpoint, running
 
 
 def fresh_tasks(count: int, seed: int) -> list[Task]:
     """Return *count* problems of the test split, on which no model was trained."""
-    problems = islice(generate(seed, "test"), count)
-    return [Task(problem.text, Answer(str(problem.answer), "exact")) for problem in problems]
+    return made(seed, count)
 
 
 @asynccontextmanager

@@ -16,7 +16,13 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from contextvars import ContextVar
 from functools import partial
 from math import inf
@@ -34,7 +40,7 @@ from tenacity import wait_random_exponential as random_exponential
 from ..concurrency import background
 from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, ModelGone
 from ..events import Purpose
-from ..interfaces import REQUEST, RequestContext
+from ..interfaces import REQUEST, RequestContext, holding
 from .failures import no_connection
 from .settings import Address
 from .sse import BROKEN, Events
@@ -85,32 +91,22 @@ def carrying(headers: Mapping[str, str], run_priority: int = 0, session: str = "
     enclosing = CARRIED.get()
     names = {name.lower() for name in enclosing}
     added = {key: value for key, value in headers.items() if key.lower() not in names}
-    headers_token, priority_token = CARRIED.set({**added, **enclosing}), RUN.set(run_place(run_priority))
-    session_token = SESSION.set(session)
-    try:
+    place = run_place(run_priority)
+    with holding(CARRIED, {**added, **enclosing}), holding(RUN, place), holding(SESSION, session):
         yield
-    finally:
-        SESSION.reset(session_token)
-        RUN.reset(priority_token)
-        CARRIED.reset(headers_token)
 
 
 CACHE: ContextVar[Mapping[str, str]] = ContextVar("CACHE", default=MappingProxyType({}))
 """The ``cache_salt`` of every request of a run, or nothing; `separate_cache` sets it."""
 
 
-@contextmanager
-def separate_cache(name: str) -> Generator[None]:
+def separate_cache(name: str) -> AbstractContextManager[None]:
     """
     Let the requests of the block use what the prefix caches hold of requests with the same *name*, and nothing else.
 
     So runs that are compared do not gain from, or suffer under, what other runs of the same problem left there.
     """
-    token = CACHE.set({"cache_salt": name})
-    try:
-        yield
-    finally:
-        CACHE.reset(token)
+    return holding(CACHE, {"cache_salt": name})
 
 
 class Connection:

@@ -12,7 +12,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -62,10 +61,8 @@ def none_if_empty(key: object) -> object:
 NotEmpty = Annotated[str, Field(min_length=1)]
 
 
-class Deadlines(BaseModel):
+class Deadlines(BaseModel, frozen=True, extra="forbid"):
     """The longest waits of one request, in seconds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     connect: PositiveFloat = 5.0
     """Seconds until the connection stands."""
@@ -193,14 +190,12 @@ class CriticEndpoint(Address, frozen=True):
     """
 
 
-class Sampling(BaseModel):
+class Sampling(BaseModel, frozen=True, extra="forbid"):
     """
     How a model chooses its tokens. Every value is sent, so that none of the server's own defaults applies.
 
     The defaults are SpecReason's (section 5.1).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: float = Field(default=0.6, ge=0, le=2)
     """The temperature; 0 is greedy."""

@@ -12,7 +12,7 @@ from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import aiohttp
 
@@ -25,8 +25,6 @@ CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a fin
 LARGEST_EVENT = 16 << 20  # bytes; an event with 20 tokens of a position has a few KB
 HEAD = 1 << 16  # bytes of an answer that is no stream, to find the reason in
 DONE, FIELDS = b"[DONE]", (b"data", b"event", b"id", b"retry", b"")
-
-E = TypeVar("E", bound=BaseException)
 
 
 class EventTooLarge(ValueError):
@@ -194,7 +192,9 @@ class Events:
             if whole and not self._begun and not (self._head.strip() and begins_events(self._head)):
                 raise no_stream(self._call, self._head) from None
             reason = self._late or "the stream broke off: did the server die?"
-            raise self._call.error(EndpointUnavailable, reason) from _forget_frames(exc)
+            # aiohttp raises one and the same exception for all streams that were closed: its traceback, with the frames
+            # of the streams that it ended, would grow for ever.
+            raise self._call.error(EndpointUnavailable, reason) from exc.with_traceback(None)
         self._arrived = self._loop.time()
         if not self._begun:
             self._head = (self._head + piece)[:HEAD]
@@ -222,12 +222,3 @@ class Events:
             else f"no token for {between:g} s (deadlines.between)"
         )
         self._close()
-
-
-def _forget_frames(exc: E) -> E:
-    """
-    Return *exc* without its traceback, and so without the frames of the streams that it ended.
-
-    aiohttp raises one and the same exception for all streams that were closed: its traceback would grow for ever.
-    """
-    return exc.with_traceback(None)

@@ -10,7 +10,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -59,14 +58,12 @@ def _checked_name(name: str) -> str:
 ClientName: TypeAlias = Annotated[str, AfterValidator(_checked_name)]
 
 
-class Client(BaseModel):
+class Client(BaseModel, frozen=True, extra="forbid"):
     """
     A client of the service, known by its *key* and called by its name in logs and metrics.
 
     The limits hold in each process of the service. A minute's worth may be used at once, and comes back continuously.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: SecretStr
     """The client's API key."""
@@ -78,14 +75,12 @@ class Client(BaseModel):
     """The best priority of the client's runs, and that of requests without their own; lower is first."""
 
 
-class Scaling(BaseModel):
+class Scaling(BaseModel, frozen=True, extra="forbid"):
     """
     How many replicas of the service Ray Serve runs; read by `stepspec.orchestrator.service.ray` alone.
 
     Their number is such that each has half of ``max_running`` requests on average.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     min_replicas: PositiveInt = 1
     """The fewest replicas."""
@@ -101,14 +96,12 @@ class Scaling(BaseModel):
         return self
 
 
-class ServiceSettings(BaseModel):
+class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     """
     The service's own settings; those of solving are the solver's.
 
     Without *keys* and *clients* every client is admitted, and a public *host* is allowed only with *insecure*.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field(default="127.0.0.1", min_length=1)
     """The address to listen at."""

@@ -32,7 +32,6 @@ from stepspec.orchestrator.interfaces import (
     AnsweredBy,
     AnswerParser,
     Critic,
-    EndedBy,
     Model,
     Policy,
     answered_by,
@@ -134,34 +133,20 @@ class Models:
     check: AnswerCheck | None = None
     watch: Watch | None = None
 
-    def policy(
-        self,
-        name: str,
-        options: Mapping[str, Any],
-        *,
-        lead: int = 0,
-        ending: EndedBy | None = None,
-        stop_loops: bool | None = None,
-    ) -> Policy:
-        """
-        Build policy *name*; whatever it is, but for the baselines, the large model may *lead*.
-
-        *ending* says who ends the thinking; None: as in the policy's paper. *stop_loops* is that of `RunOptions`.
-        """
-        if stop_loops is not None:
-            return policies.Guarded(self.policy(name, options, lead=lead, ending=ending), stop_loops)
+    def policy(self, name: str, options: Mapping[str, Any]) -> Policy:
+        """Build policy *name*."""
         small, large = _budgeted(self.small, self.budget, self.watch), _budgeted(self.large, self.budget)
-        policy = policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
-        if name in policies.BASELINES:
-            return policy
-        if (ending or ended_by(policy)) == "large":
-            policy = policies.Ending(policy)
-        return policies.Led(policy, large, lead) if lead else policy
+        return policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
 
     def policy_of(self, run: RunOptions) -> Policy:
-        """Build the policy of a run with the options *run*."""
-        lead, ending, stop_loops = run.lead, run.ending, run.stop_loops
-        return self.policy(run.policy, run.options, lead=lead, ending=ending, stop_loops=stop_loops)
+        """Build the policy of a run with the options *run*; a baseline leads, and ends the thinking, by itself."""
+        policy = self.policy(run.policy, run.options)
+        if run.policy not in policies.BASELINES:
+            if (run.ending or ended_by(policy)) == "large":
+                policy = policies.Ending(policy)
+            if run.lead:
+                policy = policies.Led(policy, _budgeted(self.large, self.budget), run.lead)
+        return policy if run.stop_loops is None else policies.Guarded(policy, run.stop_loops)
 
     def answerer(self, name: str, answer: AnsweredBy | None) -> Model | None:
         """

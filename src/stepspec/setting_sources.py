@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsError
 
 from stepspec.orchestrator.errors import ConfigurationError, near
+from stepspec.orchestrator.interfaces import holding
 
 PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
@@ -62,14 +63,9 @@ def in_command() -> bool:
     return command_line() is not OUTSIDE
 
 
-@contextmanager
-def with_command_line(flags: CommandLine) -> Generator[None]:
+def with_command_line(flags: CommandLine) -> AbstractContextManager[None]:
     """Let the settings that are loaded in this block come from *flags* first."""
-    token = _COMMAND_LINE.set(flags)
-    try:
-        yield
-    finally:
-        _COMMAND_LINE.reset(token)
+    return holding(_COMMAND_LINE, flags)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveInt,
@@ -79,15 +78,13 @@ def _read_prompts(folder: Path) -> Path:
 PromptsFolder: TypeAlias = Annotated[Path, AfterValidator(_read_prompts)]
 
 
-class Calibration(BaseModel):
+class Calibration(BaseModel, frozen=True, extra="forbid"):
     """
     The guarantee of ``stepspec calibrate`` for a *value* of one *option* of a *policy*, as a settings file holds it.
 
     With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone. That holds for all
     attempts with the same trials together.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: str
     """The calibrated method."""
@@ -266,7 +263,8 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
     try:
         settings = Settings(**arguments)
     except ValidationError as exc:
-        raise _explain(exc, layers(Settings, arguments)) from exc
+        found = layers(Settings, arguments)
+        raise ConfigurationError("; ".join(_explain_error(error, found) for error in exc.errors())) from exc
     return settings.model_copy(update={"sampling": settings.sampling.with_seed(seed)})
 
 
@@ -300,12 +298,8 @@ def without_models(settings: Settings) -> ConfigurationError:
     )
 
 
-def _explain(exc: ValidationError, found: Sequence[Layer]) -> ConfigurationError:
-    """Say in one line what is wrong with which flag, variable, argument, or key of the file."""
-    return ConfigurationError("; ".join(_explain_error(error, found) for error in exc.errors()))
-
-
 def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
+    """Say what is wrong with which flag, variable, argument, or key of the file."""
     hidden = TAGS | CRITICS
     message = explain_error(Settings, error, hidden=hidden)
     place = tuple(part for part in error["loc"] if isinstance(part, str) and part not in hidden)

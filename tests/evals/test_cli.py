@@ -34,7 +34,7 @@ SETTINGS = Settings.model_validate({"budget": {"tokens": 900, "steps": 50}, "sam
 
 def plan(samples: int = 1) -> Plan:
     make = eval_cli._plan  # pyright: ignore[reportPrivateUsage]
-    return make(SETTINGS, find("arithmetic"), (LARGE,), samples, 3, 2)
+    return make(SETTINGS, (LARGE,), samples, 3, 2)
 
 
 def test_sampling_and_budget_come_from_the_settings() -> None:

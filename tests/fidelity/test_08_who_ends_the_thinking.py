@@ -14,6 +14,7 @@ from stepspec.orchestrator.chain import DELIMITER, THINK_END, Rival, Role, Verdi
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed
 from stepspec.orchestrator.interfaces import EndedBy, ended_by
+from stepspec.orchestrator.run_options import RunOptions
 from stepspec.policies import METHODS, Ending, Led, LookaheadReasoning, SpecReason
 from stepspec.run_parts import Models
 from stepspec.settings import load
@@ -44,7 +45,7 @@ def built(
     small: ScriptedModel, large: ScriptedModel, ending: EndedBy | None = None, name: str = "specreason"
 ) -> Policy:
     options = {"cues": ["large one"]} if name == "relay" else {}
-    return Models(small, large, None, Budget()).policy(name, options, ending=ending)
+    return Models(small, large, None, Budget()).policy_of(RunOptions(policy=name, options=options, ending=ending))
 
 
 def authors_and_texts(chain: Chain) -> list[tuple[str, str]]:
@@ -163,7 +164,7 @@ def test_a_run_may_override_it_but_a_baseline_uses_one_model() -> None:
     assert isinstance(built(small, large, "large", "bild"), Ending)
     assert not isinstance(built(small, large, None, "bild"), Ending)
     assert not isinstance(built(small, large, "large", "small"), Ending)
-    led = Models(small, large, None, Budget()).policy("specreason", {}, lead=1)
+    led = Models(small, large, None, Budget()).policy_of(RunOptions(lead=1))
     assert isinstance(led, Led)
     assert isinstance(led.policy, Ending)
 

@@ -97,7 +97,7 @@ async def test_budgets_hold_exactly_and_leave_room_for_an_answer(pair: Pair, bud
     assert solution.text
 
 
-@pytest.mark.parametrize("policy", [name for name, method in METHODS.items() if not method.needs_critic])
+@pytest.mark.parametrize("policy", [name for name, method in METHODS.items() if not method.takes("critic")])
 async def test_a_small_model_of_another_vocabulary_drafts_for_every_method(
     pair: Pair, small_other: Pair, policy: str
 ) -> None:

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.servers
 COUNT = 12
 SPECULATION = {"large": speculations("draft_model")["large"], "small": speculations("ngram")["small"]}
 JUDGING = [
-    name for name, method in METHODS.items() if method.needs and not method.needs_critic and "cues" not in method.needs
+    name
+    for name, method in METHODS.items()
+    if method.needs and not method.takes("critic") and "cues" not in method.needs
 ]
 
 

@@ -28,6 +28,7 @@ from .schemas import (
     ModelName,
     NamedSchema,
     NamedTool,
+    Offered,
     OpenaiRequest,
     Part,
     PlainText,
@@ -36,7 +37,7 @@ from .schemas import (
     Stop,
     Stops,
     ToolCallPart,
-    Tools,
+    ToolPart,
     TopK,
     Wanted,
     any_json,
@@ -136,7 +137,7 @@ class ChatRequest(OpenaiRequest):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Tools | None = None
+    tools: Offered[ToolPart] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
 
     # Features that no method has; clients may send the values that turn them off.

@@ -32,11 +32,12 @@ from .schemas import (
     ChosenFunction,
     Effort,
     Empty,
-    FunctionTools,
+    FunctionTool,
     ItemContent,
     Items,
     Name,
     NamedSchema,
+    Offered,
     OpenaiRequest,
     Part,
     PlainText,
@@ -188,7 +189,7 @@ class ResponsesRequest(OpenaiRequest):
     text: TextOptions | None = None
     stream_options: ResponsesStreamOptions | None = None
     stop: None = None  # load generators send it; this API has no stop strings
-    tools: FunctionTools | None = None
+    tools: Offered[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
 
     # Features that no method has; clients may send the values that turn them off.

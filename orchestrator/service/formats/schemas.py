@@ -276,8 +276,8 @@ class FunctionTool(FunctionPart):
     type: Literal["function"]
 
 
-FunctionTools: TypeAlias = Annotated[
-    list[Annotated[FunctionTool, BeforeValidator(only_functions)]], Field(max_length=MAX_TOOLS, fail_fast=True)
+Offered: TypeAlias = Annotated[
+    list[Annotated[T, BeforeValidator(only_functions)]], Field(max_length=MAX_TOOLS, fail_fast=True)
 ]
 
 
@@ -298,11 +298,6 @@ class ChosenFunction(NamedFunction):
     """The tool that the answer has to call, in the form of the Responses API."""
 
     type: Literal["function"]
-
-
-Tools: TypeAlias = Annotated[
-    list[Annotated[ToolPart, BeforeValidator(only_functions)]], Field(max_length=MAX_TOOLS, fail_fast=True)
-]
 
 
 class PlainText(Part):

@@ -16,7 +16,6 @@ pytest.importorskip("scipy")
 
 from stepspec import Sampling, Solver, settings
 from stepspec.evals.arms import LARGE
-from stepspec.evals.benchmarks import find
 from stepspec.evals.calibration.policy_file import served_arm, solve_on_servers
 from stepspec.evals.cli import arm
 from stepspec.evals.grading.graders import Answer, Graders
@@ -58,7 +57,7 @@ async def recorded_calls(base: int, *places: tuple[int, float | None]) -> list[d
     noting, tasks = Noting(), [Task(f"What is {n} + 7?", Answer("7", "exact")) for n in range(9)]
     solver = cast("Solver", noting)
     async with Graders() as graders:
-        solve = solve_on_servers(solver, tasks, find("arithmetic"), "specreason", KNOB, graders, base)
+        solve = solve_on_servers(solver, tasks, "specreason", KNOB, graders, base)
         for problem, value in places:
             assert (await solve(problem, value)).right
     return noting.calls
