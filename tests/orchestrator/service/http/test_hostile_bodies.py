@@ -7,10 +7,13 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from stepspec.orchestrator.service.formats import validation
-from stepspec.orchestrator.service.formats.schemas import MAX_DEPTH, MAX_ITEMS, MAX_VALUES
+from stepspec.orchestrator.service.formats import schemas, validation
+from stepspec.orchestrator.service.formats.schemas import MAX_DEPTH, MAX_ITEMS, MAX_VALUES, parse_json
+from stepspec.orchestrator.service.http.errors import ApiError
 
 from ..served import TURN, Served, serving
 
@@ -144,3 +147,23 @@ async def test_a_body_that_is_nested_too_deeply_is_refused(served: Served) -> No
 async def test_a_long_text_with_many_brackets_is_no_long_list(served: Served) -> None:
     text = '[{"\\' * (MAX_VALUES // 2 + 1)
     assert (await served.post(CHAT, body(CHAT, messages=turn(text)))).error["code"] == "context_length_exceeded"
+
+
+TEXTS = st.text('\\"[]{},a\n', max_size=6)
+VALUES = st.recursive(TEXTS | st.booleans(), lambda few: st.lists(few) | st.dictionaries(TEXTS, few), max_leaves=12)
+
+
+def containers(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + sum(map(containers, inner))
+
+
+@given(st.dictionaries(TEXTS, VALUES))
+def test_lists_and_objects_are_counted_whatever_the_texts_hold(value: Any) -> None:
+    body = orjson.dumps(value)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(schemas, "MAX_VALUES", containers(value))
+        assert parse_json(body) == value
+        patched.setattr(schemas, "MAX_VALUES", containers(value) - 1)
+        with pytest.raises(ApiError, match="lists and objects"):
+            parse_json(body)
