@@ -30,7 +30,7 @@ from .endpoints.probe import Capabilities
 from .endpoints.token_stream import StepBuilder, or_now, step_ends
 from .endpoints.tool_protocol import ParserState
 from .endpoints.vllm_protocol import GREEDY, Format
-from .errors import ConfigurationError, EndpointError, MissingCapability
+from .errors import ConfigurationError, ContextTooLong, EndpointError, MissingCapability
 from .events import Called, Calling, Committed, Degraded, Event, Judged, JudgedWithin, Moved, Observer
 from .interfaces import DEFAULT_LIMIT, Model, Policy, WriteOptions, unkept
 from .reason import reason
@@ -180,6 +180,8 @@ class NestedEndpoint:
             raise exc.of(self.role) from exc
         try:
             return max(large, await self.small.count(messages, tools))
+        except ContextTooLong as exc:
+            raise exc.of(self.role) from exc
         except EndpointError:
             return large
 

@@ -53,6 +53,23 @@ def test_text_that_was_cut_costs_its_token_the_id(text: str, pieces: list[str], 
     assert vllm_protocol.spell(text, range(len(parts)), pieces, cut=True) == parts
 
 
+@pytest.mark.parametrize("tokens", [[1, 2, True], [1, -1], [1, 2.0], ["1"], [None], [[1]], {"1": 1}, "12", 12, None])
+def test_what_is_no_list_of_token_ids_is_malformed(tokens: object) -> None:
+    with pytest.raises(MalformedReply, match="no token ids in the answer"):
+        vllm_protocol.tokenized(CALL, {"tokens": tokens, "max_model_len": 100})
+    assert vllm_protocol.tokenized(CALL, {"tokens": [0, 7], "max_model_len": 100}) == ([0, 7], 100)
+    assert vllm_protocol.tokenized(CALL, {"tokens": [], "max_model_len": 100}) == ([], 100)
+
+
+def test_ids_that_do_not_fit_are_not_even_read() -> None:
+    long = {"tokens": ["no id"] * 4, "max_model_len": 3}
+    with pytest.raises(ContextTooLong, match=r"the large model at .* the problem has 4 tokens, .* a context of 3;"):
+        vllm_protocol.tokenized(CALL, long, fitting=True)
+    with pytest.raises(MalformedReply):
+        vllm_protocol.tokenized(CALL, long)
+    assert vllm_protocol.tokenized(CALL, {"tokens": [1, 2], "max_model_len": 2}, fitting=True) == ([1, 2], 2)
+
+
 def line(**choice: object) -> bytes:
     return orjson.dumps({"choices": [{"text": "a", "token_ids": [5], "finish_reason": None, **choice}]})
 

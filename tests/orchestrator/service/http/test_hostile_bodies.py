@@ -144,6 +144,18 @@ async def test_a_body_that_is_nested_too_deeply_is_refused(served: Served) -> No
             assert (reply.status, reply.error["code"]) == (400, "invalid_json"), (depth, model)
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES, f"{MESSAGES}/count_tokens"])
+@pytest.mark.parametrize("method", ["auto", "large", "small"])
+async def test_a_conversation_longer_than_the_context_is_refused(served: Served, path: str, method: str) -> None:
+    fields = {"input": "x" * 5000} if path == RESPONSES else {"messages": turn("x" * 5000)}
+    fields |= {"max_tokens": 100} if path == MESSAGES else {}
+    reply = await served.post(path, {"model": method, **fields})
+    code = reply.error["code"] if path in (CHAT, RESPONSES) else reply.error["details"]["error_code"]
+    assert (reply.status, code) == (400, "context_length_exceeded")
+    assert "shorten it, or serve the model with a longer --max-model-len" in reply.error["message"]
+    assert served.recorded.failures == []
+
+
 async def test_a_long_text_with_many_brackets_is_no_long_list(served: Served) -> None:
     text = '[{"\\' * (MAX_VALUES // 2 + 1)
     assert (await served.post(CHAT, body(CHAT, messages=turn(text)))).error["code"] == "context_length_exceeded"
