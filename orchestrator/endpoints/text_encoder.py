@@ -154,10 +154,7 @@ class TextEncoder:
         return tokenized(self._call, await self.connection.post(self._call, TOKENIZE, body), fitting=fitting)
 
     async def _encode(self, text: str) -> tuple[int, ...]:
-        if not text:
-            return ()
-        ids, _ = await self.tokenize(tokenize_body(self._model, text))
-        return tuple(ids)
+        return tuple((await self.tokenize(tokenize_body(self._model, text)))[0]) if text else ()
 
     async def _encode_between(self, texts: tuple[str, ...]) -> tuple[int, ...]:
         own = [number for text in texts[::2] for number in await self._mark_ids(await self.literally(text))]
@@ -180,7 +177,7 @@ class TextEncoder:
         names = {piece: number for number, piece in self._pieces.items() if piece in marks}
         for separator, number in sorted(names.items()):
             whole, inserted = joined(text, separator)
-            ids = without_inserted((await self.tokenize(tokenize_body(self._model, whole)))[0], number, inserted)
+            ids = without_inserted(await self._encode(whole), number, inserted)
             if ids is not None:
                 return ids
         parts = text.split(SENTINEL)

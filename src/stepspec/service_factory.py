@@ -46,17 +46,11 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
 
     async with built(solver, settings) as (service, logs):
         server = ServiceServer(service, settings, logs.log.info)
-        names = ", ".join(service.context.models.served)
+        names, keys, clients = ", ".join(service.context.models.served), len(settings.keys), len(settings.clients)
         with listen(settings.host, settings.port) as listening:
             host, port = listening.getsockname()[:2]
-            serving = {
-                "url": f"http://{host}:{port}/v1",
-                "models": names,
-                "keys": len(settings.keys),
-                "clients": len(settings.clients),
-            }
             await warmed(solver)
-            logs.log.info("serving", **serving)
+            logs.log.info("serving", url=f"http://{host}:{port}/v1", models=names, keys=keys, clients=clients)
             await server.serve([listening])
 
 

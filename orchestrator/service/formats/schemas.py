@@ -9,6 +9,7 @@ what to send instead. No I/O.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
@@ -207,12 +208,10 @@ def arguments_object(value: Any) -> str:
     text: str = value if isinstance(value, str) else orjson.dumps(value).decode()
     if not has_arguments(text):
         return "{}"
-    try:
-        parsed: Any = text if _containers(text.encode()) > MAX_VALUES else orjson.loads(text)
-    except ValueError:
-        parsed = text
-    if too_deep(parsed):
-        parsed = text
+    parsed: Any = text
+    with suppress(ValueError):
+        if _containers(text.encode()) <= MAX_VALUES and not too_deep(read := orjson.loads(text)):
+            parsed = read
     return text if isinstance(parsed, dict) else orjson.dumps({"arguments": parsed}).decode()
 
 
