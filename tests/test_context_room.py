@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import pytest
 
-from stepspec import Solver
+from stepspec import Solver, policies
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.chain import Message, Role, Tool
 from stepspec.orchestrator.endpoints import Endpoint
@@ -91,9 +92,9 @@ def test_a_pair_of_which_one_model_has_too_short_a_context_is_as_one_that_has() 
         async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
             raise ContextTooLong("too long", role=self.role, url="http://tiny")
 
-    for short in ("small", "large"):
-        models = [cast("ModelEndpoint", (Short if role == short else Counting)(role)) for role in ("small", "large")]
-        pair = NestedEndpoint("small", *models, lambda: None, "specreason")
+    for models in ((Short("small"), Counting("large")), (Counting("small"), Short("large"))):
+        small, large = (cast("ModelEndpoint", each) for each in models)
+        pair = NestedEndpoint("small", small, large, partial(policies.make, "specreason"), "specreason")
         with pytest.raises(ContextTooLong, match="the small model at http://tiny: too long"):
             run(pair.count(CHAIN.messages))
 

@@ -350,9 +350,10 @@ def no_room(count: int, room: int) -> str:
 
 def _ids(value: Any) -> list[int]:
     """Return *value*, a list of token ids, perhaps a million. Raise `ValueError` for anything else."""
-    if not isinstance(value, list) or {*map(type, value)} - {int} or min(value, default=0) < 0:
-        raise ValueError(str(value)[:80])
-    return cast("list[int]", value)
+    ids = cast("list[int]", value)
+    if not isinstance(value, list) or {*map(type, ids)} - {int} or min(ids, default=0) < 0:
+        raise ValueError(str(ids)[:80])
+    return ids
 
 
 def detokenized(call: Call, reply: Reply) -> str:

@@ -90,12 +90,13 @@ def one_by_one(items: Sequence[dict[str, Any]]) -> list[Message]:
     made, answer = list[Message](), Message("assistant", "")
     for item in items:
         match item:
-            case {"type": "reasoning", "content": parts}:
-                thought = "".join(part["text"] for part in parts or ())
+            case {"type": "reasoning"}:
+                thought = "".join(part["text"] for part in item["content"] or ())
                 answer = replace(answer, reasoning=answer.reasoning + thought)
-            case {"type": "function_call", "call_id": id}:
-                answer = replace(answer, calls=(*answer.calls, ToolCall(id, "f", "{}")))
-            case {"role": "assistant", "content": text}:
+            case {"type": "function_call"}:
+                answer = replace(answer, calls=(*answer.calls, ToolCall(item["call_id"], "f", "{}")))
+            case {"role": "assistant"}:
+                text = item["content"]
                 answer = replace(answer, content=f"{answer.content}\n{text}" if answer.content else text)
             case _:
                 made += [answer] if answer.content or answer.calls else []
@@ -105,22 +106,18 @@ def one_by_one(items: Sequence[dict[str, Any]]) -> list[Message]:
     return made + ([answer] if answer.content or answer.calls else [])
 
 
-SHORT = st.sampled_from(("", "", "a", "b", "\n"))
-PARTS = st.lists(st.fixed_dictionaries({"type": st.just("reasoning_text"), "text": SHORT}), max_size=3)
-ITEMS = st.lists(
-    st.one_of(
-        st.builds(lambda text: {"role": "assistant", "content": text}, SHORT),
-        st.builds(lambda parts: {"type": "reasoning", "content": parts}, PARTS | st.none()),
-        st.builds(called, st.sampled_from("123")),
-        st.builds(lambda text: {"role": "user", "content": text}, SHORT),
-        st.builds(lambda text: {"type": "function_call_output", "call_id": "c1", "output": text}, SHORT),
-    ),
-    min_size=1,
-    max_size=12,
-)
+SHORT = ("", "a", "b\n")
+ITEMS: list[dict[str, Any]] = [
+    *({"role": role, "content": text} for role in ("user", "assistant") for text in SHORT),
+    *({"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}] * 2} for text in SHORT),
+    {"type": "reasoning", "content": []},
+    {"type": "reasoning", "content": None},
+    *({"type": "function_call_output", "call_id": "c1", "output": text} for text in SHORT),
+    *map(called, "12"),
+]
 
 
-@given(ITEMS)
+@given(st.lists(st.sampled_from(ITEMS), min_size=1, max_size=12))
 def test_the_items_of_an_answer_are_one_message(items: list[dict[str, Any]]) -> None:
     request = parse_request(ResponsesRequest, {"model": "auto", "input": items})
     assert [*request.wanted.conversation] == one_by_one(items)

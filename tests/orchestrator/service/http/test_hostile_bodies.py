@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -147,7 +147,7 @@ async def test_a_body_that_is_nested_too_deeply_is_refused(served: Served) -> No
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES, f"{MESSAGES}/count_tokens"])
 @pytest.mark.parametrize("method", ["auto", "large", "small"])
 async def test_a_conversation_longer_than_the_context_is_refused(served: Served, path: str, method: str) -> None:
-    fields = {"input": "x" * 5000} if path == RESPONSES else {"messages": turn("x" * 5000)}
+    fields: dict[str, Any] = {"input": "x" * 5000} if path == RESPONSES else {"messages": turn("x" * 5000)}
     fields |= {"max_tokens": 100} if path == MESSAGES else {}
     reply = await served.post(path, {"model": method, **fields})
     code = reply.error["code"] if path in (CHAT, RESPONSES) else reply.error["details"]["error_code"]
@@ -166,8 +166,10 @@ VALUES = st.recursive(TEXTS | st.booleans(), lambda few: st.lists(few) | st.dict
 
 
 def containers(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if inner is None else 1 + sum(map(containers, inner))
+    if not isinstance(value, list | dict):
+        return 0
+    items = cast("list[Any] | dict[str, Any]", value)
+    return 1 + sum(map(containers, items.values() if isinstance(items, dict) else items))
 
 
 @given(st.dictionaries(TEXTS, VALUES))
