@@ -337,9 +337,10 @@ def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[
     """
     with reading(call, "token ids", reply):
         count, room = len(reply["tokens"]), int(reply["max_model_len"])
-        if fitting and count > room:
-            raise call.error(ContextTooLong, no_room(count, room))
-        return _ids(reply["tokens"]), room
+        if not fitting or count <= room:
+            return _ids(reply["tokens"]), room
+    del reply  # The error holds this frame, and a million ids take 40 MB.
+    raise call.error(ContextTooLong, no_room(count, room))
 
 
 def no_room(count: int, room: int) -> str:

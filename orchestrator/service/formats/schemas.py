@@ -201,9 +201,8 @@ def arguments_object(value: Any) -> str:
     """
     Return the arguments of a call in a history as the text of a JSON object: chat templates read nothing else.
 
-    No arguments are an empty object, as for vLLM. Anything else that is no object, such as a number or JSON that was
-    cut off, is kept as the only argument: an answer may have it, and clients send it back. A text of more than
-    `MAX_VALUES` lists and objects is kept so too.
+    No arguments are an empty object, as for vLLM. A text of more than `MAX_VALUES` lists, and what is no object, as a
+    number or JSON that was cut off, is kept as the only argument: an answer may have it, and clients send it back.
     """
     text: str = value if isinstance(value, str) else orjson.dumps(value).decode()
     if not has_arguments(text):
