@@ -41,7 +41,7 @@ Examples:
 
   python -m lab.soak --minutes 3 --calm 0.5 --concurrency 16
 """
-SAMPLE_EVERY = 5.0  # seconds
+SAMPLE_EVERY = 1.0  # seconds
 FAULT_EVERY = (4.0, 12.0)  # seconds from one fault to the next, at random
 FAULTS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("kill small", ()),
