@@ -41,7 +41,7 @@ Examples:
 
   python -m lab.soak --minutes 3 --calm 0.5 --concurrency 16
 """
-SAMPLE_EVERY = 5.0  # seconds
+SAMPLE_EVERY = 1.0  # seconds
 FAULT_EVERY = (4.0, 12.0)  # seconds from one fault to the next, at random
 FAULTS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("kill small", ()),
@@ -60,7 +60,8 @@ FAULTS: Sequence[tuple[str, tuple[str, ...]]] = (
 
 _MANY = 100_000
 _CHAT = "/v1/chat/completions"
-_TURN = {"role": "user", "content": "x"}
+_TURN, _SAID = {"role": "user", "content": "x"}, {"role": "assistant", "content": "x" * 900}
+_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" + "[]," * 1_300_000 + "1]"}}
 HOSTILE: Sequence[tuple[str, bytes]] = (
     (_CHAT, json.dumps({"model": "auto", "problem": "x", "stepspec": [{}] * _MANY}).encode()),
     (
@@ -73,12 +74,16 @@ HOSTILE: Sequence[tuple[str, bytes]] = (
     (_CHAT, json.dumps({"model": "specreason" * 300_000, "messages": [_TURN]}).encode()),
     (_CHAT, b'{"model":"auto","x":' + b"[" * 1000 + b"]" * 1000 + b"}"),
     (_CHAT, b'{"model":"auto","x":[' + b"[]," * 1_300_000 + b"1]}"),
+    (_CHAT, json.dumps({"model": "auto", "messages": [_TURN, {"role": "assistant", "tool_calls": [_CALL]}]}).encode()),
+    (_CHAT, json.dumps({"model": "auto", "messages": [{"role": "user", "content": "bada " * 800_000}]}).encode()),
+    ("/v1/responses", json.dumps({"model": "auto", "input": [_TURN, *[_SAID] * 4000]}).encode()),
     ("/v1/responses", json.dumps({"model": "auto", "input": [{"type": "x"}] * _MANY}).encode()),
     ("/v1/messages", json.dumps({"model": "auto", "max_tokens": 9, "messages": [1] * _MANY}).encode()),
     ("/live", json.dumps({"model": "auto", "problem": "x", "stepspec": [{}] * _MANY}).encode()),
 )
-"""Paths and bodies, each of which would take seconds if all of it were validated."""
+"""Paths and bodies, each of which would take long if all of it were read: wrong, too long, or without a question."""
 HOSTILE_EVERY = 0.5  # seconds from one answer to the next body
+SHORT = 5000  # bytes of a refusal
 HEALTH_EVERY = 0.1  # seconds
 HEALTH_WITHIN = 0.5  # seconds
 
@@ -147,10 +152,11 @@ class Load:
 
     async def strike(self, path: str, body: bytes) -> None:
         """Send a hostile *body*, which has to be refused."""
+        part = self.part
         async with self._deployment.http.post(self._deployment.program.base + path, data=io.BytesIO(body)) as reply:
             answer = await reply.read()
         self._soak.hostile += 1
-        if not 400 <= reply.status < 500 or len(answer) > 5000:
+        if not refused(reply.status, len(answer), failing="faults" in (part, self.part)):
             self._soak.notes.append(f"{self.part}: HTTP {reply.status}, {len(answer)} bytes for {body[:80]!r}")
 
     async def look(self) -> None:
@@ -186,6 +192,11 @@ class Load:
     async def _metrics(self, url: str) -> str:
         async with self._deployment.http.get(f"{url}/metrics", timeout=aiohttp.ClientTimeout(total=10)) as reply:
             return await reply.text()
+
+
+def refused(status: int, size: int, *, failing: bool) -> bool:
+    """Whether an answer of so many bytes refuses a request; *failing* servers are a reason too, but for a while."""
+    return (400 <= status < 500 or (failing and status in (503, 529))) and size <= SHORT
 
 
 def descriptors(pid: int) -> int:

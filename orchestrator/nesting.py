@@ -30,7 +30,7 @@ from .endpoints.probe import Capabilities
 from .endpoints.token_stream import StepBuilder, or_now, step_ends
 from .endpoints.tool_protocol import ParserState
 from .endpoints.vllm_protocol import GREEDY, Format
-from .errors import ConfigurationError, EndpointError, MissingCapability
+from .errors import ConfigurationError, ContextTooLong, EndpointError, MissingCapability
 from .events import Called, Calling, Committed, Degraded, Event, Judged, JudgedWithin, Moved, Observer
 from .interfaces import DEFAULT_LIMIT, Model, Policy, WriteOptions, unkept
 from .reason import reason
@@ -174,14 +174,14 @@ class NestedEndpoint:
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         """Count the tokens that a chain about *messages* begins with, for the model that needs the most and is up."""
-        try:
-            large = await self.large.count(messages, tools)
-        except EndpointError as exc:
-            raise exc.of(self.role) from exc
-        try:
-            return max(large, await self.small.count(messages, tools))
-        except EndpointError:
-            return large
+        counts = list[int]()
+        for model in (self.large, self.small):
+            try:
+                counts.append(await model.count(messages, tools))
+            except EndpointError as exc:
+                if not counts or isinstance(exc, ContextTooLong):
+                    raise exc.of(self.role) from exc
+        return max(counts)
 
     async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
         return await self.large.thinks(messages, tools)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import pytest
 
+from stepspec import Solver, policies
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.chain import Message, Role, Tool
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.interfaces import ModelEndpoint
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
+from stepspec.orchestrator.nesting import NestedEndpoint
 from stepspec.run_parts import JUDGING_ROOM, LEAST_ROOM, context_room
 
 from .fakes import run
+from .stand_in import FakeVllm
 
 CHAIN = Chain.of("What is 1 + 1?")
 
@@ -81,6 +85,30 @@ def test_a_problem_that_leaves_too_little_room_is_refused() -> None:
     assert fit(Counting("small", 100 + JUDGING_ROOM + LEAST_ROOM), large)[0].tokens == LEAST_ROOM
     with pytest.raises(ContextTooLong, match="the problem has 100 tokens"):
         fit(Counting("small"), short)
+
+
+def test_a_pair_of_which_one_model_has_too_short_a_context_is_as_one_that_has() -> None:
+    class Short(Counting):
+        async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
+            raise ContextTooLong("too long", role=self.role, url="http://tiny")
+
+    for models in ((Short("small"), Counting("large")), (Counting("small"), Short("large"))):
+        small, large = (cast("ModelEndpoint", each) for each in models)
+        pair = NestedEndpoint("small", small, large, partial(policies.make, "specreason"), "specreason")
+        with pytest.raises(ContextTooLong, match="the small model at http://tiny: too long"):
+            run(pair.count(CHAIN.messages))
+
+
+async def test_a_run_whose_small_model_has_too_short_a_context_is_the_large_ones() -> None:
+    script = ("So", " one", ".\n\n", "Done", "</think>", "\n\n", "It is 2.")
+    large = FakeVllm(script)
+    small = FakeVllm(script, room=60)
+    async with small.serve("small") as one, large.serve("large") as other, Solver(one, other) as solver:
+        solution = await solver.solve("What is 1 + 1?" * 9)
+        assert solution.text == "It is 2."
+        assert [path for path, _ in small.requests if "completions" in path] == []
+        with pytest.raises(ContextTooLong, match=r"the small model at .* leaves no room to think in a context of 60"):
+            await solver.solve("What is 1 + 1?" * 9, policy="small")
 
 
 def test_a_problem_that_only_the_large_model_takes_is_left_to_it() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+from collections.abc import Generator, Sequence
+from socket import socket
 
 import pytest
 
 from stepspec import Solver, service_factory
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.orchestrator.service.http.app import listen
+from stepspec.orchestrator.service.http.app import ServiceServer, listen
 from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.settings import Settings
 
 from .stand_in import FakeVllm
 from .test_cli import call
@@ -46,3 +50,30 @@ async def test_a_model_served_under_the_name_of_a_method_causes_a_log_line(
     ):
         printed = capfd.readouterr()
     assert ("served_as_a_method" in printed.out + printed.err) == warns
+
+
+@pytest.fixture
+def thawed() -> Generator[None]:
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("thawed")
+async def test_what_stays_for_good_is_hidden_from_garbage_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[int] = []
+
+    async def serve(self: ServiceServer, sockets: Sequence[socket]) -> None:
+        frozen.append(gc.get_freeze_count())
+
+    monkeypatch.setattr(ServiceServer, "serve", serve)
+    async with (
+        FakeVllm(("So", "\n\n")).serve("small") as small,
+        FakeVllm(("So", "\n\n")).serve("large") as large,
+    ):
+        await service_factory.serve(Solver(small, large), ServiceSettings(port=0))
+        gc.unfreeze()
+        async with service_factory.opened(Settings(small=small, large=large)):
+            frozen.append(gc.get_freeze_count())
+    assert min(frozen) > 10_000
+    assert len(frozen) == 2

@@ -103,9 +103,9 @@ class TextEncoder:
         Encode *messages* and *tools* as the chat template shows them, with a generation prompt.
 
         The template gets the variables *template*, and in the assistant's turns also the special tokens *kept*. Raise
-        `MissingCapability` as `between` does.
+        `MissingCapability` as `between` does, and `ContextTooLong` if what is shown does not fit into the context.
         """
-        ids = await self.render(messages, template=template, tools=tools)
+        ids = await self.render(messages, template=template, tools=tools, fitting=True)
         texts = texts_of([*messages, *tools])
         if not may_spell(texts):
             return tuple(ids)
@@ -143,20 +143,18 @@ class TextEncoder:
         generate: bool = True,
         template: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        fitting: bool = False,
     ) -> list[int]:
         """Encode what the chat template shows, with whatever special tokens the *messages* spell."""
         body = tokenize_messages_body(self._model, messages, generate=generate, template=template, tools=tools)
-        return (await self.tokenize(body))[0]
+        return (await self.tokenize(body, fitting=fitting))[0]
 
-    async def tokenize(self, body: Body) -> tuple[list[int], int]:
-        """Send one request; return the ids, and the longest sequence that the model takes."""
-        return tokenized(self._call, await self.connection.post(self._call, TOKENIZE, body))
+    async def tokenize(self, body: Body, *, fitting: bool = False) -> tuple[list[int], int]:
+        """Send one request; return the ids, and the longest sequence that the model takes: see `tokenized`."""
+        return tokenized(self._call, await self.connection.post(self._call, TOKENIZE, body), fitting=fitting)
 
     async def _encode(self, text: str) -> tuple[int, ...]:
-        if not text:
-            return ()
-        ids, _ = await self.tokenize(tokenize_body(self._model, text))
-        return tuple(ids)
+        return tuple((await self.tokenize(tokenize_body(self._model, text)))[0]) if text else ()
 
     async def _encode_between(self, texts: tuple[str, ...]) -> tuple[int, ...]:
         own = [number for text in texts[::2] for number in await self._mark_ids(await self.literally(text))]
@@ -179,7 +177,7 @@ class TextEncoder:
         names = {piece: number for number, piece in self._pieces.items() if piece in marks}
         for separator, number in sorted(names.items()):
             whole, inserted = joined(text, separator)
-            ids = without_inserted((await self.tokenize(tokenize_body(self._model, whole)))[0], number, inserted)
+            ids = without_inserted(await self._encode(whole), number, inserted)
             if ids is not None:
                 return ids
         parts = text.split(SENTINEL)

@@ -329,20 +329,32 @@ def tokenize_messages_body(
     return body | {"chat_template_kwargs": template} if template else body
 
 
-def tokenized(call: Call, reply: Reply) -> tuple[list[int], int]:
-    """Read a reply of ``/tokenize``: the token ids, and the model's context length. Raise `MalformedReply`."""
+def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[int], int]:
+    """
+    Read a reply of ``/tokenize``: the token ids, and the model's context length. Raise `MalformedReply`.
+
+    Raise `ContextTooLong`, before the ids are read, if they have to be *fitting* into that context and are not.
+    """
     with reading(call, "token ids", reply):
-        return _ids(reply["tokens"]), int(reply["max_model_len"])
+        count, room = len(reply["tokens"]), int(reply["max_model_len"])
+        if not fitting or count <= room:
+            return _ids(reply["tokens"]), room
+    del reply  # The error holds this frame, and a million ids take 40 MB.
+    raise call.error(ContextTooLong, no_room(count, room))
+
+
+def no_room(count: int, room: int) -> str:
+    """Say that a conversation of *count* tokens leaves no room in a context of *room*, and what to do."""
+    cure = "shorten it, or serve the model with a longer --max-model-len"
+    return f"the problem has {count} tokens, which leaves no room to think in a context of {room}; {cure}"
 
 
 def _ids(value: Any) -> list[int]:
-    """Return *value*, a list of token ids. Raise `ValueError` for anything else."""
-    if not isinstance(value, list):
-        raise ValueError(str(value)[:80])
-    ids: Sequence[Any] = cast("Sequence[Any]", value)
-    if not all(type(number) is int and number >= 0 for number in ids):
+    """Return *value*, a list of token ids, perhaps a million. Raise `ValueError` for anything else."""
+    ids = cast("list[int]", value)
+    if not isinstance(value, list) or {*map(type, ids)} - {int} or min(ids, default=0) < 0:
         raise ValueError(str(ids)[:80])
-    return list(ids)
+    return ids
 
 
 def detokenized(call: Call, reply: Reply) -> str:

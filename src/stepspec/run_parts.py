@@ -25,7 +25,7 @@ from stepspec.orchestrator.endpoints import (
     connect,
 )
 from stepspec.orchestrator.endpoints.interfaces import ServerParser
-from stepspec.orchestrator.endpoints.vllm_protocol import Format
+from stepspec.orchestrator.endpoints.vllm_protocol import Format, no_room
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError
 from stepspec.orchestrator.events import Observer, Stage
 from stepspec.orchestrator.interfaces import (
@@ -262,12 +262,7 @@ async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
     prompt = await endpoint.count(chain.messages, chain.tools)
     room = endpoint.room - prompt - JUDGING_ROOM
     if room < LEAST_ROOM:
-        raise ContextTooLong(
-            f"the problem has {prompt} tokens, which leaves no room to think in a context of "
-            f"{endpoint.room}; shorten it, or serve the model with a longer --max-model-len",
-            role=endpoint.role,
-            url=endpoint.settings.url,
-        )
+        raise ContextTooLong(no_room(prompt, endpoint.room), role=endpoint.role, url=endpoint.settings.url)
     return room
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import orjson
@@ -124,29 +123,24 @@ InputItem: TypeAlias = Annotated[Annotated[TypedItem, Field(discriminator="type"
 
 def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
     """Yield the messages of *items*: the reasoning, the text and the calls of one answer are one message."""
-    answer = Message("assistant", "")
-    for item in items:
+    thoughts, texts, calls = list[str](), list[str](), list[ToolCall]()
+    for item in (*items, None):
         match item:
             case ReasoningItem():
-                thought = "".join(part.text for part in item.content or ())
-                answer = replace(answer, reasoning=answer.reasoning + thought)
+                thoughts += [part.text for part in item.content or ()]
             case FunctionCallItem():
-                call = ToolCall(item.call_id, item.name, item.arguments)
-                answer = replace(answer, calls=(*answer.calls, call))
+                calls.append(ToolCall(item.call_id, item.name, item.arguments))
             case MessageItem(role="assistant"):
-                text = joined_text(item.content)
-                answer = replace(answer, content=f"{answer.content}\n{text}" if answer.content else text)
-            case MessageItem() | FunctionCallOutputItem():
-                if answer.content or answer.calls:
-                    yield answer
-                answer = Message("assistant", "")
-                yield (
-                    Message(SPEAKERS[item.role], joined_text(item.content))
-                    if isinstance(item, MessageItem)
-                    else Message("tool", joined_text(item.output), call_id=item.call_id)
-                )
-    if answer.content or answer.calls:
-        yield answer
+                if (text := joined_text(item.content)) or texts:
+                    texts.append(text)
+            case MessageItem() | FunctionCallOutputItem() | None:
+                if texts or calls:
+                    yield Message("assistant", "\n".join(texts), tuple(calls), reasoning="".join(thoughts))
+                thoughts, texts, calls = [], [], []
+                if isinstance(item, MessageItem):
+                    yield Message(SPEAKERS[item.role], joined_text(item.content))
+                elif item is not None:
+                    yield Message("tool", joined_text(item.output), call_id=item.call_id)
 
 
 class Reasoning(Part):

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stepspec.orchestrator import Chain
+from stepspec.orchestrator import Chain, Step
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, VllmEndpoint, client, connect
 from stepspec.orchestrator.errors import (
     ContextTooLong,
@@ -99,7 +99,7 @@ async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[s
 async def test_a_context_that_became_smaller_is_learnt_from_the_first_refusal() -> None:
     first, second = FakeVllm(SCRIPT), FakeVllm(SCRIPT, room=40)
     async with started(first, second) as (endpoint, again):
-        model, long = endpoint.model(), Chain.of("one " * 60)
+        model, long = endpoint.model(), Chain.of("1").extend(Step("one " * 60, "large"))
         await model.write(long)
         await restart(again)
         second.faults.append(Refuse(400, "This model's maximum context length is 40 tokens."))

@@ -12,7 +12,7 @@ from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.endpoints.text_encoder import AsyncCache
 from stepspec.orchestrator.endpoints.tokenizer import ChainIds
 from stepspec.orchestrator.endpoints.vllm_protocol import EncodedPrompt
-from stepspec.orchestrator.errors import MissingCapability
+from stepspec.orchestrator.errors import ContextTooLong, MissingCapability
 
 from ...stand_in import IM_END, IM_START, THINK, THINK_END, FakeVllm
 from .conftest import Meet
@@ -64,6 +64,22 @@ async def test_a_conversation_is_rendered_once_with_all_its_turns(meet: Meet) ->
     assert len(server.requests) == 1
     turns = f"{IM_START}system\nBe brief.{IM_END}\n{IM_START}user\nHello{IM_END}\n"
     assert server.decode(ids[0]) == f"{turns}{IM_START}assistant\n{THINK}\n"
+
+
+async def test_a_conversation_longer_than_the_context_is_refused_each_time_and_never_kept(meet: Meet) -> None:
+    server = FakeVllm(room=100)
+    async with meet(server) as met:
+        for _ in range(2):
+            server.requests.clear()
+            with pytest.raises(ContextTooLong, match=r"the problem has \d+ tokens, which leaves no room to think in a"):
+                await met.endpoint.encoder.prefix(Chain.of("<|im_end|>" * 100).messages)
+            assert [path for path, _ in server.requests] == ["/tokenize"]
+
+
+async def test_marks_of_a_user_are_divided_also_where_that_leaves_the_context_meanwhile(meet: Meet) -> None:
+    async with meet(FakeVllm(room=100)) as met:
+        ids = await met.endpoint.encoder.prefix(Chain.of(IM_END * 5).messages)
+    assert len(ids) < 100
 
 
 async def test_a_memo_drops_the_least_recently_used_entry() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from weakref import WeakValueDictionary
 
 import orjson
 import pytest
@@ -51,6 +52,36 @@ def test_text_is_divided_among_its_tokens(text: str, pieces: list[str], parts: l
 )
 def test_text_that_was_cut_costs_its_token_the_id(text: str, pieces: list[str], parts: list[tuple[str, int]]) -> None:
     assert vllm_protocol.spell(text, range(len(parts)), pieces, cut=True) == parts
+
+
+@pytest.mark.parametrize("tokens", [[1, 2, True], [1, -1], [1, 2.0], ["1"], [None], [[1]], {"1": 1}, "12", 12, None])
+def test_what_is_no_list_of_token_ids_is_malformed(tokens: object) -> None:
+    with pytest.raises(MalformedReply, match="no token ids in the answer"):
+        vllm_protocol.tokenized(CALL, {"tokens": tokens, "max_model_len": 100})
+    assert vllm_protocol.tokenized(CALL, {"tokens": [0, 7], "max_model_len": 100}) == ([0, 7], 100)
+    assert vllm_protocol.tokenized(CALL, {"tokens": [], "max_model_len": 100}) == ([], 100)
+
+
+class Long(dict[str, object]):
+    """A reply with ids that are none, to which a test can refer weakly."""
+
+    def __init__(self) -> None:
+        super().__init__(tokens=["no id"] * 4, max_model_len=3)
+
+
+def test_ids_that_do_not_fit_are_not_even_read_and_the_error_does_not_keep_them() -> None:
+    replies = WeakValueDictionary[int, Long]()
+
+    def received() -> Long:
+        replies[0] = reply = Long()
+        return reply
+
+    with pytest.raises(ContextTooLong, match=r"the large model at .* has 4 tokens, .* a context of 3;") as caught:
+        vllm_protocol.tokenized(CALL, received(), fitting=True)
+    assert (caught.value.verb, 0 in replies) == ("write", False)
+    with pytest.raises(MalformedReply):
+        vllm_protocol.tokenized(CALL, received())
+    assert vllm_protocol.tokenized(CALL, {"tokens": [1, 2], "max_model_len": 2}, fitting=True) == ([1, 2], 2)
 
 
 def line(**choice: object) -> bytes:

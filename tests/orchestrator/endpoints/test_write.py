@@ -188,7 +188,7 @@ async def test_a_chain_without_room_is_not_even_sent(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
         with pytest.raises(ContextTooLong, match=f"the small model at .* takes {ROOM} in all"):
-            await met.model.write(Chain.of("x" * ROOM))
+            await met.model.write(PROBLEM.extend(Step("x" * ROOM, "small")))
     assert prompts(server) == []
 
 

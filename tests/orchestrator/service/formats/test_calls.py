@@ -15,7 +15,7 @@ from stepspec.orchestrator.service.formats.chat import ChatRequest
 from stepspec.orchestrator.service.formats.deltas import CallPieces, Delta, written_arguments
 from stepspec.orchestrator.service.formats.messages import ContentBlocks, MessagesRequest
 from stepspec.orchestrator.service.formats.responses import ResponseEvents, ResponsesRequest
-from stepspec.orchestrator.service.formats.schemas import Request, arguments_object
+from stepspec.orchestrator.service.formats.schemas import MAX_VALUES, Request, arguments_object
 from stepspec.orchestrator.service.formats.validation import parse_request
 
 from ..served import TURN, serving
@@ -66,6 +66,13 @@ def test_the_arguments_of_a_history_are_an_object(arguments: Any, read: dict[str
     for request in histories:
         (call,) = request.wanted.conversation[1].calls
         assert orjson.loads(call.arguments) == read
+
+
+@pytest.mark.parametrize("form", ["[%s1]", '{"a": [%s1]}'])
+def test_arguments_of_too_many_lists_are_kept_as_a_text(form: str) -> None:
+    many, few = form % ("[]," * MAX_VALUES), form % ("[]," * (MAX_VALUES - 2) + '"[[[",')
+    assert orjson.loads(arguments_object(many)) == {"arguments": many}
+    assert orjson.loads(arguments_object(few)) in (orjson.loads(few), {"arguments": orjson.loads(few)})
 
 
 async def test_a_call_may_have_no_arguments_field_at_all() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.responses import ResponseFunctionToolCall
 
+from stepspec.orchestrator.chain import Message, ToolCall
 from stepspec.orchestrator.service.formats.responses import ResponsesRequest
 from stepspec.orchestrator.service.formats.validation import parse_request
 from stepspec.orchestrator.service.http.errors import ApiError
@@ -74,6 +79,62 @@ def test_items_are_accepted_as_the_sdk_dumps_them() -> None:
     output = {"type": "function_call_output", "call_id": "c", "output": "1", "namespace": None, "caller": None}
     body = {"model": "auto", "input": [{"role": "user", "content": PROBLEM}, call, output]}
     assert len(RESOLVER.runs(parse_request(ResponsesRequest, body))) == 1
+
+
+def called(number: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}"}
+
+
+def one_by_one(items: Sequence[dict[str, Any]]) -> list[Message]:
+    """The messages of *items*, of which each of an answer is added to it at once."""
+    made, answer = list[Message](), Message("assistant", "")
+    for item in items:
+        match item:
+            case {"type": "reasoning"}:
+                thought = "".join(part["text"] for part in item["content"] or ())
+                answer = replace(answer, reasoning=answer.reasoning + thought)
+            case {"type": "function_call"}:
+                answer = replace(answer, calls=(*answer.calls, ToolCall(item["call_id"], "f", "{}")))
+            case {"role": "assistant"}:
+                text = item["content"]
+                answer = replace(answer, content=f"{answer.content}\n{text}" if answer.content else text)
+            case _:
+                made += [answer] if answer.content or answer.calls else []
+                answer = Message("assistant", "")
+                user = Message("user", item.get("content", ""))
+                made.append(Message("tool", item["output"], call_id=item["call_id"]) if "output" in item else user)
+    return made + ([answer] if answer.content or answer.calls else [])
+
+
+SHORT = ("", "a", "b\n")
+ITEMS: list[dict[str, Any]] = [
+    *({"role": role, "content": text} for role in ("user", "assistant") for text in SHORT),
+    *({"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}] * 2} for text in SHORT),
+    {"type": "reasoning", "content": []},
+    {"type": "reasoning", "content": None},
+    *({"type": "function_call_output", "call_id": "c1", "output": text} for text in SHORT),
+    *map(called, "12"),
+]
+
+
+@given(st.lists(st.sampled_from(ITEMS), min_size=1, max_size=12))
+def test_the_items_of_an_answer_are_one_message(items: list[dict[str, Any]]) -> None:
+    request = parse_request(ResponsesRequest, {"model": "auto", "input": items})
+    assert [*request.wanted.conversation] == one_by_one(items)
+
+
+def test_an_answer_of_many_items_is_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, init = list[Message](), Message.__init__
+
+    def counting(self: Message, *args: Any, **fields: Any) -> None:
+        made.append(self)
+        init(self, *args, **fields)
+
+    monkeypatch.setattr(Message, "__init__", counting)
+    items = [{"role": "assistant", "content": "a"}, called("1"), {"role": "user", "content": "b"}] * 2
+    many = [each for each in items for _ in range(50)]
+    assert len(parse_request(ResponsesRequest, {"model": "auto", "input": many}).wanted.conversation) == 102
+    assert len(made) == 102
 
 
 async def test_json_and_budgets_and_effort_are_as_in_a_chat() -> None:

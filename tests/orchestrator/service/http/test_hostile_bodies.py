@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from stepspec.orchestrator.service.formats import validation
-from stepspec.orchestrator.service.formats.schemas import MAX_DEPTH, MAX_ITEMS, MAX_VALUES
+from stepspec.orchestrator.service.formats import schemas, validation
+from stepspec.orchestrator.service.formats.schemas import MAX_DEPTH, MAX_ITEMS, MAX_VALUES, parse_json
+from stepspec.orchestrator.service.http.errors import ApiError
 
 from ..served import TURN, Served, serving
 
@@ -141,6 +144,40 @@ async def test_a_body_that_is_nested_too_deeply_is_refused(served: Served) -> No
             assert (reply.status, reply.error["code"]) == (400, "invalid_json"), (depth, model)
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES, f"{MESSAGES}/count_tokens"])
+@pytest.mark.parametrize("method", ["auto", "large", "small"])
+async def test_a_conversation_longer_than_the_context_is_refused(served: Served, path: str, method: str) -> None:
+    fields: dict[str, Any] = {"input": "x" * 5000} if path == RESPONSES else {"messages": turn("x" * 5000)}
+    fields |= {"max_tokens": 100} if path == MESSAGES else {}
+    reply = await served.post(path, {"model": method, **fields})
+    code = reply.error["code"] if path in (CHAT, RESPONSES) else reply.error["details"]["error_code"]
+    assert (reply.status, code) == (400, "context_length_exceeded")
+    assert "shorten it, or serve the model with a longer --max-model-len" in reply.error["message"]
+    assert served.recorded.failures == []
+
+
 async def test_a_long_text_with_many_brackets_is_no_long_list(served: Served) -> None:
     text = '[{"\\' * (MAX_VALUES // 2 + 1)
     assert (await served.post(CHAT, body(CHAT, messages=turn(text)))).error["code"] == "context_length_exceeded"
+
+
+TEXTS = st.text('\\"[]{},a\n', max_size=6)
+VALUES = st.recursive(TEXTS | st.booleans(), lambda few: st.lists(few) | st.dictionaries(TEXTS, few), max_leaves=12)
+
+
+def containers(value: Any) -> int:
+    if not isinstance(value, list | dict):
+        return 0
+    items = cast("list[Any] | dict[str, Any]", value)
+    return 1 + sum(map(containers, items.values() if isinstance(items, dict) else items))
+
+
+@given(st.dictionaries(TEXTS, VALUES))
+def test_lists_and_objects_are_counted_whatever_the_texts_hold(value: Any) -> None:
+    body = orjson.dumps(value)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(schemas, "MAX_VALUES", containers(value))
+        assert parse_json(body) == value
+        patched.setattr(schemas, "MAX_VALUES", containers(value) - 1)
+        with pytest.raises(ApiError, match="lists and objects"):
+            parse_json(body)
