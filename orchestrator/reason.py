@@ -53,13 +53,9 @@ async def reason(
 
     def writer() -> Policy:
         """The policy of the next steps, decided about now if it is not."""
-        if control.auto is None:
-            return policy
-        if (decided := control.auto.decide(len(chain.steps))) is not None:
-            observe(decided)
-            if decided.shadow:
-                shadow.start(chain, control.auto)
-        return control.auto.policy(policy)
+        if auto and (decided := auto.decide(len(chain.steps))):
+            shadow.follow(decided, chain)
+        return auto.policy(policy) if auto else policy
 
     def ended() -> End | None:
         return "finished" if over(chain) else "budget" if spent(chain) else None
@@ -76,7 +72,7 @@ async def reason(
                     commit(draft, verdict.score)
                     if end := ended() or _ended(draft):
                         return end
-                    if control.auto is not None and control.auto.due(len(chain.steps)) and writer() is not current:
+                    if auto and auto.due(len(chain.steps)) and writer() is not current:
                         break
                 if isinstance(verdict, Accept):  # another policy goes on; the bets are lost
                     continue
@@ -98,7 +94,9 @@ async def reason(
                 return end
         return end
 
-    control, shadow = LookaheadControl.of(ahead), ShadowDrafts(policy, observe)
+    control = LookaheadControl.of(ahead)
+    auto = control.auto
+    shadow = ShadowDrafts(policy, auto.given_up if auto else (), observe)
     timeout = asyncio.timeout_at(deadline)
     try:
         async with timeout, aclosing(shadow):

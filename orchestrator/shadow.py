@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 
-from .auto import AutoRun
 from .chain import Chain
 from .concurrency import background, to_the_end
-from .events import Observer, Shadowed
+from .events import Decided, Observer, Shadowed
 from .interfaces import REQUEST, Policy, RequestContext, prepare
 from .lookahead import judge
 
 
 class ShadowDrafts:
-    """The shadow drafts of *policy* in one run, while the large model writes the chain."""
+    """The shadow drafts of *policy* in one run; *given_up* has the steps of those that end early: see `AutoRun`."""
 
-    def __init__(self, policy: Policy, observe: Observer) -> None:
-        self._policy, self._observe = policy, observe
+    def __init__(self, policy: Policy, given_up: Container[int], observe: Observer) -> None:
+        self._policy, self._given_up, self._observe = policy, given_up, observe
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: Exception | None = None
 
-    def start(self, chain: Chain, auto: AutoRun) -> None:
-        """Draft the step after *chain*, and judge the draft. Raise what ended an earlier one: the method fails so."""
+    def follow(self, decided: Decided, chain: Chain) -> None:
+        """Emit what was decided after *chain*, and draft there if so. Raise what ended an earlier shadow draft."""
         if self._failure is not None:
-            raise self._failure
-        self._tasks.append(asyncio.create_task(self._guarded(chain, auto)))
+            raise self._failure  # the method would fail so
+        self._observe(decided)
+        if decided.shadow:
+            self._tasks.append(asyncio.create_task(self._guarded(chain)))
 
     async def aclose(self) -> None:
         """Cancel those that are under way, and wait until their requests are gone."""
@@ -33,13 +35,13 @@ class ShadowDrafts:
         if self._tasks:
             await to_the_end(asyncio.wait(self._tasks))
 
-    async def _guarded(self, chain: Chain, auto: AutoRun) -> None:
+    async def _guarded(self, chain: Chain) -> None:
         try:
-            await self._try(chain, auto)
+            await self._draft(chain)
         except Exception as exc:
             self._failure = exc
 
-    async def _try(self, chain: Chain, auto: AutoRun) -> None:
+    async def _draft(self, chain: Chain) -> None:
         index, clock = len(chain.steps), asyncio.get_running_loop().time
         draft_request, verdict_request = (
             RequestContext(purpose, index, bet=True, shadow=True) for purpose in ("draft", "verify")
@@ -50,7 +52,7 @@ class ShadowDrafts:
             REQUEST.set(draft_request)
             draft = await self._policy.draft(chain)
             drafted = clock()
-            if index in auto.given_up:
+            if index in self._given_up:
                 return self._observe(Shadowed(index, draft, None, drafted - began))
             REQUEST.set(verdict_request)
             verdict = await judge(self._policy, chain, draft, *prepared or [None])
