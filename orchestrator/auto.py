@@ -35,6 +35,7 @@ SHADOWS, PROBE = 4, 2  # drafts of a method, and steps of the large model, that 
 SHARE = 0.2  # of the steps, that may be such ones
 EXTRA = 0.015  # of the time, that they may take in addition
 SHARED = 0.5  # of the time of a shadow draft and its verdict, by which they delay the large model on one card
+DELAY = 0.2  # of the time of all runs, by which shadow drafts may delay them
 MOST = 64  # methods with their options that a solver keeps records of; the oldest is dropped first
 FEW = 8  # verdicts below which the evidence is thin, and decisions are frequent
 SLOW = 0.8  # of the large model's seconds per token, above which a small model cannot pay
@@ -105,9 +106,9 @@ class Estimate:
 
     @property
     def shadow(self) -> float:
-        """By how much a shadow draft delays the large model, as a share of a step; 0 if that is not known."""
+        """By how much a shadow draft delays the large model, as a share of a step; if unknown, it takes a step."""
         if self.costs is None or not self.large:
-            return 0.0
+            return SHARED
         return SHARED * (self.costs.draft + self.costs.judge) / self.large
 
     def method(self, ahead: int) -> float | None:
@@ -183,8 +184,9 @@ class Record:
     *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair, and
     *paces* the same for each token. *judged* are those from a draft to its verdict, *repairs* those from a rollback to
     its repair. *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or
-    change of mode; *spent* counts the shadow drafts since then, and *shadows* those under way. *explained* says
-    whether the user was told why runs step aside.
+    change of mode; *spent* counts the shadow drafts since then, *shadows* those under way, and *made* all others.
+    *seconds* are those of the *steps*, *shadowed* those of the shadow drafts. *explained* says whether the user was
+    told why runs step aside.
     """
 
     prior: Prior = field(default_factory=Prior)
@@ -199,7 +201,16 @@ class Record:
     probed: int = 0
     spent: int = 0
     shadows: int = 0
+    seconds: float = 0.0
+    shadowed: float = 0.0
+    made: int = 0
     explained: bool = False
+
+    @property
+    def affords(self) -> bool:
+        """Whether a further shadow draft is expected to keep within `DELAY`; the first as long as a step."""
+        expected = self.shadowed / self.made if self.made else self.seconds / max(1, self.steps)
+        return SHARED * (self.shadowed + expected) <= DELAY * self.seconds
 
     def estimate(self, seconds_per_token: float | None, *, busy: bool = False, full: bool = False) -> Estimate:
         tokens = self.tokens.values()
@@ -365,7 +376,7 @@ class AutoRun:
     _choice: Choice | None = None  # what the events say
     _pending: Pending = field(default_factory=Pending)
     _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
-    _shadows: set[int] = field(default_factory=set[int])  # the steps of which shadow drafts are under way
+    _shadows: dict[int, float] = field(default_factory=dict[int, float])  # the times since which steps are shadowed
     _mark: float = 0.0  # when the last whole step was committed
     _tokens: int = 0  # of the step that is being completed
 
@@ -463,7 +474,9 @@ class AutoRun:
             return replace(event, choice="large", ahead=ASIDE.ahead, probe=True, reason=f"a probe; {event.reason}")
         if self._shadows or record.shadows >= LEAST or self.auto.pace is None:
             return event
-        if not (due or (record.spent < SHADOWS and not estimate.hopeless)):
+        accepted = record.accepted.entries and record.accepted.entries[-1][1]  # a rejected draft ends a probe
+        wanted = estimate.costs is None or (accepted and not estimate.hopeless)
+        if not (due or (record.spent < SHADOWS and wanted)) or not record.affords:
             return event
         if due:
             record.probed, record.spent = record.steps, 0
@@ -480,7 +493,7 @@ class AutoRun:
                 self._mark = pending.free = at
             case Decided(choice=choice):
                 if event.shadow:
-                    self._shadows.add(event.index)
+                    self._shadows[event.index] = at
                     self.record.shadows += 1
                 if self._choice not in (None, choice):
                     self._pending, self._mark = Pending(free=at, settled=at), at
@@ -513,8 +526,15 @@ class AutoRun:
     def close(self) -> None:
         """The run is over: its chain takes no more room, and its shadow drafts have ended."""
         self.auto.resident.pop(self, None)
-        self.record.shadows -= len(self._shadows)
+        for began in self._shadows.values():
+            self._ended(max(0.0, self._mark - began))
         self._shadows.clear()
+
+    def _ended(self, seconds: float) -> None:
+        """Count a shadow draft that has ended after so many *seconds*."""
+        self.record.shadows -= 1
+        self.record.made += 1
+        self.record.shadowed += seconds
 
     def _called(self, event: Called) -> None:
         """The pace of the large model shows in repairs, whose requests end with the step."""
@@ -527,8 +547,8 @@ class AutoRun:
 
     def _shadowed(self, event: Shadowed) -> None:
         record, steps, verdict = self.record, self.auto.steps, event.verdict
-        self._shadows.discard(event.index)
-        record.shadows -= 1
+        self._shadows.pop(event.index, None)
+        self._ended(event.drafting + event.judging)
         pace, usual = event.drafting / max(1, len(event.draft.tokens)), record.tokens.values()
         record.paces.add(steps, pace)
         if verdict is None:
@@ -570,7 +590,9 @@ class AutoRun:
             auto.wrote_alone((at - self._mark) / len(event.step.tokens))
         if self._tokens:
             record.tokens.add(auto.steps, self._tokens)
-        record.steps += self.decided is not None
+        if self.decided is not None:
+            record.steps += 1
+            record.seconds += at - self._mark
         self._mark, self._tokens = at, 0
 
 
@@ -583,7 +605,7 @@ def _excess(event: Decided) -> float:
     known = dict(event.seconds)
     alone = known.pop(ALONE, None)
     if alone is None or not known:
-        return 0.0
+        return 1.0  # not known yet
     method = min(known.values())
     used, other = (alone, method) if event.choice == "large" else (method, alone)
     return other / used - 1 if used > 0 else 0.0
