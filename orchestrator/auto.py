@@ -35,7 +35,7 @@ SHADOWS, PROBE = 4, 2  # drafts of a method, and steps of the large model, that 
 SHARE = 0.2  # of the steps, that may be such ones
 EXTRA = 0.015  # of the time, that they may take in addition
 SHARED = 0.5  # of the time of a shadow draft and its verdict, by which they delay the large model on one card
-DELAY = 0.2  # of the time of all runs, by which shadow drafts may delay them
+DELAY = 0.15  # of the time of a run, by which shadow drafts may delay it
 MOST = 64  # methods with their options that a solver keeps records of; the oldest is dropped first
 FEW = 8  # verdicts below which the evidence is thin, and decisions are frequent
 SLOW = 0.8  # of the large model's seconds per token, above which a small model cannot pay
@@ -184,9 +184,8 @@ class Record:
     *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair, and
     *paces* the same for each token. *judged* are those from a draft to its verdict, *repairs* those from a rollback to
     its repair. *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or
-    change of mode; *spent* counts the shadow drafts since then, *shadows* those under way, and *made* all others.
-    *seconds* are those of the *steps*, *shadowed* those of the shadow drafts. *explained* says whether the user was
-    told why runs step aside.
+    change of mode; *spent* counts the shadow drafts since then, *shadows* those under way, and *made* all others,
+    which took the seconds *shadowed*. *explained* says whether the user was told why runs step aside.
     """
 
     prior: Prior = field(default_factory=Prior)
@@ -201,16 +200,9 @@ class Record:
     probed: int = 0
     spent: int = 0
     shadows: int = 0
-    seconds: float = 0.0
     shadowed: float = 0.0
     made: int = 0
     explained: bool = False
-
-    @property
-    def affords(self) -> bool:
-        """Whether a further shadow draft is expected to keep within `DELAY`; the first as long as a step."""
-        expected = self.shadowed / self.made if self.made else self.seconds / max(1, self.steps)
-        return SHARED * (self.shadowed + expected) <= DELAY * self.seconds
 
     def estimate(self, seconds_per_token: float | None, *, busy: bool = False, full: bool = False) -> Estimate:
         tokens = self.tokens.values()
@@ -377,6 +369,7 @@ class AutoRun:
     _pending: Pending = field(default_factory=Pending)
     _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
     _shadows: dict[int, float] = field(default_factory=dict[int, float])  # the times since which steps are shadowed
+    _shadowed_for: float = 0.0  # seconds, by drafts that have ended
     _mark: float = 0.0  # when the last whole step was committed
     _tokens: int = 0  # of the step that is being completed
 
@@ -475,13 +468,19 @@ class AutoRun:
         if self._shadows or record.shadows >= LEAST or self.auto.pace is None:
             return event
         accepted = record.accepted.entries and record.accepted.entries[-1][1]  # a rejected draft ends a probe
-        wanted = estimate.costs is None or (accepted and not estimate.hopeless)
-        if not (due or (record.spent < SHADOWS and wanted)) or not record.affords:
+        wanted = self._affords(event.index) if estimate.costs is None else accepted and not estimate.hopeless
+        if not (due or (record.spent < SHADOWS and wanted)):
             return event
         if due:
             record.probed, record.spent = record.steps, 0
         record.spent += 1
         return replace(event, shadow=True)
+
+    def _affords(self, index: int) -> bool:
+        """Whether a further shadow draft should delay the run by no more than `DELAY`; the first may take a step."""
+        record = self.record
+        expected = record.shadowed / record.made if record.made else self._mark / max(1, index)
+        return SHARED * (self._shadowed_for + expected) <= DELAY * self._mark
 
     # Observe.
 
@@ -535,6 +534,7 @@ class AutoRun:
         self.record.shadows -= 1
         self.record.made += 1
         self.record.shadowed += seconds
+        self._shadowed_for += seconds
 
     def _called(self, event: Called) -> None:
         """The pace of the large model shows in repairs, whose requests end with the step."""
@@ -590,9 +590,7 @@ class AutoRun:
             auto.wrote_alone((at - self._mark) / len(event.step.tokens))
         if self._tokens:
             record.tokens.add(auto.steps, self._tokens)
-        if self.decided is not None:
-            record.steps += 1
-            record.seconds += at - self._mark
+        record.steps += self.decided is not None
         self._mark, self._tokens = at, 0
 
 
