@@ -24,6 +24,7 @@ from .interfaces import REQUEST, Policy, Until
 from .trace import Moment
 
 MARGIN = 0.03  # of the time of a step, which a change has to save
+CAUTION = 0.2  # the same for a change to a method of which few verdicts are known
 SPAN = 64  # committed steps of all runs for which a measurement counts, if there are newer ones
 LEAST = 3  # timings that are used however old they are, and without which nothing is decided; shadow drafts at once
 OUTCOMES = 16  # the same for verdicts
@@ -90,7 +91,8 @@ class Estimate:
     *costs* are those of one draft; None while too little is known. *accepted* is the share of the drafts that is
     accepted. *large* is the time in which the large model alone writes a step, in seconds; None if it is not known. A
     large model that is *busy* has a queue of requests; in a *full* one the chains of all runs take more than the cache
-    holds, so that verdicts read whole chains again.
+    holds, so that verdicts read whole chains again. *caution* is the share of the time that the method has to save
+    before it takes over: all of it while `LEAST` verdicts are not known, and `CAUTION` while they are few.
     """
 
     costs: Costs | None = None
@@ -98,6 +100,7 @@ class Estimate:
     large: float | None = None
     busy: bool = False
     full: bool = False
+    caution: float = 0.0
 
     @property
     def hopeless(self) -> bool:
@@ -132,8 +135,9 @@ def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[
     """
     Choose a mode with at most *most* drafts ahead; return it, the seconds of every candidate, and the reason in words.
 
-    The mode *now* stays unless another one saves a share of `MARGIN` of the time. Of depths that differ by less, the
-    deepest is chosen. Without an estimate, and in a full cache, the large model writes alone.
+    The mode *now* stays unless another one saves a share of `MARGIN` of the time, or of the estimate's caution. Of
+    depths that differ by less, the deepest is chosen. Without an estimate, and in a full cache, the large model writes
+    alone.
     """
     depths = (0,) if estimate.busy else range(most + 1)
     modes = {f"method {ahead} ahead": Mode("method", ahead) for ahead in depths}
@@ -150,11 +154,14 @@ def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[
     alike = [name for name in near if modes[name].choice == modes[fastest].choice]
     # The formula knows no jitter, which drafts further ahead hide: of depths as good as equal, the deepest is the best.
     best = next((name for name in near if modes[name] == now), alike[-1])
+    few = now == ASIDE and known[ALONE] > known[best] > (1 - estimate.caution) * known[ALONE]
+    best = ALONE if few else best
     other = min((name for name in known if modes[name].choice != modes[best].choice), key=known.__getitem__)
     reason = (
         f"{best}: {known[best]:.3g} s a step, {other}: {known[other]:.3g} s; {estimate.accepted:.0%} of drafts accepted"
     )
-    return modes[best], known, reason + (", the large model has a queue" if estimate.busy else "")
+    reason += ", of which few are known" * few + ", the large model has a queue" * estimate.busy
+    return modes[best], known, reason
 
 
 @dataclass(eq=False)
@@ -213,7 +220,8 @@ class Record:
         weight = WEIGHT if streak < STREAK else 1
         accepted = (share * weight + sum(outcomes)) / (weight + len(outcomes))
         costs = self._costs(large, seconds_per_token, 1 if streak >= STREAK else LEAST)
-        return Estimate(costs, accepted, large, busy, full)
+        caution = 1.0 if len(outcomes) < LEAST else CAUTION if len(outcomes) < FEW else 0.0
+        return Estimate(costs, accepted, large, busy, full, caution if self.prior.accept_rate is None else 0.0)
 
     def _costs(self, large: float | None, pace: float | None, least: int) -> Costs | None:
         """
@@ -437,8 +445,9 @@ class AutoRun:
             )
         if estimate.busy:
             return f"{auto.waiting} requests wait at the large model's server: lower `max_running`, or add a replica"
-        if estimate.costs is None or estimate.large is None:
-            return ""  # The method is not known yet.
+        expected = estimate.method(self.most)
+        if estimate.costs is None or estimate.large is None or (expected or 0.0) < estimate.large:
+            return ""  # The method is not known yet, or not well enough.
         if outcomes and sum(outcomes) < len(outcomes) / 2:
             return f"{sum(outcomes)} of {len(outcomes)} drafts accepted: run `stepspec judge`"
         if not (outcomes or self.record.drafts.entries or self.record.prior.pace):
@@ -468,8 +477,8 @@ class AutoRun:
         if self._shadows or record.shadows >= LEAST or self.auto.pace is None:
             return event
         accepted = record.accepted.entries and record.accepted.entries[-1][1]  # a rejected draft ends a probe
-        wanted = self._affords(event.index) if estimate.costs is None else accepted and not estimate.hopeless
-        if not (due or (record.spent < SHADOWS and wanted)):
+        wanted = record.spent < SHADOWS and (estimate.costs is None or (accepted and not estimate.hopeless))
+        if not due and not (wanted and (estimate.caution == 0 or self._affords(event.index))):
             return event
         if due:
             record.probed, record.spent = record.steps, 0
