@@ -108,7 +108,7 @@ class Estimate:
         return self.costs is not None and self.large is not None and self.costs.step(1.0, 1) > self.large
 
     @property
-    def shadow(self) -> float:
+    def delay(self) -> float:
         """By how much a shadow draft delays the large model, as a share of a step; if unknown, it takes a step."""
         if self.costs is None or not self.large:
             return SHARED
@@ -192,7 +192,7 @@ class Record:
     *paces* the same for each token. *judged* are those from a draft to its verdict, *repairs* those from a rollback to
     its repair. *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or
     change of mode; *spent* counts the shadow drafts since then, *shadows* those under way, and *made* all others,
-    which took the seconds *shadowed*. *explained* says whether the user was told why runs step aside.
+    which took the seconds *shadowed*. *explained* says whether the log has the reason why runs step aside.
     """
 
     prior: Prior = field(default_factory=Prior)
@@ -376,7 +376,7 @@ class AutoRun:
     _choice: Choice | None = None  # what the events say
     _pending: Pending = field(default_factory=Pending)
     _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
-    _shadows: dict[int, float] = field(default_factory=dict[int, float])  # the times since which steps are shadowed
+    _shadow: float | None = None  # the time since which a shadow draft is under way
     _shadowed_for: float = 0.0  # seconds, by drafts that have ended
     _mark: float = 0.0  # when the last whole step was committed
     _tokens: int = 0  # of the step that is being completed
@@ -465,7 +465,7 @@ class AutoRun:
         The large model writes a few steps. The method drafts in the shadow: the chain does not wait for it.
         """
         record, alone = self.record, event.choice == "large"
-        extra = min(estimate.shadow, _excess(event)) if alone else _excess(event)
+        extra = min(estimate.delay, _excess(event)) if alone else _excess(event)
         due = record.steps - record.probed >= (SHADOWS if alone else PROBE) * max(1 / SHARE, extra / EXTRA)
         if estimate.full or (estimate.busy and estimate.costs is not None):
             return event
@@ -474,7 +474,7 @@ class AutoRun:
                 return event
             record.probed = record.steps
             return replace(event, choice="large", ahead=ASIDE.ahead, probe=True, reason=f"a probe; {event.reason}")
-        if self._shadows or record.shadows >= LEAST or self.auto.pace is None:
+        if self._shadow is not None or record.shadows >= LEAST or self.auto.pace is None:
             return event
         accepted = record.accepted.entries and record.accepted.entries[-1][1]  # a rejected draft ends a probe
         wanted = record.spent < SHADOWS and (estimate.costs is None or (accepted and not estimate.hopeless))
@@ -489,7 +489,7 @@ class AutoRun:
         """Whether a further shadow draft should delay the run by no more than `DELAY`; the first may take a step."""
         record = self.record
         expected = record.shadowed / record.made if record.made else self._mark / max(1, index)
-        return SHARED * (self._shadowed_for + expected) <= DELAY * self._mark
+        return SHARED * (self._shadowed_for + expected) < DELAY * self._mark
 
     # Observe.
 
@@ -501,7 +501,7 @@ class AutoRun:
                 self._mark = pending.free = at
             case Decided(choice=choice):
                 if event.shadow:
-                    self._shadows[event.index] = at
+                    self._shadow = at
                     self.record.shadows += 1
                 if self._choice not in (None, choice):
                     self._pending, self._mark = Pending(free=at, settled=at), at
@@ -534,12 +534,12 @@ class AutoRun:
     def close(self) -> None:
         """The run is over: its chain takes no more room, and its shadow drafts have ended."""
         self.auto.resident.pop(self, None)
-        for began in self._shadows.values():
-            self._ended(max(0.0, self._mark - began))
-        self._shadows.clear()
+        if self._shadow is not None:
+            self._end_shadow(max(0.0, self._mark - self._shadow))
 
-    def _ended(self, seconds: float) -> None:
-        """Count a shadow draft that has ended after so many *seconds*."""
+    def _end_shadow(self, seconds: float) -> None:
+        """Count the shadow draft, which has ended after so many *seconds*."""
+        self._shadow = None
         self.record.shadows -= 1
         self.record.made += 1
         self.record.shadowed += seconds
@@ -556,8 +556,7 @@ class AutoRun:
 
     def _shadowed(self, event: Shadowed) -> None:
         record, steps, verdict = self.record, self.auto.steps, event.verdict
-        self._shadows.pop(event.index, None)
-        self._ended(event.drafting + event.judging)
+        self._end_shadow(event.drafting + event.judging)
         pace, usual = event.drafting / max(1, len(event.draft.tokens)), record.tokens.values()
         record.paces.add(steps, pace)
         if verdict is None:

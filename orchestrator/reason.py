@@ -53,8 +53,8 @@ async def reason(
 
     def writer() -> Policy:
         """The policy of the next steps, decided about now if it is not."""
-        if auto and (decided := auto.decide(len(chain.steps))):
-            shadow.follow(decided, chain)
+        if auto:
+            shadow.follow(auto.decide(len(chain.steps)), chain)
         return auto.policy(policy) if auto else policy
 
     def ended() -> End | None:

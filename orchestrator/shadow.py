@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container
+from dataclasses import replace
 
 from .chain import Chain
 from .concurrency import background, to_the_end
@@ -20,12 +21,13 @@ class ShadowDrafts:
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: Exception | None = None
 
-    def follow(self, decided: Decided, chain: Chain) -> None:
+    def follow(self, decided: Decided | None, chain: Chain) -> None:
         """Emit what was decided after *chain*, and draft there if so. Raise what ended an earlier shadow draft."""
         if self._failure is not None:
             raise self._failure  # the method would fail so
-        self._observe(decided)
-        if decided.shadow:
+        if decided is not None:
+            self._observe(decided)
+        if decided is not None and decided.shadow:
             self._tasks.append(asyncio.create_task(self._guarded(chain)))
 
     async def aclose(self) -> None:
@@ -43,9 +45,8 @@ class ShadowDrafts:
 
     async def _draft(self, chain: Chain) -> None:
         index, clock = len(chain.steps), asyncio.get_running_loop().time
-        draft_request, verdict_request = (
-            RequestContext(purpose, index, bet=True, shadow=True) for purpose in ("draft", "verify")
-        )
+        draft_request = RequestContext("draft", index, bet=True, shadow=True)
+        verdict_request = replace(draft_request, purpose="verify")
         REQUEST.set(verdict_request)
         preparing, began = prepare(self._policy, chain), clock()
         async with background(*([preparing] if preparing else [])) as prepared:
@@ -55,5 +56,5 @@ class ShadowDrafts:
             if index in self._given_up:
                 return self._observe(Shadowed(index, draft, None, drafted - began))
             REQUEST.set(verdict_request)
-            verdict = await judge(self._policy, chain, draft, *prepared or [None])
+            verdict = await judge(self._policy, chain, draft, prepared[0] if prepared else None)
         self._observe(Shadowed(index, draft, verdict, drafted - began, clock() - drafted))

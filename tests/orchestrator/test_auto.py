@@ -92,14 +92,13 @@ class World:
         arm: str = "auto",
         auto: Auto | None = None,
         budget: Budget | None = None,
-        kind: type[SpecReason] = SpecReason,
     ) -> list[Moment]:
         """Run one problem: by the "method", the "large" model alone, or with *auto*; return the trace."""
         small, large = self.models(problem)
         budget = budget or Budget(100_000)
         aside = Solo(Budgeted(large, budget.left))
         deciding = auto.run("specreason", {}, AHEAD, aside) if auto is not None else None
-        method = kind(Budgeted(small, budget.left, deciding.watch if deciding else None), aside.author)
+        method = SpecReason(Budgeted(small, budget.left, deciding.watch if deciding else None), aside.author)
 
         async def main() -> list[Moment]:
             recorder = Recorder(Stopwatch())
@@ -220,11 +219,15 @@ def test_runs_at_once_have_no_more_than_three_shadow_drafts() -> None:
     for each in runs:
         event = each.decide(0)
         assert event is not None
-        each.read(Moment(0.0, event))
-        made.append(event.shadow)
+        assert not event.shadow  # there is no time yet that it may take a share of
+        each.read(Moment(30.0, Committed(3, Step("a\n\n", "large"))))
+        event = each.decide(4)
+        made.append(event is not None and event.shadow)
+        if event is not None:
+            each.read(Moment(30.0, event))
     assert made == [True] * LEAST + [False] * 6
     runs[0].close()  # the run ends, and with it its shadow draft
-    event = runs[-1].decide(1)
+    event = runs[-1].decide(5)
     assert event is not None
     assert event.shadow
 
@@ -557,7 +560,17 @@ def test_what_fails_a_shadow_draft_fails_the_run_as_the_method_would() -> None:
     small, large = GOOD.models(0)
     small.fails = lambda verb, chain: EndpointUnavailable("down", role="small", verb=verb)
     deciding = Auto().run("specreason", {}, AHEAD, Solo(large))
-    deciding.auto.wrote_alone(0.5)
+
+    async def main() -> None:
+        recorder = Recorder(Stopwatch())
+
+        def observe(event: Event) -> None:
+            recorder(event)
+            deciding.read(recorder.moments[-1])
+
+        control = LookaheadControl(AHEAD, auto=deciding)
+        await reason(SpecReason(small, large), PROBLEM, ahead=control, observe=observe)
+
     with pytest.raises(EndpointUnavailable, match="down"):
-        run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(AHEAD, auto=deciding)))
+        run(main())
     assert (small.open, large.open) == (0, 0)
