@@ -111,7 +111,8 @@ def timing_lines(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, float] |
     cases = list(dict.fromkeys(row["case"] for row in rows))
     by_case = {name: [row for row in rows if row["case"] == name] for name in cases}
     for name, mine in by_case.items():
-        beside = by_case.get("plain-8" if "-8" in name else PLAIN, [])
+        at_once = next((word for word in name.split("-") if word.isdigit()), "")
+        beside = by_case.get(f"{PLAIN}-{at_once}" if at_once else PLAIN, [])
         seconds = fmean(row["seconds"] for row in mine)
         ratio = seconds / fmean(row["seconds"] for row in beside) if beside else 0.0
         drafts, accepted = (sum(row.get(key, 0) for row in mine) for key in ("drafts", "accepted"))

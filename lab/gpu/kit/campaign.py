@@ -2,7 +2,6 @@
 The whole campaign, on the machine: everything starts as soon as its parcels are there; results lie under ROOT/results.
 
 1. Two servers of real shapes, whose models write a fixed chain; timings of methods at set accept rates; the doctor.
-   The target `real` has no such part: its servers start without weights, and stop when everything is compiled.
 2. Meanwhile the weights of the real pair are converted. Then its two servers: the judge, timings, and every method
    answers the problems, each in a process of its own, all at the same time, until some time before ROOT/deadline; then
    the estimate and what it is about, and more timings, one by one.
@@ -97,8 +96,6 @@ def install() -> None:
         with tarfile.open(IN / "vllm.tar.xz") as vllm:
             vllm.extractall(SITE, filter="tar")
         say("vLLM installed")
-    if not TARGET.shapes:
-        return
     script = [TARGET.python, "-m", "kit.make_models", str(ROOT / "models"), str(ROOT / "tokenizer"), *TARGET.shapes]
     subprocess.run(script, env=ENV, check=True)
 
@@ -298,8 +295,6 @@ def doctor(kind: str, env: Mapping[str, str]) -> None:
 
 def measure_real(env: Mapping[str, str]) -> None:
     """Measure everything with the servers of the real pair."""
-    if not TARGET.cases:
-        doctor("real", env)
     judged = judge(env)
     methods = with_judged(TARGET.methods, judged)
     if TARGET.first:
@@ -338,19 +333,16 @@ def main() -> None:
     scripted = Servers("scripted", TARGET.scripted)
     env = settings("scripted", TARGET.scripted)
     try:
-        if scripted.wait() and TARGET.cases:
+        if scripted.wait():
             timings("timings", TARGET.cases, env, min(TARGET.timings, left() - 60), "chains.jsonl")
     except Exception:
         say(traceback.format_exc())
-    if not TARGET.cases:
-        scripted.stop()
     if not wait_for(converted, 600):
         say("the pair's weights did not arrive")
         return
     real = Servers("real", TARGET.real)
-    if TARGET.cases:
-        doctor("scripted", env)
-        scripted.stop()
+    doctor("scripted", env)
+    scripted.stop()
     env = settings("real", TARGET.real)
     if real.wait():
         measure_real(env)

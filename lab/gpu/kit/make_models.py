@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+SMALLER_CARD = {"qwen3-32b": {"num_hidden_layers": 44}}  # for less than 100 GB of memory
+MEMORY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+
+
+def on_smaller_card() -> bool:
+    try:
+        return int(subprocess.run(MEMORY, capture_output=True, text=True, check=True).stdout.split()[0]) < 100_000
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
 def make(out: Path, tokenizer: Path, shape: str) -> None:
     folder = out / shape
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,6 +75,8 @@ def make(out: Path, tokenizer: Path, shape: str) -> None:
     config = {**COMMON, **SHAPES[shape], "eos_token_id": ids["<|im_end|>"]}
     if shape == "tiny":
         config["vocab_size"] = max(ids.values()) + 1
+    if shape in SMALLER_CARD and on_smaller_card():
+        config |= SMALLER_CARD[shape]
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 

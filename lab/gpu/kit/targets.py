@@ -51,7 +51,7 @@ class Target:
     doctor: bool = True
     judge_minutes: float = 0.5
     cases: Sequence[Mapping[str, Any]] = ()
-    """What is timed with the scripted servers; if nothing is, these are stopped as soon as they are up."""
+    """What is timed with the scripted servers."""
     first: Sequence[Mapping[str, Any]] = ()
     """What is timed with the real pair before the answers."""
     methods: Sequence[Mapping[str, Any]] = ()
@@ -146,8 +146,8 @@ GPU = Target(
     last=[{**each, "at": 1, "rounds": 5, "seconds": 10} for each in METHODS if "like" not in each],
 )
 
-# The second campaign has no scripted part. The real pair's servers are started once without weights while these arrive,
-# so that everything is compiled and cached when they start with them.
+# The second campaign asks what `auto` does: with the script, where drafts pay and where none is accepted, on the first
+# problem of a new solver and on the second; then with the real pair, also with many at once.
 JUDGED = {**READING, "name": "judged", "judged": True}
 """`reading` with what `stepspec judge` wrote: options, and the prior from which `auto` begins."""
 FRESH = (
@@ -178,18 +178,28 @@ def turns(
     return {**table, "turns": shorter(methods, **more)}
 
 
+FIRST: Mapping[str, Any] = {**SCRIPT, "policy": "specreason", "overrides": {"auto": True}}
+SCRIPTED_TURNS = (ALONE, {**FIRST, "name": "specreason-auto"})
+
 REAL = replace(
     GPU,
-    shapes=(),
-    scripted=[replace(server, flags=(*server.flags, "--load-format", "dummy")) for server in GPU.real],
-    start=180,
-    first_timings=460,
+    scripted=(scripted("large", 9302, "qwen3-32b", 5, SHAPED), scripted("small", 9301, "qwen3-1.7b", 2.5, SHAPED)),
+    env={**GPU.env, "SCRIPT_TOKENS": "600"},
+    timings=185,
+    first_timings=400,
     answers_end=8,
-    concurrency=24,  # the scoring of prompts is what these servers are slow at
-    cases=(),
+    doctor=False,  # the scripted servers leave the card before the weights of the real pair come
+    cases=(
+        GPU_CASES[0],
+        {**turns("drafts pay", SCRIPTED_TURNS, 2, 2, seconds=80, **SCRIPT), "accept": 0.95},
+        {**turns("none accepted", SCRIPTED_TURNS, 2, 2, seconds=100, **SCRIPT), "accept": 0},
+        plain("plain-8", 8),
+        case("auto-8", 0.95, 8, 2, auto=True),
+    ),
     first=(
         turns("warm", FRESH, 1, 1, 159),
-        turns("first", FRESH, 26, 3, seconds=210),
+        turns("first", FRESH, 14, 3, seconds=150),
+        *({**each, "name": f"{each['name']}-32", "at": 32, "rounds": 2} for each in FRESH[:3]),
         turns("first, 0.6", FRESH, 26, 3, 78, seconds=210, temperature=0.6),
     ),
     methods=(),
@@ -229,7 +239,10 @@ CPU = Target(
     concurrency=4,
     doctor=False,
     judge_minutes=0.1,
-    cases=shorter(GPU_CASES[2:4], rounds=1, max_tokens=400),
+    cases=(
+        *shorter(GPU_CASES[2:4], rounds=1, max_tokens=400),
+        {**turns("drafts pay", SCRIPTED_TURNS, 1, 2, seconds=40, max_tokens=400), "accept": 0.95},
+    ),
     first=(turns("first", FRESH, 1, 2, max_tokens=300),),
     methods=(
         *shorter([ALONE, READING, AUTO, METHODS[6]], limit=2, max_tokens=300, temperature=0.6),
