@@ -199,7 +199,7 @@ REAL = replace(
     first=(
         turns("warm", FRESH, 1, 1, 159),
         turns("first", FRESH, 14, 3, seconds=150),
-        *({**each, "name": f"{each['name']}-32", "at": 32, "rounds": 2} for each in FRESH[:3]),
+        *({**each, "name": f"{each['name']}-32", "at": 32, "rounds": 2} for each in (*FRESH[:3], FRESH[4])),
         turns("first, 0.6", FRESH, 26, 3, 78, seconds=210, temperature=0.6),
     ),
     methods=(),
