@@ -239,10 +239,7 @@ CPU = Target(
     concurrency=4,
     doctor=False,
     judge_minutes=0.1,
-    cases=(
-        *shorter(GPU_CASES[2:4], rounds=1, max_tokens=400),
-        {**turns("drafts pay", SCRIPTED_TURNS, 1, 2, seconds=40, max_tokens=400), "accept": 0.95},
-    ),
+    cases=shorter(GPU_CASES[2:4], rounds=1, max_tokens=400),
     first=(turns("first", FRESH, 1, 2, max_tokens=300),),
     methods=(
         *shorter([ALONE, READING, AUTO, METHODS[6]], limit=2, max_tokens=300, temperature=0.6),
