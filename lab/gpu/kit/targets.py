@@ -178,8 +178,7 @@ def turns(
     return {**table, "turns": shorter(methods, **more)}
 
 
-FIRST: Mapping[str, Any] = {**SCRIPT, "policy": "specreason", "overrides": {"auto": True}}
-SCRIPTED_TURNS = (ALONE, {**FIRST, "name": "specreason-auto"})
+SCRIPTED_TURNS = (ALONE, FRESH[2])
 
 REAL = replace(
     GPU,

@@ -128,7 +128,7 @@ async def test_a_request_is_sent_again_if_the_server_closes_an_idle_connection_j
 
 # The turns of a session go to one replica of the large model, runs and forwarded requests alike.
 
-SESSIONS = [f"session {number}" for number in range(6)]
+SESSIONS = [f"session {number}" for number in range(12)]
 
 
 def another() -> Noting:
