@@ -49,6 +49,7 @@ from .vllm_protocol import (
     JUDGE,
     MODELS,
     PRIORITISED,
+    WITHOUT_ENGINE,
     Body,
     Call,
     Reply,
@@ -164,9 +165,9 @@ class Connection:
             raise error
         return reply
 
-    async def get(self, call: Call, path: str, *, retries: int | None = None, queued: bool = True) -> bytes:
-        """Fetch *path*. If it is not *queued*, it waits for none of the ``max_concurrency`` slots."""
-        return await self._fetch(call, path, None, retries, queued=queued)
+    async def get(self, call: Call, path: str, *, retries: int | None = None) -> bytes:
+        """Fetch *path*."""
+        return await self._fetch(call, path, None, retries)
 
     async def model_name(self) -> str:
         """Return the model that the settings name, or the first. Raise `EndpointRejected` if it is not served."""
@@ -205,9 +206,7 @@ class Connection:
             raise
         return events
 
-    async def _fetch(
-        self, call: Call, path: str, body: Body | None, retries: int | None, *, queued: bool = True
-    ) -> bytes:
+    async def _fetch(self, call: Call, path: str, body: Body | None, retries: int | None) -> bytes:
         async def fetch() -> bytes:
             response = await self._send(call, path, body)
             try:
@@ -219,7 +218,7 @@ class Connection:
                 await _release(response)
 
         longest = self.endpoint.deadlines.unstreamed
-        async with self._slots if queued else nullcontext():
+        async with nullcontext() if path in WITHOUT_ENGINE else self._slots:
             return await _within(call, longest, "no answer after {:g} s", self._retry(fetch, longest, retries))
 
     async def _send(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:

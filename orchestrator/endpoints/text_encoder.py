@@ -197,7 +197,7 @@ class TextEncoder:
 
     async def _spell_each(self, ids: Sequence[int]) -> list[str]:
         """Decode each of *ids*, in one request if a mark can be put between them."""
-        mark = await self.literally(MARK) if len(ids) > 1 else ()
+        mark = await self.literally(MARK) if ids else ()
         if len(mark) == 1:
             decoded = await self.decode([*mark, *(id for number in ids for id in (number, *mark))])
             parts = decoded.split(MARK)[1:-1]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from ..chain import THINK_END, Chain, Party, Role, Step, Stop, Token
 from ..errors import EndpointError, EndpointUnavailable, EndpointUnreachable, MalformedReply
@@ -60,6 +60,9 @@ class Closing:
         """The most tokens that a mark has which begins where a step is as long as it may be."""
         return len("".join(self.stops))
 
+
+Spell: TypeAlias = Callable[[Sequence[int]], Awaitable[Mapping[int, str]]]
+"""Spells tokens by their ids, with a request of its own; those that it cannot spell are left out."""
 
 OUTSIDE = Closing("", open=False, spelt="")
 """That of an answer, where marks are text."""
@@ -301,8 +304,9 @@ class TokenStream:
     The tokens of one open stream, and then the reason why it ended.
 
     Without log-probabilities an event of several tokens does not tell their single spellings. It is divided by the
-    *spellings* of tokens that arrived alone, by their ids, to which those of this stream are added. If these do not
-    join to its text, the last token has all of it, and no id if it may be the first half of a character.
+    *spellings* of tokens that arrived alone, by their ids, to which those of this stream are added, and for the others
+    by what *spell* returns. If these do not join to its text, the last token has all of it, and no id if it may be the
+    first half of a character.
     """
 
     def __init__(
@@ -313,9 +317,10 @@ class TokenStream:
         logprobs: int | None,
         closing: Sequence[int],
         spellings: dict[int, str],
+        spell: Spell,
     ) -> None:
         self._call, self._events, self._tally, self._logprobs = call, events, tally, logprobs
-        self._closing, self._spellings = closing, spellings
+        self._closing, self._spellings, self._spell = closing, spellings, spell
         self._tokens: deque[Token] = deque()
         self._ended: Stop | None = None
 
@@ -340,17 +345,19 @@ class TokenStream:
             return False
         piece = parse_chunk(self._call, event, self._logprobs, self._closing)
         self._tally.add(piece.received, piece.cached)
-        self._tokens.extend(self._divided(piece.tokens) if self._logprobs is None else piece.tokens)
+        self._tokens.extend(await self._divided(piece.tokens) if self._logprobs is None else piece.tokens)
         self._ended = piece.ended or self._ended
         return True
 
-    def _divided(self, tokens: Sequence[Token]) -> Sequence[Token]:
+    async def _divided(self, tokens: Sequence[Token]) -> Sequence[Token]:
         """Divide the text of the last of *tokens* among all of them, if their spellings are known."""
         if len(tokens) == 1:
             self._spellings[tokens[0].id] = tokens[0].text
-        pieces = [self._spellings.get(token.id, "") for token in tokens]
-        if not tokens:
+        if len(tokens) < 2:
             return tokens
+        unknown = [token.id for token in tokens if token.id not in self._spellings]
+        spellings = {**self._spellings, **await self._spell(unknown)} if unknown else self._spellings
+        pieces = [spellings.get(token.id, "") for token in tokens]
         *others, last = tokens
         if "".join(pieces) != last.text:
             whole = pieces[-1] and last.text.endswith(pieces[-1])
@@ -360,13 +367,13 @@ class TokenStream:
 
 @asynccontextmanager
 async def generate(
-    connection: Connection, call: Call, body: Body, tally: RequestMeter, spellings: dict[int, str]
+    connection: Connection, call: Call, body: Body, tally: RequestMeter, spellings: dict[int, str], spell: Spell
 ) -> AsyncGenerator[TokenStream]:
     """Send *body* and yield the stream of tokens. Leaving the block before its end aborts the request."""
     with tally:
         async with connection.stream(call, body) as events:
             closing = body.get("stop_token_ids", ())
-            arrivals = TokenStream(call, events, tally, body.get("logprobs"), closing, spellings)
+            arrivals = TokenStream(call, events, tally, body.get("logprobs"), closing, spellings, spell)
             yield arrivals
             await arrivals.finish()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import product
 
@@ -28,6 +28,7 @@ WARM_UP_TOKENS = 8
 WARM_UP_BATCHES = (1, 4)  # requests at the same time: compilers make a version of their own for a size of 1
 WARM_UP_SECONDS = 120.0
 TOOLSETS = 64  # whose formats are remembered
+SPELLING_SECONDS = 2.0  # for which a stream waits to know how its tokens are spelt
 
 
 class VllmEndpoint(ConnectedEndpoint[Endpoint]):
@@ -143,10 +144,17 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         await self._after_reopening(self._look)
         return len(await self.encoder.prefix(messages, tools))
 
+    async def spell(self, ids: Sequence[int]) -> Mapping[int, str]:
+        """Spell tokens of a stream; none of them if the server does not answer soon."""
+        with suppress(EndpointError, TimeoutError):
+            async with asyncio.timeout(SPELLING_SECONDS):
+                return await self.encoder.pieces(ids)
+        return {}
+
     async def check_health(self) -> None:
         """Raise `EndpointUnavailable` if ``/health`` answers with a failure; a server without it is healthy."""
         with suppress(EndpointRejected):
-            await self.connection.get(self.connection.call("probe"), HEALTH, retries=0, queued=False)
+            await self.connection.get(self.connection.call("probe"), HEALTH, retries=0)
 
     async def check_unchanged(self) -> None:
         """Raise `EndpointUnavailable` if the server's vocabulary, chat template or context is not as it was learnt."""
@@ -260,7 +268,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
     async def _metrics(self) -> bytes:
         try:
-            metrics = await self.connection.get(self.connection.call("probe"), METRICS, retries=0, queued=False)
+            metrics = await self.connection.get(self.connection.call("probe"), METRICS, retries=0)
         except EndpointError:
             return b""
         self.cache = read_cache_config(metrics) or self.cache

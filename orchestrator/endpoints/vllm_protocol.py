@@ -47,6 +47,7 @@ METRICS, VERSION, HEALTH = "/metrics", "/version", "/health"
 DECISIONS = "/v1/decisions"
 GENERATE = "/inference/v1/generate"  # vLLM's own route, which takes token ids and all sampling parameters
 PRIORITISED = frozenset({COMPLETIONS, POOLING, GENERATE})  # the paths whose requests take a ``priority``
+WITHOUT_ENGINE = frozenset({HEALTH, METRICS, TOKENIZE, DETOKENIZE})  # those that wait for no place at the server
 
 GIVEN_UP = ("abort", "error")  # finish reasons
 _ENDINGS: Mapping[str, Stop] = {"length": "length", "repetition": "repetition"}

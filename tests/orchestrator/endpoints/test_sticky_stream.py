@@ -30,6 +30,7 @@ FUSED = ("So", " one", ".\n\n", "Then", " two", ".\n\nSo", " it", " is", ".", "\
 async def steps(model: VllmModel, chain: Chain, *, limit: int = 512) -> list[Step]:
     while not chain.finished:
         chain = chain.extend(await model.write(chain, limit=limit))
+        assert chain.finished or chain.steps[-1].text
     return list(chain.steps)
 
 
@@ -81,11 +82,16 @@ async def test_a_large_model_alone_writes_without_log_probabilities(
 
 
 @pytest.mark.parametrize("chunk", [2, 4, 100])
-async def test_events_of_several_tokens_lose_no_text(meet: Meet, chunk: int) -> None:
-    """Neither where a step ends in an event, nor with the token that ends the turn."""
+@pytest.mark.parametrize("limit", [2, 512])
+async def test_events_of_several_tokens_are_divided(meet: Meet, chunk: int, limit: int) -> None:
+    """Where a step ends in an event, and with the token that ends the turn."""
     server = FakeVllm(("So", " one", ".\n\n", "The", " answer"), chunk=chunk)
-    async with meet(server, role="large") as met, kept_open():
-        assert [step.text for step in await steps(met.model, PROBLEM)] == ["So one.\n\n", "The answer"]
+    async with meet(server, role="large", max_concurrency=1) as met:
+        separate = await steps(met.model, PROBLEM, limit=limit)
+        async with kept_open():
+            found = await steps(met.model, PROBLEM, limit=limit)
+    assert [(step.text, step.stop) for step in found] == [(step.text, step.stop) for step in separate]
+    assert [token.text for step in found for token in step.tokens] == ["So", " one", ".\n\n", "The", " answer"]
 
 
 @pytest.mark.parametrize("chunk", [2, 4, 100])
