@@ -8,7 +8,7 @@ Choose between a method at some depth and the large model alone, by what a commi
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -189,20 +189,22 @@ class Record:
     What the runs of one method with its options measured, and which mode they are in.
 
     *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair, and
-    *paces* the same for each token. *judged* are those from a draft to its verdict, *repairs* those from a rollback to
-    its repair. *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or
-    change of mode; *spent* counts the shadow drafts since then, *shadows* those under way, and *made* all others,
-    which took the seconds *shadowed*. *explained* says whether the log has the reason why runs step aside.
+    *paces* the same for each token. *judged* are those from a draft to its verdict, by the size of the crowd: how many
+    bits the number of runs had that used the method, as *users* do now. *repairs* are those from a rollback to its
+    repair. *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or change
+    of mode; *spent* counts the shadow drafts since then, *shadows* those under way, and *made* all others, which took
+    the seconds *shadowed*. *explained* says whether the log has the reason why runs step aside.
     """
 
     prior: Prior = field(default_factory=Prior)
     drafts: Recent[float] = field(default_factory=Recent[float])
     paces: Recent[float] = field(default_factory=Recent[float])
-    judged: Recent[float] = field(default_factory=Recent[float])
+    judged: defaultdict[int, Recent[float]] = field(default_factory=lambda: defaultdict(Recent[float]))
     repairs: Recent[float] = field(default_factory=Recent[float])
     accepted: Recent[bool] = field(default_factory=Recent[bool])
     tokens: Recent[int] = field(default_factory=Recent[int])
     now: Mode | None = None
+    users: int = 0
     steps: int = 0
     probed: int = 0
     spent: int = 0
@@ -211,19 +213,37 @@ class Record:
     made: int = 0
     explained: bool = False
 
-    def estimate(self, seconds_per_token: float | None, *, busy: bool = False, full: bool = False) -> Estimate:
+    def known(self, size: int) -> bool:
+        """Whether as many verdicts in a crowd of this *size* are known as it has runs."""
+        return len(self.judged[size].entries) >= max(LEAST, min(SPAN, 1 << size >> 1))
+
+    def verdicts(self, size: int) -> list[float]:
+        """
+        The seconds of verdicts in a crowd of this *size*. Where few are known, they grow as they last did.
+
+        A crowd of twice as many runs takes at most twice as long. If few are known of any size, those of all sizes.
+        """
+        sizes = [of for of in sorted(self.judged) if of <= size and self.known(of)]
+        *smaller, last = sizes or [0]
+        values = [value for of in sizes[-1:] or sorted(self.judged) for value in self.judged[of].values()]
+        if not smaller or last == size:
+            return values
+        growth = median_low(values) / max(median_low(self.judged[smaller[-1]].values()), 1e-9)
+        return [value * min(2.0, max(1.0, growth)) ** (size - last) for value in values]
+
+    def estimate(self, pace: float | None, *, busy: bool = False, full: bool = False, size: int = 1) -> Estimate:
         tokens = self.tokens.values()
-        large = seconds_per_token * fmean(tokens) if tokens and seconds_per_token is not None else None
+        large = pace * fmean(tokens) if tokens and pace is not None else None
         outcomes = self.accepted.values(OUTCOMES)
         streak = sum(1 for _ in takewhile(lambda accepted: not accepted, reversed(outcomes)))
         share = USUAL if self.prior.accept_rate is None else self.prior.accept_rate
         weight = WEIGHT if streak < STREAK else 1
         accepted = (share * weight + sum(outcomes)) / (weight + len(outcomes))
-        costs = self._costs(large, seconds_per_token, 1 if streak >= STREAK else LEAST)
+        costs = self._costs(large, pace, self.verdicts(size), 1 if streak >= STREAK else LEAST)
         caution = 1.0 if len(outcomes) < LEAST else CAUTION if len(outcomes) < FEW else 0.0
         return Estimate(costs, accepted, large, busy, full, caution if self.prior.accept_rate is None else 0.0)
 
-    def _costs(self, large: float | None, pace: float | None, least: int) -> Costs | None:
+    def _costs(self, large: float | None, pace: float | None, judged: list[float], least: int) -> Costs | None:
         """
         The medians of the timings. Before the first repair, one is assumed to take the *large* model's time.
 
@@ -232,7 +252,7 @@ class Record:
 
         Without any timing of a draft, the prior says what it and its verdict take.
         """
-        drafts, judged, repairs = self.drafts.values(), self.judged.values(), self.repairs.values()
+        drafts, repairs = self.drafts.values(), self.repairs.values()
         repair = median_low(repairs) if repairs else large or 0.0
         outpaced = pace is not None and bool(paces := self.paces.values()) and min(paces) > SLOW * pace
         slow = large is not None and bool(judged) and min(judged) > large
@@ -289,14 +309,19 @@ class Auto:
 
     @property
     def pace(self) -> float | None:
-        """Seconds per token of the large model alone among as many runs as now; as in repairs if that is not known."""
-        alone = self._alone.get(self._active.bit_length())
-        if alone is None or (self.repairing.entries and self.steps - alone.newest > 2 * SPAN * max(1, self._active)):
-            alone = self.repairing
-        return median_low(alone.values()) if alone.entries else None
+        """Seconds per token of the large model if it wrote all runs of now alone; else as in repairs."""
+        size = self._active.bit_length()
+        alone = [self._alone[of] for of in (size, size - 1) if of in self._alone]
+        fresh = [each for each in alone if not self.outdated(each)]
+        return next((median_low(each.values()) for each in (*fresh, self.repairing, *alone) if each.entries), None)
 
     def wrote_alone(self, seconds_per_token: float) -> None:
-        self._alone.setdefault(self._active.bit_length(), Recent()).add(self.steps, seconds_per_token)
+        alone = max(0, self._active - sum(record.users for record in self._records.values()))
+        self._alone.setdefault(alone.bit_length(), Recent()).add(self.steps, seconds_per_token)
+
+    def outdated(self, recent: Recent[float]) -> bool:
+        """Whether the runs of now would have committed many steps each since the newest value."""
+        return self.steps - recent.newest > 2 * SPAN * max(1, self._active)
 
     def stale(self) -> bool:
         """Whether nothing has shown the large model's pace for a while."""
@@ -349,13 +374,13 @@ class Pending:
 
     *free* is the time since which the small model could draft; None while it drafts. With *anew* the next commit lets
     it start again. *settled* is the time of the last commit. *drafts* have the time of each draft of the small model
-    that waits for its verdict, *verdicts* the time of each that waits for its commit.
+    that waits for its verdict, with the size of the crowd, *verdicts* the time of each that waits for its commit.
     """
 
     free: float | None = None
     settled: float = 0.0
     anew: bool = False
-    drafts: dict[int, float] = field(default_factory=dict[int, float])
+    drafts: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
     verdicts: dict[int, tuple[float, Verdict]] = field(default_factory=dict[int, tuple[float, Verdict]])
 
 
@@ -374,6 +399,8 @@ class AutoRun:
     decided: Decided | None = None
     given_up: set[int] = field(default_factory=set[int])
     _choice: Choice | None = None  # what the events say
+    _using: bool = False  # whether it is one of the users of the method
+    _unsure: bool = False  # whether it decided by what is known of smaller crowds
     _pending: Pending = field(default_factory=Pending)
     _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
     _shadow: float | None = None  # the time since which a shadow draft is under way
@@ -411,7 +438,7 @@ class AutoRun:
             return True
         if decided.probe:
             return index - decided.index >= PROBE
-        thin = len(self.record.accepted.entries) < FEW
+        thin = self._unsure or len(self.record.accepted.entries) < FEW
         measuring = decided.choice == "large" and self.record.spent < SHADOWS
         return index - decided.index >= (1 if thin or measuring else EVERY)
 
@@ -423,17 +450,30 @@ class AutoRun:
         """Decide who writes from step *index* on; None if that is decided, or if nothing changes."""
         if self.aside is None or (self.decided is not None and self.decided.index == index):
             return None
-        record, auto = self.record, self.auto
-        estimate = record.estimate(auto.pace, busy=auto.busy, full=auto.full)
-        mode, seconds, reason = decide(estimate, record.now, self.most)
+        record, auto, before = self.record, self.auto, self.decided
+        size = (record.users + (not self._using)).bit_length()
+        for outdated in [of for of, each in record.judged.items() if of >= max(3, size) and auto.outdated(each)]:
+            del record.judged[outdated]
+        estimate = record.estimate(auto.pace, busy=auto.busy, full=auto.full, size=size)
+        now = record.now if before is None or before.probe else Mode(before.choice, before.ahead)
+        mode, seconds, reason = decide(estimate, now, self.most)
         if record.now is not None and record.now.choice != mode.choice:
             record.probed, record.spent = record.steps, SHADOWS
-        record.now = mode
+        record.now, self._unsure = mode, not record.known(size)
+        largest = max(filter(record.known, record.judged), default=1)
+        if mode.choice == "method" and not self._using and size > largest + 1:
+            mode, reason = ASIDE, f"verdicts of more than {record.users} runs at once are not known yet; {reason}"
+        self._use(mode.choice == "method")
         event = self._probe(Decided(index, mode.choice, mode.ahead, tuple(seconds.items()), reason), estimate)
         if event.choice == "large" and not event.probe:
             event = replace(event, advice=self._advice(estimate))
-        before, self.decided = self.decided, replace(event, running=auto.running, waiting=auto.waiting)
+        self.decided = replace(event, running=auto.running, waiting=auto.waiting)
         return self.decided if event.shadow or before is None or _outcome(before) != _outcome(event) else None
+
+    def _use(self, using: bool) -> None:
+        """Count the run among those that use the method, or no longer."""
+        self.record.users += using - self._using
+        self._using = using
 
     def _advice(self, estimate: Estimate) -> str:
         """Say in a sentence why the large model writes alone, and what the user can do about it."""
@@ -474,7 +514,7 @@ class AutoRun:
                 return event
             record.probed = record.steps
             return replace(event, choice="large", ahead=ASIDE.ahead, probe=True, reason=f"a probe; {event.reason}")
-        if self._shadow is not None or record.shadows >= LEAST or self.auto.pace is None:
+        if self._shadow is not None or record.users or record.shadows >= LEAST or self.auto.pace is None:
             return event
         accepted = record.accepted.entries and record.accepted.entries[-1][1]  # a rejected draft ends a probe
         wanted = record.spent < SHADOWS and (estimate.costs is None or (accepted and not estimate.hopeless))
@@ -499,6 +539,7 @@ class AutoRun:
         match event:
             case Started():
                 self._mark = pending.free = at
+                self._use(self.aside is None)
             case Decided(choice=choice):
                 if event.shadow:
                     self._shadow = at
@@ -513,7 +554,8 @@ class AutoRun:
             case Drafted(index, draft):
                 self._drafted(at, index, draft)
             case Judged(index, _, verdict) if index in pending.drafts:
-                self.record.judged.add(self.auto.steps, at - pending.drafts.pop(index))
+                since, size = pending.drafts.pop(index)
+                self.record.judged[size].add(self.auto.steps, at - since)
                 pending.verdicts[index] = at, verdict
             case Repaired(index, _, rollback):
                 judged, _ = pending.verdicts.get(index, (pending.settled, rollback))
@@ -534,6 +576,7 @@ class AutoRun:
     def close(self) -> None:
         """The run is over: its chain takes no more room, and its shadow drafts have ended."""
         self.auto.resident.pop(self, None)
+        self._use(False)
         if self._shadow is not None:
             self._end_shadow(max(0.0, self._mark - self._shadow))
 
@@ -563,7 +606,7 @@ class AutoRun:
             record.drafts.add(steps, pace * fmean(usual) if usual else event.drafting)
             return
         record.drafts.add(steps, event.drafting)
-        record.judged.add(steps, event.judging)
+        record.judged[1].add(steps, event.judging)
         record.accepted.add(steps, isinstance(verdict, Accept) or bool(verdict.chosen))
 
     def _drafted(self, at: float, index: int, draft: Step) -> None:
@@ -574,7 +617,7 @@ class AutoRun:
             if pending.free is not None:
                 self.record.drafts.add(self.auto.steps, at - pending.free)
                 self.record.paces.add(self.auto.steps, (at - pending.free) / max(1, len(draft.tokens)))
-            pending.drafts[index] = at
+            pending.drafts[index] = at, max(1, self.record.users).bit_length()
         pending.free = None
 
     def _committed(self, at: float, event: Committed) -> None:

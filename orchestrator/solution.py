@@ -60,8 +60,7 @@ class Solution:
     or steps), "time", "repetition", "context". *degraded* names the models that failed, those in a nested pair by their
     path. *seconds* is wall time. *seed* is that of the sampling, chosen at random if none was set: the same seed
     repeats the run. None if the models wrote greedily, if `auto` decided, or if one model was alone and no seed was
-    set. *stretches* says what a run with `auto`
-    chose; without it there are none.
+    set. *stretches* says what a run with `auto` chose; without it there are none.
     *aside* says in a sentence why the large model wrote alone, and what to do about it; "" if it did not.
     *calls* are the calls of tools that the answer makes; of an answer that was cut short, those that are complete.
     *verified* says whether the verifier accepted the answer, or the large model in its place; None if nobody judged it.

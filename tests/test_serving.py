@@ -67,10 +67,7 @@ async def test_what_stays_for_good_is_hidden_from_garbage_collections(monkeypatc
         frozen.append(gc.get_freeze_count())
 
     monkeypatch.setattr(ServiceServer, "serve", serve)
-    async with (
-        FakeVllm(("So", "\n\n")).serve("small") as small,
-        FakeVllm(("So", "\n\n")).serve("large") as large,
-    ):
+    async with FakeVllm(("So", "\n\n")).serve("small") as small, FakeVllm(("So", "\n\n")).serve("large") as large:
         await service_factory.serve(Solver(small, large), ServiceSettings(port=0))
         gc.unfreeze()
         async with service_factory.opened(Settings(small=small, large=large)):

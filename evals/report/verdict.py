@@ -26,8 +26,7 @@ class Verdict:
     What a run shows about one method or control, compared with the baseline on the same problems.
 
     *speedup*: mean seconds of the baseline over the mean seconds of the arm. Its 95% interval is a percentile
-    bootstrap over the problems, in which both arms keep the same problems: the reciprocal of that of
-    `Result.ratio`.
+    bootstrap over the problems, in which both arms keep the same problems: the reciprocal of `Result.ratio`'s.
 
     *difference*: accuracy of the arm minus that of the baseline, as a share. Its 95% interval is Tango's score
     interval for paired shares; with several samples per problem, a percentile bootstrap over the problems.

@@ -285,9 +285,8 @@ class VllmModel:
         seed = sampling.seed_for(self.role, "write", chain, opening, again=REQUEST.get().again)
         spelt = not observe or self.role != "large" or sampling.logprobs > 0 or self._endpoint.speculates
         body = self._body(prompt.fragment, sampling, seed, limit, stop, closing, spelt)
-        connection, tally = self._endpoint.connection, self._tally("write", len(prompt), observe)
-        endpoint = self._endpoint
-        opened = generate(connection, self._call("write"), body, tally, endpoint.spellings, endpoint.spell)
+        endpoint, tally = self._endpoint, self._tally("write", len(prompt), observe)
+        opened = generate(endpoint.connection, self._call("write"), body, tally, endpoint.spellings, endpoint.spell)
         async with self._apart(sampling), opened as arrivals:
             yield arrivals
 

@@ -28,15 +28,7 @@ from stepspec.orchestrator.endpoints.interfaces import ServerParser
 from stepspec.orchestrator.endpoints.vllm_protocol import Format, no_room
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError
 from stepspec.orchestrator.events import Observer, Stage
-from stepspec.orchestrator.interfaces import (
-    AnsweredBy,
-    AnswerParser,
-    Critic,
-    Model,
-    Policy,
-    answered_by,
-    ended_by,
-)
+from stepspec.orchestrator.interfaces import AnsweredBy, AnswerParser, Critic, Model, Policy, answered_by, ended_by
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
 from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair, Nesting
 from stepspec.orchestrator.run import RunParts

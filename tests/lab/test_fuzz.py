@@ -41,37 +41,25 @@ json_values = st.recursive(
 )
 USAGE = {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}
 TOP = [{"token_id:1": -0.1, "token_id:2": -2.5}]
-CHUNK = {
-    "choices": [
-        {
-            "index": 0,
-            "text": "a b",
-            "token_ids": [1, 2],
-            "finish_reason": "stop",
-            "stop_reason": "\n\n",
-            "logprobs": {
-                "tokens": ["a", " b"],
-                "token_logprobs": [-0.1, -2.0],
-                "top_logprobs": [{"a": -0.1}, {" b": -2}],
-            },
-        }
-    ],
-    "usage": USAGE,
-}
+LOGPROBS = {"tokens": ["a", " b"], "token_logprobs": [-0.1, -2.0], "top_logprobs": [{"a": -0.1}, {" b": -2}]}
+CHOICE = {"index": 0, "text": "a b", "token_ids": [1, 2], "finish_reason": "stop", "stop_reason": "\n\n"}
+CHUNK = {"choices": [{**CHOICE, "logprobs": LOGPROBS}], "usage": USAGE}
+ERROR = {"error": {"message": "no", "code": 400}}
 ROW = {"7": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}, "8": {"logprob": -1.5, "rank": 2, "decoded_token": "b"}}
 PIECE = {"index": 0, "id": "call_1", "function": {"name": "look", "arguments": "{}"}}
+PARSED = {
+    "stream_state": {"tools_streamed": False, "output_token_ids": [1]},
+    "chunk": {"choices": [{"delta": {"content": "a", "tool_calls": [PIECE]}}]},
+}
 
 REPLIES: Mapping[str, tuple[Any, Callable[[Any], object]]] = {
     "chunk": (CHUNK, lambda reply: vllm_protocol.parse_chunk(CALL, orjson.dumps(reply), 1)),
     "chunk of text": (CHUNK, lambda reply: vllm_protocol.parse_chunk(CALL, orjson.dumps(reply), None)),
-    "error": (
-        {"error": {"message": "no", "code": 400}},
-        lambda reply: vllm_protocol.parse_chunk(CALL, orjson.dumps(reply), None),
-    ),
+    "error": (ERROR, lambda reply: vllm_protocol.parse_chunk(CALL, orjson.dumps(reply), None)),
     "models": ({"data": [{"id": "m", "parent": None}]}, lambda reply: vllm_protocol.model_names(CALL, reply)),
     "tokenize": ({"tokens": [1, 2], "max_model_len": 9}, lambda reply: vllm_protocol.tokenized(CALL, reply)),
     "detokenize": ({"prompt": "a"}, lambda reply: vllm_protocol.detokenized(CALL, reply)),
-    "usage": ({"usage": USAGE}, lambda reply: vllm_protocol.usage(reply)),
+    "usage": ({"usage": USAGE}, vllm_protocol.usage),
     "choices": (
         {"choices": [{"logprobs": {"top_logprobs": TOP}}]},
         lambda reply: vllm_protocol.choice_probabilities(CALL, reply, {"Yes": 1, "No": 2}),
@@ -89,13 +77,7 @@ REPLIES: Mapping[str, tuple[Any, Callable[[Any], object]]] = {
         {"sampling_params": {"structured_outputs": {"json": {}}}},
         lambda reply: tool_protocol.answer_format(CALL, reply),
     ),
-    "derender": (
-        {
-            "stream_state": {"tools_streamed": False, "output_token_ids": [1]},
-            "chunk": {"choices": [{"delta": {"content": "a", "tool_calls": [PIECE]}}]},
-        },
-        lambda reply: tool_protocol.parsed(CALL, reply),
-    ),
+    "derender": (PARSED, lambda reply: tool_protocol.parsed(CALL, reply)),
 }
 
 
@@ -147,9 +129,6 @@ def test_bytes_of_servers(body: bytes) -> None:
         lambda: vllm_protocol.parse_chunk(CALL, body, 1),
         lambda: vllm_protocol.http_error(CALL, 400, body, "/tokenize"),
         lambda: vllm_protocol.version(body),
-        lambda: metrics.read_queue(body),
-        lambda: metrics.read_acceptance(body),
-        lambda: metrics.read_cache_config(body),
     ):
         with suppress(EndpointError):
             parse()
@@ -236,16 +215,12 @@ def _scrambled(text: str, rng: random.Random) -> bytes:
 MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}]
 TOOL = {"type": "function", "function": {"name": "look", "description": "a", "parameters": {"type": "object"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+CHAT = {"model": "m", "messages": MESSAGES, "tools": [TOOL], "tool_choice": "auto", "response_format": FORMAT}
+MESSAGE = {"model": "m", "max_tokens": 9, "system": "a", "messages": MESSAGES, "stop_sequences": ["x"]}
 BODIES: Mapping[str, tuple[type[BaseModel], Any]] = {
-    "chat": (
-        ChatRequest,
-        {"model": "m", "messages": MESSAGES, "tools": [TOOL], "tool_choice": "auto", "response_format": FORMAT},
-    ),
+    "chat": (ChatRequest, CHAT),
     "responses": (ResponsesRequest, {"model": "m", "input": "a", "instructions": "b"}),
-    "messages": (
-        MessagesRequest,
-        {"model": "m", "max_tokens": 9, "system": "a", "messages": MESSAGES, "stop_sequences": ["x"]},
-    ),
+    "messages": (MessagesRequest, MESSAGE),
     "count": (CountTokensRequest, {"model": "m", "messages": MESSAGES}),
     "live": (LiveRequest, {"messages": MESSAGES}),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
@@ -58,7 +59,7 @@ class World:
     Seconds of a token of each model, of a verdict, and until a model's first token; a share of the drafts is *good*.
 
     A request of the large model waits for *queue* seconds more. Paragraphs begin with the *padding*. On a *shared* card
-    each other open request adds this share to the seconds of a token.
+    each other open request adds this share to the seconds of a token, each other verdict a share *load* to a verdict's.
     """
 
     good: float = 0.9
@@ -70,57 +71,72 @@ class World:
     steps: int = 20
     padding: str = ""
     shared: float = 0.0
+    load: float = 0.0
 
-    def models(self, problem: int) -> tuple[ScriptedModel, ScriptedModel]:
+    def models(self, problem: int, log: list[str] | None = None) -> tuple[ScriptedModel, ScriptedModel]:
+        log = [] if log is None else log
+
         def grade(chain: Chain, question: str) -> Mapping[str, float]:
             return {"9" if taste(problem, len(chain.steps)) < self.good else "0": 1.0}
 
         def padded(role: Role) -> Callable[[Previous], str]:
             return lambda previous: self.padding + counting(role, self.steps)(previous)
 
-        large = ScriptedModel("large", padded("large"), judge=grade, pace=self.large, sticky=True)
+        def others() -> int:
+            """The verdicts under way, of which one has just begun."""
+            lines = [line for line in log if line.startswith("large ask")]
+            return 2 * sum(line[-1].isdigit() for line in lines) - len(lines) - 1
+
+        large = ScriptedModel("large", padded("large"), judge=grade, pace=self.large, sticky=True, log=log)
         large.latency = lambda chain: self.first + self.queue
-        large.reading = lambda chain: self.verdict + self.queue
-        small = ScriptedModel("small", padded("small"), pace=self.small, sticky=True, log=large.log)
+        large.reading = lambda chain: self.verdict * (1 + (self.load and self.load * others())) + self.queue
+        small = ScriptedModel("small", padded("small"), pace=self.small, sticky=True, log=log)
         small.latency = lambda chain: self.first
         small.slowdown = large.slowdown = lambda: 1 + self.shared * (small.open + large.open - 1)
         return small, large
 
     def solve(
-        self,
-        problem: int,
-        arm: str = "auto",
-        auto: Auto | None = None,
-        budget: Budget | None = None,
+        self, problem: int, arm: str = "auto", auto: Auto | None = None, budget: Budget | None = None
     ) -> list[Moment]:
         """Run one problem: by the "method", the "large" model alone, or with *auto*; return the trace."""
-        small, large = self.models(problem)
+        return run(self.begin(problem, arm, auto, budget))[0]
+
+    async def begin(
+        self, problem: int, arm: str, auto: Auto | None, budget: Budget | None = None, log: list[str] | None = None
+    ) -> list[Moment]:
+        small, large = self.models(problem, log)
         budget = budget or Budget(100_000)
         aside = Solo(Budgeted(large, budget.left))
         deciding = auto.run("specreason", {}, AHEAD, aside) if auto is not None else None
         method = SpecReason(Budgeted(small, budget.left, deciding.watch if deciding else None), aside.author)
 
-        async def main() -> list[Moment]:
-            recorder = Recorder(Stopwatch())
+        recorder = Recorder(Stopwatch())
 
-            def observe(event: object) -> None:
-                if isinstance(event, Called) and event.first is not None:  # that of a scripted model has no token yet
-                    event = replace(event, first=event.first + (self.large if event.role == "large" else self.small))
-                recorder(event)  # type: ignore[arg-type]
-                if deciding is not None:
-                    deciding.read(recorder.moments[-1])
+        def observe(event: object) -> None:
+            if isinstance(event, Called) and event.first is not None:  # that of a scripted model has no token yet
+                event = replace(event, first=event.first + (self.large if event.role == "large" else self.small))
+            recorder(event)  # type: ignore[arg-type]
+            if deciding is not None:
+                deciding.read(recorder.moments[-1])
 
-            small.observe = large.observe = observe
+        small.observe = large.observe = observe
+        async with auto.place() if auto else nullcontext():
             observe(Started(PROBLEM.messages, "specreason"))
             control = LookaheadControl(AHEAD, auto=deciding)
             policy = aside if arm == "large" else method
             await reason(policy, PROBLEM, ahead=control, spent=budget.spent, observe=observe)
             observe(Finished("stop", "", recorder.moments[-1].at))
-            return recorder.moments
-
-        moments = run(main())[0]
         assert (small.open, large.open) == (0, 0)
-        return moments
+        return recorder.moments
+
+    def together(self, problems: Iterable[int], auto: Auto) -> list[list[Moment]]:
+        """Run the *problems* at once."""
+        log = list[str]()
+
+        async def main() -> list[list[Moment]]:
+            return await asyncio.gather(*[self.begin(problem, "auto", auto, log=log) for problem in problems])
+
+        return run(main())[0]
 
     def seconds(self, arm: str, problems: Sequence[int], auto: Auto | None = None) -> float:
         return sum(self.solve(problem, arm, auto)[-1].at for problem in problems)
@@ -177,6 +193,16 @@ def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(world: Worl
         first, second, *others = (ours / alone for ours, alone in zip(taken, large, strict=True))
         assert (first <= 1.25, second <= 1.1) == (True, True)
         assert sum(others) / len(others) <= (1.03 if not world.queue else 1.05)
+
+
+@pytest.mark.parametrize(("load", "first", "later"), [(0.0, 0.6, 0.4), (0.1, 0.75, 0.7), (1.0, 1.05, 1.05)])
+def test_as_many_runs_use_the_method_as_their_verdicts_at_once_allow(load: float, first: float, later: float) -> None:
+    """Up to three times as many verdicts as runs are under way, and slow each other down."""
+    world, auto = replace(GOOD, load=load), Auto()
+    for most in (first, later, later):
+        traces = world.together(range(32), auto)
+        assert sum(trace[-1].at for trace in traces) <= most * world.seconds("large", range(32))
+        assert share_alone(traces) < 1
 
 
 def shadows(traces: Sequence[Sequence[Moment]]) -> list[Shadowed]:
@@ -457,8 +483,8 @@ def measured(moments: Iterable[Moment]) -> dict[str, list[float]]:
     reading = AutoRun(Auto(), record, 0)
     for moment in moments:
         reading.read(moment)
-    kinds = ("drafts", "judged", "repairs", "accepted")
-    return {kind: [value for _, value in getattr(record, kind).entries] for kind in kinds}
+    recent = {"judged": record.judged[1]} | {kind: getattr(record, kind) for kind in ("drafts", "repairs", "accepted")}
+    return {kind: [value for _, value in found.entries] for kind, found in recent.items()}
 
 
 def of_run(*, wrong: tuple[int, ...], ahead: int, lead: int = 0, length: int = 5) -> dict[str, list[float]]:
