@@ -237,7 +237,7 @@ class Record:
         outcomes = self.accepted.values(OUTCOMES)
         streak = sum(1 for _ in takewhile(lambda accepted: not accepted, reversed(outcomes)))
         share = USUAL if self.prior.accept_rate is None else self.prior.accept_rate
-        weight = WEIGHT if streak < STREAK else 1
+        weight = max(1, WEIGHT - len(self.accepted.entries) // 8) if streak < STREAK else 1
         accepted = (share * weight + sum(outcomes)) / (weight + len(outcomes))
         costs = self._costs(large, pace, self.verdicts(size), 1 if streak >= STREAK else LEAST)
         caution = 1.0 if len(outcomes) < LEAST else CAUTION if len(outcomes) < FEW else 0.0
@@ -539,7 +539,6 @@ class AutoRun:
         match event:
             case Started():
                 self._mark = pending.free = at
-                self._use(self.aside is None)
             case Decided(choice=choice):
                 if event.shadow:
                     self._shadow = at

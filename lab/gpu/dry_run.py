@@ -32,9 +32,7 @@ def prepare(root: Path, parcel: Path) -> None:
     (root / "tokenizer").mkdir()
     for file in TOKENIZER:
         shutil.copy(root / "pair" / "large" / file, root / "tokenizer")
-    rows: list[dict[str, object]] = [
-        {"bench": "arithmetic", "index": index, "prompt": problem} for index, problem in enumerate(PROBLEMS)
-    ]
+    rows: list[dict[str, object]] = [{"bench": "arithmetic", "index": n, "prompt": p} for n, p in enumerate(PROBLEMS)]
     write(root / "problems.jsonl", rows)
     write(root / "chains.jsonl", rows)
 
@@ -44,7 +42,7 @@ def main(folder: Path, python: str = sys.executable) -> None:
     root, parcel, out = folder / "k", folder / "01", folder / "out"
     out.mkdir(parents=True)
     prepare(root, parcel)
-    env = {**os.environ, "KIT_ROOT": str(root), "KIT_TARGET": "cpu", "KIT_PYTHON": python, "OUT": str(out)}
+    env = {"KIT_TARGET": "cpu", **os.environ, "KIT_ROOT": str(root), "KIT_PYTHON": python, "OUT": str(out)}
     subprocess.run(["bash", parcel / "kit" / "receive.sh", parcel, str(SECONDS)], env=env, check=True)
     subprocess.run(["bash", root / "kit" / "collect.sh", str(SECONDS)], env=env, check=True)
 

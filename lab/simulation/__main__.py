@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +55,7 @@ def grid(
     policy: Annotated[
         list[str] | None, typer.Option("--policy", "-p", help="A method with its options; default: specreason.")
     ] = None,
+    auto: Annotated[bool, typer.Option("--auto", help="Simulate each method also with `auto`.")] = False,
     steps: Steps = 40,
     tokens: StepTokens = 100,
     problems: Problems = 16,
@@ -69,6 +70,7 @@ def grid(
     if max(shares) > 1:
         raise ConfigurationError(f"--accepted {accepted!r}: shares from 0 to 1 are needed")
     arms = [parse_arm(text) for text in policy or ("specreason",)]
+    arms += [replace(arm, name=f"{arm.name}, auto", run=arm.run.with_overrides({"auto": auto})) for arm in arms if auto]
     work = [(LARGE, number, 1.0) for number in crowds]
     work += [(arm, number, share) for arm in arms for share in shares for number in crowds]
     with progress_bars(stderr) as progress:

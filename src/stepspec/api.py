@@ -319,8 +319,8 @@ class Solver:
         )
         names, seed = (*named(self.small), *self._names()[1:]), sampling.seed if sampling.repeats else None
         threshold = policies.threshold(run.policy, run.options)
-        watch(Started(chain.messages, run.policy, names, seed, threshold, chain.tools, chain.thinks))
         try:
+            watch(Started(chain.messages, run.policy, names, seed, threshold, chain.tools, chain.thinks))
             return await run_to_the_answer(parts, chain, watch)
         finally:
             auto.close()

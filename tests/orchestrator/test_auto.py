@@ -130,7 +130,6 @@ class World:
         return recorder.moments
 
     def together(self, problems: Iterable[int], auto: Auto) -> list[list[Moment]]:
-        """Run the *problems* at once."""
         log = list[str]()
 
         async def main() -> list[list[Moment]]:
@@ -202,7 +201,7 @@ def test_as_many_runs_use_the_method_as_their_verdicts_at_once_allow(load: float
     for most in (first, later, later):
         traces = world.together(range(32), auto)
         assert sum(trace[-1].at for trace in traces) <= most * world.seconds("large", range(32))
-        assert share_alone(traces) < 1
+        assert (share_alone(traces) < 1, auto.record("specreason", {}).users) == (True, 0)
 
 
 def shadows(traces: Sequence[Sequence[Moment]]) -> list[Shadowed]:
@@ -410,8 +409,9 @@ def test_two_rejections_in_a_row_weigh_more_than_what_is_assumed() -> None:
     for step, accepted in enumerate((True, False, False)):
         record.accepted.add(step, accepted)
     assert record.estimate(None).accepted == (USUAL + 1) / 4
-    record.accepted.add(4, True)
-    assert record.estimate(None).accepted == (8 * USUAL + 2) / 12
+    for known in range(4, 33):
+        record.accepted.add(known, True)
+        assert record.estimate(None).accepted == ((8 - known // 8) * USUAL + known - 2) / (8 - known // 8 + known)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ models write the same chain:
 - steps of 20 to 80 tokens, each closed by a blank line; after SCRIPT_TOKENS (default 800) tokens the boxed answer, then
   the end of the turn;
 - a request for a single token is a judge's: the digit 9 with the probability in SCRIPT_ACCEPT_FILE (default 0.8),
-  otherwise 1, drawn from the prompt's length, so that a run is the same each time.
+  otherwise 1, drawn from the prompt's length, so that a run is the same each time;
+- a pass of the model NAME takes SCRIPT_PACE_NAME seconds more (default 0), so that a CPU has the pace of a GPU.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,7 @@ class Scripted(LogitsProcessor):
         def ids(text: str) -> list[int]:
             return list(tokenizer.encode(text, add_special_tokens=False))
 
+        self.pace = float(os.environ.get(f"SCRIPT_PACE_{vllm_config.model_config.served_model_name}", "0"))
         self.marker = ids("<|im_start|>assistant\n")
         self.end, self.nine, self.one = ids("<|im_end|>")[0], ids("9")[0], ids("1")[0]
         rng, left = random.Random(1), TOTAL
@@ -104,6 +107,7 @@ class Scripted(LogitsProcessor):
         return digit or (self.script[place] if place < len(self.script) else self.end)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.pace)
         if not self.rows:
             return logits
         wanted = torch.tensor([self.wanted(index) for index in range(logits.shape[0])], device=logits.device)
