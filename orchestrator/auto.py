@@ -28,6 +28,7 @@ CAUTION = 0.2  # the same for a change to a method of which few verdicts are kno
 SPAN = 64  # committed steps of all runs for which a measurement counts, if there are newer ones
 LEAST = 3  # timings that are used however old they are, and without which nothing is decided; shadow drafts at once
 OUTCOMES = 16  # the same for verdicts
+LENGTHS = 256  # steps of all runs, whose mean length counts: runs that began together are alike
 EVERY = 8  # steps after which a run decides again, if no draft was rolled back
 USUAL = 0.75  # the share of accepted drafts that is assumed beforehand
 WEIGHT = 8  # the number of drafts that an assumed share counts for
@@ -202,7 +203,7 @@ class Record:
     judged: defaultdict[int, Recent[float]] = field(default_factory=lambda: defaultdict(Recent[float]))
     repairs: Recent[float] = field(default_factory=Recent[float])
     accepted: Recent[bool] = field(default_factory=Recent[bool])
-    tokens: Recent[int] = field(default_factory=Recent[int])
+    tokens: deque[int] = field(default_factory=lambda: deque[int](maxlen=LENGTHS))
     now: Mode | None = None
     users: int = 0
     steps: int = 0
@@ -232,8 +233,7 @@ class Record:
         return [value * min(2.0, max(1.0, growth)) ** (size - last) for value in values]
 
     def estimate(self, pace: float | None, *, busy: bool = False, full: bool = False, size: int = 1) -> Estimate:
-        tokens = self.tokens.values()
-        large = pace * fmean(tokens) if tokens and pace is not None else None
+        large = pace * fmean(self.tokens) if self.tokens and pace is not None else None
         outcomes = self.accepted.values(OUTCOMES)
         streak = sum(1 for _ in takewhile(lambda accepted: not accepted, reversed(outcomes)))
         share = USUAL if self.prior.accept_rate is None else self.prior.accept_rate
@@ -599,7 +599,7 @@ class AutoRun:
     def _shadowed(self, event: Shadowed) -> None:
         record, steps, verdict = self.record, self.auto.steps, event.verdict
         self._end_shadow(event.drafting + event.judging)
-        pace, usual = event.drafting / max(1, len(event.draft.tokens)), record.tokens.values()
+        pace, usual = event.drafting / max(1, len(event.draft.tokens)), record.tokens
         record.paces.add(steps, pace)
         if verdict is None:
             record.drafts.add(steps, pace * fmean(usual) if usual else event.drafting)
@@ -639,7 +639,7 @@ class AutoRun:
         if {event.index, event.index - 1} <= self._by_large and event.step.tokens:
             auto.wrote_alone((at - self._mark) / len(event.step.tokens))
         if self._tokens:
-            record.tokens.add(auto.steps, self._tokens)
+            record.tokens.append(self._tokens)
         record.steps += self.decided is not None
         self._mark, self._tokens = at, 0
 

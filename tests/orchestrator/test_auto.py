@@ -426,7 +426,7 @@ def test_a_prior_decides_before_the_first_draft(accepted: float, pace: float | N
     known = Auto(Prior(accept_rate=accepted, verdict_seconds=0.3, pace=pace))
     for step in range(4):
         known.repairing.add(step, 0.5)
-    known.record("specreason", {}).tokens.add(0, 6)
+    known.record("specreason", {}).tokens.append(6)
     first = known.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])).decide(0)
     assert first is not None
     assert (first.choice, first.probe) == ("large" if advice else "method", False)
