@@ -104,11 +104,6 @@ class Estimate:
     caution: float = 0.0
 
     @property
-    def hopeless(self) -> bool:
-        """Whether the method would take longer than the large model alone if every draft were accepted."""
-        return self.costs is not None and self.large is not None and self.costs.step(1.0, 1) > self.large
-
-    @property
     def delay(self) -> float:
         """By how much a shadow draft delays the large model, as a share of a step; if unknown, it takes a step."""
         if self.costs is None or not self.large:
@@ -517,7 +512,10 @@ class AutoRun:
         if self._shadow is not None or record.users or record.shadows >= LEAST or self.auto.pace is None:
             return event
         accepted = record.accepted.entries and record.accepted.entries[-1][1]  # a rejected draft ends a probe
-        wanted = record.spent < SHADOWS and (estimate.costs is None or (accepted and not estimate.hopeless))
+        costs, judged = estimate.costs, record.judged[1].entries
+        last = replace(costs, judge=judged[-1][1]) if costs and judged else costs
+        quick = last is None or estimate.large is None or last.step(1.0, 1) <= estimate.large  # if all were accepted
+        wanted = record.spent < SHADOWS and (costs is None or (accepted and quick))
         if not due and not (wanted and (estimate.caution == 0 or self._affords(event.index))):
             return event
         if due:
