@@ -450,8 +450,7 @@ class AutoRun:
         for outdated in [of for of, each in record.judged.items() if of >= max(3, size) and auto.outdated(each)]:
             del record.judged[outdated]
         estimate = record.estimate(auto.pace, busy=auto.busy, full=auto.full, size=size)
-        now = record.now if before is None or before.probe else Mode(before.choice, before.ahead)
-        mode, seconds, reason = decide(estimate, now, self.most)
+        mode, seconds, reason = decide(estimate, record.now, self.most)
         if record.now is not None and record.now.choice != mode.choice:
             record.probed, record.spent = record.steps, SHADOWS
         record.now, self._unsure = mode, not record.known(size)
