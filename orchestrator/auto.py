@@ -445,7 +445,7 @@ class AutoRun:
         """Decide who writes from step *index* on; None if that is decided, or if nothing changes."""
         if self.aside is None or (self.decided is not None and self.decided.index == index):
             return None
-        record, auto, before = self.record, self.auto, self.decided
+        record, auto = self.record, self.auto
         size = (record.users + (not self._using)).bit_length()
         for outdated in [of for of, each in record.judged.items() if of >= max(3, size) and auto.outdated(each)]:
             del record.judged[outdated]
@@ -461,7 +461,7 @@ class AutoRun:
         event = self._probe(Decided(index, mode.choice, mode.ahead, tuple(seconds.items()), reason), estimate)
         if event.choice == "large" and not event.probe:
             event = replace(event, advice=self._advice(estimate))
-        self.decided = replace(event, running=auto.running, waiting=auto.waiting)
+        before, self.decided = self.decided, replace(event, running=auto.running, waiting=auto.waiting)
         return self.decided if event.shadow or before is None or _outcome(before) != _outcome(event) else None
 
     def _use(self, using: bool) -> None:

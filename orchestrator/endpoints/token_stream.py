@@ -356,8 +356,8 @@ class TokenStream:
         if len(tokens) < 2:
             return tokens
         unknown = [token.id for token in tokens if token.id not in self._spellings]
-        spellings = {**self._spellings, **await self._spell(unknown)} if unknown else self._spellings
-        pieces = [spellings.get(token.id, "") for token in tokens]
+        fetched = await self._spell(unknown) if unknown else dict[int, str]()
+        pieces = [self._spellings.get(token.id, fetched.get(token.id, "")) for token in tokens]
         *others, last = tokens
         if "".join(pieces) != last.text:
             whole = pieces[-1] and last.text.endswith(pieces[-1])

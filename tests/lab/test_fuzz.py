@@ -44,6 +44,7 @@ TOP = [{"token_id:1": -0.1, "token_id:2": -2.5}]
 LOGPROBS = {"tokens": ["a", " b"], "token_logprobs": [-0.1, -2.0], "top_logprobs": [{"a": -0.1}, {" b": -2}]}
 CHOICE = {"index": 0, "text": "a b", "token_ids": [1, 2], "finish_reason": "stop", "stop_reason": "\n\n"}
 CHUNK = {"choices": [{**CHOICE, "logprobs": LOGPROBS}], "usage": USAGE}
+RENDERED: Any = {"sampling_params": {"structured_outputs": {"json": {}}}}
 ERROR = {"error": {"message": "no", "code": 400}}
 ROW = {"7": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}, "8": {"logprob": -1.5, "rank": 2, "decoded_token": "b"}}
 PIECE = {"index": 0, "id": "call_1", "function": {"name": "look", "arguments": "{}"}}
@@ -73,10 +74,7 @@ REPLIES: Mapping[str, tuple[Any, Callable[[Any], object]]] = {
         lambda reply: vllm_protocol.computed_rows(reply, [7], 1),
     ),
     "pooling": ({"data": [{"data": [0.5]}]}, lambda reply: vllm_protocol.pooled_values(CALL, reply)),
-    "render": (
-        {"sampling_params": {"structured_outputs": {"json": {}}}},
-        lambda reply: tool_protocol.answer_format(CALL, reply),
-    ),
+    "render": (RENDERED, lambda reply: tool_protocol.answer_format(CALL, reply)),
     "derender": (PARSED, lambda reply: tool_protocol.parsed(CALL, reply)),
 }
 
@@ -129,6 +127,7 @@ def test_bytes_of_servers(body: bytes) -> None:
         lambda: vllm_protocol.parse_chunk(CALL, body, 1),
         lambda: vllm_protocol.http_error(CALL, 400, body, "/tokenize"),
         lambda: vllm_protocol.version(body),
+        lambda: (metrics.read_queue(body), metrics.read_acceptance(body), metrics.read_cache_config(body)),
     ):
         with suppress(EndpointError):
             parse()
