@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepspec.orchestrator.chain import THINK_END
 
-from .conftest import STEPS
+from .conftest import STEP_TOKENS, STEPS
 from .running import StandInPair, run_example
 
 LINE = re.compile(r"([+-]) +(\d+)  (small|large)  ([\d. ]{3})  (.+)")
@@ -43,7 +43,8 @@ async def test_it_prints_committed_steps_rejected_drafts_and_costs(pair: StandIn
         numbers = re.fullmatch(rf"{model}: (\d+) of (\d+) tokens wasted \((\d+)%\)", line)
         assert numbers
         wasted, written, share = map(int, numbers.groups())
-        assert 0 < wasted < written
+        # The large model wastes only what it wrote on lost bets, which there need not be.
+        assert (0 if model == "large" else STEP_TOKENS * len(rejected)) <= wasted < written
         assert share == round(100 * wasted / written)
 
 
