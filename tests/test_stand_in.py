@@ -70,13 +70,13 @@ async def test_a_question_gets_a_good_grade_for_the_set_share(accept: float, dig
         ("503:2", "HTTP 503"),
         ("memory", "out of memory"),
         ("reset:3", "broke off"),
-        ("stall:3", "no token for 0.05 s"),
+        ("stall:3", "no token for 0.5 s"),
         ("garbage", "not a piece of a stream"),
         ("cut", "the stream broke off"),
     ],
 )
 async def test_a_queued_fault_befalls_one_completion(fault: str, reason: str) -> None:
-    async with entered(StandIn(), deadlines=Deadlines(between=0.05)) as vllm:
+    async with entered(StandIn(), deadlines=Deadlines(between=0.5)) as vllm:
         assert await queue(vllm, "none", fault) == {"queued": 2}
         full = await vllm.model(GREEDY).write(PROBLEM)
         with pytest.raises(EndpointError, match=reason):

@@ -121,7 +121,7 @@ async def test_a_problem_that_is_too_long_is_not_sent() -> None:
 
 async def test_the_time_of_a_budget_ends_the_stream_with_what_was_written() -> None:
     server = Chatting(events=[delta(content="So \\boxed{3}")])
-    solved = await solve(server, Budget(512, seconds=0.3))
+    solved = await solve(server, Budget(512, seconds=1.0))
     assert solved.solution is not None
     assert (solved.solution.finish_reason, solved.solution.answer) == ("time", "3")
 

@@ -331,7 +331,7 @@ async def test_a_replica_that_fails_is_passed_over_before_the_first_byte(status:
 
 
 async def test_a_replica_that_never_begins_a_stream_is_passed_over_within_its_deadline() -> None:
-    async with two(Behind(silent=True), streaming(b"data: {}\n\n"), first=0.2) as served, asyncio.timeout(30):
+    async with two(Behind(silent=True), streaming(b"data: {}\n\n"), first=1.0) as served, asyncio.timeout(30):
         replies = [await ask(served, stream=True, session=session) for session in SESSIONS]
     assert [reply.status for reply in replies] == [200] * 4
 
@@ -362,7 +362,7 @@ async def test_a_replica_that_stops_before_its_first_event_or_in_an_error_is_pas
     ends.kind, ends.status, ends.pieces = kind, status, [begun] if begun else []
     asked = status != 200 or kind == STREAM
     good = streaming(b"data: {}\n\n") if asked else Behind()
-    async with two(ends, good, between=0.2) as served, asyncio.timeout(30):
+    async with two(ends, good, between=1.0) as served, asyncio.timeout(30):
         replies = [await ask(served, stream=asked, session=session) for session in SESSIONS]
     assert [reply.status for reply in replies] == [200] * 4
     assert {reply.body for reply in replies} == {b"".join(good.pieces)}
