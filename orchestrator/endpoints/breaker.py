@@ -21,7 +21,7 @@ from .settings import Endpoint
 if TYPE_CHECKING:
     from .vllm import VllmEndpoint
 
-PROBE_SECONDS = 5.0  # for a probe of a server at which no request waits
+PROBE_SECONDS = 5.0  # for a probe of an idle server
 FIRST_PAUSE = 1.0  # seconds from the first failed probe to the next; each further pause is twice as long
 PROBE = Chain.of("1 + 1")
 """The conversation about which a probe has one token written."""
@@ -202,7 +202,8 @@ class Health:
         """
         Connect anew and write one token. Raise a `StepspecError` if that fails, or takes longer than `PROBE_SECONDS`.
 
-        Where requests wait at the server, the token has as long as any other request's first.
+        Where requests wait at the server, the token has as long as any other request's first; where some run, as long
+        as their next ones.
         """
         now = asyncio.get_running_loop().time
         began = now()
@@ -220,8 +221,9 @@ class Health:
             self._check(replica, fresh)
             await fresh.check_health()
             queue = await fresh.queue()
-            if queue and queue.waiting:
-                limit.reschedule(asyncio.get_running_loop().time() + settings.deadlines.unstreamed)
+            if queue and (queue.waiting or queue.running):
+                longest = settings.deadlines.unstreamed if queue.waiting else settings.deadlines.between
+                limit.reschedule(asyncio.get_running_loop().time() + longest)
             await fresh.model().write(PROBE, limit=1)
             if replica.endpoint is not None:
                 replica.endpoint.adopt(fresh)

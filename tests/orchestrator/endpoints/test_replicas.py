@@ -434,14 +434,15 @@ async def test_a_call_waits_for_the_probe_that_another_calls_failure_began() -> 
     ("queue", "seconds", "late"),
     [
         (None, 5.5, 5),
-        (QueueGauges(8, 0), 5.5, 5),
+        (QueueGauges(8, 0), 30.5, 30),
+        (QueueGauges(8, 0), 29.5, None),
         (QueueGauges(8, 3), 119.5, None),
         (QueueGauges(8, 3), 120.5, 120),
-        (None, 4.5, None),
+        (QueueGauges(0, 0), 4.5, None),
     ],
 )
 @jumping
-async def test_a_probe_has_five_seconds_and_as_long_as_any_request_where_requests_wait(
+async def test_a_probe_has_five_seconds_and_as_long_as_any_request_at_a_busy_server(
     queue: QueueGauges | None, seconds: float, late: int | None
 ) -> None:
     only = server(A, queue=queue)
