@@ -70,8 +70,8 @@ class Deadlines(BaseModel, frozen=True, extra="forbid"):
     """Seconds until the first token, and for a whole request that writes at most one."""
     between: PositiveFloat = 30.0
     """Seconds from one token to the next."""
-    total: PositiveFloat = 600.0
-    """Seconds for the whole request."""
+    total: PositiveFloat = 3600.0
+    """Seconds for the whole request: a busy server takes long for a chain of thousands of tokens."""
     rest: PositiveFloat = 30.0
     """The longest pause between two probes of a server that failed; the first pause is one second."""
 
