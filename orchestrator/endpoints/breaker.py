@@ -7,6 +7,7 @@ See docs/decisions/0028 for what a failure is, and who waits for a probe.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -23,11 +24,10 @@ if TYPE_CHECKING:
 
 PROBE_SECONDS = 5.0  # for a probe of an idle server
 FIRST_PAUSE = 1.0  # seconds from the first failed probe to the next; each further pause is twice as long
-PROBE = Chain.of("1 + 1")
-"""The conversation about which a probe has one token written."""
-UNUSABLE = frozenset({401, 403, 404, 405})
-"""HTTP statuses of a rejection that every request to the server would get."""
+PROBE = Chain.of("1 + 1")  # the conversation about which a probe has one token written
+UNUSABLE = frozenset({401, 403, 404, 405})  # HTTP statuses of a rejection that every request to the server would get
 
+log = logging.getLogger("stepspec")
 State: TypeAlias = Literal["closed", "half-open", "open"]
 
 
@@ -195,7 +195,9 @@ class Health:
                 await self._probe(replica)
             except StepspecError as exc:
                 breaker.open(exc)
+                log.warning("%s; it is probed again in %g s", exc, breaker.pause)
             else:
+                log.warning("the %s model at %s works again; before: %s", self.role, replica.url, breaker.cause)
                 breaker.close()
 
     async def _probe(self, replica: Replica) -> None:

@@ -426,8 +426,7 @@ async def test_a_call_waits_for_the_probe_that_another_calls_failure_began() -> 
     async with replicated(only) as endpoint:
         model = endpoint.model()
         first, second = await asyncio.gather(model.write(PROBLEM), model.write(PROBLEM))
-        assert first == second
-        assert not endpoint.down
+        assert (first, endpoint.down) == (second, {})
 
 
 @pytest.mark.parametrize(
@@ -443,18 +442,19 @@ async def test_a_call_waits_for_the_probe_that_another_calls_failure_began() -> 
 )
 @jumping
 async def test_a_probe_has_five_seconds_and_as_long_as_any_request_at_a_busy_server(
-    queue: QueueGauges | None, seconds: float, late: int | None
+    queue: QueueGauges | None, seconds: float, late: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     only = server(A, queue=queue)
     only.scripted.latency = lambda chain: 1.0 if chain == PROBLEM else seconds
     fail_once(only)
     async with replicated(only) as endpoint:
         if late is None:
-            assert (await endpoint.model().write(PROBLEM)).text
-            assert not endpoint.down
+            assert ((await endpoint.model().write(PROBLEM)).author, endpoint.down) == ("large", {})
+            assert f"at {A} works again; before: " in caplog.text
             return
         with pytest.raises(EndpointUnavailable, match=f"no answer to a probe within {late} s"):
             await endpoint.model().write(PROBLEM)
+    assert f"no answer to a probe within {late} s; it is probed again in 1 s" in caplog.text
 
 
 @pytest.mark.parametrize(
