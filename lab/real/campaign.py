@@ -120,7 +120,7 @@ def _row(summary: Mapping[str, Any]) -> str:
         str(result["n"]),
         _interval(result["accuracy"], result["accuracy_interval"], "{:.1%}"),
         f"{result['seconds']:.2f}",
-        _interval(result["ratio_to_large"], result["ratio_to_large_interval"], "{:.2f}"),
+        _interval(result["ratio"], result["ratio_interval"], "{:.2f}"),
         "" if accepted is None else f"{accepted:.0%}",
         f"{result['share_large_tokens']:.0%}",
         f"{result['judge_tokens']:.0f}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +11,15 @@ import pytest
 from lab.real import __main__ as program
 from lab.real.campaign import Cell, measure, plan, table, write_section
 from stepspec.evals.cli import arm
+from stepspec.evals.results import Result
 from stepspec.orchestrator.errors import ConfigurationError
 
 CELL = Cell("gsm8k", 0.6, ("reading", "bild:scale=step"), 40, True, "main")
 
 
 def summary(name: str, **more: Any) -> dict[str, Any]:
-    result = {
-        "name": name,
-        "n": 40,
-        "accuracy": 0.75,
-        "accuracy_interval": [0.598, 0.858],
-        "seconds": 2.5,
-        "ratio_to_large": 0.5,
-        "ratio_to_large_interval": [0.4, 0.6],
-        "accept_rate": 0.9,
-        "share_large_tokens": 0.25,
-        "judge_tokens": 123.4,
-    }
-    return {"result": {**result, **more}}
+    result = Result(name, 40, 0.75, (0.598, 0.858), 2.5, 0.5, (0.4, 0.6), None, 0.25, 0.9, 0.1, 123.4)
+    return {"result": asdict(replace(result, **more))}
 
 
 def test_every_cell_is_planned_once_with_methods_that_exist() -> None:
@@ -56,7 +47,7 @@ def test_the_command_of_a_cell() -> None:
 
 def test_the_table_has_a_row_for_each_arm() -> None:
     rest = Cell("gsm8k", 0.6, ("specreason",), 12, False, "rest")
-    large = summary("large alone", accept_rate=None, ratio_to_large=1.0, ratio_to_large_interval=[1, 1])
+    large = summary("large alone", accept_rate=None, ratio=1.0, ratio_interval=(1.0, 1.0))
     lines = table({CELL: [large, summary("reading")], rest: [large]}).splitlines()
     assert lines[0] == "**gsm8k, temperature 0.6**"
     assert lines[4] == "| large alone | 40 | 75.0% [59.8%, 85.8%] | 2.50 | 1.00 [1.00, 1.00] |  | 25% | 123 |"
