@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepspec.evals.results import Interval
 from stepspec.orchestrator.errors import ConfigurationError
 
 BENCHMARKS = ("gsm8k", "math500")
@@ -118,18 +119,14 @@ def _row(summary: Mapping[str, Any]) -> str:
     cells = (
         result["name"],
         str(result["n"]),
-        _interval(result["accuracy"], result["accuracy_interval"], "{:.1%}"),
+        f"{Interval(result['accuracy'], *result['accuracy_interval']):.1%}",
         f"{result['seconds']:.2f}",
-        _interval(result["ratio"], result["ratio_interval"], "{:.2f}"),
+        f"{Interval(result['ratio'], *result['ratio_interval']):.2f}",
         "" if accepted is None else f"{accepted:.0%}",
         f"{result['share_large_tokens']:.0%}",
         f"{result['judge_tokens']:.0f}",
     )
     return f"| {' | '.join(cells)} |"
-
-
-def _interval(value: float, bounds: Sequence[float], form: str) -> str:
-    return f"{form.format(value)} [{form.format(bounds[0])}, {form.format(bounds[1])}]"
 
 
 def write_section(page: Path, name: str, title: str, text: str) -> None:

@@ -145,8 +145,7 @@ class Health:
     @property
     def up(self) -> list[VllmEndpoint]:
         """The endpoints of the servers whose circuits are closed."""
-        closed = (replica for replica in self.replicas if replica.breaker.state == "closed")
-        return [replica.endpoint for replica in closed if replica.endpoint is not None]
+        return [each.endpoint for each in self.replicas if each.breaker.state == "closed" and each.endpoint is not None]
 
     @property
     def down(self) -> Mapping[str, str]:
@@ -194,8 +193,9 @@ class Health:
             try:
                 await self._probe(replica)
             except StepspecError as exc:
+                level = logging.WARNING if breaker.state == "half-open" else logging.DEBUG
                 breaker.open(exc)
-                log.warning("%s; it is probed again in %g s", exc, breaker.pause)
+                log.log(level, "%s; it is probed again in %g s", exc, breaker.pause)
             else:
                 log.warning("the %s model at %s works again; before: %s", self.role, replica.url, breaker.cause)
                 breaker.close()
@@ -204,8 +204,7 @@ class Health:
         """
         Connect anew and write one token. Raise a `StepspecError` if that fails, or takes longer than `PROBE_SECONDS`.
 
-        Where requests wait at the server, the token has as long as any other request's first; where some run, as long
-        as their next ones.
+        Where requests wait, the token has as long as any other request's first; where some run, as their next ones.
         """
         now = asyncio.get_running_loop().time
         began = now()
@@ -225,7 +224,7 @@ class Health:
             queue = await fresh.queue()
             if queue and (queue.waiting or queue.running):
                 longest = settings.deadlines.unstreamed if queue.waiting else settings.deadlines.between
-                limit.reschedule(asyncio.get_running_loop().time() + longest)
+                limit.reschedule(asyncio.get_running_loop().time() + max(PROBE_SECONDS, longest))
             await fresh.model().write(PROBE, limit=1)
             if replica.endpoint is not None:
                 replica.endpoint.adopt(fresh)

@@ -182,11 +182,11 @@ class MortalModel:
         return await self.server.called(self.server.scripted.ask(chain, question, choices, opening=opening))
 
 
-def replicated(*servers: Mortal, rest: float = 30.0, optional: bool = False) -> ReplicatedEndpoint:
+def replicated(*servers: Mortal, optional: bool = False, **deadlines: float) -> ReplicatedEndpoint:
     """Put *servers* behind one endpoint."""
     by_url = {server.url: server for server in servers}
     settings = Endpoint.model_validate(
-        {"role": servers[0].scripted.role, "url": ",".join(by_url), "deadlines": {"rest": rest}}
+        {"role": servers[0].scripted.role, "url": ",".join(by_url), "deadlines": deadlines}
     )
 
     def make(settings: Endpoint) -> VllmEndpoint:

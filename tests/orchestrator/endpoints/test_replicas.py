@@ -457,6 +457,15 @@ async def test_a_probe_has_five_seconds_and_as_long_as_any_request_at_a_busy_ser
     assert f"no answer to a probe within {late} s; it is probed again in 1 s" in caplog.text
 
 
+@jumping
+async def test_a_probe_of_a_busy_server_has_no_less_than_one_of_an_idle_server() -> None:
+    only = server(A, queue=QueueGauges(8, 0))
+    only.scripted.latency = lambda chain: 1.0 if chain == PROBLEM else 4.5
+    fail_once(only)
+    async with replicated(only, between=2.0) as endpoint:
+        assert (await endpoint.model().write(PROBLEM)).text
+
+
 @pytest.mark.parametrize(
     ("kind", "patience", "tries"), [(EndpointUnavailable, 0, 2), (MalformedReply, 0, 2), (EndpointUnavailable, 1800, 5)]
 )
