@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tomllib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from stepspec.settings import Settings
 from . import provenance
 from .arms import LARGE, PLAIN, SMALL
 from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
-from .command_line import only_without_testbed
+from .command_line import RESUMABLE, only_without_testbed, wait
 from .evaluation import Evaluation, evaluate
 from .flags import (
     BUDGET,
@@ -116,8 +115,10 @@ def _settings(path: Path) -> dict[str, Any]:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:  # no TOML, or not even text
         raise ConfigurationError(f"no policy file at {path}: {exc}") from exc
-    if "policy" not in settings:
+    if not isinstance(settings.get("policy"), str):
         raise ConfigurationError(f'{path} names no policy; write one as in policy = "specreason"')
+    if not isinstance(settings.get("options", {}), dict):
+        raise ConfigurationError(f"{path}: options has to be a table, [options]")
     return settings
 
 
@@ -284,7 +285,7 @@ def command(
                 )
                 return await evaluate(solver, evaluation, stderr, team)
 
-        _show(wait(work()), competing[0].name, as_json=json)
+        _show(wait(work(), RESUMABLE), competing[0].name, as_json=json)
         stderr.print(f"wrote {folder}; next: stepspec report {folder}", highlight=False, soft_wrap=True)
         _remark(remarks)
 
@@ -350,15 +351,6 @@ def _put(
     if benchmark.name in BENCHMARKS or not miniature(models.values()):
         return benchmark, plan, tasks
     return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)
-
-
-def wait(work: Coroutine[Any, Any, T]) -> T:
-    """Run *work*, which a later command can continue; Ctrl-C exits with 130."""
-    try:
-        return asyncio.run(work)
-    except KeyboardInterrupt:
-        stderr.print("interrupted: the same command goes on from here", style="yellow")
-        raise typer.Exit(130) from None
 
 
 def _show(summaries: list[ArmSummary], baseline: str, *, as_json: bool) -> None:

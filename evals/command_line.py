@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import errno
 import functools
@@ -11,10 +12,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TextIO, TypeAlias, cast, get_args, get_type_hints
+from typing import Annotated, Any, TextIO, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 import typer
 from rich.console import Console
@@ -25,6 +26,8 @@ from typer.models import ArgumentInfo, OptionInfo
 from stepspec.orchestrator.endpoints.client import WAITING
 from stepspec.orchestrator.errors import ConfigurationError, GuardedStream, StepspecError
 from stepspec.setting_sources import ROLES, command_line
+
+T = TypeVar("T")
 
 log = logging.getLogger("stepspec")
 
@@ -136,6 +139,18 @@ def run(app: Callable[[], object]) -> None:
                 raise
             _print_error(f"{exc.filename or 'a file'} cannot be written: {exc.strerror}")
             sys.exit(1)
+
+
+RESUMABLE = "interrupted: the same command goes on from here"
+
+
+def wait(work: Coroutine[Any, Any, T], said: str = "interrupted") -> T:
+    """Run *work*; Ctrl-C cancels it, with every request and every child process, is *said*, and exits with 130."""
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        _stderr().print(said, style="yellow")
+        raise typer.Exit(130) from None
 
 
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})

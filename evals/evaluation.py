@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,9 @@ async def _begin(
         "sessions": [*earlier, session],
     }
     _replace(path, orjson.dumps(record, option=orjson.OPT_INDENT_2))
-    _replace(evaluation.folder / PROBLEMS, b"".join(_line(at, task) for at, task in enumerate(evaluation.plan.tasks)))
+    listed, problems = evaluation.folder / PROBLEMS, b"".join(map(_line, count(), evaluation.plan.tasks))
+    if not (resumed and listed.is_file() and listed.read_bytes().startswith(problems)):  # of a larger --limit before
+        _replace(listed, problems)
     return record
 
 

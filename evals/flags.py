@@ -97,7 +97,7 @@ Testbed: TypeAlias = Annotated[
 ]
 Pace: TypeAlias = Annotated[str, typer.Option("--profile", help="The simulated speed of the miniature models.")]
 Fresh: TypeAlias = Annotated[bool, typer.Option("--fresh", help="Discard what an earlier run left, and begin anew.")]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
 @dataclass(frozen=True, slots=True)

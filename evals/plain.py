@@ -9,7 +9,7 @@ model with this speculation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -77,7 +77,7 @@ class Reply:
         return (self.moments[1] - self.moments[0]) / (self.written - 1)
 
 
-def body(model: str, problem: str, sampling: Sampling, limit: int, cache: str) -> Body:
+def body(model: str, messages: Sequence[Message], sampling: Sampling, limit: int, cache: str) -> Body:
     """The request for one stream of at most *limit* tokens; *cache* separates its prefixes from those of other arms."""
     made = completion_body(model, (), sampling, limit)
     del made["prompt"]
@@ -85,7 +85,7 @@ def body(model: str, problem: str, sampling: Sampling, limit: int, cache: str) -
     return {
         **made,
         **seeded,
-        "messages": [{"role": "user", "content": problem}],
+        "messages": [{"role": message.role, "content": message.content} for message in messages],
         "stream": True,
         "stream_options": {"include_usage": True},
         "cache_salt": cache,
@@ -93,7 +93,12 @@ def body(model: str, problem: str, sampling: Sampling, limit: int, cache: str) -
 
 
 async def solve_plain(
-    solver: Solver, problem: str, sampling: Sampling, budget: Budget, clock: Callable[[], float]
+    solver: Solver,
+    problem: str,
+    sampling: Sampling,
+    budget: Budget,
+    clock: Callable[[], float],
+    system: str | None = None,
 ) -> tuple[Solution, Mapping[Role, float]]:
     """
     Solve *problem* by one request to the large model; return the solution, and the seconds per token by role.
@@ -101,10 +106,11 @@ async def solve_plain(
     Raise `ContextTooLong` if the problem leaves no room for an answer.
     """
     large = solver.large
-    room = large.room - await large.count((Message("user", problem),))
+    messages = (*([Message("system", system)] if system else []), Message("user", problem))
+    room = large.room - await large.count(messages)
     if room <= 0:
         raise ContextTooLong("the problem alone is too long", role="large", url=large.settings.url, verb="write")
-    request = body(large.name, problem, sampling, min(budget.tokens, room), PLAIN)
+    request = body(large.name, messages, sampling, min(budget.tokens, room), PLAIN)
 
     async def ask(server: VllmEndpoint) -> tuple[Reply, str, float]:
         reply, finish, began, call = Reply(), "", clock(), server.connection.call("write")

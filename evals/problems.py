@@ -69,7 +69,7 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
     hash of the text. Raise `ConfigurationError` for no problems, a line that is neither, and an id that stands twice.
     """
     try:
-        content = sys.stdin.read() if path == Path("-") else path.read_text(encoding="utf-8")
+        content = sys.stdin.read() if path == Path("-") else path.read_text(encoding="utf-8-sig")
     except OSError as exc:
         raise ConfigurationError(f"no problems in {path}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:

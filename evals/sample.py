@@ -119,6 +119,7 @@ class Arm:
         No run may change with the runs before it, unless its arm has `auto`, nor be slowed down by those of another.
         """
         values = {name: getattr(self.run, name) for name in ("policy", "options", *arm_options())}
+        values["system"] = self.run.system or defaults.system  # as for the problem, it is the same for every arm
         return defaults.model_copy(update=values)
 
 
@@ -262,7 +263,7 @@ async def solve_once(
 
     try:
         if arm.policy == PLAIN:
-            return SolvedTask(*await solve_plain(solver, problem, sampling, limits.budget(), clock))
+            return SolvedTask(*await solve_plain(solver, problem, sampling, limits.budget(), clock, run.system))
         with separate_cache(arm.name):
             solution = await solver.solve(problem, run, observe=record, clock=clock)
     except ContextTooLong:

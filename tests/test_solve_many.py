@@ -71,7 +71,7 @@ def lines(path: Path | str) -> list[dict[str, Any]]:
 
 def test_lines_are_texts_or_json_and_ids_are_unique(nowhere: Path) -> None:
     file = nowhere / "problems.jsonl"
-    file.write_text('one\n\n{"problem": "two", "id": 7}\n  one \n{"question": "a\u2028b", "id": "x"}\n')
+    file.write_text('\ufeffone\n\n{"problem": "two", "id": 7}\n  one \n{"question": "a\u2028b", "id": "x"}\n')
     first, second, again, last = read_problems(file)
     assert (first.text, second, again.text, last) == ("one", Problem(7, "two"), "one", Problem("x", "a\u2028b"))
     assert again.id == f"{first.id}-2"

@@ -11,7 +11,7 @@ from stepspec import prompts
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.registry import Registry
 
-from ..grading.answers import Metric
+from ..grading.answers import Metric, extract_answer
 from ..grading.graders import METRICS, Answer
 from ..sample import Task
 from .built_in import AIME24, AIME25, AMC23, ARITHMETIC, GPQA_DIAMOND, GSM8K, MATH500
@@ -65,7 +65,8 @@ def own(
     name = path.stem.strip(".") or "problems"  # It becomes the name of a folder, which ".." would lead out of.
 
     def read(row: Row, seed: int) -> Task:
-        return Task(row[problem], Answer(row[answer], metric), name=row.get("id", ""))
+        gold = extract_answer(row[answer], metric) if metric == "choice" else row[answer]
+        return Task(row[problem], Answer(gold, metric), name=row.get("id", ""))
 
     return Benchmark(name, "the owner's", (problem, answer), read, prompt=prompt)
 

@@ -19,8 +19,8 @@ from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.policies import Threshold
 
 from ..benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
-from ..cli import contact, wait
-from ..command_line import numbers, only_without_testbed, progress_bars, writable
+from ..cli import contact
+from ..command_line import RESUMABLE, numbers, only_without_testbed, progress_bars, wait, writable
 from ..flags import (
     BUDGET,
     SAMPLING,
@@ -119,7 +119,7 @@ def calibrate(
     policy = settings.policy
     threshold = find_threshold(policy, vary, numbers("--values", values or "", float, positive=False))
     for value in threshold.values:
-        check_arm(served_arm(settings, policy, threshold, value), settings)
+        check_arm(served_arm(settings, threshold, value), settings)
     writable("--output", output)
     if own_solver and chosen.source and data is None:
         wait(contact(own_solver))  # before a data set is downloaded
@@ -128,9 +128,9 @@ def calibrate(
         tasks = problems(chosen, file, seed, limit)
     require_graders(task.gold for task in tasks)
     about = {
-        "benchmark": chosen.name, "policy": policy, "option": threshold.option, "seed": seed, "testbed": testbed,
-        "weights": weights_digest("large", "small") if testbed else None,
-        "besides": changed_settings(settings), "conditions": promise_conditions(settings, policy, threshold),
+        "benchmark": chosen.name, "policy": policy, "option": threshold.option, "values": threshold.values,
+        "seed": seed, "testbed": testbed, "weights": weights_digest("large", "small") if testbed else None,
+        "besides": changed_settings(settings), "conditions": promise_conditions(settings, threshold),
     }  # fmt: skip
     solving = own_solver or pair_solver(profile, stderr)
 
@@ -141,19 +141,18 @@ def calibrate(
             solver.require_both()
             store = RunStore(path, {**about, "models": dict(solver.models)}, fresh=fresh)
             put = bare(tasks) if file != data and miniature(solver.models.values()) else tasks
-            solve = solve_on_servers(solver, put, policy, threshold, graders, seed)
+            solve = solve_on_servers(solver, put, threshold, graders, seed)
             with store:
                 store.start_attempt(digests(put))
                 end = AttemptEnd(len(tasks), max_loss, level, threshold.values)
                 result = await _attempt(solve, end, threshold, store, concurrency)
-            options = solver.settings.with_overrides({"policy": policy}).options
             return CalibrationSettings(
-                policy, threshold, f"{chosen.name}, {CALIBRATED_ON}", result, options,
+                policy, threshold, f"{chosen.name}, {CALIBRATED_ON}", result, solver.settings.options,
                 changed_settings(solver.settings), dict(solver.models),
-                promise_conditions(solver.settings, policy, threshold),
+                promise_conditions(solver.settings, threshold),
             )  # fmt: skip
 
-    _show(wait(main()), output, as_json=json)
+    _show(wait(main(), RESUMABLE), output, as_json=json)
 
 
 def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> None:

@@ -46,16 +46,15 @@ def find_threshold(policy: str, option: str | None = None, values: Sequence[floa
     return Threshold(option, tuple(values))
 
 
-def served_arm(settings: Settings, policy: str, threshold: Threshold, value: float) -> Arm:
-    """The arm that solves as a solver with these *settings* does by *policy*, with the *threshold* at *value*."""
-    run_settings = settings.with_overrides({"policy": policy})
-    overrides: Any = {name: getattr(run_settings, name) for name in arm_options()}
-    return Arm.of(policy, policy, {**run_settings.options, threshold.option: value}, **overrides)
+def served_arm(settings: Settings, threshold: Threshold, value: float) -> Arm:
+    """The arm that solves as a solver with these *settings* does, with the *threshold* at *value*."""
+    overrides: Any = {name: getattr(settings, name) for name in arm_options()}
+    return Arm.of(settings.policy, settings.policy, {**settings.options, threshold.option: value}, **overrides)
 
 
-def promise_conditions(settings: Settings, policy: str, threshold: Threshold) -> dict[str, Any]:
+def promise_conditions(settings: Settings, threshold: Threshold) -> dict[str, Any]:
     """The settings that the promise depends on, without the *threshold* itself; see `Settings.conditions`."""
-    conditions = settings.with_overrides({"policy": policy}).conditions()
+    conditions = settings.conditions()
     conditions["options"].pop(threshold.option, None)
     return conditions
 
@@ -77,7 +76,7 @@ def _changed_fields(model: BaseModel, usual: BaseModel, omitted: set[str]) -> di
 
 
 def solve_on_servers(
-    solver: Solver, tasks: Sequence[Task], policy: str, threshold: Threshold, graders: Graders, base_seed: int
+    solver: Solver, tasks: Sequence[Task], threshold: Threshold, graders: Graders, base_seed: int
 ) -> SolveAt:
     """
     Return a function that solves on real servers; a run without an answer that could be graded is not right.
@@ -86,7 +85,7 @@ def solve_on_servers(
     """
 
     async def solve(problem: int, value: float | None) -> CalibrationRun:
-        arm = LARGE if value is None else served_arm(solver.settings, policy, threshold, value)
+        arm = LARGE if value is None else served_arm(solver.settings, threshold, value)
         task = tasks[problem]
         seeded = solver.settings.sampling.model_copy(update={"seed": derive_seed(base_seed, problem, 0)})
         solved = await solve_once(solver, arm, task.problem, sampling=seeded)

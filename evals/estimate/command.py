@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -20,7 +19,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
 from ..cli import arm as parse_arm
-from ..command_line import finite, numbers, only_without_testbed, progress_bars, writable
+from ..command_line import finite, numbers, only_without_testbed, progress_bars, wait, writable
 from ..flags import (
     BUDGET,
     PAIR,
@@ -107,6 +106,9 @@ def command(
         check_pair(settings)
     for arm in arms:
         check_arm(arm, settings)
+        if ignored := arm.run.model_fields_set - {"policy", "options", "auto"}:
+            names = ", ".join(sorted(ignored))
+            raise ConfigurationError(f"{arm.name}: an estimate knows no {names} (`ahead` it chooses itself)")
     own_solver = None if testbed else Solver(unlimited(settings))
     solving = own_solver or pair_solver(profile, stderr)
 
@@ -149,11 +151,7 @@ def parts(progress: Progress) -> OnPart:
 def with_bars(work: Callable[[OnPart], Coroutine[Any, Any, T]]) -> T:
     """Run *work* with a progress bar for each of its parts; Ctrl-C exits with 130."""
     with progress_bars(stderr) as progress:
-        try:
-            return asyncio.run(work(parts(progress)))
-        except KeyboardInterrupt:
-            stderr.print("interrupted", style="yellow")
-            raise typer.Exit(130) from None
+        return wait(work(parts(progress)))
 
 
 def show(console: Console, measured: Measurements, estimate: Estimate, toml: str) -> None:

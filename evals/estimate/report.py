@@ -15,6 +15,7 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.toml import document
 from stepspec.settings import Settings
 
+from ..calibration.policy_file import changed_settings
 from .measurements import Measurements, ServerMeasurement
 from .prediction import Estimate, MethodEstimate
 
@@ -172,7 +173,11 @@ def settings_file(
 
     *prior* is what `auto` begins with. API keys are left out.
     """
-    endpoints = {role: endpoint_table(getattr(settings, role)) for role in ("small", "large")}
+    endpoints = {
+        role: endpoint_table(getattr(settings, role))
+        for role in ("small", "large", "critic")
+        if getattr(settings, role)
+    }
     if suffix_scoring:
         endpoints["large"]["suffix_scoring"] = True
     tables: dict[str, Any] = {"options": dict(options)} if options else {}
@@ -184,7 +189,7 @@ def settings_file(
         f"{textwrap.fill(line, WIDTH, initial_indent='# ', subsequent_indent='# ')}\n"
         for line in (*lines, *([about] if keys else []))
     )
-    return f"{''.join(comments)}{document({**values, **endpoints, **tables})}"
+    return f"{''.join(comments)}{document({**changed_settings(settings), **values, **endpoints, **tables})}"
 
 
 def endpoint_table(settings: Any) -> dict[str, Any]:

@@ -68,8 +68,8 @@ async def make_cases(solver: Solver, problems: Sequence[str], seed: int, on_part
     if len(cases) < FEWEST:
         raise ConfigurationError(
             f"--problems: only {len(cases)} steps to judge, and {FEWEST} are needed: whole steps of the large model's "
-            "chains with a number, a sign, a unit or a variable; name more problems, another end of steps with "
-            "--delimiter, or leave out --problems for the built-in steps"
+            "chains with a number, a sign, a unit or a variable; name more problems, "
+            "or leave out --problems for the built-in steps"
         )
     return spread(cases, seed)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, log
+from math import floor, inf, log
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
@@ -57,12 +57,21 @@ def _surprises(tokens: Sequence[Token], which: Tokens, measure: Measure) -> list
     return [surprise(token, measure, sampled=True) for token, strict in zip(tokens, chosen, strict=True) if strict]
 
 
+def _down(value: float, digits: int) -> float:
+    """Round a threshold so that it still accepts what it is the value of."""
+    return floor(round(value * 10.0**digits, 6)) / 10.0**digits
+
+
+def _up(value: float, digits: int) -> float:
+    return -_down(-value, digits)
+
+
 def _cut_by(which: Tokens) -> Callable[[float, float], Mapping[str, Any]]:
-    return lambda value, words: {"threshold": round(-value, 2), "tokens": which, "words": round(max(words, -value), 2)}
+    return lambda value, words: {"threshold": _up(-value, 2), "tokens": which, "words": _up(max(words, -value), 2)}
 
 
 def _mean_options(value: float, words: float) -> Mapping[str, Any]:
-    return {"threshold": round(words, 2), "words": round(words, 2), "mean": round(-value, 3)}
+    return {"threshold": _up(words, 2), "words": _up(words, 2), "mean": _up(-value, 3)}
 
 
 def _grade(read: Callable[[Mapping[str, float]], float]) -> Callable[[Mapping[str, float]], float]:
@@ -82,11 +91,11 @@ def _margin(rule: Literal["match", "typical"]) -> Callable[[Any], float]:
 
 TOKENS: tuple[Tokens, ...] = ("all", "digits", "formulas")
 READINGS: tuple[JudgeReading, ...] = (
-    JudgeReading("grade, mean", "grade", _grade(expected), "specreason", lambda t, _: {"threshold": round(t, 2)}),
+    JudgeReading("grade, mean", "grade", _grade(expected), "specreason", lambda t, _: {"threshold": _down(t, 2)}),
     JudgeReading(
         "grade, digit", "grade", _grade(likeliest), "specreason", lambda t, _: {"threshold": t, "read": "greedy"}
     ),
-    JudgeReading("yes or no", "check", float, "cascade", lambda t, _: {"sure": 1.0, "threshold": round(t, 3)}),
+    JudgeReading("yes or no", "check", float, "cascade", lambda t, _: {"sure": 1.0, "threshold": _down(t, 3)}),
     JudgeReading("reflective, match", "reflect", _margin("match"), "reflective"),
     JudgeReading("reflective, typical", "reflect", _margin("typical"), "reflective"),
     *(
@@ -102,7 +111,7 @@ READINGS: tuple[JudgeReading, ...] = (
         for tokens in TOKENS
     ),
     JudgeReading("mean gap, all", "score", mean("all", "gap"), "reading", _mean_options),
-    JudgeReading("reward model", "reward", float, "reward", lambda t, _: {"threshold": round(t, 3)}),
+    JudgeReading("reward model", "reward", float, "reward", lambda t, _: {"threshold": _down(t, 3)}),
 )
 
 

@@ -94,7 +94,7 @@ class Section:
     @property
     def remarks(self) -> list[str]:
         """Sentences about the limits of the figures of this run."""
-        remarks = [_miniature(self.commands)] if self.miniature else []
+        remarks = [_miniature(self.run.about.get("profile"))] if self.miniature else []
         wanted, concurrency = len(self.run.problems), int(self.run.about["concurrency"])
         if self.problems < wanted:
             remarks.append(
@@ -135,10 +135,8 @@ class Section:
         return remarks
 
 
-def _miniature(commands: list[str]) -> str:
-    words = [word for command in commands for word in shlex.split(command)]
-    name = words[words.index("--profile") + 1] if "--profile" in words[:-1] else "paced"
-    profile = f" (profile `{name}`)" if "--testbed" in words else ""
+def _miniature(name: str | None) -> str:
+    profile = f" (profile `{name}`)" if name else ""
     return (
         "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic, served by real "
         f"vLLM on a CPU; only the cost of a forward pass is set{profile}, to have the shape of a GPU's. The figures "

@@ -2,8 +2,8 @@
 Problems that need tools: a `lookup` of prices that no model can know, and a `calculator`.
 
 A problem is solved in a loop of turns: the model thinks in a few short steps and calls tools, the tools answer, until a
-turn has the answer instead of calls. `next_turn` is the worked turn for what the tools have answered so far; everything
-else is derived from it. `run_tool` implements the tools, and `tool_loop` drives a loop with any model and grades it.
+turn has the answer instead of calls. `run_tool` implements the tools, and `tool_loop` drives a loop with any model and
+grades it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import json
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal, TypeAlias, cast
 
-from stepspec.evals.testbed.problems import PEOPLE, THINK_END, Split, final_answer, split_of
+from stepspec.evals.testbed.problems import PEOPLE, Split, split_of
 from stepspec.orchestrator.errors import ConfigurationError
 
 from .short import of_split
@@ -73,25 +72,6 @@ class Call:
 
 
 PARAMETERS: Mapping[str, str] = {"lookup": "item", "calculator": "expression"}
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One turn of the model: the *steps* of its thinking, the last of which ends it, and *calls* or the *answer*."""
-
-    steps: tuple[str, ...]
-    calls: tuple[Call, ...] = ()
-    answer: int = 0
-
-    @property
-    def reply(self) -> str:
-        """What follows the thinking, as the model writes it."""
-        if not self.calls:
-            return final_answer(self.answer)
-        return "\n\n" + "\n".join(
-            f'<tool_call>\n{{"name": "{call.name}", "arguments": {json.dumps(call.arguments)}}}\n</tool_call>'
-            for call in self.calls
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,56 +132,14 @@ class Problem:
         return split_of(f"{self.text} {self.prices}")
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The worked turns of the whole loop."""
-        known, turns, result = dict[str, int](), list[Turn](), None
-        while not turns or turns[-1].calls:
-            turns.append(next_turn(self, known, result))
-            for call in turns[-1].calls:
-                if call.name == "lookup":
-                    known[call.argument] = self.catalogue[call.argument]
-                else:
-                    result = calculate(call.argument)
-        return tuple(turns)
-
-
-def next_turn(problem: Problem, known: Mapping[str, int], result: int | None) -> Turn:
-    """Return the worked turn when the *known* prices are looked up, and the calculator has returned *result*."""
-    items = [item for _, item in problem.bought]
-    unknown = [item for item in items if item not in known]
-    if problem.kind == "stated":
-        return _answer(problem.money, f"They are for {problem.money} dollars.\n\n")
-    if problem.kind == "price":
-        item = items[0]
-        return _look_up((), unknown) if unknown else _answer(known[item], f"{item}: {known[item]}.\n\n")
-    if result is not None:
-        return _answer(result, f"{RESULT}{result}.\n\n")
-    if not known:
-        bought = f"Someone buys {problem.things}.\n\n"
-        return _look_up((bought,), unknown if problem.at_once else unknown[:1])
-    steps, products, last = list[str](), list[str](), ""
-    for number, item in problem.bought:
-        if item in known:
-            products.append(f"{number} * {known[item]}")
-            before = f"After {last} " if last else ""
-            steps.append(f"{before}{item}: {known[item]}, {item} x {number}, so {' + '.join(products)}.\n\n")
-            last = item
-    return _look_up(steps, unknown[:1], last) if unknown else _calculate(steps, " + ".join(products))
-
-
-def _look_up(steps: Sequence[str], items: Sequence[str], last: str = "") -> Turn:
-    first, *others = items
-    more = "".join(f", after {before} {item}" for before, item in pairwise((first, *others)))
-    line = f"{f'After {last}' if last else 'First'} I look up {first}{more}.\n{THINK_END}"
-    return Turn((*steps, line), tuple(Call("lookup", item) for item in items))
-
-
-def _calculate(steps: Sequence[str], expression: str) -> Turn:
-    return Turn((*steps, f"I calculate {expression}.\n{THINK_END}"), (Call("calculator", expression),))
-
-
-def _answer(number: int, *steps: str) -> Turn:
-    return Turn((*steps, f"The answer is {number}.\n{THINK_END}"), answer=number)
+    def calls(self) -> tuple[tuple[Call, ...], ...]:
+        """The calls of each turn of the worked loop; the last turn, which answers, has none."""
+        if self.kind == "stated":
+            return ()
+        lookups = tuple(Call("lookup", item) for _, item in self.bought)
+        turns = (lookups,) if self.at_once else tuple((call,) for call in lookups)
+        total = " + ".join(f"{number} * {self.catalogue[item]}" for number, item in self.bought)
+        return turns if self.kind == "price" else (*turns, (Call("calculator", total),))
 
 
 def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Iterator[Problem]:
@@ -295,8 +233,7 @@ class Loop:
     @property
     def correct(self) -> bool:
         """Whether the answer is right and the tools were called as in the worked loop."""
-        worked = tuple(turn.calls for turn in self.problem.turns if turn.calls)
-        return self.calls == worked and f"\\boxed{{{self.problem.answer}}}" in self.text
+        return self.calls == self.problem.calls and f"\\boxed{{{self.problem.answer}}}" in self.text
 
 
 def tool_loop(

@@ -185,6 +185,10 @@ def test_columns_metric_and_prompt_of_a_file_are_the_users_choice(tmp_path: Path
     bare_one, _ = choose(str(path), problem="q", answer="a", prompt="none")
     (bare_task,) = load(bare_one, path)
     assert (bare_task.problem, bare_task.gold) == ("What is {this}?", Answer("7"))
+    letters = [{"q": "Which?", "a": gold} for gold in ("b", "(B)", "B) 42")]
+    file = write(tmp_path / "letters.jsonl", *letters)
+    lettered, _ = choose(str(file), problem="q", answer="a", metric="choice")
+    assert {task.gold for task in load(lettered, file)} == {Answer("B", "choice")}
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,13 @@ def test_an_arm_that_was_calibrated_on_the_measured_problems_has_a_warning(tmp_p
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("ahead = 1", "names no policy"), ("policy = ", "no policy file"), ('policy = "bild"\n[options]\nx = 1', "'x'")],
+    [
+        ("ahead = 1", "names no policy"),
+        ("policy = 3", "names no policy"),
+        ("policy = ", "no policy file"),
+        ('policy = "bild"\noptions = 3', "has to be a table"),
+        ('policy = "bild"\n[options]\nx = 1', "'x'"),
+    ],
 )
 def test_a_policy_file_that_is_none_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
     path = tmp_path / "broken.toml"

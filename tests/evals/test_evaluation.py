@@ -90,6 +90,10 @@ async def test_the_same_evaluation_is_resumed_and_another_one_is_refused(tmp_pat
         writes = [path for path, _ in large.requests[before:] if path == "/v1/completions"]
         assert again == first
         assert writes == []  # nor is there anything to warm up for
+        listed = (tmp_path / "problems.jsonl").read_bytes()
+        fewer = evaluation(tmp_path, plan=replace(evaluation(tmp_path).plan, tasks=evaluation(tmp_path).plan.tasks[:1]))
+        await evaluate(solver, fewer, QUIET)
+        assert (tmp_path / "problems.jsonl").read_bytes() == listed  # of all the samples that are there
         other = evaluation(tmp_path, plan=replace(evaluation(tmp_path).plan, seed=1))
         with pytest.raises(ConfigurationError, match=r"holds another run \(other: seed\).*--output.*--fresh"):
             await evaluate(solver, other, QUIET)

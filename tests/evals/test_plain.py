@@ -67,9 +67,9 @@ class Chatting(FakeVllm):
         return response
 
 
-async def solve(server: Chatting, budget: Budget = BUDGET, **settings: Any) -> SolvedTask:
+async def solve(server: Chatting, budget: Budget = BUDGET, system: str | None = None, **settings: Any) -> SolvedTask:
     async with server.serve("large", **settings) as endpoint, connect(endpoint) as large:
-        both = Settings(large=endpoint, small=Endpoint(role="small", url="http://h:1"))
+        both = Settings(large=endpoint, small=Endpoint(role="small", url="http://h:1"), system=system)
         solver = SimpleNamespace(large=large, settings=both)
         return await solve_once(cast("Solver", solver), PLAIN, "What is 1 + 1?", sampling=SAMPLED, budget=budget)
 
@@ -101,6 +101,8 @@ async def test_the_request_is_an_ordinary_one_with_the_sampling_of_the_run() -> 
     (body,) = server.asked
     assert body["messages"] == [{"role": "user", "content": "What is 1 + 1?"}]
     assert (body["max_tokens"], body["temperature"], body["top_p"], body["seed"]) == (200, 0.6, 0.9, 7)
+    await solve(server, system="Be brief.")
+    assert [turn["content"] for turn in server.asked[1]["messages"]] == ["Be brief.", "What is 1 + 1?"]
     assert not {"stop", "logprobs", "return_token_ids", "prompt"} & body.keys()
     assert not [path for path, body in server.requests if "completions" in path and body.get("stream")]
 

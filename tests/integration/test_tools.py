@@ -104,12 +104,16 @@ async def post(pair: Pair, path: str, body: Any) -> Any:
 async def test_the_server_parses_a_turn_of_which_it_gets_the_token_ids(tool_pair: Pair, problem: Problem) -> None:
     server = tool_pair.large
     root = server.base_url.removesuffix("/v1")
-    turn = problem.turns[0]
+    calls = problem.calls[0]
+    written = "\n\n" + "\n".join(
+        f'<tool_call>\n{{"name": "{call.name}", "arguments": {json.dumps(call.arguments)}}}\n</tool_call>'
+        for call in calls
+    )
     asked = {"model": server.served_name, "messages": [{"role": "user", "content": problem.text}], "tools": tools()}
     async with (
         aiohttp.ClientSession() as http,
         http.post(
-            f"{root}/tokenize", json={"model": server.served_name, "prompt": turn.reply, "add_special_tokens": False}
+            f"{root}/tokenize", json={"model": server.served_name, "prompt": written, "add_special_tokens": False}
         ) as reply,
     ):
         ids = (await reply.json())["tokens"]
@@ -121,5 +125,5 @@ async def test_the_server_parses_a_turn_of_which_it_gets_the_token_ids(tool_pair
     message = (await post(tool_pair, "/chat/completions/derender", body))["choices"][0]["message"]
     assert [
         (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]
-    ] == [(call.name, call.arguments) for call in turn.calls]
+    ] == [(call.name, call.arguments) for call in calls]
     assert not (message["content"] or "").strip()

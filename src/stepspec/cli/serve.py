@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from stepspec.evals.command_line import wait
 from stepspec.evals.flags import SAMPLING, SEED, SERVERS, flag, with_settings
 
 from .. import service_factory
 from ..api import Solver
-from .terminal import wait
 
 EXAMPLES = """
 Examples:

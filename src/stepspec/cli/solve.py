@@ -10,7 +10,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from stepspec.evals.command_line import progress_bars, writable
+from stepspec.evals.command_line import progress_bars, wait, writable
 from stepspec.evals.flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Limit, with_settings
 from stepspec.evals.problems import Problem, read_problems
 from stepspec.orchestrator.errors import ConfigurationError
@@ -19,7 +19,7 @@ from stepspec.orchestrator.solution import Solution
 
 from ..api import Solver
 from .many import SolutionFile, settings_digest, solve_all
-from .terminal import RunPrinter, nested_lines, stderr, stdout, summary, wait
+from .terminal import RunPrinter, nested_lines, stderr, stdout, summary
 
 EXAMPLES = """
 Examples:

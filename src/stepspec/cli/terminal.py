@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
-from collections.abc import Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 import orjson
-import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -18,18 +15,7 @@ from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
 
-T = TypeVar("T")
-
 stdout, stderr = Console(), Console(stderr=True)
-
-
-def wait(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run *coroutine*; Ctrl-C cancels it, with every request and every child process, and exits with 130."""
-    try:
-        return asyncio.run(coroutine)
-    except KeyboardInterrupt:
-        stderr.print("interrupted", style="yellow")
-        raise typer.Exit(130) from None
 
 
 def print_json(value: object) -> None:

@@ -57,18 +57,17 @@ async def recorded_calls(base: int, *places: tuple[int, float | None]) -> list[d
     noting, tasks = Noting(), [Task(f"What is {n} + 7?", Answer("7", "exact")) for n in range(9)]
     solver = cast("Solver", noting)
     async with Graders() as graders:
-        solve = solve_on_servers(solver, tasks, "specreason", KNOB, graders, base)
+        solve = solve_on_servers(solver, tasks, KNOB, graders, base)
         for problem, value in places:
             assert (await solve(problem, value)).right
     return noting.calls
 
 
 def test_the_calibrated_arm_has_the_settings_except_for_the_threshold() -> None:
-    assert served_arm(NON_DEFAULT, "specreason", KNOB, 8) == Arm.of(
+    assert served_arm(NON_DEFAULT, KNOB, 8) == Arm.of(
         "specreason", "specreason", {"threshold": 8, "read": "greedy"}, ahead=1, hedge=0.5, lead=2,
         sure_bets=True,
     )  # fmt: skip
-    assert served_arm(NON_DEFAULT, "bild", THRESHOLDS["bild"], 1).options == {"rollback": 1}
 
 
 async def test_the_method_gets_the_settings_and_the_large_model_runs_alone() -> None:
@@ -149,7 +148,7 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
     assert calibration.differences(RunConditions("specreason", models, unled)) == ("lead",)
     other = RunConditions("specreason", {"small": "fake", "large": "other"}, loaded.conditions())
     assert calibration.differences(other) == ("models.large",)
-    assert arm(str(path)) == replace(served_arm(loaded, "specreason", KNOB, 0.5), name="policy")
+    assert arm(str(path)) == replace(served_arm(loaded, KNOB, 0.5), name="policy")
     assert tomllib.loads(path.read_text())["sampling"] == {"temperature": 0.7}
 
 
@@ -161,8 +160,9 @@ async def test_trials_with_other_settings_are_refused(tmp_path: Path, capfd: pyt
         (tmp_path / "stepspec.toml").write_text("lead = 1\n")
         code, output = await calibrate(capfd, *words, *servers)
         assert (code, "holds another run (other: besides, conditions)" in output) == (2, True), output
-        code, output = await calibrate(capfd, *words, *servers, "--seed", "1")
-        assert (code, "other: seed" in output) == (2, True), output
+        for changed in ("--seed", "1"), ("--values", "8"):
+            code, output = await calibrate(capfd, *words, *servers, *changed)
+            assert (code, f"other: {changed[0].removeprefix('--')}" in output) == (2, True), output
         assert not [path for path, _ in large.requests[before:] if path == "/v1/completions"]
 
 

@@ -51,6 +51,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Any]]:
         (["--small", "http://h:1", "--large", "http://h:1/v1"], "--small and --large are the same server, http://h:1"),
         ([*DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
         ([*DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9"),
+        ([*DEAD, "-p", "bild:ahead=1"], "an estimate knows no ahead"),
         ([*DEAD, "-p", "bild", "-p", "bild"], "a method is there twice"),
         ([*DEAD, "-p", "large"], "large, small and plain are no methods"),
         ([*DEAD, "-p", "reward"], "needs a reward model"),

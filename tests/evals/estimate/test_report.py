@@ -77,7 +77,8 @@ def loaded(toml: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 def test_the_settings_are_read_by_stepspec_and_hold_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     large = {"url": "http://l:8002/v1", "api_key": "secret", "replicas": ["http://m:8002"]}
-    settings = configuration.load(small="http://s:8001/v1", large=large)
+    critic = {"url": "http://c:8003"}
+    settings = configuration.load(small="http://s:8001/v1", large=large, critic=critic, sampling={"temperature": 0})
     arm = Arm.of("careful", "specreason", {"threshold": 8})
     trials = {"careful": (GOOD,) * 8 + (BAD,) * 2}
     found = measured(0, 0, arms=(arm,), trials=trials, large=replace(LARGE_SERVER, suffix_scoring=True))
@@ -89,6 +90,7 @@ def test_the_settings_are_read_by_stepspec_and_hold_no_key(monkeypatch: pytest.M
     read = loaded(toml, monkeypatch)
     assert (read.policy, read.options, read.ahead) == ("specreason", {"threshold": 8}, 3)
     assert read.large is not None
+    assert (read.sampling.temperature, read.critic) == (0, settings.critic)
     assert (read.large.urls, read.large.suffix_scoring) == (("http://l:8002", "http://m:8002"), True)
 
 

@@ -164,6 +164,15 @@ def test_the_options_of_a_reading_accept_what_reaches_its_threshold(name: str, m
     assert (type(verdict).__name__ == "Accept") == (margin < 0), (name, value, verdict)
 
 
+def test_a_threshold_is_rounded_so_that_it_accepts_what_it_comes_from() -> None:
+    options = {reading.name: reading.options for reading in READINGS if reading.options}
+    for reading in READINGS:
+        found = options[reading.name](-8.9987, 9.1234) if reading.policy == "reading" else {}
+        assert all(found.get(name, 9) >= 8.9987 for name in ("threshold", "words", "mean")), found
+    for name, value, rounded in (("yes or no", 0.99987, 0.999), ("grade, mean", 8.9987, 8.99)):
+        assert options[name](value, 0)["threshold"] == rounded
+
+
 def test_a_step_without_digits_is_read_as_good() -> None:
     values, _ = run(Judges(judged(**{"9": 1.0})).read(PROBLEM, Step("So it is.\n\n", "small")))[0]
     assert (values[GAP], values["mean log-probability, digits"]) == (0.0, 0.0)
