@@ -100,7 +100,7 @@ class AnswerStream:
         return self.partial.text if self.partial is not None else ""
 
     def _begins_again(self, partial: Step) -> bool:
-        return self.partial is not None and len(partial.text) < len(self.partial.text)
+        return self.partial is not None and not partial.text.startswith(self.partial.text)
 
     def update(self, text: str) -> None:
         """Emit the new part of *text*, to which more will be added."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -19,7 +19,21 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from .chain import Accept, Rollback, Step, Verdict
-from .events import Called, Choice, Chosen, Committed, Decided, Drafted, Finished, Judged, Repaired, Shadowed, Started
+from .events import (
+    Called,
+    Choice,
+    Chosen,
+    Committed,
+    Decided,
+    Degraded,
+    Drafted,
+    Finished,
+    Judged,
+    Lost,
+    Repaired,
+    Shadowed,
+    Started,
+)  # fmt: skip
 from .interfaces import REQUEST, Policy, Until
 from .trace import Moment
 
@@ -146,7 +160,7 @@ def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[
         missing = "large model's pace" if estimate.costs else "method's pace"
         return ASIDE, known, f"the {missing} is not known yet"
     fastest = min(known, key=known.__getitem__)
-    near = [name for name in known if known[fastest] > (1 - MARGIN) * known[name]]
+    near = [name for name in known if known[fastest] >= (1 - MARGIN) * known[name]]
     alike = [name for name in near if modes[name].choice == modes[fastest].choice]
     # The formula knows no jitter, which drafts further ahead hide: of depths as good as equal, the deepest is the best.
     best = next((name for name in near if modes[name] == now), alike[-1])
@@ -187,9 +201,10 @@ class Record:
     *drafts* are the seconds of drafts that did not wait for anything: the first after the start or a repair, and
     *paces* the same for each token. *judged* are those from a draft to its verdict, by the size of the crowd: how many
     bits the number of runs had that used the method, as *users* do now. *repairs* are those from a rollback to its
-    repair. *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or change
-    of mode; *spent* counts the shadow drafts since then, *shadows* those under way, and *made* all others, which took
-    the seconds *shadowed*. *explained* says whether the log has the reason why runs step aside.
+    repair. *tokens* are the lengths of the method's steps, *alone* those of the steps that the large model wrote alone.
+    *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or change of mode;
+    *spent* counts the shadow drafts since then, *shadows* those under way, and *made* all others, which took the
+    seconds *shadowed*. *explained* says whether the log has the reason why runs step aside.
     """
 
     prior: Prior = field(default_factory=Prior)
@@ -199,6 +214,7 @@ class Record:
     repairs: Recent[float] = field(default_factory=Recent[float])
     accepted: Recent[bool] = field(default_factory=Recent[bool])
     tokens: deque[int] = field(default_factory=lambda: deque[int](maxlen=LENGTHS))
+    alone: deque[int] = field(default_factory=lambda: deque[int](maxlen=LENGTHS))
     now: Mode | None = None
     users: int = 0
     steps: int = 0
@@ -208,6 +224,11 @@ class Record:
     shadowed: float = 0.0
     made: int = 0
     explained: bool = False
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of the method's steps; where few are known also of the large model's, which may be longer."""
+        return self.tokens if len(self.tokens) >= SPAN else [*self.tokens, *self.alone]
 
     def known(self, size: int) -> bool:
         """Whether as many verdicts in a crowd of this *size* are known as it has runs."""
@@ -228,7 +249,7 @@ class Record:
         return [value * min(2.0, max(1.0, growth)) ** (size - last) for value in values]
 
     def estimate(self, pace: float | None, *, busy: bool = False, full: bool = False, size: int = 1) -> Estimate:
-        large = pace * fmean(self.tokens) if self.tokens and pace is not None else None
+        large = pace * fmean(self.lengths) if self.lengths and pace is not None else None
         outcomes = self.accepted.values(OUTCOMES)
         streak = sum(1 for _ in takewhile(lambda accepted: not accepted, reversed(outcomes)))
         share = USUAL if self.prior.accept_rate is None else self.prior.accept_rate
@@ -331,11 +352,14 @@ class Auto:
                 del self._records[next(iter(self._records))]
             known = None not in (self.prior.accept_rate, self.prior.verdict_seconds)
             self._records[key] = Record(self.prior, spent=SHADOWS if known else 0)
+        self._records[key] = self._records.pop(key)  # the last used is dropped last
         return self._records[key]
 
-    def run(self, policy: str, options: Mapping[str, Any], most: int, aside: Policy | None = None) -> AutoRun:
+    def run(
+        self, policy: str, options: Mapping[str, Any], most: int, aside: Policy | None = None, lead: int = 0
+    ) -> AutoRun:
         """Begin a run of *policy*, at most *most* drafts ahead. With *aside*, the large model alone, it may decide."""
-        return AutoRun(self, self.record(policy, options), most, aside)
+        return AutoRun(self, self.record(policy, options), most, aside, lead)
 
     @asynccontextmanager
     async def place(self) -> AsyncGenerator[None]:
@@ -391,6 +415,7 @@ class AutoRun:
     record: Record
     most: int
     aside: Policy | None = None
+    lead: int = 0  # first steps, which the large model drafts
     decided: Decided | None = None
     given_up: set[int] = field(default_factory=set[int])
     _choice: Choice | None = None  # what the events say
@@ -508,7 +533,9 @@ class AutoRun:
                 return event
             record.probed = record.steps
             return replace(event, choice="large", ahead=ASIDE.ahead, probe=True, reason=f"a probe; {event.reason}")
-        if self._shadow is not None or record.users or record.shadows >= LEAST or self.auto.pace is None:
+        if event.index < self.lead or self._shadow is not None or record.users or record.shadows >= LEAST:
+            return event
+        if self.auto.pace is None:
             return event
         accepted = record.accepted.entries and record.accepted.entries[-1][1]  # a rejected draft ends a probe
         costs, judged = estimate.costs, record.judged[1].entries
@@ -536,6 +563,7 @@ class AutoRun:
         match event:
             case Started():
                 self._mark = pending.free = at
+                self._use(self.aside is None)
             case Decided(choice=choice):
                 if event.shadow:
                     self._shadow = at
@@ -558,6 +586,11 @@ class AutoRun:
                 self.record.repairs.add(self.auto.steps, at - max(judged, pending.settled))
                 self.record.accepted.add(self.auto.steps, False)
                 pending.anew = True
+            case Lost(index):
+                pending.drafts.pop(index, None)
+                pending.verdicts.pop(index, None)
+            case Degraded(path=""):
+                self._use(False)
             case Chosen():
                 pending.anew = True
             case Committed():
@@ -596,7 +629,7 @@ class AutoRun:
     def _shadowed(self, event: Shadowed) -> None:
         record, steps, verdict = self.record, self.auto.steps, event.verdict
         self._end_shadow(event.drafting + event.judging)
-        pace, usual = event.drafting / max(1, len(event.draft.tokens)), record.tokens
+        pace, usual = event.drafting / max(1, len(event.draft.tokens)), record.lengths
         record.paces.add(steps, pace)
         if verdict is None:
             record.drafts.add(steps, pace * fmean(usual) if usual else event.drafting)
@@ -610,6 +643,7 @@ class AutoRun:
         if draft.author == "large":
             self._by_large.add(index)
         else:
+            self._by_large.discard(index)
             if pending.free is not None:
                 self.record.drafts.add(self.auto.steps, at - pending.free)
                 self.record.paces.add(self.auto.steps, (at - pending.free) / max(1, len(draft.tokens)))
@@ -636,7 +670,7 @@ class AutoRun:
         if {event.index, event.index - 1} <= self._by_large and event.step.tokens:
             auto.wrote_alone((at - self._mark) / len(event.step.tokens))
         if self._tokens:
-            record.tokens.append(self._tokens)
+            (record.alone if self._choice == "large" else record.tokens).append(self._tokens)
         record.steps += self.decided is not None
         self._mark, self._tokens = at, 0
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from .chain import Accept, Party, Step
-from .events import Answered, Called, Chosen, Committed, Decided, Event, Judged, JudgedWithin, Repaired
+from .events import Answered, Called, Chosen, Committed, Event, Judged, JudgedWithin, Repaired
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,28 +147,16 @@ def _charged(account: Account, calls: Sequence[Called]) -> Account:
     )
 
 
-def _alone(events: tuple[Event, ...]) -> Callable[[int], bool]:
-    """Return whether a step, by its index, belongs to a stretch that the large model was to write alone."""
-    decided = {event.index: event.choice == "large" for event in events if isinstance(event, Decided)}
-    indices = sorted(decided)
-
-    def alone(index: int) -> bool:
-        place = bisect_right(indices, index)
-        return place > 0 and decided[indices[place - 1]]
-
-    return alone
-
-
 def _decided(events: tuple[Event, ...]) -> tuple[int, int]:
     """
     Return the number of drafts that were committed whole by a verdict, and of those repaired.
 
     Lost bets, drafts replaced by a rival, and steps that a run let the large model write alone count for none.
     """
-    alone = _alone(events)
-    verdicts = [e for e in events if isinstance(e, Judged) and isinstance(e.verdict, Accept) and not alone(e.index)]
-    approved = {(e.index, e.draft.text) for e in verdicts}
-    repaired = {e.index for e in events if isinstance(e, Repaired) and not alone(e.index)}
+    accepted = [e for e in events if isinstance(e, Judged) and isinstance(e.verdict, Accept)]
+    approved = {(e.index, e.draft.text) for e in accepted if e.draft.author == "small"}
+    repaired = {e.index for e in events if isinstance(e, Repaired)}
     replaced = repaired | {e.index for e in events if isinstance(e, Chosen)}
     committed = [e for e in events if isinstance(e, Committed) and e.index not in replaced]
-    return sum((e.index, e.step.text) in approved for e in committed), len(repaired)
+    drafts = [e for e in committed if e.step.author == "small"]
+    return sum((e.index, e.step.text) in approved for e in drafts), len(repaired)

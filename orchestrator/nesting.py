@@ -334,7 +334,7 @@ class Writing:
     def add(self, piece: Step) -> None:
         """Append *piece*; what it has beyond the end of the step is left out."""
         self.pieces.append(piece)
-        for token in piece.tokens:
+        for token in piece.tokens or (Token(piece.text),) * bool(piece.text):
             if self.step is None:
                 self._add(token)
         if piece.stop == "end":

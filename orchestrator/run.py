@@ -234,12 +234,14 @@ class _Run:
             if not timeout.expired():
                 raise
             self.partial = True
+            stream.finish(stream.text)
             if stream.partial is not None:
                 self(Answered(stream.partial))
             return "time"
         except ContextTooLong as exc:
             if exc.role == self.optional:
                 raise
+            stream.finish(stream.text)
             return "context"
         stream.finish(step.text)
         self.written = step

@@ -62,6 +62,19 @@ async def serving() -> AsyncGenerator[Servers]:
         yield Servers(small, (first, second), (s, large), (one.url, two.url))
 
 
+async def test_a_large_model_that_writes_alone_is_stopped_in_a_loop_too() -> None:
+    paragraph = (*[f" w{number}" for number in range(20)], ".\n\n")
+    server = FakeVllm((*paragraph * 100, "Done", "</think>", "\n\n\\boxed{2}"))
+    more: dict[str, Any] = {"auto": True, "stop_loops": True, "prior": Prior(accept_rate=0.0, verdict_seconds=100.0)}
+    async with (
+        server.serve("small") as small,
+        server.serve("large") as large,
+        Solver(small, large, sampling=GREEDY, **more) as solver,
+    ):
+        solution = await solver.solve(PROBLEM)
+    assert ({step.author for step in solution.steps}, solution.finish_reason) == ({"large"}, "repetition")
+
+
 async def test_a_replica_that_dies_under_a_run_costs_nothing_but_time() -> None:
     events: list[Event] = []
     async with serving() as servers, servers.solver() as solver:
@@ -374,6 +387,7 @@ async def test_a_stream_has_every_event_and_then_the_solution(tmp_path: Path) ->
             with pytest.raises(RuntimeError, match="the run is not over"):
                 _ = events.solution
             streamed = [event async for event in events]
+            assert not [event async for event in events]
     assert (events.solution.answer, events.solution.thinking) == (solution.answer, solution.thinking)
     assert [each for each in streamed if isinstance(each, Committed)] == [
         each for each in observed if isinstance(each, Committed)

@@ -83,6 +83,7 @@ class EventStream:
     async def __aiter__(self) -> AsyncIterator[Event]:
         while (event := await self._events.get()) is not None:
             yield event
+        self._events.put_nowait(None)  # for who iterates once more
         self.solution  # noqa: B018  # a failed run raises here
 
 
@@ -307,8 +308,8 @@ class Solver:
         if decides:
             sampling = sampling.model_copy(update={"seed": None})
         models = self._connections.models(budget, sampling, watch, recorder.clock, answering)
-        large = models.policy("large", {})
-        auto = self.auto.run(run.policy, run.options, run.ahead, large if decides else None)
+        large = models.policy_of(run.model_copy(update={"policy": "large", "options": {}}))
+        auto = self.auto.run(run.policy, run.options, run.ahead, large if decides else None, run.lead)
         parts = replace(models, watch=auto.watch if auto.aside else None).parts(
             run,
             auto if auto.aside else None,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from lab import bench
-from lab.bench import THREE, small_print
+from lab.bench import THREE
 from stepspec import Solution, Solver
 from stepspec.evals.arms import LARGE
 from stepspec.evals.sample import Arm
@@ -90,15 +89,6 @@ def samples(path: Path) -> Path:
     return path.with_suffix(".samples.jsonl")
 
 
-def test_the_small_print_has_the_sizes_and_the_paces_of_the_models() -> None:
-    short, long = small_print("paced"), small_print("slow", "tiny", world="long")
-    assert "0.1 and 1.3 million parameters" in short
-    assert "(large 30 ms + 60 us a token, small 6 ms + 20 us a token)" in short
-    assert "0.5 and 2.9 million parameters" in long
-    assert "(large 90 ms + 180 us a token, small 18 ms + 60 us a token, tiny 9 ms" in long
-    assert "passes are not paced. Seconds" in small_print("off")
-
-
 def test_a_pair_is_measured_once(servers: Servers) -> None:
     measured()
     assert len(servers.solver.calls) == 12
@@ -115,28 +105,6 @@ def test_stacked_arms_have_files_of_their_own_and_nothing_else_is_lost(servers: 
     measured(stacked=True, baselines=False)
     assert (FIGURES.read_bytes(), samples(FIGURES).read_bytes()) == before
     assert samples(STACKED).is_file()
-
-
-def test_notes_that_are_printed_with_the_figures_are_in_their_file(
-    servers: Servers, capsys: pytest.CaptureFixture[str]
-) -> None:
-    noted = list[str]()
-    ways: list[tuple[Path, Callable[[], None]]] = [
-        (FIGURES, measured),
-        (FIGURES, partial(measured, THREE.name)),
-        (STACKED, partial(measured, stacked=True, baselines=False)),
-    ]
-    for path, way in ways:
-        way()
-        printed = " ".join(capsys.readouterr().out.split())
-        noted += notes(path)
-        assert noted[-1] in printed
-        assert str(path) in printed
-    pair, three, underneath = noted
-    assert pair == small_print("paced")
-    assert bench.NESTED_SMALL_PRINT in three
-    assert "tiny" in three
-    assert bench.STACKED_SMALL_PRINT in underneath
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from lab import random_pair
-from lab.random_pair import HEADER, OPTIONS, PROBLEMS, MethodRow, Side, attempt, find_faults, format_row, main, servers
+from lab.random_pair import MethodRow, Side, attempt, find_faults, main, servers
 from stepspec import Solver
 from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain, Role, Step, Token
 from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.policies import METHODS, check
 from tests.orchestrator.endpoints.real import RealVllm
 
 TOKENIZER = Tokenizer.from_file(str(MODELS / "small" / "tokenizer.json"))
@@ -80,19 +79,6 @@ async def test_the_errors_of_a_chain_are_listed(met: tuple[Solver, Mapping[Role,
     assert "tokens in all" in "\n".join(
         await find_faults(sides, answered, None, Budget(tokens=2 * len(tokens) - 1, answer=1))
     )
-
-
-def test_the_methods_options_are_theirs() -> None:
-    for method, options in OPTIONS.items():
-        assert method in METHODS
-        check(method, options)
-    assert len(PROBLEMS) > 1
-
-
-def test_a_method_has_a_line_below_the_header() -> None:
-    printed = format_row(MethodRow("bild", 2, 10, 96, 18, ["run 1: no"]))
-    assert printed.split() == ["bild", "2", "10", "96", "18", "1"]
-    assert len(printed) == len(HEADER)
 
 
 @pytest.mark.parametrize("wrong", [{"policy": ["bidl"]}, {"small_vocabulary": "latin"}])

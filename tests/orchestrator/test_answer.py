@@ -139,7 +139,8 @@ def test_a_model_that_starts_again_continues_after_the_emitted_text() -> None:
     other = ScriptedModel("large", counting("large", 3), answer="\n\nSo it is certainly 42.")
     emitted: list[str] = []
     stream = AnswerStream(emitted.append)
-    stream.on_token(Step("\n\nSo it is", "large", "until", tuple(map(Token, ("\n\n", "So", " it", " is")))))
+    assert not stream.on_token(Step("\n\nSo it is", "large", "until", tuple(map(Token, ("\n\n", "So", " it", " is")))))
+    assert stream.on_token(Step("\n\nThus it", "large", "until", tuple(map(Token, ("\n\n", "Thus", " it")))))
     step, _ = run(write_answer(other, PROBLEM, limit=99, stream=stream))
     assert step.text == "\n\nSo it is certainly 42."
     stream.finish(step.text)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rival, Rollback, Step, reason
+from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rival, Rollback, Step, Token, reason
 from stepspec.orchestrator.auto import (
     ASIDE,
     LEAST,
+    MOST,
     SIGHT,
     SPAN,
     USUAL,
@@ -33,6 +34,7 @@ from stepspec.orchestrator.events import (
     Chosen,
     Committed,
     Decided,
+    Degraded,
     Drafted,
     Event,
     Finished,
@@ -72,6 +74,7 @@ class World:
     padding: str = ""
     shared: float = 0.0
     load: float = 0.0
+    lead: int = 0
 
     def models(self, problem: int, log: list[str] | None = None) -> tuple[ScriptedModel, ScriptedModel]:
         log = [] if log is None else log
@@ -107,8 +110,9 @@ class World:
         small, large = self.models(problem, log)
         budget = budget or Budget(100_000)
         aside = Solo(Budgeted(large, budget.left))
-        deciding = auto.run("specreason", {}, AHEAD, aside) if auto is not None else None
-        method = SpecReason(Budgeted(small, budget.left, deciding.watch if deciding else None), aside.author)
+        deciding = auto.run("specreason", {}, AHEAD, aside, self.lead) if auto is not None else None
+        drafting = Budgeted(small, budget.left, deciding.watch if deciding else None)
+        method = Led(SpecReason(drafting, aside.author), aside.author, self.lead)
 
         recorder = Recorder(Stopwatch())
 
@@ -302,6 +306,7 @@ def test_the_chain_stands_in_the_trace_and_steps_written_alone_are_no_accepted_d
     auto, world = Auto(), replace(GOOD, verdict=20.0)
     traces = [world.solve(0, "auto", auto), GOOD.solve(1, "auto", Auto())]
     assert share_alone(traces[:1]) == 1.0
+    assert not auto.record("specreason", {}).tokens  # which are those of the method's own steps
     ledger = Ledger.of(moment.event for moment in traces[0])
     assert (ledger.drafts, ledger.accept_rate, ledger.share_large) == (0, None, 1.0)
     mixed = Ledger.of(moment.event for moment in traces[1])
@@ -402,6 +407,48 @@ def test_a_run_that_may_not_decide_only_teaches() -> None:
     first = auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])).decide(0)
     assert first is not None
     assert [name for name, _ in first.seconds] == [*(f"method {ahead} ahead" for ahead in range(3)), "large alone"]
+
+
+def test_runs_that_decide_nothing_are_of_the_crowd_until_they_end_or_lose_the_small_model() -> None:
+    auto = Auto()
+    first, other = auto.run("specreason", {}, AHEAD), auto.run("specreason", {}, AHEAD)
+    for each in (first, other):
+        each.read(Moment(0, Started(PROBLEM.messages, "specreason")))
+    assert first.record.users == 2
+    first.read(Moment(1, Degraded("small", "gone")))
+    other.close()
+    assert first.record.users == 0
+    for number in range(MOST):
+        assert auto.record("specreason", {}) is first.record  # the one that is used stays
+        auto.record("random", {"seed": number})
+
+
+def test_steps_are_as_long_as_those_of_the_method_not_as_the_paragraphs_of_the_large_model() -> None:
+    record = Record()
+    for lengths in (record.alone, record.tokens):
+        lengths.extend([60 if lengths is record.alone else 6] * SPAN)
+        assert record.estimate(0.5).large == 0.5 * record.lengths[0]
+
+
+def test_steps_that_the_large_model_leads_with_are_no_shadow_drafts() -> None:
+    world = replace(GOOD, lead=5, steps=40)
+    assert world.seconds("auto", [0], Auto()) < 0.6 * world.seconds("large", [0])
+
+
+def test_a_lost_bet_says_nothing_of_the_step_in_its_place() -> None:
+    reading, wrong = AutoRun(Auto(), Record(), 0), Rollback(1, "doubt", 2.0)
+    draft, repair = (
+        Step("a b\n\n", "small", tokens=(Token("a b\n\n"),)),
+        Step("c\n\n", "large", tokens=(Token("c\n\n"),)),
+    )
+    events: list[Event] = [
+        Started(PROBLEM.messages, "bild"), Drafted(0, draft), Drafted(1, draft), Judged(1, draft, wrong),
+        Judged(0, draft, Rollback()), Lost(1, draft), Repaired(0, repair, Rollback()), Committed(0, repair),
+        Drafted(1, draft), Committed(1, draft),
+    ]  # fmt: skip
+    for at, event in enumerate(events):
+        reading.read(Moment(at, event))
+    assert (reading.auto.steps, *reading.record.tokens) == (2, 1, 1)
 
 
 def test_two_rejections_in_a_row_weigh_more_than_what_is_assumed() -> None:

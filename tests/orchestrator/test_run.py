@@ -251,11 +251,12 @@ def test_an_answer_stops_before_a_stop_string_that_the_thinking_may_contain(ahea
     assert "".join(case.emitted) == "So it"
 
 
-def test_a_partial_answer_counts_when_the_time_is_up() -> None:
+@pytest.mark.parametrize("stop", [(), ("it is",)])
+def test_a_partial_answer_counts_when_the_time_is_up(stop: tuple[str, ...]) -> None:
     case = Case(Budget(seconds=8.0))
     case.small.latency = lambda chain: 0.25
     case.large.pace = 0.6
-    outcome, seconds = case.run(ahead=0)
+    outcome, seconds = case.run(ahead=0, stop=stop)
     assert (outcome.text, outcome.reason, seconds) == ("So it", "time", 8.0)
     assert "".join(case.emitted) == "So it"
     assert [event.step.text for event in case.events if isinstance(event, Answered)] == ["\n\nSo it"]

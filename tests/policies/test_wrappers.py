@@ -50,7 +50,7 @@ def test_the_text_of_one_model_equals_a_single_request(name: Role, ahead: int) -
     assert chain.text == run(author.write(PROBLEM, stop=()))[0].text
     assert (end, seconds, other.log) == ("finished", 4.0, [])
     assert not [line for line in author.log if "ask" in line]
-    assert Ledger.of(events).accept_rate == 1.0
+    assert Ledger.of(events).accept_rate == (1.0 if name == "small" else None)
 
 
 # The random control: *p* is the accept rate, and a decision does not depend on whether a step is right.

@@ -26,11 +26,13 @@ from stepspec.orchestrator import (
     reason,
 )
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role, Stop
+from stepspec.orchestrator.endpoints.token_stream import StepBuilder
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Degraded, Event, JudgedWithin, Moved
-from stepspec.orchestrator.nesting import Nested, NestedPair, observe_within
+from stepspec.orchestrator.nesting import Nested, NestedPair, Writing, observe_within
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as run_to_the_answer
+from stepspec.orchestrator.step_ends import StepEnds
 
 from ...contracts.model import SHORT, ModelContract, Subject, cancel_writer
 from ...fakes import ScriptedModel, counting, run
@@ -174,6 +176,9 @@ def test_a_step_may_be_made_of_several_pieces_and_end_within_one() -> None:
     full, _ = run(made.pair.write(PROBLEM))
     assert [len(piece.tokens) for piece in full.pieces] == [10, 3]
     assert full.stop == "delimiter"
+    writing = Writing(lambda opening: StepBuilder("small", "", PROBLEM, ends=StepEnds(), limit=9), "", None)
+    writing.add(Step("One", "large", "length"))  # a prompt of the method, which no model wrote
+    assert writing.finish().text == "One"
 
 
 @pytest.mark.parametrize("refused", [(), (0,)])
