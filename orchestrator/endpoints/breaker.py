@@ -42,7 +42,7 @@ class Breaker:
 
     def __init__(self, longest: float) -> None:
         self.state: State = "closed"
-        self.error: StepspecError | None = None
+        self.error: Exception | None = None
         self.pause = 0.0
         self.changed, self.wanted = asyncio.Event(), asyncio.Event()
         self._longest, self._closed_at = longest, 0.0
@@ -62,7 +62,7 @@ class Breaker:
             self.error = exc
             self._become("half-open")
 
-    def open(self, exc: StepspecError) -> None:
+    def open(self, exc: Exception) -> None:
         """Note that a probe failed."""
         self.error, self.pause = exc, min(2 * self.pause or FIRST_PAUSE, self._longest)
         self._become("open")
@@ -192,7 +192,7 @@ class Health:
             breaker.wanted.clear()
             try:
                 await self._probe(replica)
-            except StepspecError as exc:
+            except Exception as exc:  # of any kind: a circuit that stayed half-open would hold every call
                 level = logging.WARNING if breaker.state == "half-open" else logging.DEBUG
                 breaker.open(exc)
                 log.log(level, "%s; it is probed again in %g s", exc, breaker.pause)
@@ -218,13 +218,13 @@ class Health:
     async def _try(self, replica: Replica, limit: asyncio.Timeout) -> None:
         """Send each request of a probe once; then the replica's endpoint knows what the server is now."""
         settings = replica.settings
+        queue = await replica.endpoint.queue() if replica.endpoint else None
+        if queue and (queue.waiting or queue.running):
+            longest = settings.deadlines.unstreamed if queue.waiting else settings.deadlines.between
+            limit.reschedule(asyncio.get_running_loop().time() + max(PROBE_SECONDS, longest))
         async with self._make(settings.model_copy(update={"retries": 0})) as fresh:
             self._check(replica, fresh)
             await fresh.check_health()
-            queue = await fresh.queue()
-            if queue and (queue.waiting or queue.running):
-                longest = settings.deadlines.unstreamed if queue.waiting else settings.deadlines.between
-                limit.reschedule(asyncio.get_running_loop().time() + max(PROBE_SECONDS, longest))
             await fresh.model().write(PROBE, limit=1)
             if replica.endpoint is not None:
                 replica.endpoint.adopt(fresh)

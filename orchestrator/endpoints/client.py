@@ -38,7 +38,14 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity import wait_random_exponential as random_exponential
 
 from ..concurrency import background
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, ModelGone
+from ..errors import (
+    ConfigurationError,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    EndpointUnreachable,
+    ModelGone,
+)  # fmt: skip
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext, holding
 from .failures import no_connection
@@ -242,13 +249,16 @@ class Connection:
             self._session = self._open_session()
         method, content, headers = "GET", None, CARRIED.get()
         if body is not None:
-            method, content, headers = "POST", orjson.dumps(body), {"Content-Type": "application/json", **headers}
+            method, content, headers = "POST", _json(call, body), {"Content-Type": "application/json", **headers}
         url = f"{self.endpoint.url}{path}"
         async with self._starts:
             try:
                 response = await self._session.request(method, url, data=content, headers=headers, proxy=self._proxy)
                 self._heard = asyncio.get_running_loop().time()
                 log.debug("%s %s: %d", method, url, response.status)
+                if response.method != method:
+                    asked = f"it redirects to {response.url}: name that URL"
+                    raise call.error(EndpointRejected, f"HTTP {response.history[0].status}: {asked}")
                 if response.status >= 400:
                     raise _refusal(http_error(call, response.status, await response.read(), path), response)
             except BROKEN as exc:
@@ -356,11 +366,20 @@ async def _release(response: aiohttp.ClientResponse) -> None:
     await response.wait_for_close()
 
 
+def _json(call: Call, body: Body) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError as exc:  # half of a surrogate pair, as of an argument in another encoding
+        raise call.error(EndpointRejected, f"a text that is no Unicode cannot be sent ({exc}): is it UTF-8?") from exc
+
+
 def _proxy(url: str) -> str | None:
     """Return the proxy for *url* that the environment names; None if there is none."""
     parts, proxies = urlsplit(url), getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
-    return None if not proxy or proxy_bypass(parts.netloc) else proxy
+    if not proxy or proxy_bypass(parts.netloc):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _ssl_context(url: str) -> ssl.SSLContext | bool:
@@ -369,7 +388,10 @@ def _ssl_context(url: str) -> ssl.SSLContext | bool:
         return True
     from httpx2 import create_ssl_context  # here, because nothing else of it is needed
 
-    return create_ssl_context()
+    try:
+        return create_ssl_context()
+    except OSError as exc:
+        raise ConfigurationError(f"the certificates that SSL_CERT_FILE or SSL_CERT_DIR names: {exc}") from exc
 
 
 _backoff = random_exponential(multiplier=0.2, max=LONGEST_PAUSE)

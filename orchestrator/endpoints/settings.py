@@ -39,6 +39,8 @@ def _meant(url: str) -> str:
 def base_url(url: str) -> str:
     """Strip the trailing slash and ``/v1``, which vLLM's own routes (``/tokenize``, ``/metrics``) do not have."""
     parts = urlsplit(url.strip())
+    if "@" in parts.netloc:
+        raise ValueError("a URL holds no name and password here: set api_key")
     if parts.scheme not in ("http", "https") or parts.query or parts.fragment or not _names_server(parts):
         raise ValueError(f"{url!r} is not the URL of a server; write it like {_meant(url)}")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
@@ -54,8 +56,8 @@ def _names_server(parts: SplitResult) -> bool:
 
 
 def none_if_empty(key: object) -> object:
-    """Read an empty key as None: a shell variable without a key is set to nothing."""
-    return None if key == "" else key
+    """Strip a key: the file of a secret may end with a line break. An empty one, as of an unset variable, is None."""
+    return (key.strip() or None) if isinstance(key, str) else key
 
 
 NotEmpty = Annotated[str, Field(min_length=1)]

@@ -96,7 +96,11 @@ class EventReader:
         if self._first:
             line, self._first = line.removeprefix(BOM_UTF8), False
         if line:
-            self._add(line)
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                self._data.append(value.removeprefix(b" "))
+            elif field == b"event":
+                self._name = value.removeprefix(b" ")
             return None
         data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
         event = ServerEvent(data, self._name, b"".join(self._lines))
@@ -104,13 +108,6 @@ class EventReader:
         self._data.clear()
         self._name, self._size = b"", 0
         return event
-
-    def _add(self, line: bytes) -> None:
-        field, _, value = line.partition(b":")
-        if field == b"data":
-            self._data.append(value.removeprefix(b" "))
-        elif field == b"event":
-            self._name = value.removeprefix(b" ")
 
 
 def begins_events(head: bytes) -> bool:

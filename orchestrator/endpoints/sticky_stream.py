@@ -12,7 +12,7 @@ from ..chain import Chain, Step, Stop, Token
 from ..events import Called
 from ..interfaces import REQUEST
 from ..step_ends import NO_BLOCKS, StepEnds
-from .token_stream import OUTSIDE, Closing, StepBuilder, TokenStream, grow
+from .token_stream import OUTSIDE, Closing, StepBuilder, TokenStream, grown
 
 
 class StickyStream:
@@ -51,20 +51,30 @@ class StickyStream:
         self._marked = False  # whether the token of the mark is in `_ahead`
         self._stopped = self._aborting = False  # no more tokens will be queued; the request is being closed
         self.writing = True
-        self._arrival = asyncio.Event()
+        self._written: Step | Exception | None = None  # the outcome of the write, once it is known
+        self._over = asyncio.Event()  # it is known, or nothing more will come
         self._reader = asyncio.create_task(self._read())
 
-    def continues(self, chain: Chain, ends: StepEnds, limit: int, top: int = 0) -> bool:
+    def continues(self, chain: Chain, ends: StepEnds, limit: int, top: int = 0, closing: Closing = OUTSIDE) -> bool:
         """Whether the stream can write the next step of *chain*: the same chain, ends, and no larger *top*."""
-        matches = not self.writing and chain == self._expected and ends == self._ends and top <= self._top
-        return matches and (not self._stopped or self._step_is_queued(limit))
+        same = chain == self._expected and (ends, closing) == (self._ends, self._closing)
+        return not self.writing and same and top <= self._top and (not self._stopped or self._step_is_queued(limit))
 
     async def write(self, chain: Chain, growing: StepBuilder, until: Callable[[Step], bool] | None, limit: int) -> Step:
         """Read the next step of *chain*. A failure or a cancellation closes the request first."""
         self.writing, self._limit, self._step = True, limit, REQUEST.get().step
+        self._growing, self._until, self._written = growing, until, None
+        self._over.clear()
         try:
-            step = await grow(growing, self._take, until)
-            assert step is not None  # None stands for a server that stopped at a stop string; this request has none.
+            while self._queue and self._written is None:
+                self._put(self._queue.popleft())
+            if self._written is None and not self._reader.done():
+                await self._over.wait()
+            match step := self._written:
+                case None:
+                    raise RuntimeError("the sticky stream was closed during a write")
+                case Exception():
+                    raise step
         except BaseException:
             await self.close()
             raise
@@ -119,20 +129,21 @@ class StickyStream:
         last = self._ahead[-len(token.text) - len(closing.text) :]  # The text of a mark may be that of a later token.
         self._step_ahead = self._step_ahead or end >= 0 or (closing.open and self._marked and closing.text in last)
 
-    async def _take(self) -> Token | Stop:
-        """Return the next item of the queue as soon as there is one; raise it if it is an exception."""
-        while not self._queue:
-            if self._reader.done():
-                raise RuntimeError("the sticky stream was closed during a write")
-            self._arrival.clear()
-            await self._arrival.wait()
-        item = self._queue.popleft()
-        if isinstance(item, Token):
-            return item
-        self._stopped = True
-        if isinstance(item, Exception):
-            raise item
-        return item
+    def _put(self, item: Token | Stop | Exception) -> None:
+        """Add *item* to the step that is being written, or queue it."""
+        if not self.writing or self._written is not None:
+            self._queue.append(item)
+            return
+        self._stopped = self._stopped or not isinstance(item, Token)
+        try:
+            if isinstance(item, str):
+                self._written = self._growing.end(item)
+            else:
+                self._written = grown(self._growing, item, self._until) if isinstance(item, Token) else item
+        except Exception as exc:
+            self._written = exc
+        if self._written is not None:
+            self._over.set()
 
     async def _read(self) -> None:
         """Send the request and queue what arrives, in the background task."""
@@ -146,15 +157,14 @@ class StickyStream:
                 finally:
                     self._aborting = True
         except Exception as exc:
-            self._queue.append(exc)
+            self._put(exc)
         finally:
-            self._arrival.set()
+            self._over.set()
 
     async def _read_ahead(self, arrivals: TokenStream) -> None:
         while True:
             item = await arrivals.take()
-            self._queue.append(item)
-            self._arrival.set()
+            self._put(item)
             if isinstance(item, str):
                 return
             if not self.writing:

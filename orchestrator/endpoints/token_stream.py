@@ -424,9 +424,14 @@ async def grow(
         token = await take()
         if isinstance(token, str):
             return _ended(growing, token)
-        room = growing.room
-        stop = growing.add(token)
-        if until and growing.room < room and stop != "end" and not growing.in_mark and until(growing.so_far()):
-            return growing.end("until")
-        if stop:
-            return growing.end(stop)
+        if step := grown(growing, token, until):
+            return step
+
+
+def grown(growing: StepBuilder, token: Token, until: Callable[[Step], bool] | None) -> Step | None:
+    """Add *token*; return the step if it is complete, or if *until* returns true for it."""
+    room = growing.room
+    stop = growing.add(token)
+    if until and growing.room < room and stop != "end" and not growing.in_mark and until(growing.so_far()):
+        stop = "until"
+    return growing.end(stop) if stop else None

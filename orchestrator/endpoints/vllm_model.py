@@ -79,7 +79,7 @@ class VllmModel:
             self.role, vocabulary, chain, ends=ends, limit=limit, opening=begun, top=top, closing=closing
         )
         sticky = self._sticky.get(stack) if stack else None
-        if sticky and not opening and sticky.continues(chain, ends, limit, top):
+        if sticky and not opening and sticky.continues(chain, ends, limit, top, closing):
             return await sticky.write(chain, growing, until, limit)
         if sticky and not sticky.writing:
             await sticky.close()

@@ -501,8 +501,8 @@ def _tokens(choice: Reply, ids: Sequence[int], logprobs: int | None, *, matched:
         raise TypeError(text)
     known = choice.get("logprobs")
     if logprobs is None or not known:
-        pieces = [text] if len(ids) == 1 and not matched else []
-        return tuple([Token(part, id=number) for part, number in spell(text, ids, pieces, cut=matched)])
+        parts = [(text, ids[0])] if len(ids) == 1 and not matched else spell(text, ids, (), cut=matched)
+        return tuple([Token(part, id=number) for part, number in parts])
     spelt = spell(text, ids, known["tokens"], cut=matched)
     rows = zip(spelt, known["token_logprobs"], known["top_logprobs"], strict=True)
     return tuple(

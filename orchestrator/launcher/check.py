@@ -49,7 +49,7 @@ def inspect_machine(pair: Pair) -> Machine:
     started = pair.started
     models = {(server.model, server.revision) for server in started.values()}
     models |= {drafter for path in started if (drafter := pair.drafter(path)) is not None}
-    addresses = {(server.host, server.port) for server in started.values() if server.port}
+    addresses = {(server.host, server.port) for server in started.values()}
     memory = _query_driver() if any(server.gpus for server in started.values()) else []
     visible = visible_cards(os.environ)
     return Machine(
@@ -112,8 +112,8 @@ def _errors(pair: Pair, machine: Machine) -> Iterator[str]:
     for path, server in pair.started.items():
         if reason := machine.taken.get((server.host, server.port)):
             yield (
-                f"{path}.port: {server.host}:{server.port} is not available ({reason}): stop the program that uses it, "
-                "or set another port"
+                f"{path}: {server.host}:{server.port} is not available ({reason}): stop the program that uses it, or "
+                "set another port or host"
             )
         if server.port and (other := ports.setdefault(server.port, path)) != path:
             yield f"{other} and {path} have the same port {server.port}: set different ports, or leave them out"

@@ -148,6 +148,10 @@ def _check(servers: Sequence[Server]) -> None:
     names = [server.name for server in servers]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"two servers share a name: {', '.join(names)}")
+    if any({**os.environ, **server.env}.get("VLLM_API_KEY") for server in servers):
+        raise ConfigurationError(
+            "VLLM_API_KEY is set: unset it, or start a server with a key yourself, and name its url and api_key"
+        )
     if any(server.program == vllm_program() for server in servers) and importlib.util.find_spec("vllm") is None:
         raise ConfigurationError(f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}")
 

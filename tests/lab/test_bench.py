@@ -137,16 +137,6 @@ def test_samples_of_other_problems_are_refused_and_discarded_with_fresh(
     assert orjson.loads(samples(FIGURES).read_bytes().partition(b"\n")[0])["seed"] == 7
 
 
-def test_other_weights_are_other_models(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trained_again(*roles: str, world: str) -> dict[str, str]:
-        return dict.fromkeys(roles, "others")
-
-    measured()
-    monkeypatch.setattr(bench, "weights_digest", trained_again)
-    with pytest.raises(ConfigurationError, match=r"other: models"):
-        measured()
-
-
 @pytest.fixture
 def long_models(monkeypatch: pytest.MonkeyPatch) -> None:
     def trained(*roles: str, world: str) -> str:

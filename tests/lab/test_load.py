@@ -19,7 +19,6 @@ from lab.crowd import (
     Crowd,
     Deployment,
     Load,
-    Timing,
     Workload,
     attempt,
     cpu_seconds,
@@ -143,22 +142,6 @@ def test_other_problems_keep_up_the_load_until_the_last_counted_one_has_ended() 
     # Beside the long one: problem 1, and others that end 4, 6 and 8 s after it began. The fifth is cancelled.
     assert block.seconds == 9.0
     assert solver.solved == ["other 0", "other 1", "problem 1", "other 2", "other 3", "other 0", "problem 0"]
-
-
-def test_without_a_warm_up_the_counted_problems_begin_at_once_beside_others() -> None:
-    solver = PacedSolver()
-    crowd = Crowd(Load(concurrency=3), TASKS[:2], OTHERS, attempts(solver)(SHIPPED), 3, 0, warm_up=0)
-    block, _ = run(crowd.run())
-    assert (block.seconds, block.took, solver.most) == (2.0, 2.0, 3)
-    assert block_of(PacedSolver(), Load(concurrency=3)).took == 6.0  # two before the counted ones
-
-
-def test_an_error_that_comes_without_waiting_ends_the_block() -> None:
-    async def broken(task: Task, seed: int) -> Timing:
-        raise ValueError(task.problem)
-
-    with pytest.raises(ValueError, match="other"):
-        run(Crowd(Load(2), TASKS[:2], OTHERS, broken, 3, 0).run())
 
 
 def test_a_run_that_takes_too_long_has_failed_and_is_cancelled() -> None:

@@ -146,21 +146,6 @@ def test_every_nth_untried_mutant_is_tried_in_the_order_of_the_source_and_each_s
     assert list(session.results) == tried
 
 
-def test_slow_tests_run_only_for_mutants_that_pass_the_others(
-    forked: Any, monkeypatch: pytest.MonkeyPatch, session: Session
-) -> None:
-    parts: list[str] = []
-
-    def run_forked(tests: str, seconds: float, limit: float) -> tuple[str, str]:
-        parts.append(tests)
-        return ("killed" if tests == "fast" and len(parts) > 3 else "survived"), ""
-
-    monkeypatch.setattr(forked, "run_forked", run_forked)
-    forked.main(Path("session"), "fast;slow", 3)
-    assert parts == ["fast", "slow", "fast", "slow", "fast", "fast"]
-    assert session.results == {2: "survived", 5: "killed", 1: "killed"}
-
-
 def test_tests_that_fail_without_any_mutant_are_named(forked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked, "run_forked", always("killed"))
     with pytest.raises(SystemExit, match="the tests fail without any mutant: slow"):

@@ -52,7 +52,7 @@ class StreamingModel(ScriptedModel):
             return await super().write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
         ends, growing = step_ends(chain, stop), self._builder(chain, "", stop, limit, top)
         stream = self._streams.get(stack)
-        if stream is None or not stream.continues(chain, ends, limit, top):
+        if stream is None or not stream.continues(chain, ends, limit, top, CLOSING):
             if stream is not None:
                 await stream.close()
 

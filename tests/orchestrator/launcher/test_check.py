@@ -68,7 +68,7 @@ def test_what_the_machine_lacks_is_named() -> None:
     assert f"vLLM is not installed: {install_command('vllm')}; without a GPU" in complaint(pair(), Machine(False))
     taken = Machine(taken={("127.0.0.1", 8001): "Address already in use"})
     for wrong, path in ((pair({"port": 8001}), "large"), (three(tiny={"port": 8001}), "small.small")):
-        assert f"{path}.port: 127.0.0.1:8001 is not available (Address already in use)" in complaint(wrong, taken)
+        assert f"{path}: 127.0.0.1:8001 is not available (Address already in use)" in complaint(wrong, taken)
 
 
 def test_all_errors_are_reported_at_once() -> None:
