@@ -39,8 +39,6 @@ def _meant(url: str) -> str:
 def base_url(url: str) -> str:
     """Strip the trailing slash and ``/v1``, which vLLM's own routes (``/tokenize``, ``/metrics``) do not have."""
     parts = urlsplit(url.strip())
-    if "@" in parts.netloc:
-        raise ValueError("a URL holds no name and password here: set api_key")
     if parts.scheme not in ("http", "https") or parts.query or parts.fragment or not _names_server(parts):
         raise ValueError(f"{url!r} is not the URL of a server; write it like {_meant(url)}")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -162,7 +162,7 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
         keys = [*self.keys, *(client.key for client in self.clients.values())]
         if any(not key.get_secret_value().strip() for key in keys):
             raise ValueError("a key is empty")
-        if len({key.get_secret_value() for key in keys}) < len(keys):
+        if len({key.get_secret_value().strip() for key in keys}) < len(keys):
             raise ValueError("a key is there twice among keys and clients: give every client its own")
         if not (keys or self.insecure or private(self.host)):
             raise ValueError(

@@ -47,8 +47,9 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
     async with built(solver, settings) as (service, logs):
         server = ServiceServer(service, settings, logs.log.info)
         names, keys, clients = ", ".join(service.context.models.served), len(settings.keys), len(settings.clients)
-        with listen(settings.host, settings.port) as listening:
+        with listen(settings.host, settings.port, settings.send_seconds) as listening:
             host, port = listening.getsockname()[:2]
+            host = f"[{host}]" if ":" in host else host
             await warmed(solver)
             logs.log.info("serving", url=f"http://{host}:{port}/v1", models=names, keys=keys, clients=clients)
             await server.serve([listening])

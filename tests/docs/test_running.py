@@ -112,7 +112,9 @@ def servers() -> Iterator[Servers]:
 def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the documents' commands read: files of their names, and the results of earlier commands."""
     folder = tmp_path_factory.mktemp("material")
-    rows = [{"id": str(n), "problem": f"What is {n} + {42 - n}?", "answer": ANSWER} for n in range(PROBLEMS)]
+    rows = [
+        {"id": str(n), "problem": f"What is {n} + {42 - n}?", "answer": ANSWER, "key": "B"} for n in range(PROBLEMS)
+    ]
     lines = "".join(f"{json.dumps(row)}\n" for row in rows)
     for name in ("problems.jsonl", "math500.jsonl"):
         (folder / name).write_text(lines)
@@ -120,7 +122,7 @@ def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path
     (folder / "problem.txt").write_text(rows[0]["problem"])
     graded = [{"question": row["problem"], "answer": f"It is 42.\n#### {ANSWER}"} for row in rows]
     (folder / "gsm8k.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in graded))
-    columns = {"problem": "problem", "question": "problem", "answer": "answer", "key": "answer"}
+    columns = {"problem": "problem", "question": "problem", "answer": "answer", "key": "key"}
     pa: Any = importlib.import_module("pyarrow")  # it has no types
     pq: Any = importlib.import_module("pyarrow.parquet")
     table = pa.table({name: [row[column] for row in rows] for name, column in columns.items()})

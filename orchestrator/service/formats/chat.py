@@ -57,7 +57,7 @@ class Turn(Part):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
-    name: None = None
+    name: str | None = None  # no chat template has a place for it
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
@@ -67,18 +67,17 @@ class Turn(Part):
     tool_calls: Items[ToolCallPart] | None = None
     tool_call_id: Annotated[CallId | None, Field(validate_default=True)] = None
     provider_specific_fields: dict[str, Any] | None = None
+    parsed: Any = None  # by OpenAI's SDK, from the content
 
     @model_validator(mode="before")
     @classmethod
     def _as_clients_keep_it(cls, turn: object) -> object:
-        """An earlier answer, and the result of a call, may have no content; the result may name the tool."""
+        """An earlier answer, and the result of a call, may have no content."""
         if not isinstance(turn, dict):
             return turn
         fields, role = cast("dict[str, Any]", turn), cast("dict[str, Any]", turn).get("role")
         if role in ("assistant", "tool") and fields.get("content") is None:
             fields = {**fields, "content": ""}
-        if role == "tool" and isinstance(fields.get("name"), str):
-            fields = {**fields, "name": None}
         return fields
 
     @field_validator("tool_calls")

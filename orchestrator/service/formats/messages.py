@@ -30,7 +30,6 @@ from .schemas import (
     MAX_TOOLS,
     SERVED,
     CallId,
-    Effort,
     Empty,
     Items,
     ModelName,
@@ -54,7 +53,6 @@ from .schemas import (
 BILLING = "x-anthropic-billing-header"
 """The beginning of a system block that Claude Code changes with every request, so that no prefix cache could hit."""
 
-EFFORTS: dict[str, Effort] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
 OWN_TOOLS = "the service runs no tools; send tools with an input_schema, which the client runs"
 TEXT_ONLY = f"the methods read text only; send text blocks, or {SERVED}"
 
@@ -347,7 +345,7 @@ class MessagesRequest(Conversation, Request):
             super().wanted,
             tokens=self.max_tokens,
             thinking=most,
-            effort="minimal" if self._disabled else EFFORTS[effort] if effort else None,
+            effort="minimal" if self._disabled else effort,
             stops=self.stop_sequences or (),
             rest_for_answer=True,
         )

@@ -29,7 +29,9 @@ from .schemas import Effort, Request, StepspecOptions, Wanted
 AUTO = "auto"
 ROLES: tuple[Role, ...] = ("small", "large")
 
-EFFORT: Mapping[Effort, float] = {"minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0}
+EFFORT: Mapping[Effort, float] = {
+    "minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0, "max": 1.0,
+}  # fmt: skip
 """The share of the configured tokens for thinking that a request gets; the tokens for the answer stay."""
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

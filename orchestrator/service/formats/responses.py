@@ -30,7 +30,6 @@ from .schemas import (
     CallId,
     ChosenFunction,
     Effort,
-    Empty,
     FunctionTool,
     ItemContent,
     Items,
@@ -86,6 +85,7 @@ class FunctionCallItem(Item):
     call_id: CallId
     name: Name
     arguments: Arguments = "{}"
+    parsed_arguments: Any = None  # by OpenAI's SDK
 
 
 class FunctionCallOutputItem(Item):
@@ -144,10 +144,10 @@ def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
 
 
 class Reasoning(Part):
-    """The effort of the reasoning."""
+    """The effort of the reasoning. Its text is in the output, whatever *summary* asks for."""
 
     effort: Effort | None = None
-    summary: None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: None = None
 
 
@@ -188,7 +188,7 @@ class ResponsesRequest(OpenaiRequest):
 
     # Features that no method has; clients may send the values that turn them off.
     background: Literal[False] | None = None
-    include: Empty = None
+    include: Items[Literal["reasoning.encrypted_content"]] | None = None  # agents ask always; the text is in the output
     truncation: Literal["disabled"] | None = None
     previous_response_id: None = None
     conversation: None = None

@@ -59,7 +59,7 @@ TopK: TypeAlias = Annotated[int, Field(ge=-1)] | None
 Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=1024)]
 Stops: TypeAlias = Annotated[list[Stop], Field(max_length=4, fail_fast=True)]
 """As many stop strings as OpenAI allows, and vLLM."""
-Effort: TypeAlias = Literal["minimal", "low", "medium", "high", "xhigh"]
+Effort: TypeAlias = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -178,6 +178,7 @@ class TextPart(Part):
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: Any = None
 
 
 class ItemPart(Part):
@@ -187,6 +188,8 @@ class ItemPart(Part):
     text: str
     annotations: Items[Any] | None = None
     logprobs: Items[Any] | None = None
+    prompt_cache_breakpoint: Any = None
+    parsed: Any = None  # by OpenAI's SDK, from the text
 
 
 Content: TypeAlias = Annotated[str | Items[TextPart], BeforeValidator(only_text)]
@@ -227,6 +230,7 @@ class CalledFunction(Part):
 
     name: Name
     arguments: Arguments = "{}"
+    parsed_arguments: Any = None  # by OpenAI's SDK
 
 
 class ToolCallPart(Part):
@@ -428,6 +432,7 @@ class OpenaiRequest(Request):
     metadata: Metadata | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
     # Load generators send them. A run ends with its answer, or with its budget: what two models would write beyond the
     # answer says nothing about a method.

@@ -72,7 +72,7 @@ class Clients:
         self._clock = clock
         unnamed: Iterable[tuple[str, str]] = (("", key.get_secret_value()) for key in settings.keys)
         named = ((name, client.key.get_secret_value()) for name, client in settings.clients.items())
-        self._digests = [(name, hashlib.sha256(key.encode()).digest()) for name, key in (*unnamed, *named)]
+        self._digests = [(name, hashlib.sha256(key.strip().encode()).digest()) for name, key in (*unnamed, *named)]
         self._clients: Mapping[str, Client] = settings.clients
         self._buckets: dict[str, tuple[Bucket | None, Bucket | None]] = {}
 

@@ -171,7 +171,7 @@ class RequestMiddleware:
 def request_path(scope: Scope) -> str:
     """Return the path without the prefix that a proxy may leave in it; routes are found by the same rule."""
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
-    return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
+    return path.removeprefix(root) or "/" if root and f"{path}/".startswith(f"{root}/") else path
 
 
 def error_response(error: ApiError, request: ServiceRequest) -> Response:

@@ -110,7 +110,7 @@ class Runs:
                     ):
                         yield self
             finally:
-                self._count_large()
+                self._request.large_tokens = sum(counts.large for counts in self.counts)
 
     def __aiter__(self) -> Self:
         return self
@@ -173,14 +173,9 @@ class Runs:
             self._changed.set()
             return
         self.solutions[choice] = solution
-        self._count_large()
         if len(self.solutions) == len(self.run_requests):
             self._request.upstream = max(counts.upstream for counts in self.counts)
         self._put(RunResult(self._request, choice, solution))
-
-    def _count_large(self) -> None:
-        """Note what the large model did for all runs so far."""
-        self._request.large_tokens = sum(counts.large for counts in self.counts)
 
     def _put(self, item: RunItem) -> None:
         self._context.observe(item)

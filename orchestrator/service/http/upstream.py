@@ -90,6 +90,10 @@ class BrokenAnswer(Exception):
     """A server broke off its answer."""
 
 
+class SilentAnswer(BrokenAnswer):
+    """Nothing came of an answer for as long as a server may be silent."""
+
+
 class Forwarding:
     """
     Forwards a *request* to the servers of *model*, an *endpoint*, over *http*, and the answer over *connection*.
@@ -129,6 +133,10 @@ class Forwarding:
                 await self.endpoint.call(self.to)
         except EndpointError as exc:
             raise self.refusal(exc) from exc
+        except ApiError as exc:  # the client takes nothing
+            if not self.connection.started:
+                raise
+            self.request.error, self.request.status = exc, exc.status
         except TimeoutError:
             error = ApiError(504, f"the {self.model.role} model did not answer in time", code="deadline", retry=False)
             if not self.connection.started:
@@ -245,7 +253,7 @@ class Forwarding:
         await self.connection.start({**EVENT_STREAM, **_returned(response)}, response.status, failure=answer.failed)
         try:
             await self.connection.send(passed)
-            while part := await _read(response, deadlines.between):
+            while part := await self._part(response, server):
                 await self.connection.send(answer.add(part))
             rest = answer.finish()
         except (BrokenAnswer, EventTooLarge) as exc:
@@ -257,6 +265,15 @@ class Forwarding:
         finally:
             self.request.large_tokens += min(answer.written, most) if self.counted else 0
         await self.connection.finish(rest)
+
+    async def _part(self, response: aiohttp.ClientResponse, server: VllmEndpoint) -> bytes:
+        """Return the next part. A healthy server may be silent: parsers of calls keep their text until it is whole."""
+        while True:
+            try:
+                return await _read(response, server.settings.deadlines.between)
+            except SilentAnswer:
+                if not await _is_healthy(self.endpoint, server):
+                    raise
 
     def refusal(self, exc: EndpointError) -> ApiError:
         """Return the error of a request that no server has answered."""
@@ -420,7 +437,7 @@ async def _read(response: aiohttp.ClientResponse, seconds: float) -> bytes:
         async with asyncio.timeout(seconds):
             return await response.content.readany()
     except TimeoutError:
-        raise BrokenAnswer(f"nothing came for {seconds:g} s") from None
+        raise SilentAnswer(f"nothing came for {seconds:g} s") from None
     except BROKEN as exc:
         raise BrokenAnswer("did the server die?") from exc
 

@@ -124,6 +124,7 @@ def _logger(settings: ServiceSettings) -> Any:
         last: list[Any] = [structlog.processors.ExceptionRenderer(traceback), structlog.processors.JSONRenderer()]
     else:
         plain = structlog.dev.plain_traceback
+        shared.append(_printable)
         last = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
     return structlog.wrap_logger(
         structlog.PrintLogger(cast("TextIO", stream)),
@@ -131,6 +132,14 @@ def _logger(settings: ServiceSettings) -> Any:
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
+
+
+def _printable(logger: Any, name: str, fields: Any) -> Any:
+    """Escape control characters: clients choose paths and users, and a terminal obeys its escape sequences."""
+    escaped = {
+        k: v.encode("unicode_escape").decode() for k, v in fields.items() if isinstance(v, str) and not v.isprintable()
+    }
+    return {**fields, **escaped}
 
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)

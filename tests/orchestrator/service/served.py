@@ -215,7 +215,7 @@ async def reachable(
 ) -> AsyncGenerator[tuple[str, ServiceServer, asyncio.Task[None]]]:
     """Serve at a real socket until the block is left; yield the URL."""
     server = ServiceServer(service, settings, log)
-    with listen(settings.host, settings.port) as listening:
+    with listen(settings.host, settings.port, settings.send_seconds) as listening:
         host, port = listening.getsockname()[:2]
         running = asyncio.create_task(server.serve([listening]))
         try:

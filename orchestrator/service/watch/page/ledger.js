@@ -16,10 +16,9 @@ export function ledgerOf(view) {
   const accounts = Object.fromEntries(
     ["small", "large", "critic"].map((role) => [role, account(view, role, (call) => call.role === role)]),
   );
-  const isAccepted = (one) => (one.fate === "kept" && one.verdict?.kind === "accept") || one.repair?.chosen;
-  const byMethod = view.drafts.filter((one) => !one.alone); // nobody judges what the large model writes alone
-  const accepted = byMethod.filter(isAccepted).length;
-  const drafts = accepted + byMethod.filter((one) => one.repair && !one.repair.chosen).length;
+  const byVerdict = (one) => one.author === "small" && one.fate === "kept" && one.verdict?.kind === "accept";
+  const accepted = view.drafts.filter((one) => byVerdict(one) || one.repair?.chosen).length;
+  const drafts = accepted + view.drafts.filter((one) => one.repair && !one.repair.chosen).length;
   const { small, large } = accounts;
   const kept = small.kept + large.kept;
   const discarded = small.discarded + large.discarded;

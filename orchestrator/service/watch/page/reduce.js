@@ -46,8 +46,7 @@ const isPending = (draft) => ["drafted", "accepted", "rejected"].includes(draft.
 
 function draftAs(view, index, step, at) {
   const draft = { number: view.drafts.length, index, period: view.restarts.length, ...written(step), at };
-  const alone = view.decided?.choice === "large";
-  return { ...draft, alone, fate: "drafted", verdict: null, kept: null, repair: null, judged: 0, rejectedWithin: [] };
+  return { ...draft, fate: "drafted", verdict: null, kept: null, repair: null, judged: 0, rejectedWithin: [] };
 }
 
 const answerText = (text) => text.replaceAll(THINK_END, "").trim();

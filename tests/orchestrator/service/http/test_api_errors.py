@@ -85,7 +85,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text", "str"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content", "read text only"),
-    ({"messages": [{**TURN, "name": "Bob"}]}, "messages[0].name", "leave it out"),
     ({"messages": [{**TURN, "contents": ""}]}, "messages[0].contents", "/openapi.json lists all"),
     ({"temperatures": 1}, "temperatures", "did you mean 'temperature'"),
     ({"temperature": 3}, "temperature", "less than or equal to 2"),
