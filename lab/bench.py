@@ -199,7 +199,6 @@ BASELINES = (LARGE, SMALL, SEQUENTIAL, SHIPPED, THINKING_SEQUENTIAL, THINKING)
 OTHERS = (
     Arm.of("SpecReason, hedged", "specreason", hedge=0.9),
     Arm.of("SpecReason, greedy", "specreason", {"read": "greedy"}),
-    Arm.of("SpecReason, sure bets", "specreason", sure_bets=True),
     Arm.of("SpecReason, large answers", "specreason", answer="large"),
     Arm.of("SpecReason, small ends", "specreason", ending="small"),
     Arm.of("choose", "choose"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepspec.evals.report.canvas import INK, plot, standalone, styled, svg
+from stepspec.evals.report.canvas import INK, VARIABLES, Markup, plot, styled, svg
 
 COLOURS = ("#1f5fbf", "#7a8794", "#c2410c", "#15803d", "#7e22ce", "#a16207")
 MARKERS = "osD^vP"
@@ -38,3 +38,11 @@ def load_curves(curves: Sequence[Curve], across: str, up: str) -> str:
         f"{curve.name}, {load}: {rate:.3g}, {seconds:.2f}" for curve in curves for rate, seconds, load in curve.dots
     )
     return standalone(svg(figure, f"{across}, {up}. {described}"))
+
+
+def standalone(drawing: Markup) -> str:
+    """Return *drawing* as a file of its own, in the light theme."""
+    values = "".join(f"--{name}:{value};" for name, value in VARIABLES.items())
+    style = f"<style>svg{{{values}background:var(--card);font-family:system-ui,sans-serif}}</style>"
+    opening, _, rest = drawing.partition(">")
+    return f'{opening} xmlns="http://www.w3.org/2000/svg">{style}{rest}\n'

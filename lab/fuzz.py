@@ -92,6 +92,7 @@ def steps() -> Target:
 
 def templates() -> Target:
     """A chat template is learnt, or refused."""
+    from lab.templates import ask
     from stepspec.orchestrator.endpoints.chat_template import cut
     from stepspec.orchestrator.errors import MissingCapability
 
@@ -105,7 +106,7 @@ def templates() -> Target:
                 f"{head}stepspecfirst{turn}<answer>\nstepspecreply\n</answer>{answer}",
                 f"{head}stepspecfirst{turn}stepspecreply{turn}stepspecsecond{answer}{begun}",
             ])  # fmt: skip
-            assert template.ask("Why?").count("Why?") >= 1
+            assert ask(template, "Why?").count("Why?") >= 1
             for thinks in (True, False):
                 assert template.begin(head + begun, thinks=thinks).startswith(head + begun)
 
@@ -116,13 +117,14 @@ def traces() -> Target:
     """A line of a trace is an event, or refused."""
     from stepspec.orchestrator import trace
     from stepspec.orchestrator.errors import ConfigurationError
+    from tests.fakes import replay
 
     def run(content: bytes) -> None:
         events = list[Any]()
         with suppress(ConfigurationError):
             events += [trace.parse(line).event for line in content.split(b"\n")]
         with suppress(ConfigurationError):
-            trace.replay(events)
+            replay(events)
 
     return run
 

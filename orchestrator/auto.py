@@ -533,9 +533,8 @@ class AutoRun:
                 return event
             record.probed = record.steps
             return replace(event, choice="large", ahead=ASIDE.ahead, probe=True, reason=f"a probe; {event.reason}")
-        if event.index < self.lead or self._shadow is not None or record.users or record.shadows >= LEAST:
-            return event
-        if self.auto.pace is None:
+        crowded = record.users or record.shadows >= LEAST
+        if crowded or self.auto.pace is None or self._shadow is not None or event.index < self.lead:
             return event
         accepted = record.accepted.entries and record.accepted.entries[-1][1]  # a rejected draft ends a probe
         costs, judged = estimate.costs, record.judged[1].entries

@@ -12,14 +12,14 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp
 from typing import Any, TypeAlias, TypeVar
 
 from .auto import AutoRun
 from .chain import Accept, Chain, Rollback, Step, Verdict
 from .concurrency import to_the_end
 from .errors import EndpointUnavailable
-from .events import Drafted, Event, Judged, Lost, Observer, Purpose
+from .events import Drafted, Judged, Lost, Observer, Purpose
 from .interfaces import KEPT_OPEN, REQUEST, Policy, RequestContext, foreseeable, guarded, prepare, verify
 from .repetition import OBSTACLES, obstacle
 
@@ -37,14 +37,12 @@ class LookaheadControl:
     *ahead* is the number of drafts that may be made beyond the next one to be committed. With 0 the run is sequential:
     one draft, then its verdict; but what a policy can `prepare` for a verdict always starts together with the draft.
     A hedge is a repair that starts before the verdict. A draft is hedged if its `confidence` is at most *hedge* (0:
-    none). With a *hedge* of 1 every draft is, and the repair starts together with the draft. With *sure_bets* no draft
-    is made beyond one that is not sure enough; None bets on every draft. With *auto* the depth is what it decided, and
-    no draft is hedged while the large model has a queue.
+    none). With a *hedge* of 1 every draft is, and the repair starts together with the draft. With *auto* the depth is
+    what it decided, and no draft is hedged while the large model has a queue.
     """
 
     ahead: int = 0
     hedge: float = 0.0
-    sure_bets: SureBets | None = None
     auto: AutoRun | None = None
 
     @classmethod
@@ -65,39 +63,6 @@ class LookaheadControl:
         """Whether the repair of *draft* starts before its verdict."""
         hedging = self.hedging
         return hedging > 0 and draft.author == "small" and bool(draft.tokens) and confidence(draft) <= hedging
-
-    def bets_on(self, draft: Step) -> bool:
-        """Whether a next draft may be made before the verdict on *draft*."""
-        return self.sure_bets is None or self.sure_bets.allows(draft)
-
-
-@dataclass(eq=False)
-class SureBets:
-    """
-    The least confidence of a draft to bet on, adapted so that a share of `TARGET` of these drafts is accepted.
-
-    The idea is Kangaroo's (Liu et al. 2024, arXiv:2404.18911), which ends drafting at a token of low confidence; here
-    the unit is a step, and the threshold adapts (Robbins and Monro, 1951). A draft is sure enough if its confidence is
-    at least exp(-*doubt*). A rejected bet divides *doubt* by `FACTOR`; an accepted one multiplies it by FACTOR ** ((1 -
-    TARGET) / TARGET), so that it stays where it is when the share `TARGET` is accepted.
-    """
-
-    doubt: float = 1.0
-
-    TARGET, FACTOR = 0.8, 1.1
-    LEAST, MOST = 1e-4, 10.0  # nats, the bounds of *doubt*
-
-    def allows(self, draft: Step) -> bool:
-        """Whether *draft* is sure enough to bet on; a step that is not judged always is."""
-        return draft.author != "small" or not draft.tokens or confidence(draft) >= exp(-self.doubt)
-
-    def observe(self, event: Event) -> None:
-        """Learn from a verdict on a draft that was sure enough to bet on."""
-        if not isinstance(event, Judged) or event.draft.author != "small" or not self.allows(event.draft):
-            return
-        accepted = isinstance(event.verdict, Accept)
-        change = log(self.FACTOR) * ((1 - self.TARGET) / self.TARGET if accepted else -1)
-        self.doubt = min(self.MOST, max(self.LEAST, self.doubt * exp(change)))
 
 
 def confidence(step: Step) -> float:
@@ -196,11 +161,10 @@ class Lookahead:
 
     async def _draft_ahead(self, chain: Chain) -> None:
         """Make one draft after the other, as far ahead as the control allows, and start the verdict on each."""
-        bet_on = True
         try:
             while not (self._over(chain) or self._spent(chain)):
                 index = len(chain.steps)
-                await self._turn(index - self._first, bet_on=bet_on)
+                await self._turn(index - self._first)
                 prepared: asyncio.Task[Step] | None = None
                 if (preparing := prepare(self._policy, chain)) is not None:
                     prepared = self._early_repairs[index] = self._start(preparing, self._context("verify", index))
@@ -212,16 +176,16 @@ class Lookahead:
                 verifying = self._verify(index, chain, draft, prepared)
                 judging = self._start(verifying, self._context("verify", index))
                 self._pending.put_nowait((index, draft, judging))
-                chain, bet_on = chain.extend(draft), self._control.bets_on(draft)
+                chain = chain.extend(draft)
             raise EOFError("nothing is left to draft: the chain is over or its budget spent")
         except (Exception, asyncio.CancelledError) as exc:
             self._pending.put_nowait(exc)  # next() raises it if the bet is won; of a lost bet it does not matter.
 
-    async def _turn(self, number: int, *, bet_on: bool) -> None:
-        """Wait until the lookahead reaches draft *number*; without *bet_on*, until the loop asks for that draft."""
+    async def _turn(self, number: int) -> None:
+        """Wait until the lookahead reaches draft *number*."""
         depth = self._control.depth()
         KEPT_OPEN.set(self._kept_open if depth else None)
-        while number >= self._awaited + (depth if bet_on else 0):
+        while number >= self._awaited + depth:
             self._wanted.clear()
             await self._wanted.wait()
             depth = self._control.depth()

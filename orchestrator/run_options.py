@@ -149,9 +149,6 @@ class RunOptions(BaseModel):
         bool | None,
         RunOption("Reject a draft in a loop, and end a run that stays in it; by default, unless one model is alone."),
     ] = None
-    sure_bets: Annotated[
-        bool, RunOption("Work ahead only of drafts that are likely to be accepted.", calibrated=False)
-    ] = False
     delimiter: Annotated[Delimiter, RunOption(r"What ends a step, by default \n\n; may be repeated.")] = BLANK_LINE
     priority: Annotated[
         Priority,
@@ -228,7 +225,6 @@ class RunOverrides(TypedDict, total=False):
     ending: EndedBy | None
     answer: AnsweredBy | None
     stop_loops: bool | None
-    sure_bets: bool | None
     delimiter: Delimiter | None
     priority: int | None
     system: str | None

@@ -12,9 +12,8 @@ from typing import Any, cast, get_args
 import orjson
 from pydantic import ConfigDict, TypeAdapter
 
-from .chain import Chain
 from .errors import ConfigurationError
-from .events import Answered, Committed, Event, Started
+from .events import Event
 
 # Infinities are written as strings, because JSON has no such numbers. Each event is wrapped in a tuple, because
 # pydantic accepts no config for a dataclass.
@@ -71,22 +70,6 @@ def write(path: Path, moments: Iterable[Moment]) -> None:
 
 def read(path: Path) -> list[Moment]:
     return [parse(line) for line in path.read_bytes().splitlines() if line.strip()]
-
-
-def replay(events: Iterable[Event]) -> Chain:
-    """Rebuild the chain from the events of one run; its last steps are the answer."""
-    chain: Chain | None = None
-    for event in events:
-        match event:
-            case Started(messages=messages, tools=tools, thinks=thinks):
-                chain = Chain(messages, tools=tools, thinks=thinks)
-            case Committed(step=step) | Answered(step=step) if chain is not None:
-                chain = chain.extend(step)
-            case _:
-                pass
-    if chain is None:
-        raise ConfigurationError("the trace does not begin with the event Started")
-    return chain
 
 
 class Recorder:

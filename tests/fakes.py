@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, wraps
@@ -17,7 +17,8 @@ import pytest
 from lab.virtual_clock import run as run
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
 from stepspec.orchestrator.endpoints.token_stream import OUTSIDE, Closing, StepBuilder, grow, step_ends
-from stepspec.orchestrator.events import Called, Event, Fate, Verb
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Answered, Called, Committed, Event, Fate, Started, Verb
 from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
 
 P = ParamSpec("P")
@@ -291,3 +292,19 @@ def constructed(kind: type[T], monkeypatch: pytest.MonkeyPatch) -> list[T]:
 
     monkeypatch.setattr(kind, "__init__", appending)
     return objects
+
+
+def replay(events: Iterable[Event]) -> Chain:
+    """Rebuild the chain from the events of one run; its last steps are the answer."""
+    chain: Chain | None = None
+    for event in events:
+        match event:
+            case Started(messages=messages, tools=tools, thinks=thinks):
+                chain = Chain(messages, tools=tools, thinks=thinks)
+            case Committed(step=step) | Answered(step=step) if chain is not None:
+                chain = chain.extend(step)
+            case _:
+                pass
+    if chain is None:
+        raise ConfigurationError("the trace does not begin with the event Started")
+    return chain

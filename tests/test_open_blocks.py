@@ -10,10 +10,11 @@ from typing import Any, TypeAlias
 import pytest
 from aiohttp import web
 
+from lab.templates import learn
 from stepspec import Message, Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Tool, ToolCall
-from stepspec.orchestrator.endpoints import GREEDY, Template, VllmEndpoint, learn
+from stepspec.orchestrator.endpoints import GREEDY, Template, VllmEndpoint
 from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.events import Answering, Event, Started
 from stepspec.orchestrator.markers import KNOWN, ThinkingMarkers, pairs_in

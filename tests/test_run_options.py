@@ -21,7 +21,7 @@ SCRIPT = '''
 import importlib.machinery, json, os, sys
 
 MODULE = "stepspec.orchestrator.run_options"
-ANCHOR = "    sure_bets: Annotated["
+ANCHOR = "    delimiter: Annotated["
 DUMMY = '    dummy: Annotated[Count, RunOption("A dummy for a test.", commands=("solve", "serve"))] = 7\\n'
 
 class Loader(importlib.machinery.SourceFileLoader):

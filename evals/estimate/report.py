@@ -173,11 +173,8 @@ def settings_file(
 
     *prior* is what `auto` begins with. API keys are left out.
     """
-    endpoints = {
-        role: endpoint_table(getattr(settings, role))
-        for role in ("small", "large", "critic")
-        if getattr(settings, role)
-    }
+    named = {role: getattr(settings, role) for role in ("small", "large", "critic")}
+    endpoints = {role: endpoint_table(endpoint) for role, endpoint in named.items() if endpoint}
     if suffix_scoring:
         endpoints["large"]["suffix_scoring"] = True
     tables: dict[str, Any] = {"options": dict(options)} if options else {}

@@ -62,16 +62,12 @@ def _down(value: float, digits: int) -> float:
     return floor(round(value * 10.0**digits, 6)) / 10.0**digits
 
 
-def _up(value: float, digits: int) -> float:
-    return -_down(-value, digits)
-
-
 def _cut_by(which: Tokens) -> Callable[[float, float], Mapping[str, Any]]:
-    return lambda value, words: {"threshold": _up(-value, 2), "tokens": which, "words": _up(max(words, -value), 2)}
+    return lambda value, words: {"threshold": -_down(value, 2), "tokens": which, "words": -_down(min(-words, value), 2)}
 
 
 def _mean_options(value: float, words: float) -> Mapping[str, Any]:
-    return {"threshold": _up(words, 2), "words": _up(words, 2), "mean": _up(-value, 3)}
+    return dict.fromkeys(("threshold", "words"), -_down(-words, 2)) | {"mean": -_down(value, 3)}
 
 
 def _grade(read: Callable[[Mapping[str, float]], float]) -> Callable[[Mapping[str, float]], float]:

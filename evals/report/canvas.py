@@ -3,7 +3,7 @@
 A drawing of matplotlib as SVG for a page: its colours are the page's variables, and its text stays text.
 
 A drawing is made in placeholder colours, which are then replaced by variables, so that it follows the page's theme;
-`standalone` gives the variables values. Attributes take the place of style attributes, which the page's policy forbids.
+Attributes take the place of style attributes, which the page's policy forbids.
 """
 
 from __future__ import annotations
@@ -140,11 +140,3 @@ def _attributes(style: str) -> str:
     style = FONT.sub(lambda match: f"; font-size: {match[1]}px", style)
     rules = (rule.partition(":") for rule in style.split(";") if rule.strip())
     return "".join(f' {name.strip()}="{value.strip()}"' for name, _, value in rules if name.strip() != "font-family")
-
-
-def standalone(drawing: Markup) -> str:
-    """Return *drawing* as a file of its own, in the light theme."""
-    values = "".join(f"--{name}:{value};" for name, value in VARIABLES.items())
-    style = f"<style>svg{{{values}background:var(--card);font-family:system-ui,sans-serif}}</style>"
-    opening, _, rest = drawing.partition(">")
-    return f'{opening} xmlns="http://www.w3.org/2000/svg">{style}{rest}\n'

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from stepspec.orchestrator.endpoints.chat_template import Messages, Template, learn
+from lab.templates import ask, learn
+from stepspec.orchestrator.endpoints.chat_template import Messages, Template
 from stepspec.prompts import load
 
 from ..worlds import mistakes, short
@@ -203,7 +204,7 @@ class Writer:
         if kind == vocabulary.SAME:
             other = draft if rng.random() < 0.5 else want if not fine else mistakes.corrupt(rng, problem, state)
             question, fine = question.format(step=other.strip()), other == draft
-        row.add(self.encode(self.template.ask(question, prompt.opening)), branch=number, leaves=leaves, learn=False)
+        row.add(self.encode(ask(self.template, question, prompt.opening)), branch=number, leaves=leaves, learn=False)
         verdict = "Yes" if fine else "No"
         if kind == "specreason.grade":
             verdict = str(short.grade(problem, state, draft))

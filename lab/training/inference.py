@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from lab.templates import ask
 from stepspec.evals.testbed.problems import THINK_END
 from stepspec.prompts import load
 
@@ -95,7 +96,7 @@ class JudgedStep:
 def grades(model: Qwen3ForCausalLM, writer: Writer, cases: Sequence[JudgedStep], *, rows: int = 64) -> list[float]:
     """Return the grade, 0 to 9, that *model* gives to every case: the mean over the probabilities of the ten digits."""
     prompt = load("specreason.grade")
-    question = writer.encode(writer.template.ask(prompt.text, prompt.opening))
+    question = writer.encode(ask(writer.template, prompt.text, prompt.opening))
     digits = torch.tensor([writer.encode(str(digit))[0] for digit in range(10)])
     model.eval()
     out: list[float] = []

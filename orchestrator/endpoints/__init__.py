@@ -1,6 +1,6 @@
 """The vLLM client: settings, and models that write, score and ask over HTTP."""
 
-from .chat_template import Template, learn
+from .chat_template import Template
 from .interfaces import ModelEndpoint
 from .replicas import ReplicatedEndpoint, ReplicatedModel, connect
 from .reward_model import RewardModelEndpoint
@@ -23,5 +23,4 @@ __all__ = [
     "VllmEndpoint",
     "VllmModel",
     "connect",
-    "learn",
 ]

@@ -7,7 +7,7 @@ A chain is laid out as ``prefix + steps``, where
               `Template.opened`: the assistant's turn and its thinking block are open;
     steps     is the text of the steps, joined. The thinking stays open, whatever is appended.
 
-A judge's question about a chain is laid out as ``prefix + steps + Template.ask(question, opening)``, which is
+A judge's question about a chain is laid out as ``prefix + steps + turn + question + answer``, which is
 
     turn      ends the assistant's turn where the steps end (the thinking is not closed) and opens a user's turn;
     question  the text, unchanged;
@@ -39,7 +39,7 @@ between that and the reply, and one after it: the `ThinkingMarkers.handover` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -57,7 +57,6 @@ from ..markers import (
 )
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
-Render: TypeAlias = Callable[[Messages, bool], str]
 Marks: TypeAlias = tuple[str, ...]  # what opens and closes the thinking block and, if given, the reply
 Source: TypeAlias = Literal["template", "effect", "setting", "unknown"]
 
@@ -104,10 +103,6 @@ class Template:
     def block(self) -> str:
         """The mark that opens the thinking block; "" if there is none."""
         return self.markers.opening.rstrip() if self.thinks or self.skipped else ""
-
-    def ask(self, question: str, opening: str = "") -> str:
-        """Return the text that follows the steps when a judge answers *question*, which begins with *opening*."""
-        return f"{self.turn}{question}{self.headed(self.answer)}{opening}"
 
     def headed(self, prompt: str) -> str:
         """Return *prompt*, after which the model answers at once, with as much of `head` as it does not end in."""
@@ -179,18 +174,12 @@ class Template:
         return replace(self, answer=answer, opened=opened, thinks=True, markers=markers, skipped=skipped, source=source)
 
 
-def learn(render: Render, marks: Marks | None = None) -> Template:
-    """
-    Learn a chat template from *render*, which takes messages and whether to add a generation prompt.
-
-    *marks* are those that the user has set, if any. Raise `MissingCapability` if the template does not show its turns
-    one after the other, word for word.
-    """
-    return cut([render(messages, generate) for messages, generate in CONVERSATIONS], marks)
-
-
 def cut(rendered: Sequence[str], marks: Marks | None = None) -> Template:
-    """Cut a template out of the *rendered* `CONVERSATIONS`. Raise `MissingCapability` as `learn` does."""
+    """
+    Cut a template out of the *rendered* `CONVERSATIONS`. *marks* are those that the user has set, if any.
+
+    Raise `MissingCapability` if the template does not show its turns one after the other, word for word.
+    """
     question, reply, reasoned, wrapped, second_question = rendered
     start = _after(question, _FIRST)
     head = _between(reply, _FIRST, _REPLY)

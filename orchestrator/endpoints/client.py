@@ -38,14 +38,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity import wait_random_exponential as random_exponential
 
 from ..concurrency import background
-from ..errors import (
-    ConfigurationError,
-    EndpointError,
-    EndpointRejected,
-    EndpointUnavailable,
-    EndpointUnreachable,
-    ModelGone,
-)  # fmt: skip
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, ModelGone
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext, holding
 from .failures import no_connection
@@ -245,20 +238,16 @@ class Connection:
             return await self._send_once(call, path, body)
 
     async def _send_once(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
-        if self._session is None:
-            self._session = self._open_session()
         method, content, headers = "GET", None, CARRIED.get()
         if body is not None:
             method, content, headers = "POST", _json(call, body), {"Content-Type": "application/json", **headers}
         url = f"{self.endpoint.url}{path}"
         async with self._starts:
             try:
+                self._session = self._session or self._open_session()
                 response = await self._session.request(method, url, data=content, headers=headers, proxy=self._proxy)
                 self._heard = asyncio.get_running_loop().time()
                 log.debug("%s %s: %d", method, url, response.status)
-                if response.method != method:
-                    asked = f"it redirects to {response.url}: name that URL"
-                    raise call.error(EndpointRejected, f"HTTP {response.history[0].status}: {asked}")
                 if response.status >= 400:
                     raise _refusal(http_error(call, response.status, await response.read(), path), response)
             except BROKEN as exc:
@@ -388,10 +377,7 @@ def _ssl_context(url: str) -> ssl.SSLContext | bool:
         return True
     from httpx2 import create_ssl_context  # here, because nothing else of it is needed
 
-    try:
-        return create_ssl_context()
-    except OSError as exc:
-        raise ConfigurationError(f"the certificates that SSL_CERT_FILE or SSL_CERT_DIR names: {exc}") from exc
+    return create_ssl_context()
 
 
 _backoff = random_exponential(multiplier=0.2, max=LONGEST_PAUSE)

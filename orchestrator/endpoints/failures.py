@@ -41,6 +41,8 @@ def _reason(exc: Exception, url: str, seconds: float) -> str:
     cause = exc.certificate_error if isinstance(exc, aiohttp.ClientConnectorCertificateError) else exc
     cause = cause.os_error if isinstance(cause, aiohttp.ClientConnectorError) else cause
     match cause:
+        case FileNotFoundError():
+            return "no certificates are where SSL_CERT_FILE or SSL_CERT_DIR says"
         case ssl.SSLCertVerificationError():
             why = cause.verify_message.rstrip(".")
             return f"the TLS certificate of {host} is refused ({why}); SSL_CERT_FILE may name an authority to trust"

@@ -24,7 +24,6 @@ from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Decided, Event, Observer, Started
 from stepspec.orchestrator.interfaces import Policy, PolicyFactory
-from stepspec.orchestrator.lookahead import SureBets
 from stepspec.orchestrator.nesting import NestedPair, described, leaves, named, require_agreement, servers
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as run_to_the_answer
@@ -130,7 +129,6 @@ class Solver:
         self.large = connected(self._endpoint("large"))
         self.critic = connected_critic(settings)
         self.auto = Auto(settings.prior)
-        self.sure_bets = SureBets()
 
     def _endpoint(self, role: Role) -> Endpoint | NestedPair:
         endpoint = self.settings.small if role == "small" else self.settings.large
@@ -295,8 +293,6 @@ class Solver:
 
         def watch(event: Event) -> None:
             recorder(event)
-            if run.sure_bets:
-                self.sure_bets.observe(event)
             auto.read(recorder.moments[-1])
             if isinstance(event, Decided) and event.advice and not auto.record.explained:
                 auto.record.explained = True
@@ -313,7 +309,6 @@ class Solver:
         parts = replace(models, watch=auto.watch if auto.aside else None).parts(
             run,
             auto if auto.aside else None,
-            self.sure_bets,
             fallback=None if run.policy == "small" else large,
             stop=stop,
             lost=None if baseline else lost,

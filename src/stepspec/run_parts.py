@@ -29,7 +29,7 @@ from stepspec.orchestrator.endpoints.vllm_protocol import Format, no_room
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError
 from stepspec.orchestrator.events import Observer, Stage
 from stepspec.orchestrator.interfaces import AnsweredBy, AnswerParser, Critic, Model, Policy, answered_by, ended_by
-from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
+from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair, Nesting
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run_options import RunOptions
@@ -152,7 +152,7 @@ class Models:
         by = name if name in policies.BASELINES else "large" if self.parser else answer or paper
         return None if by == "method" else _budgeted(self.small if by == "small" else self.large, self.budget)
 
-    def parts(self, run: RunOptions, auto: AutoRun | None, sure_bets: SureBets, **other: Any) -> RunParts:
+    def parts(self, run: RunOptions, auto: AutoRun | None, **other: Any) -> RunParts:
         """
         Put together a run with the options *run*; *other* parts are those of `RunParts` that no option says.
 
@@ -162,7 +162,7 @@ class Models:
         return RunParts(
             self.policy_of(run),
             self.budget,
-            LookaheadControl(run.ahead, run.hedge, sure_bets if run.sure_bets else None, auto),
+            LookaheadControl(run.ahead, run.hedge, auto),
             answerer=answerer,
             by_method=answerer is None,
             parser=self.parser,

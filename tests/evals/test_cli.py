@@ -186,10 +186,8 @@ def test_shared_options_are_those_of_methods_that_are_no_files(tmp_path: Path) -
 
 def test_a_method_is_named_with_its_options_and_those_of_the_solver() -> None:
     assert arm("specreason") == Arm.of("specreason", "specreason")
-    spec = "specreason:threshold=8.5, read=greedy,ahead=0,sure_bets=true"
-    assert arm(spec) == Arm.of(spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, sure_bets=True)
-    spec = "specreason:sure_bets=true"
-    assert arm(spec) == Arm.of(spec, "specreason", sure_bets=True)
+    spec = "specreason:threshold=8.5, read=greedy,ahead=0,hedge=0.5"
+    assert arm(spec) == Arm.of(spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, hedge=0.5)
 
 
 def test_a_policy_file_is_an_arm_of_its_name(tmp_path: Path) -> None:

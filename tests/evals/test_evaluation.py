@@ -26,8 +26,9 @@ from stepspec.evals.runner import LocalWorker, WorkerSlot
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
-from stepspec.orchestrator.trace import read, replay
+from stepspec.orchestrator.trace import read
 from stepspec.settings import Settings
+from tests.fakes import replay
 
 from ..stand_in import FakeVllm, Refuse
 

@@ -21,8 +21,9 @@ from stepspec.evals.sample import SolvedTask, Task
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
-from stepspec.orchestrator.trace import read, replay
+from stepspec.orchestrator.trace import read
 from stepspec.settings import Settings
+from tests.fakes import replay
 
 from ..stand_in import FakeVllm, Refuse
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.templates import learn
 from stepspec import Sampling, Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain
 from stepspec.orchestrator.doctor import diagnose
-from stepspec.orchestrator.endpoints import learn
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError
 from stepspec.orchestrator.events import Answering, Event
 from stepspec.orchestrator.run import Outcome, RunParts

@@ -20,10 +20,11 @@ from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.service.formats.deltas import DeltaBuilder, TokenCounts
 from stepspec.orchestrator.solution import Solution
-from stepspec.orchestrator.trace import Moment, replay
+from stepspec.orchestrator.trace import Moment
 from stepspec.policies import METHODS
 from stepspec.run_parts import Models
 from stepspec.settings import load
+from tests.fakes import replay
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import BOUNDED, PROBLEM, arm, working

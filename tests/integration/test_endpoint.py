@@ -14,12 +14,13 @@ import orjson
 import pytest
 from jinja2 import Environment
 
+from lab.templates import ask, learn
 from stepspec.evals.testbed import servers
 from stepspec.evals.testbed.servers import endpoint as endpoint_of
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import THINK_END, Chain, Message, Role, Step, Tool, ToolCall
 from stepspec.orchestrator.doctor import diagnose, examine, render, report_json
-from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint, VllmModel, learn, vllm_protocol
+from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint, VllmModel, vllm_protocol
 from stepspec.orchestrator.endpoints.chat_template import Messages
 from stepspec.orchestrator.endpoints.client import separate_cache
 from stepspec.orchestrator.errors import EndpointRejected
@@ -139,7 +140,7 @@ async def test_a_judges_probabilities_are_over_the_full_vocabulary(pair: Pair) -
         model = endpoint.model()
         chain = PROBLEM.extend(await step_of(model))
         grades = await model.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening)
-        question = await endpoint.encoder.literally(endpoint.template.ask(GRADE.text, GRADE.opening))
+        question = await endpoint.encoder.literally(ask(endpoint.template, GRADE.text, GRADE.opening))
         body = vllm_protocol.completion_body(
             endpoint.name, [*await endpoint.encoder.chain(chain), *question], vllm_protocol.GREEDY, 1
         )

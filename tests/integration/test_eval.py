@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import orjson
 import pytest
 
-from stepspec.orchestrator.trace import read, replay
+from stepspec.orchestrator.trace import read
+from tests.fakes import replay
 
 from .conftest import Pair
 from .deployed import descendants, title

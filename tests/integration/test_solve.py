@@ -17,6 +17,7 @@ from stepspec.orchestrator.events import Committed, Judged
 from stepspec.orchestrator.interfaces import answered_by
 from stepspec.orchestrator.launcher import Served
 from stepspec.policies import BASELINES, METHODS
+from tests.fakes import replay
 
 from .conftest import Pair, running_requests
 
@@ -59,7 +60,7 @@ async def test_a_trace_replays_to_the_same_chain(pair: Pair, tmp_path: Path) -> 
     async with solver(pair) as solving:
         solution = await solving.solve(fresh_tasks(1, 3)[0].problem, trace_to=path)
     moments = trace.read(path)
-    chain = trace.replay(moment.event for moment in moments)
+    chain = replay(moment.event for moment in moments)
     thinking, answer = chain.parts()
     assert (thinking.text, answer.text.strip()) == (solution.thinking, solution.text)
     assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)

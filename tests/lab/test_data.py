@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from lab.templates import ask
 from lab.worlds.short import RIGHT, WRONG, generate, worked_steps
 from stepspec.prompts import load
 
@@ -40,7 +41,7 @@ def text(writer: Writer, ids: list[int]) -> str:
 
 def test_the_question_of_the_judge_has_the_layout_of_the_endpoints(data: Any, writer: Writer) -> None:
     prompt = load("specreason.grade")
-    question = writer.template.ask(prompt.text, prompt.opening)
+    question = ask(writer.template, prompt.text, prompt.opening)
     assert "<think>\n\n</think>" in question
     count = 0
     for row in rows(writer, 20):

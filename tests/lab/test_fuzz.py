@@ -29,6 +29,7 @@ from stepspec.orchestrator.service.formats.messages import CountTokensRequest, M
 from stepspec.orchestrator.service.formats.responses import ResponsesRequest
 from stepspec.orchestrator.service.formats.validation import explain
 from stepspec.settings import load
+from tests.fakes import replay
 
 CALL = Call("small", "http://host", "write")
 fuzz = settings(
@@ -169,7 +170,7 @@ def test_lines_of_traces(data: st.DataObject) -> None:
     line = mutated(data.draw(st.sampled_from([STARTED, COMMITTED])), data)
     body = orjson.dumps(line) if data.draw(st.booleans()) else data.draw(st.binary(max_size=80))
     with suppress(ConfigurationError):
-        trace.replay([trace.parse(body).event])
+        replay([trace.parse(body).event])
 
 
 @pytest.mark.parametrize("line", [b"[" * 100_000, b'{"a":' * 100_000, b'{"at": 1e999, "event": "Started"}'])

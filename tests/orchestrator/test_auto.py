@@ -46,8 +46,9 @@ from stepspec.orchestrator.events import (
 )
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.solution import stretches
-from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, replay
+from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse
 from stepspec.policies import Led, Solo, SpecReason
+from tests.fakes import replay
 
 from ..fakes import Previous, ScriptedModel, counting, run
 from .arms import ARMS, PROBLEM, Arm, arm, pair, taste

@@ -13,7 +13,7 @@ from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.events import Called, Committed, Drafted, Judged, Lost, Repaired, Started
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.reason import End
-from stepspec.orchestrator.trace import replay
+from tests.fakes import replay
 
 from ..fakes import run
 from .arms import ARMS, BOUNDED, PROBLEM, Arm, arm, taste, working

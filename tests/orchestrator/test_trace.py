@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Chain, Rollback, Step, Token
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Answered, Committed, Event, Finished, Judged, Started
-from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, read, replay, write
+from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, read, write
+from tests.fakes import replay
 
 from ..fakes import run
 from .arms import ARMS, BOUNDED, PROBLEM, arm

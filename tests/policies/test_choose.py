@@ -16,9 +16,10 @@ from stepspec.orchestrator.events import Answered, Called, Chosen, Committed, Ev
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.solution import Solution
-from stepspec.orchestrator.trace import Moment, dump, parse, replay
+from stepspec.orchestrator.trace import Moment, dump, parse
 from stepspec.policies import Choose, SpecReason
 from stepspec.policies.choose import forks, shuffle
+from tests.fakes import replay
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import BOUNDED, PROBLEM, arm

@@ -20,14 +20,10 @@ from ...errors import (
 )
 
 TYPES: Mapping[int, str] = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
-    500: "server_error",
     503: "service_unavailable_error",
     504: "timeout_error",
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, Literal, cast
 
 import aiohttp
@@ -88,10 +89,6 @@ async def _is_healthy(endpoint: ReplicatedEndpoint, server: VllmEndpoint) -> boo
 
 class BrokenAnswer(Exception):
     """A server broke off its answer."""
-
-
-class SilentAnswer(BrokenAnswer):
-    """Nothing came of an answer for as long as a server may be silent."""
 
 
 class Forwarding:
@@ -253,7 +250,8 @@ class Forwarding:
         await self.connection.start({**EVENT_STREAM, **_returned(response)}, response.status, failure=answer.failed)
         try:
             await self.connection.send(passed)
-            while part := await self._part(response, server):
+            healthy = partial(_is_healthy, self.endpoint, server)  # parsers of calls keep their text until it is whole
+            while part := await _read(response, deadlines.between, healthy):
                 await self.connection.send(answer.add(part))
             rest = answer.finish()
         except (BrokenAnswer, EventTooLarge) as exc:
@@ -265,15 +263,6 @@ class Forwarding:
         finally:
             self.request.large_tokens += min(answer.written, most) if self.counted else 0
         await self.connection.finish(rest)
-
-    async def _part(self, response: aiohttp.ClientResponse, server: VllmEndpoint) -> bytes:
-        """Return the next part. A healthy server may be silent: parsers of calls keep their text until it is whole."""
-        while True:
-            try:
-                return await _read(response, server.settings.deadlines.between)
-            except SilentAnswer:
-                if not await _is_healthy(self.endpoint, server):
-                    raise
 
     def refusal(self, exc: EndpointError) -> ApiError:
         """Return the error of a request that no server has answered."""
@@ -431,13 +420,17 @@ def _returned(response: aiohttp.ClientResponse) -> dict[str, str]:
     return {name: value for name in RETURNED_HEADERS if (value := response.headers.get(name)) is not None}
 
 
-async def _read(response: aiohttp.ClientResponse, seconds: float) -> bytes:
-    """Return the next part of an answer; b"" at its end. Raise `BrokenAnswer`."""
+async def _read(
+    response: aiohttp.ClientResponse, seconds: float, healthy: Callable[[], Awaitable[bool]] | None = None
+) -> bytes:
+    """Return the next part of an answer; b"" at its end. Raise `BrokenAnswer`, but not if a *healthy* one is silent."""
     try:
-        async with asyncio.timeout(seconds):
-            return await response.content.readany()
-    except TimeoutError:
-        raise SilentAnswer(f"nothing came for {seconds:g} s") from None
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    return await response.content.readany()
+            if healthy is None or not await healthy():
+                raise BrokenAnswer(f"nothing came for {seconds:g} s")
     except BROKEN as exc:
         raise BrokenAnswer("did the server die?") from exc
 

@@ -35,7 +35,7 @@ KNOB = THRESHOLDS["specreason"]
 NON_DEFAULT = Settings.model_validate(
     {
         "options": {"threshold": 3, "read": "greedy"}, "ahead": 1, "hedge": 0.5, "lead": 2,
-        "sure_bets": True, "sampling": {"temperature": 0.8, "seed": 5},
+        "sampling": {"temperature": 0.8, "seed": 5},
     }
 )  # fmt: skip
 
@@ -66,13 +66,12 @@ async def recorded_calls(base: int, *places: tuple[int, float | None]) -> list[d
 def test_the_calibrated_arm_has_the_settings_except_for_the_threshold() -> None:
     assert served_arm(NON_DEFAULT, KNOB, 8) == Arm.of(
         "specreason", "specreason", {"threshold": 8, "read": "greedy"}, ahead=1, hedge=0.5, lead=2,
-        sure_bets=True,
     )  # fmt: skip
 
 
 async def test_the_method_gets_the_settings_and_the_large_model_runs_alone() -> None:
     large, method = await recorded_calls(0, (3, None), (3, 8.5))
-    expected = {name: getattr(NON_DEFAULT, name) for name in ("ahead", "hedge", "lead", "sure_bets")}
+    expected = {name: getattr(NON_DEFAULT, name) for name in ("ahead", "hedge", "lead")}
     assert {name: method[name] for name in expected} == expected
     assert method["options"] == {"threshold": 8.5, "read": "greedy"}
     assert {name: large[name] for name in expected} == {name: getattr(LARGE.run, name) for name in expected}
@@ -137,7 +136,7 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
             assert solver.models == promise.models == {"small": "fake", "large": "fake"}
     loaded = settings.load()
     assert loaded.options == {"read": "greedy", "threshold": 0.5}
-    assert (loaded.lead, loaded.ahead, loaded.sure_bets) == (1, 1, False)
+    assert (loaded.lead, loaded.ahead) == (1, 1)
     assert (loaded.sampling, loaded.budget.tokens) == (Sampling(temperature=0.7, top_p=0.95), 200)
     assert loaded.calibration is not None
     conditions = loaded.conditions()

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from lab.charts import standalone
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import canvas, charts
 from stepspec.evals.report.canvas import Markup, element
@@ -25,7 +26,7 @@ def arms() -> list[ArmFigures]:
 
 
 def parsed(drawn: Markup) -> ElementTree.Element:
-    return ElementTree.fromstring(canvas.standalone(drawn))
+    return ElementTree.fromstring(standalone(drawn))
 
 
 def texts(drawn: Markup) -> list[str]:
@@ -105,7 +106,7 @@ def test_a_drawing_follows_the_theme_and_the_policy_of_the_page(arms: list[ArmFi
     assert drawn == charts.scatter(arms)  # byte for byte
     assert not re.findall('(?:fill|stroke)="#', drawn.replace("#000000", ""))
     for name, colour in canvas.VARIABLES.items():
-        assert f"--{name}:{colour};" in canvas.standalone(drawn)
+        assert f"--{name}:{colour};" in standalone(drawn)
 
 
 def test_text_only_ever_becomes_text(arms: list[ArmFigures]) -> None:

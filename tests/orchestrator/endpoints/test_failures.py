@@ -163,6 +163,9 @@ async def test_certificates(certificate: Path, monkeypatch: pytest.MonkeyPatch) 
         assert "no model 'at all' is served here" in error.cause
         error = await failure(f"http://127.0.0.1:{port}")
         assert "does it expect https://?" in error.cause
+        monkeypatch.setenv("SSL_CERT_FILE", "gone")
+        error = await failure(f"https://localhost:{port}")
+        assert error.cause == "no connection: no certificates are where SSL_CERT_FILE or SSL_CERT_DIR says"
 
 
 async def test_the_proxy_is_named_with_the_way_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +176,8 @@ async def test_the_proxy_is_named_with_the_way_around_it(monkeypatch: pytest.Mon
     error = await failure("http://model.example:8000")
     assert error.cause.startswith(f"no connection to the proxy {proxy}: nothing listens at 127.0.0.1:")
     assert error.cause.endswith("add model.example to no_proxy if the server needs no proxy")
+    monkeypatch.setenv("http_proxy", proxy.removeprefix("http://"))  # as other programs take it
+    assert (await failure("http://model.example:8000")).cause == error.cause
     async with site(answering("no")) as address:
         monkeypatch.setenv("https_proxy", f"http://{address}")
         error = await failure("https://model.example:8000")

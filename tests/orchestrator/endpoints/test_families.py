@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from lab.templates import ask, learn
 from stepspec.orchestrator.answer import close
 from stepspec.orchestrator.chain import THINK_END, Chain, Step
-from stepspec.orchestrator.endpoints import Template, VllmEndpoint, learn
+from stepspec.orchestrator.endpoints import Template, VllmEndpoint
 from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.markers import KNOWN, THINK
 
@@ -45,7 +46,7 @@ def test_the_prompt_ends_where_the_model_would_begin_to_think(family: Family) ->
 @every_family
 def test_a_judge_answers_outside_of_the_thinking(family: Family) -> None:
     """Its prompt ends where the family's own conversation would have a reply begin whose thinking was skipped."""
-    question = learnt(family).ask("QUESTION", "The grade is ")
+    question = ask(learnt(family), "QUESTION", "The grade is ")
     assert question == f"{family.turn}QUESTION{family.answer}The grade is "
     for markers in KNOWN:
         opened, closed = question.count(markers.opening.rstrip()), question.count(markers.closing)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 from hypothesis import given
@@ -463,6 +464,31 @@ async def test_a_probe_of_a_busy_server_has_no_less_than_one_of_an_idle_server()
     only.scripted.latency = lambda chain: 1.0 if chain == PROBLEM else 4.5
     fail_once(only)
     async with replicated(only, between=2.0) as endpoint:
+        assert (await endpoint.model().write(PROBLEM)).text
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("odd")])
+@jumping
+async def test_to_connect_anew_to_a_busy_server_may_take_long_and_may_fail_in_any_way(fault: Exception | None) -> None:
+    only, made = server(A, queue=QueueGauges(8, 3)), list[Endpoint]()
+
+    class Anew(MortalEndpoint):
+        async def __aenter__(self) -> Self:
+            if len(made) == 2:
+                await asyncio.sleep(60)
+                if fault:
+                    raise fault
+            return await super().__aenter__()
+
+    def make(settings: Endpoint) -> VllmEndpoint:
+        made.append(settings)
+        return cast("VllmEndpoint", Anew(settings, only))
+
+    fail_once(only)
+    async with ReplicatedEndpoint(replicated(only).settings, make) as endpoint:
+        with pytest.raises(EndpointUnavailable) if fault else nullcontext():
+            await endpoint.model().write(PROBLEM)
+        await asyncio.sleep(5)
         assert (await endpoint.model().write(PROBLEM)).text
 
 

@@ -206,6 +206,11 @@ async def test_what_cannot_be_started_is_refused_with_the_cure(monkeypatch: pyte
     with pytest.raises(ConfigurationError, match="share a name"):
         async with launch([scripted(), scripted()]):
             pytest.fail("which one is large?")
+    with monkeypatch.context() as keyed:
+        keyed.setenv("VLLM_API_KEY", "secret")
+        with pytest.raises(ConfigurationError, match="VLLM_API_KEY is set: unset it, or"):
+            async with launch([scripted()]):
+                pytest.fail("nobody knows the key")
     monkeypatch.setattr(importlib.util, "find_spec", dict[str, str]().get)
     with pytest.raises(ConfigurationError, match=re.escape(f"{install_command('vllm')}; without a GPU")):
         async with launch([Server("large", "anything", served_name="toy")]):

@@ -148,6 +148,8 @@ NEUTRAL: list[dict[str, Any]] = [
     {"metadata": {"a": "b"}, "modalities": ["text"], "verbosity": "medium", "parallel_tool_calls": True},
     {"n": 1, "stop": None, "seed": None, "max_tokens": None, "stream": None, "stream_options": None, "user": "u"},
     {"response_format": {"type": "text"}},
+    {"reasoning_effort": "max", "prompt_cache_options": {"mode": "explicit"}},
+    {"messages": [{**TURN, "name": "ann"}, {"role": "assistant", "content": "2", "parsed": None, "name": "bot"}, TURN]},
     {"stepspec": None},
     {"stepspec": {"options": None, "budget": None, "ahead": None}},
     {"stream": True, "stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}},
@@ -294,7 +296,9 @@ async def test_a_prompt_that_does_not_fit_is_the_clients_mistake() -> None:
 def test_statuses(exc: Exception, status: int, code: str) -> None:
     refusal = errors.api_error(exc)
     assert (refusal.status, refusal.code) == (status, code)
-    assert orjson.loads(refusal.body)["error"]["type"] == errors.TYPES[status]
+    assert orjson.loads(refusal.body)["error"]["type"] == errors.TYPES.get(
+        status, "server_error" if status >= 500 else "invalid_request_error"
+    )
     assert "secret" not in refusal.message
     assert ("Retry-After" in refusal.all_headers) is (status in (429, 503))
 

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint
+from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.endpoints.sse import EventReader
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.service.http.errors import ApiError
@@ -493,6 +494,20 @@ async def test_a_priority_that_the_server_refuses_is_left_out_from_then_on() -> 
         replies = [await served.post("/v1/completions", {"model": "huge", "prompt": "x"}, **BY) for _ in range(2)]
     assert [reply.status for reply in replies] == [200, 200]
     assert ["priority" in orjson.loads(body) for _, _, body in behind.got] == [True, False, False]
+
+
+async def test_a_stream_may_be_silent_while_its_server_is_healthy() -> None:
+    """As one is whose parser of calls keeps its text until a call is whole."""
+    behind = Behind([b'data: {"choices": [{"index": 0}]}\n\n', b"data: [DONE]\n\n"], STREAM, gate=asyncio.Event())
+    async with passing(behind) as served:
+        large: Any = served.service.context.offer.engine.large
+        (server,) = large.up
+        server.settings = server.settings.model_copy(update={"deadlines": Deadlines(between=0.3)})
+        assert behind.gate
+        asyncio.get_running_loop().call_later(1.0, behind.gate.set)
+        reply = await ask(served, stream=True)
+    assert (reply.status, reply.body.endswith(b"data: [DONE]\n\n")) == (200, True)
+    assert b"broke off" not in reply.body
 
 
 async def test_health_feeds_the_breaker_and_readiness_follows_all_servers() -> None:

@@ -29,6 +29,8 @@ WRONG_KEYS = ("Bearer three", "Bearer one,two", "Bearer ", "Basic one", "one", "
 def test_keys(header: str | None) -> None:
     assert (Clients(LOCKED).find(header) is None) is (header in WRONG_KEYS)
     assert Clients(chosen()).find(header) == ""
+    secret = chosen(clients={"ann": {"key": "one\n"}}, keys=["two "])  # as files of secrets end
+    assert (Clients(secret).find(header) is None) is (header in WRONG_KEYS)
 
 
 async def test_without_a_key_only_the_upkeep_answers() -> None:
@@ -59,7 +61,8 @@ async def test_a_key_is_needed_wherever_a_proxy_puts_it(root: str) -> None:
             assert (await served.get(path)).status == 401, path
         for path in ("/v1/models", "/api/v1/models"):
             assert (await served.get(path, authorization="Bearer one")).status == 200, path
-        assert (await served.get("/api/health")).status == 200
+        for path in ("/api/health", "/api"):  # the latter is redirected to the page
+            assert (await served.get(path)).status == 200
         reply = await served.post("/api/v1/chat/completions", {"model": "auto", "messages": []})
         assert reply.status == 401
 

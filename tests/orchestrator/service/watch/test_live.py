@@ -9,6 +9,7 @@ import orjson
 
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.events import Answering, Committed, Finished, Started
+from tests.fakes import replay
 
 from ....stand_in import Refuse
 from ..served import ANSWER, THINKING, chosen, serving
@@ -24,7 +25,7 @@ async def test_a_run_is_streamed_as_a_trace_that_replays() -> None:
     assert isinstance(events[-1], Finished)
     assert "".join(event.text for event in events if isinstance(event, Answering)) == ANSWER
     assert sum(isinstance(event, Committed) for event in events) == 3
-    assert trace.replay(events).text == f"{THINKING}</think>\n\n{ANSWER}"
+    assert replay(events).text == f"{THINKING}</think>\n\n{ANSWER}"
     assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)
     kind, _, payload = last.partition("\ndata: ")
     solution = orjson.loads(payload)

@@ -285,6 +285,13 @@ async def test_every_request_has_a_log_line_with_the_prompt_only_if_configured(
     assert ("So one." in printed) is False
 
 
+def test_a_path_with_the_escape_sequences_of_a_terminal_is_logged_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    RequestLog(chosen(log_format="console"))(RequestFailed(ServiceRequest("r", "GET", "/\x1b[31mX", {}), ValueError()))
+    printed = capsys.readouterr().err
+    assert "/\\x1b[31mX" in printed
+    assert "\x1b" not in printed
+
+
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_a_failure_is_logged_without_the_prompt(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The variables of the functions that failed have the key and the problem in them."""

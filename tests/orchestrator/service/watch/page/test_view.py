@@ -25,7 +25,8 @@ from stepspec.orchestrator.events import (
     Started,
 )
 from stepspec.orchestrator.ledger import Account, Ledger
-from stepspec.orchestrator.trace import parse, replay
+from stepspec.orchestrator.trace import parse
+from tests.fakes import replay
 
 from ....arms import ARMS
 from ....nesting.families import INNER, OUTER
