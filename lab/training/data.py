@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from lab.templates import ask, learn
 from stepspec.orchestrator.endpoints.chat_template import Messages, Template
 from stepspec.prompts import load
 
+from ..templates import ask, learn
 from ..worlds import mistakes, short
 from ..worlds.short import Difficulty, Problem, State
 from . import tokenizer as vocabulary

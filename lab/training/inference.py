@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from lab.templates import ask
 from stepspec.evals.testbed.problems import THINK_END
 from stepspec.prompts import load
 
+from ..templates import ask
 from ..worlds.short import Problem
 from .data import Writer
 from .tokenizer import END_OF_TEXT, END_OF_TURN

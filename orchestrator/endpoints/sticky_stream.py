@@ -66,15 +66,9 @@ class StickyStream:
         self._growing, self._until, self._written = growing, until, None
         self._over.clear()
         try:
-            while self._queue and self._written is None:
+            while self._queue and not self._over.is_set():
                 self._put(self._queue.popleft())
-            if self._written is None and not self._reader.done():
-                await self._over.wait()
-            match step := self._written:
-                case None:
-                    raise RuntimeError("the sticky stream was closed during a write")
-                case Exception():
-                    raise step
+            step = await self._outcome()
         except BaseException:
             await self.close()
             raise
@@ -93,6 +87,14 @@ class StickyStream:
         if not self._queue:
             self._report()
         return step
+
+    async def _outcome(self) -> Step:
+        """Wait until the write is over; return its step, or raise why there is none."""
+        if not self._over.is_set() and not self._reader.done():
+            await self._over.wait()
+        if isinstance(self._written, Step):
+            return self._written
+        raise self._written or RuntimeError("the sticky stream was closed during a write")
 
     async def close(self) -> None:
         """Abort the request and wait until it is closed."""
