@@ -23,7 +23,7 @@ policy = "bild"
 [options]
 scale = "step"
 [large]
-url = "http://admin:hunter2@host:1/v1"
+url = "http://host:1/v1"
 api_key = "SECRET-OF-THE-FILE"
 [service]
 keys = ["SECRET-OF-CLIENTS"]
@@ -140,11 +140,11 @@ def test_lists_are_lists_in_the_file_and_separated_by_commas_in_a_variable(
 def test_options_belong_to_the_policy_that_was_set_with_them(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (nowhere / "stepspec.toml").write_text("[options]\nthreshold = 8\n")
     monkeypatch.setenv("STEPSPEC_OPTIONS__SKIP", "2")
-    assert settings.load().options == {"threshold": 8, "skip": "2"}
-    assert settings.load(policy="specreason").options == {"threshold": 8, "skip": "2"}
+    assert settings.load().options == {"threshold": 8, "skip": 2}
+    assert settings.load(policy="specreason").options == {"threshold": 8, "skip": 2}
     assert settings.load(policy="bild", options={"scale": "step"}).options == {"scale": "step"}
     (nowhere / "stepspec.toml").write_text('policy = "bild"\n[options]\nrollback = 3\n')
-    assert settings.load().options == {"rollback": 3, "skip": "2"}  # the variable is for the policy of the file
+    assert settings.load().options == {"rollback": 3, "skip": 2}  # the variable is for the policy of the file
     assert settings.load(policy="specreason").options == {}
 
 
@@ -292,13 +292,20 @@ def test_every_setting_is_shown_with_its_source_and_no_secret(
     assert call("config", "show", "--json", *flags) == 0
     printed = capfd.readouterr().out
     assert "SECRET" not in printed
-    assert "hunter2" not in printed
     shown = orjson.loads(printed)
     assert shown["ahead"] == {"value": 4, "source": "variable", "name": "STEPSPEC_AHEAD"}
     assert shown["policy"] == {"value": "bild", "source": "file", "name": "mine.toml: policy"}
     assert shown["options.scale"] == {"value": "step", "source": "file", "name": "mine.toml: options.scale"}
     assert shown["options.rollback"] == {"value": 3, "source": "flag", "name": "--option rollback"}
-    assert shown["large.url"]["value"] == "http://admin:***@host:1"
+    assert shown["large.url"]["value"] == "http://host:1"
+    (nowhere / "texts").mkdir()
+    (nowhere / "texts" / "check.txt").write_text("Right?")
+    monkeypatch.setenv("STEPSPEC_PROMPTS_DIR", "texts")
+    monkeypatch.setenv("STEPSPEC_LARGE__TEMPLATE__ENABLE_THINKING", "false")
+    assert call("config", "show", "--json", *flags) == 0
+    shown = orjson.loads(capfd.readouterr().out)
+    assert shown["prompts_dir"]["value"] == "texts"
+    assert shown["large.template.enable_thinking"]["value"] is False
     assert shown["large.api_key"] == {"value": "**********", "source": "flag", "name": "--large-api-key"}
     assert shown["small.api_key"]["name"] == "STEPSPEC_SMALL__API_KEY"
     assert shown["small.url"]["name"] == "STEPSPEC_SMALL"

@@ -235,7 +235,8 @@ def _server(
         flags["speculative-config"] = speculation
     if pace:
         flags["hf-overrides"] = json.dumps(pace.overrides())
-    plugins = {"VLLM_PLUGINS": "stepspec_paced", "PYTHONPATH": _plugin_path()} if pace else {"VLLM_PLUGINS": ""}
+    path = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH", ""))))
+    plugins = {"VLLM_PLUGINS": "stepspec_paced", "PYTHONPATH": path} if pace else {"VLLM_PLUGINS": ""}
     zeros: Mapping[str, str] = ZEROS if role in SCORERS else {}
     return Server(
         name=role,
@@ -244,11 +245,6 @@ def _server(
         args=tuple(arguments(flags)),
         env={**ENVIRONMENT, **plugins, **zeros},
     )
-
-
-def _plugin_path() -> str:
-    """Return this process's ``PYTHONPATH`` with the folder of the plugin before it."""
-    return os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH", ""))))
 
 
 def endpoint(served: Served, role: Role) -> Endpoint:

@@ -125,7 +125,7 @@ def command(
         raise ConfigurationError("--small and --large are the same server: name two")
     temperatures = temperature or TEMPERATURES
     name = "smol" if third else "pair"
-    title = "A real pair" + (" with a small model of another vocabulary" if third else "")
+    title = "A real pair on this machine" + (" with a small model of another vocabulary" if third else "")
 
     (folder / "logs").mkdir(parents=True, exist_ok=True)
 

@@ -53,7 +53,7 @@ def _findings(report: EndpointReport) -> Iterator[Finding]:
         return
     for name, lack in LACKS.items():
         if getattr(can, name) is False and not (name == "prefix_cache" and can.cache and can.cache.enabled):
-            yield Finding(name, report.role, lack.outcome, f"no {_spaced(name)}: {lack.cost}", lack.cure)
+            yield Finding(name, report.role, lack.outcome, f"no {name.replace('_', ' ')}: {lack.cost}", lack.cure)
     yield from _about_unknowns(report, can)
     yield from _about_cache(report, can)
     yield from _about_model(report)
@@ -73,14 +73,10 @@ def _suffix_cure(can: Capabilities) -> str:
     return f"start vLLM with {own_routes}--enable-prompt-tokens-details and set suffix_scoring = true"
 
 
-def _spaced(name: str) -> str:
-    return name.replace("_", " ")
-
-
 def _about_unknowns(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
     for name in ("version", "speculation", *LACKS):
         if getattr(can, name) is None:
-            default = f"could not tell on this server whether it has {_spaced(name)}: {AGAIN}"
+            default = f"could not tell on this server whether it has {name.replace('_', ' ')}: {AGAIN}"
             message, _, cure = UNKNOWN.get(name, default).partition(": ")
             yield Finding(name, report.role, "unknown", message, cure)
     if why := report.failures.get("verdicts"):

@@ -42,7 +42,7 @@ class Lack(NamedTuple):
 
 
 LACKS: Mapping[str, Lack] = {
-    "token_ids": Lack("cannot work", "no step can be written", "serve the model with vLLM 0.10.2 or later"),
+    "token_ids": Lack("cannot work", "no step can be written", "serve the model with vLLM 0.32 or later"),
     "chosen_logprobs": Lack(
         "costs",
         "judges read the 20 likeliest tokens only, so rare grades count as impossible",

@@ -39,6 +39,8 @@ def _meant(url: str) -> str:
 def base_url(url: str) -> str:
     """Strip the trailing slash and ``/v1``, which vLLM's own routes (``/tokenize``, ``/metrics``) do not have."""
     parts = urlsplit(url.strip())
+    if "@" in parts.netloc:
+        raise ValueError("no name and no password may stand in a URL, which messages show: set api_key")
     if parts.scheme not in ("http", "https") or parts.query or parts.fragment or not _names_server(parts):
         raise ValueError(f"{url!r} is not the URL of a server; write it like {_meant(url)}")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -25,6 +25,7 @@ MIB_IN_GIB = 1024
 ROUNDING = 1e-9
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 NVIDIA_SMI_SECONDS = 20.0
+SMALLER = {"quantization", "cpu-offload-gb"}  # flags with which a card holds less than the files
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,9 @@ class Machine:
     """
     What this machine has for one pair; *vllm* is whether it is installed.
 
-    *cards* is the number of GPUs that may be used, and *card* the GiB of the smallest one; None if the driver does not
-    tell. *taken* has the reason for each address that cannot be bound. *weights* has the bytes of each model, by name
-    and revision, that is on this machine.
+    *cards* is the number of GPUs that may be used, and *card* the GiB of the smallest one that is; None if the driver
+    does not tell. *taken* has the reason for each address that cannot be bound. *weights* has the bytes of each model,
+    by name and revision, that is on this machine.
     """
 
     vllm: bool = True
@@ -50,12 +51,15 @@ def inspect_machine(pair: Pair) -> Machine:
     models = {(server.model, server.revision) for server in started.values()}
     models |= {drafter for path in started if (drafter := pair.drafter(path)) is not None}
     addresses = {(server.host, server.port) for server in started.values()}
-    memory = _query_driver() if any(server.gpus for server in started.values()) else []
+    used = {card for server in started.values() for card in server.gpus}
+    memory = _query_driver() if used else []
     visible = visible_cards(os.environ)
+    names = dict(enumerate(map(str, range(len(memory))) if visible is None else visible))
+    sizes = [memory[int(name)] for card in used if (name := names.get(card, "")).isdigit() and int(name) < len(memory)]
     return Machine(
         vllm=importlib.util.find_spec("vllm") is not None,
         cards=len(memory) or None if visible is None else len(visible),
-        card=min(memory, default=None),
+        card=min(sizes or memory, default=None),
         taken={address: reason for address in addresses if (reason := why_taken(*address))},
         weights={model: weights for model in models if (weights := _weight_bytes(*model))},
     )
@@ -80,9 +84,10 @@ def _query_driver() -> list[float]:
 
 
 def _weight_bytes(model: str, revision: str | None) -> int:
-    """Return the size of the weights of *model*; 0 if they are not on this machine."""
+    """Return the size of the weights of *model*; 0 if they are not on this machine. Mistral's have a second copy."""
     folder = model_folder(model, revision)
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
+    files = folder and ([*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")])
+    return sum(file.stat().st_size for file in files or ())
 
 
 def model_folder(model: str, revision: str | None = None) -> Path | None:
@@ -140,7 +145,7 @@ def _model_errors(pair: Pair, path: str, server: StartedServer, machine: Machine
     if drafter is None and server.speculation.method == "draft_model":
         yield f"{path}.speculation: the pair has no smaller model that could draft: set `model`"
     card = pair.card or machine.card
-    if card is None or not server.gpus:
+    if card is None or not server.gpus or server.flags.keys() & SMALLER:
         return
     models = filter(None, ((server.model, server.revision), drafter))
     need = sum(machine.weights.get(model, 0) for model in models) / GIB / len(server.gpus)

@@ -26,6 +26,8 @@ OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
 IGNORED: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
 """Flags without effect since a version of vLLM; a later one will refuse them."""
 
+JSON_LISTS = {"allowed-origins", "allowed-methods", "allowed-headers"}  # the lists that vLLM reads as JSON
+
 # With the scores of a suffix, vLLM's V1 runner sends memory that it has not written to. Filled with zeros, that memory
 # at least is valid JSON; otherwise it may hold numbers such as NaN, and every other reply fails to parse.
 ZEROS: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
@@ -66,11 +68,13 @@ def shell_line(server: Server) -> str:
 
 
 def arguments(flags: Mapping[str, Any]) -> list[str]:
-    """Convert flags to vLLM's arguments: True becomes the flag alone, False nothing, tables and lists JSON."""
+    """Convert flags to vLLM's arguments: True becomes the flag alone, False nothing, a list its words, a table JSON."""
     words: list[str] = []
     for name, value in flags.items():
         if value is True:
             words.append(f"--{name}")
+        elif isinstance(value, list) and name not in JSON_LISTS:
+            words += [f"--{name}", *map(str, cast("list[object]", value))]
         elif value is not False:
             words += [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
     return words

@@ -165,6 +165,8 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
                 raise ValueError(f"flags: {flag!r} has its own setting, {SETTING_OF[flag]}")
             if flag in SECRETS and not isinstance(self.flags[flag], bool):
                 raise ValueError(f"flags: {flag!r} would be seen in the list of processes: {SECRETS[flag]}")
+        if "VLLM_API_KEY" in self.environment:
+            raise ValueError(f"environment: {SECRETS['api-key']}")
         if VISIBLE in self.environment:
             raise ValueError(f"environment: {VISIBLE!r} has its own setting, gpus")
         return self

@@ -28,7 +28,6 @@ from .pair import Pair, load
 
 FIRST_PORT = 8001  # of the ports in printed commands
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-USAGE = "These are settings of a solver: write them to a file, and name it with --config."
 
 
 def load_checked(path: Path) -> Pair:
@@ -104,7 +103,7 @@ async def up(pair: Pair, console: Console, *, json_output: bool = False, log_dir
 def _notes(pair: Pair, *, settings_printed: bool) -> Iterator[str]:
     """Yield how to use the printed settings, and how to stop the servers."""
     if settings_printed:
-        yield USAGE
+        yield "These are settings of a solver: write them to a file, and name it with --config."
         for path, endpoint in pair.connected.items():
             if endpoint.api_key:
                 variable = f"STEPSPEC_{path.upper().replace('.', '__')}__API_KEY"
@@ -168,15 +167,17 @@ async def _served_model(endpoint: Endpoint) -> str:
 
 
 async def until_signalled(coroutine: Coroutine[None, None, None]) -> None:
-    """Run *coroutine*; one of the `STOP_SIGNALS` cancels it, and that is no error."""
+    """Run *coroutine*; one of the `STOP_SIGNALS` cancels it, and that is no error. Under ``nohup``, SIGHUP does not."""
     loop = asyncio.get_running_loop()
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handled = STOP_SIGNALS[:-1] if ignored else STOP_SIGNALS
     async with background(coroutine) as (task,):
-        for number in STOP_SIGNALS:
+        for number in handled:
             loop.add_signal_handler(number, task.cancel)
         try:
             await asyncio.wait({task})
         finally:
-            for number in STOP_SIGNALS:
+            for number in handled:
                 loop.remove_signal_handler(number)
     if not task.cancelled():
         task.result()

@@ -48,11 +48,6 @@ class VerifierSettings(BaseModel, frozen=True, extra="forbid"):
         """Whether it judges this *stage* of a run."""
         return self.judges in (stage, "both")
 
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        raise NotImplementedError
-
 
 class ServedVerifier(VerifierSettings, frozen=True):
     """What the verifiers on a server have in common."""
@@ -64,7 +59,7 @@ class ServedVerifier(VerifierSettings, frozen=True):
 
     def _address(self, url: str, model: str | None = None) -> Address:
         """The server at the base *url*, as the HTTP client knows one."""
-        deadlines = Deadlines(connect=min(CONNECT, self.seconds), total=self.seconds)
+        deadlines = Deadlines(connect=min(CONNECT, self.seconds), first=self.seconds, total=self.seconds)
         limits: dict[str, Any] = {"retries": self.retries, "max_concurrency": self.max_concurrency}
         return Address(role="critic", url=url, model=model, api_key=self.api_key, deadlines=deadlines, **limits)
 

@@ -8,10 +8,11 @@ no API key goes to another server. Another policy hides the options in later lay
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -217,14 +218,25 @@ def _file(named: Path | None) -> Iterator[Layer]:
     yield _with_tables(Layer("file", values, path=path))
 
 
+class _Variables(EnvSettingsSource):
+    """The variables; what stands in a table of any values, such as ``template``, is JSON if it can be."""
+
+    def _coerce_env_val_strict(self, field: Any, value: Any) -> Any:
+        with suppress(ValueError):
+            return json.loads(value) if field is Any else super()._coerce_env_val_strict(field, value)
+        return value
+
+
 def _variables(settings: type[BaseSettings]) -> Layer:
     places = dict(_set_variables(settings))
-    source = EnvSettingsSource(settings)
+    source = _Variables(settings)
     try:
         values = source()
     except SettingsError as exc:
-        name = str(exc).split('"')[1].upper()  # the message quotes the field first
-        raise ConfigurationError(f"{PREFIX}{name}: {exc.__cause__}; the value has to be JSON") from exc
+        field, text = str(exc).split('"')[1], getattr(exc.__cause__, "doc", "")  # the message quotes the field first
+        names = (name for place, name in places.items() if place[0] == field and os.environ[name] == text)
+        name = next(names, f"{PREFIX}{field.upper()}")
+        raise ConfigurationError(f"{name}: {exc.__cause__}; the value has to be JSON") from exc
     layer = _with_tables(Layer("variable", values, places))
     tables = {
         role: {**values_of, **source.explode_env_vars(role, settings.model_fields[role], source.env_vars)}

@@ -57,7 +57,8 @@ def _function(value: Any) -> Any:
 def _critic(value: Any) -> Any:
     """Accept a reward model as its URL alone, a verifier as its function, and a table without its kind."""
     table = for_role(_function(value), "critic")
-    return {"kind": REWARD_MODEL, **cast("dict[str, Any]", table)} if isinstance(table, dict) else table
+    kind = "function" if isinstance(table, dict) and "function" in table else REWARD_MODEL
+    return {"kind": kind, **cast("dict[str, Any]", table)} if isinstance(table, dict) else table
 
 
 def _read_prompts(folder: Path) -> Path:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, cast
-from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 from rich.text import Text
 
 from stepspec.evals.command_line import add_command, new_app
@@ -71,28 +71,8 @@ def _shown(place: Place, value: object, found: tuple[Layer, ...]) -> dict[str, A
     """The *value* of one setting, without secrets, its source, and its name there."""
     layer = origin(found, place)
     if layer is None or layer.depth(place) < len(place):
-        return {"value": _public(value), "source": "default", "name": ""}
-    return {"value": _public(value), "source": layer.source, "name": layer.name(place)}
-
-
-def _public(value: object) -> Any:
-    """*value* as JSON, without API keys and without passwords in URLs."""
-    if isinstance(value, SecretStr):
-        return str(value)
-    if isinstance(value, BaseModel):
-        return _public(value.model_dump())
-    if isinstance(value, tuple | list):
-        return [_public(each) for each in cast("tuple[object, ...]", value)]
-    if isinstance(value, dict):
-        return {key: _public(each) for key, each in cast("dict[str, object]", value).items()}
-    return _without_password(value) if isinstance(value, str) and "://" in value else value
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    hidden = f"{user.partition(':')[0]}:***" if ":" in user else user
-    return urlunsplit(parts._replace(netloc=f"{hidden}{at}{host}"))
+        return {"value": to_jsonable_python(value), "source": "default", "name": ""}
+    return {"value": to_jsonable_python(value), "source": layer.source, "name": layer.name(place)}
 
 
 add_command(app, show, SHOW_EXAMPLES)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stepspec.evals.command_line import wait
+from stepspec.evals.command_line import wait, writable
 from stepspec.evals.flags import Json, Pace
 from stepspec.evals.testbed import commands as testbed
 from stepspec.evals.testbed.commands import SMALL_PRINT, table
@@ -67,6 +67,8 @@ def up(
     """
     if use_testbed == (pair is not None):
         raise ConfigurationError("name a pair's file, as in recipes/, or pass --testbed for the miniature pair")
+    if log_dir is not None:
+        writable("--log-dir", log_dir / "large.log")
     if pair is not None:
         if (profile, speculation) != ("paced", "none"):
             raise ConfigurationError(

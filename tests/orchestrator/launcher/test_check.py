@@ -132,7 +132,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 @pytest.mark.parametrize(
     ("output", "visible", "cards", "card"),
     [
-        ("2048\\n1024\\n", None, 2, 1.0),
+        ("2048\\n1024\\n", None, 2, 2.0),
         ("2048\\n1024\\n", "GPU-3c-9f, 0,1", 3, 1.0),
         ("2048\\n", "", 0, 2.0),
         ("[N/A]\\n", None, None, None),

@@ -12,7 +12,7 @@
   value: {{ include "stepspec.urls" (dict "root" $ "role" $role) }}
 {{- with $model.servedName }}
 - name: STEPSPEC_{{ upper $role }}__MODEL
-  value: {{ . }}
+  value: {{ . | quote }}
 {{- end }}
 {{- include "stepspec.secretVariable" (dict "name" (printf "STEPSPEC_%s__API_KEY" (upper $role)) "secret" $model.apiKey) }}
 {{- end }}
