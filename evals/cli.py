@@ -258,7 +258,7 @@ def command(
     with prompts.replacing(settings.prompts):
         plan = _plan(settings, competing, samples, seed, concurrency)
         if own_solver and chosen.source and source is None:
-            wait(contact(own_solver))  # before a data set is downloaded
+            wait(contact(settings))  # before a data set is downloaded
         all_tasks = _tasks(chosen, source, seed, None, part)
         tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
         require_graders(task.gold for task in tasks)
@@ -332,15 +332,17 @@ def _plan(settings: Settings, competing: tuple[Arm, ...], samples: int, seed: in
     """The plan without its tasks, which may take long to load."""
     for arm in competing:
         check_arm(arm, settings)
+    if len({arm.resolve(settings.run).system for arm in competing}) > 1:
+        raise ConfigurationError("the arms have different system messages: set the same one for all with --system")
     sampling = settings.sampling
     if samples > 1 and not sampling.temperature:
         raise ConfigurationError(f"--samples {samples} at temperature 0 are all the same one: set --temperature")
     return Plan((), competing, sampling, settings.budget.budget(), samples, seed, concurrency)
 
 
-async def contact(solver: Solver) -> None:
-    """Connect to the servers once. Raise a `StepspecError` if one cannot be used."""
-    async with solver:
+async def contact(settings: Settings) -> None:
+    """Connect to the servers once, in an event loop of its own. Raise a `StepspecError` if one cannot be used."""
+    async with Solver(settings) as solver:
         solver.require_both()
 
 

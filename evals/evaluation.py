@@ -16,7 +16,6 @@ from rich.console import Console
 
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
-from stepspec.orchestrator.nesting import described
 
 from . import provenance
 from .benchmarks import Benchmark
@@ -63,9 +62,10 @@ class Evaluation:
             "profile": self.profile,
             "prompt": template.sha256 if template else None,
             "system": solver.settings.system,
-            "models": {"small": described(solver.small), "large": solver.large.name},
+            "models": dict(solver.models),
             "weights": weights_digest("large", "small") if self.profile else None,
             **({"prompts": replaced} if replaced else {}),
+            **({"templates": solver.templates} if any(solver.templates) else {}),
             **identity(self.plan),
         }
 
@@ -143,6 +143,8 @@ async def _begin(
         "sessions": [*earlier, session],
     }
     _replace(path, orjson.dumps(record, option=orjson.OPT_INDENT_2))
+    for stale in (evaluation.folder / TRACES).glob("*.jsonl") if evaluation.fresh else ():
+        stale.unlink()  # of samples that were discarded
     listed, problems = evaluation.folder / PROBLEMS, b"".join(map(_line, count(), evaluation.plan.tasks))
     if not (resumed and listed.is_file() and listed.read_bytes().startswith(problems)):  # of a larger --limit before
         _replace(listed, problems)

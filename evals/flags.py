@@ -93,9 +93,20 @@ ProblemsFile: TypeAlias = Annotated[
     ),
 ]
 Testbed: TypeAlias = Annotated[
-    bool, typer.Option("--testbed", help="Start the miniature pair on this CPU, and use that.")
+    bool, typer.Option("--testbed", help="Start the miniature pair on this CPU, and use that.", is_eager=True)
 ]
-Pace: TypeAlias = Annotated[str, typer.Option("--profile", help="The simulated speed of the miniature models.")]
+
+
+def _of_testbed(context: typer.Context, pace: str) -> str:
+    source = context.get_parameter_source("profile")
+    if source and source.name == "COMMANDLINE" and context.params.get("testbed") is False:  # `demo` has no such flag
+        raise ConfigurationError("--profile is the pace of the miniature pair: add --testbed, or leave it out")
+    return pace
+
+
+Pace: TypeAlias = Annotated[
+    str, typer.Option("--profile", help="The simulated speed of the miniature models.", callback=_of_testbed)
+]
 Fresh: TypeAlias = Annotated[bool, typer.Option("--fresh", help="Discard what an earlier run left, and begin anew.")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 

@@ -50,16 +50,17 @@ class Reply:
             reply: Mapping[str, Any] = orjson.loads(event)
             if (error := reply_error(call, reply)) is not None:
                 raise error
-            if reply.get("usage"):
-                self.prompt, self.cached, self.written = usage(reply)
             for choice in reply["choices"]:
                 delta = cast("Mapping[str, str | None]", choice.get("delta") or {})
                 thought = next((delta[name] for name in REASONING if delta.get(name)), None)
                 if thought or delta.get("content"):
                     self.moments = [*self.moments[:1], at]
+                    self.written += 1  # until the usage at the end says it, which a stream that is cut lacks
                 self.thinking.append(thought or "")
                 self.text.append(delta.get("content") or "")
                 self.finish = choice.get("finish_reason") or self.finish
+            if reply.get("usage"):
+                self.prompt, self.cached, self.written = usage(reply)
         except (ValueError, LookupError, TypeError, AttributeError) as exc:
             raise call.error(MalformedReply, f"not a piece of a conversation's stream: {event[:200]!r}") from exc
 
@@ -111,6 +112,8 @@ async def solve_plain(
     if room <= 0:
         raise ContextTooLong("the problem alone is too long", role="large", url=large.settings.url, verb="write")
     request = body(large.name, messages, sampling, min(budget.tokens, room), PLAIN)
+    if large.settings.template:
+        request["chat_template_kwargs"] = large.settings.template
 
     async def ask(server: VllmEndpoint) -> tuple[Reply, str, float]:
         reply, finish, began, call = Reply(), "", clock(), server.connection.call("write")

@@ -69,12 +69,12 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
     hash of the text. Raise `ConfigurationError` for no problems, a line that is neither, and an id that stands twice.
     """
     try:
-        content = sys.stdin.read() if path == Path("-") else path.read_text(encoding="utf-8-sig")
+        content = (sys.stdin.read() if path == Path("-") else path.read_text("utf-8")).removeprefix("\ufeff")
     except OSError as exc:
         raise ConfigurationError(f"no problems in {path}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
         raise ConfigurationError(f"no problems in {path}: it is not UTF-8") from exc
-    found: dict[str | int, Problem] = {}
+    found: dict[str, Problem] = {}  # by the ids as texts, which name files
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
@@ -83,9 +83,9 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
         id, text = _parse(path, number, line.strip())
         if id is None:
             id = _unused(text_digest(text), found)
-        elif id in found:
+        elif str(id) in found:
             raise ConfigurationError(f"{path}, line {number}: the id {id!r} is there twice")
-        found[id] = Problem(id, text)
+        found[str(id)] = Problem(id, text)
     if not found:
         raise ConfigurationError(f"no problems in {path}: the file is empty")
     return list(found.values())
@@ -108,7 +108,7 @@ def _parse(path: Path, number: int, line: str) -> tuple[str | int | None, str]:
     return id, text.strip()
 
 
-def _unused(id: str, taken: dict[str | int, Problem]) -> str:
+def _unused(id: str, taken: dict[str, Problem]) -> str:
     """*id*, or *id* with the first number that makes it new: the same text may stand in a file several times."""
     copies = (id if number == 1 else f"{id}-{number}" for number in range(1, len(taken) + 2))
     return next(name for name in copies if name not in taken)

@@ -181,7 +181,7 @@ class _PooledWorker:
 ray = cast("Any", _ray)  # parts of its signatures have no types
 
 LOCAL, AUTO, CLIENT = "local", "auto", "ray"
-DIED = (exceptions.RayActorError, exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.ObjectLostError)
+DIED = (exceptions.RayActorError, exceptions.OutOfMemoryError, exceptions.NodeDiedError, exceptions.ObjectLostError)
 # No telemetry, no warning about accelerators; workers of a local cluster are timed, so they keep the normal priority.
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
 OBJECTS = 100 * 2**20  # bytes of shared memory of a local cluster; messages are small

@@ -1,10 +1,13 @@
-"""Arms that only experiments compare; `stepspec.evals.arms` has the common ones."""
+"""Arms that only experiments compare, and how they take turns; `stepspec.evals.arms` has the common ones."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from stepspec.evals.sample import Arm
+from stepspec.api import Solver
+from stepspec.evals.plan import turns
+from stepspec.evals.sample import Arm, Sample, Task, acceptances_between, derive_seed, read_acceptances, solve_once
 
 SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
 BILD = Arm.of("BiLD, steps", "bild", {"scale": "step"})
@@ -17,3 +20,34 @@ THINKING = Arm.of("SpecReason, thinking only", "specreason", ending="small", ans
 THINKING_SEQUENTIAL = replace(
     THINKING, name=f"{THINKING.name}, sequential", run=THINKING.run.with_overrides({"ahead": 0})
 )
+
+
+async def measure(
+    solver: Solver,
+    arms: Sequence[Arm],
+    tasks: Sequence[Task],
+    *,
+    on_sample: Callable[[int, Sample], object] = lambda number, sample: None,
+    done: Mapping[tuple[int, str], Sample] | None = None,
+    solvers: Mapping[str, Solver] | None = None,
+    base: int = 0,
+) -> None:
+    """
+    Solve every task with every arm, one at a time and in turns, so that drift hits all alike.
+
+    An arm that one of *solvers* is named for is run by that one. What is *done* already is not done again. The seed of
+    a sample follows from *base* and the number of its task, and is the same for all arms.
+    """
+    for number, task in enumerate(tasks):
+        seed = derive_seed(base, number, 0)
+        for arm in turns(arms, number):
+            if not done or (number, arm.name) not in done:
+                on_sample(number, await _sample((solvers or {}).get(arm.name, solver), arm, task, seed))
+
+
+async def _sample(solver: Solver, arm: Arm, task: Task, seed: int) -> Sample:
+    before, sampling = await read_acceptances(solver), solver.settings.run.sampling.with_seed(seed)
+    solved = await solve_once(solver, arm, task.problem, sampling=sampling)
+    right = solved.solution is not None and solved.solution.answer == str(task.gold)
+    tokens = acceptances_between(before, await read_acceptances(solver))
+    return solved.sample(arm, correct=right, seed=seed, speculation=tokens)

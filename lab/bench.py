@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 
 from stepspec.api import Solver
-from stepspec.evals.arms import LARGE, SHIPPED, SMALL, measure
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.command_line import progress_bars, script
 from stepspec.evals.results import Result, summarise
 from stepspec.evals.sample import Arm, Sample, Task
@@ -46,7 +46,7 @@ from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import TokenSpeculation
 
-from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL
+from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL, measure
 from .worlds import LONG, SHORT, SIZES, accounts, describe_pace, find_world, fresh_tasks, long_tasks
 
 THREE = Arm.of("three models", "specreason")

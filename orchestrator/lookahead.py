@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 from .auto import AutoRun
 from .chain import Accept, Chain, Rollback, Step, Verdict
 from .concurrency import to_the_end
-from .errors import EndpointUnavailable
+from .errors import ContextTooLong, EndpointUnavailable, VerifierFailed
 from .events import Drafted, Judged, Lost, Observer, Purpose
 from .interfaces import KEPT_OPEN, REQUEST, Policy, RequestContext, foreseeable, guarded, prepare, verify
 from .repetition import OBSTACLES, obstacle
@@ -212,14 +212,14 @@ def _flaw(policy: Policy, chain: Chain, draft: Step) -> str:
 
 
 async def judge(policy: Policy, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
-    """Return the verdict of *policy* on *draft*. An unavailable judge accepts nothing."""
+    """Return the verdict of *policy* on *draft*. A judge that is unavailable or has no room accepts nothing."""
     if reason := _flaw(policy, chain, draft):
         return Rollback(reason=reason)
     if draft.stop == "delimiter" and not draft.text.strip():
         return Accept()  # There is nothing to judge.
     try:
         return await verify(policy, chain, draft, prepared)
-    except EndpointUnavailable as exc:
-        if exc.verb == "write":  # without the model that writes, there is no repair either
+    except (EndpointUnavailable, ContextTooLong) as exc:
+        if exc.verb == "write" or isinstance(exc, VerifierFailed):  # where nothing can be written, nothing is repaired
             raise
         return Rollback(reason="no verdict")

@@ -27,7 +27,7 @@ from .endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, ReplicatedMo
 from .endpoints.chat_template import disagreement
 from .endpoints.metrics import Acceptance, QueueGauges
 from .endpoints.probe import Capabilities
-from .endpoints.token_stream import StepBuilder, or_now, step_ends
+from .endpoints.token_stream import StepBuilder, grown, or_now, step_ends
 from .endpoints.tool_protocol import ParserState
 from .endpoints.vllm_protocol import GREEDY, Format
 from .errors import ConfigurationError, ContextTooLong, EndpointError, MissingCapability
@@ -345,24 +345,21 @@ class Writing:
         step = self.step or self._end("length")
         length = len(step.text)
         whole = sum([len(piece.text) for piece in self.pieces]) == length
+        closed = whole and any(piece.closes for piece in self.pieces[-1:])  # whatever else ended the step there
         pieces = tuple(self.pieces) if whole else beginning(self.pieces, length)
         vocabularies = {piece.vocabulary for piece in pieces}
         vocabulary = vocabularies.pop() if len(vocabularies) == 1 else ""  # Otherwise the text is encoded again.
-        return replace(step, vocabulary=vocabulary, pieces=pieces)
+        return replace(step, stop="end" if closed else step.stop, vocabulary=vocabulary, pieces=pieces)
 
     def _add(self, token: Token) -> None:
-        stop: Stop | None
         if self._missing > 0:
             self._begun.append(token)
             self._missing -= len(token.text)
             self._builder = self.build(self._begun)
-            stop = None if self._builder.room > 0 else "length"
+            if self._builder.room <= 0:
+                self._end("length")
         else:
-            stop = self._builder.add(token)
-            if self.until and stop != "end" and self.until(self._builder.so_far()):
-                stop = "until"
-        if stop:
-            self._end(stop)
+            self.step = grown(self._builder, token, self.until)
 
     def _end(self, stop: Stop) -> Step:
         self.step = self.step or self._builder.end(stop)

@@ -35,7 +35,8 @@ EMPTY, REPETITION = OBSTACLES = ("empty", "repetition")
 def obstacle(chain: Chain, draft: Step) -> str:
     """Return which of `OBSTACLES` is in the way of *draft*; "" if a judge has to decide."""
     if draft.stop == "end":
-        return EMPTY if chain.closed and not draft.text.strip() else ""
+        answering = draft.author == "small" and (chain.closed or not chain.thinks)
+        return EMPTY if answering and not draft.text.strip() else ""
     if not draft.text:
         return "" if draft.stop == "until" else EMPTY  # a policy that asked for no text has its own reason
     return REPETITION if draft.stop == "repetition" or loops(chain, draft, ROUNDS) else ""

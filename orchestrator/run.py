@@ -200,7 +200,9 @@ class _Run:
         return _REASONS[end]
 
     def _over(self, chain: Chain) -> bool:
-        return has_answer(chain, self.stop) if self.by_method and chain.closed else chain.finished
+        if self.by_method and chain.closed:
+            return has_answer(chain, self.stop)
+        return chain.finished or (not chain.thought and any(stop in chain.text for stop in self.stop))
 
     def _deadline(self, seconds: float | None) -> float | None:
         return None if seconds is None else self.began + seconds

@@ -66,12 +66,7 @@ class BiLD(Drafting):
         return Accept(worst) if agreed else Rollback(keep, reason="fallback", score=worst)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        if self.scale == "step":
-            return await self.large.write(chain)
-        token = await self.large.write(chain, stop=(), limit=1)
-        if token.text or token.stop == "end":
-            return token
-        return await self.large.write(chain, stop=(), until=lambda partial: bool(partial.text))
+        return await (self.large.write(chain) if self.scale == "step" else self.take_over(chain, 1))
 
 
 def surest(token: Token) -> float:

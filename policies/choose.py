@@ -113,7 +113,7 @@ def forks(chain: Chain, step: Step, least: float) -> list[Step]:
                 beginnings.append(Step(text + other.text, step.author, "until", tokens, step.vocabulary))
         text += token.text
         start = search(text, start)[1]
-    return sorted(beginnings, key=_last_logprob, reverse=True)
+    return sorted(beginnings, key=lambda begun: begun.tokens[-1].logprob, reverse=True)
 
 
 def shuffle(begun: Sequence[Step], temperature: float, seed: int, chain: Chain) -> list[Step]:
@@ -123,7 +123,7 @@ def shuffle(begun: Sequence[Step], temperature: float, seed: int, chain: Chain) 
     def gumbel() -> float:
         return -log(max(rng.expovariate(1.0), 1e-300))
 
-    keys = {place: _last_logprob(step) / temperature + gumbel() for place, step in enumerate(begun)}
+    keys = {place: step.tokens[-1].logprob / temperature + gumbel() for place, step in enumerate(begun)}
     return [begun[place] for place in sorted(keys, key=lambda place: keys[place], reverse=True)]
 
 
@@ -137,10 +137,6 @@ def graded(rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> tuple[Rival,
 
 def _judged(step: Step, verdict: Verdict) -> Rival:
     return Rival(step, verdict.score, verdict.reason if isinstance(verdict, Rollback) else "")
-
-
-def _last_logprob(begun: Step) -> float:
-    return begun.tokens[-1].logprob
 
 
 def _alternatives(token: Token, before: str) -> Iterator[Token]:

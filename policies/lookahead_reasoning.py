@@ -51,7 +51,8 @@ class LookaheadReasoning(Drafting):
         if chain.text and not chain.whole:
             return Rollback(reason="half a paragraph", instead=own)
         if own.plain == draft.plain:
-            return Accept()
+            alike = (own.stop == "end") == (draft.stop == "end")  # the end of a turn has no text
+            return Accept() if alike else Rollback(reason="another end", instead=own)
         question = SAME.fill(step=own.text.strip())
         answer = await self.large.ask(chain.extend(draft), question, ("Yes", "No"), opening=SAME.opening)
         if answer["Yes"] > answer["No"] and sum(answer.values()) >= self.sure:

@@ -55,6 +55,13 @@ class Drafting:
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.large.write(chain)
 
+    async def take_over(self, chain: Chain, tokens: int) -> Step:
+        """Let the large model write so many *tokens*, and more if they are only a part of a character."""
+        written = await self.large.write(chain, stop=(), limit=tokens)
+        if written.text or written.stop == "end":
+            return written
+        return await self.large.write(chain, stop=(), until=lambda partial: bool(partial.text))
+
 
 @dataclass(frozen=True, slots=True)
 class Threshold:

@@ -65,7 +65,7 @@ class SpeculativeThinking(Drafting):
 
     async def draft(self, chain: Chain) -> Step:
         if owed := self.owed(chain):
-            return await self.large.write(chain, stop=(), limit=owed)
+            return await self.take_over(chain, owed)
         if not chain.whole:
             return await self.small.write(chain)
         reflections, recaps = count_takeovers(chain)
@@ -83,7 +83,7 @@ class SpeculativeThinking(Drafting):
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         if rollback.reason in TAKEOVERS:
-            return await self.large.write(chain, stop=(), limit=self.n1)
+            return await self.take_over(chain, self.n1)
         return await self.large.write(chain)
 
     def opening_cue(self, step: Step) -> str:

@@ -34,7 +34,7 @@ class PromptFile:
     @classmethod
     def parse(cls, source: str) -> PromptFile:
         """Split *source* at the line of three dashes that separates the text from the reply's opening."""
-        text, _, opening = source.removesuffix("\n").partition(SEPARATOR)
+        text, _, opening = source.removesuffix("\n").removesuffix(SEPARATOR[:-1]).partition(SEPARATOR)
         return cls(text, opening, sha256(source.encode()).hexdigest())
 
     @property

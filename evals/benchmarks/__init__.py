@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from stepspec import prompts
+from stepspec.orchestrator.answer import boxed
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.registry import Registry
 
-from ..grading.answers import Metric, extract_answer
+from ..grading.answers import HASHES, Metric, extract_answer
 from ..grading.graders import METRICS, Answer
 from ..sample import Task
 from .built_in import AIME24, AIME25, AMC23, ARITHMETIC, GPQA_DIAMOND, GSM8K, MATH500
@@ -65,7 +66,8 @@ def own(
     name = path.stem.strip(".") or "problems"  # It becomes the name of a folder, which ".." would lead out of.
 
     def read(row: Row, seed: int) -> Task:
-        gold = extract_answer(row[answer], metric) if metric == "choice" else row[answer]
+        text = row[answer].rpartition(HASHES)[2].strip()  # a whole solution states its answer as a model does
+        gold = text if metric != "choice" and boxed(text) is None else extract_answer(text, metric)
         return Task(row[problem], Answer(gold, metric), name=row.get("id", ""))
 
     return Benchmark(name, "the owner's", (problem, answer), read, prompt=prompt)

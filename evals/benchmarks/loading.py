@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +11,6 @@ from decimal import Decimal
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
-
-import orjson
 
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.prompts import Prompt, known
@@ -128,8 +127,8 @@ def _parquet(path: Path) -> Sequence[Raw]:
 
 def _row(line: bytes, where: str) -> Raw:
     try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as exc:
+        row = json.loads(line)  # reads any integer exactly, and a byte-order mark
+    except ValueError as exc:
         raise ConfigurationError(f"{where}: not JSON ({exc}); a problem is one JSON object on a line") from exc
     if not isinstance(row, Mapping):
         raise ConfigurationError(f"{where}: not a JSON object")

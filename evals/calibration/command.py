@@ -122,7 +122,7 @@ def calibrate(
         check_arm(served_arm(settings, threshold, value), settings)
     writable("--output", output)
     if own_solver and chosen.source and data is None:
-        wait(contact(own_solver))  # before a data set is downloaded
+        wait(contact(settings))  # before a data set is downloaded
     path = output.with_suffix(".trials.jsonl")
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, file, seed, limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -134,9 +134,8 @@ class RunStore(JsonlStore, RunMemory):
             self.write(asdict(start))
 
     def attempt_number(self, end: AttemptEnd) -> int:
-        """The number of the attempt that ends with *end*, which may have been recorded already."""
-        alike = [earlier for earlier in self.ended if replace(earlier, problems=end.problems) == end]
-        return (*alike, end).index(end) + 1
+        """The number of the attempt that ends with *end*, which may have been recorded already, whatever its limit."""
+        return (*self.ended, end).index(end) + 1
 
     def end_attempt(self, end: AttemptEnd) -> None:
         """Record the end of an attempt."""

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from stepspec import prompts
 from stepspec.api import Solver
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
@@ -118,7 +119,7 @@ def command(
             used = solver.settings if testbed else settings
             return await measure(solver, arms, texts, loads, minutes, seed, part), used
 
-    measured, settings = with_bars(work)
+    measured, settings = with_bars(settings, work)
     estimate = predict(measured, loads)
     toml = estimated_settings(estimate, measured, settings, str(datetime.date.today()))
     if json:
@@ -148,9 +149,9 @@ def parts(progress: Progress) -> OnPart:
     return lambda name, total: partial(progress.advance, progress.add_task(name, total=total))
 
 
-def with_bars(work: Callable[[OnPart], Coroutine[Any, Any, T]]) -> T:
-    """Run *work* with a progress bar for each of its parts; Ctrl-C exits with 130."""
-    with progress_bars(stderr) as progress:
+def with_bars(settings: Settings, work: Callable[[OnPart], Coroutine[Any, Any, T]]) -> T:
+    """Run *work* with the prompts of *settings*, and a bar for each of its parts; Ctrl-C exits with 130."""
+    with prompts.replacing(settings.prompts), progress_bars(stderr) as progress:
         return wait(work(parts(progress)))
 
 

@@ -21,8 +21,8 @@ from stepspec.orchestrator.interfaces import Model
 Slip: TypeAlias = Literal["number", "sign", "unit", "variable", "case"]
 """What is wrong: a number, the sign of a term, a unit, a value or name that stands for another one, a missing case."""
 
-NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
-SIGN = re.compile("(?<=\\s)[+\N{MINUS SIGN}-](?=\\s*[\\w($\\\\])|(?<=[\\w)])[+\N{MINUS SIGN}](?=[\\w(])")
+NUMBER = re.compile(r"(?m)(?!^\d+[.)]\s)(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
+SIGN = re.compile("(?<=\\S )[+\N{MINUS SIGN}-](?=\\s*[\\w($\\\\])|(?<=[\\w)])[+\N{MINUS SIGN}](?=[\\w(])")
 UNITS = (
     ("seconds", "minutes", "hours", "days", "weeks"),
     ("second", "minute", "hour", "day", "week"),
@@ -153,10 +153,12 @@ async def own_case(model: Model, chain: Chain, problem: int, rng: random.Random)
     return Case(chain, step.text, *made, "own", problem, own=True)
 
 
-async def own_cases(greedy: Model, sampling: Model, problem: str, number: int, seed: int) -> list[Case]:
-    """The first own cases of the model *sampling* about *problem*, after the beginnings of the chain of *greedy*."""
+async def own_cases(
+    greedy: Model, sampling: Model, problem: str, number: int, seed: int, over: Callable[[], bool] = lambda: False
+) -> list[Case]:
+    """The first own cases of *sampling* about *problem*, after beginnings of *greedy*'s chain, until it is *over*."""
     rng, chain, cases = random.Random(f"{seed}/{number}"), Chain.of(problem), list[Case]()
-    while not (chain.finished or chain.closed or len(cases) == STEPS) and chain.tokens < MAX_TOKENS:
+    while not (chain.finished or chain.closed or len(cases) == STEPS or over()) and chain.tokens < MAX_TOKENS:
         step, case = await asyncio.gather(greedy.write(chain, limit=LIMIT), own_case(sampling, chain, number, rng))
         cases += [case] if case is not None else []
         chain = chain.extend(step)

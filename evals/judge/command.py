@@ -97,7 +97,7 @@ def command(
     ) -> tuple[Settings, JudgedSteps, list[ReadingFigures], ReadingFigures | None, DraftFigures | None]:
         async with solving as solver:
             solver.require_both()
-            cases = await make_cases(solver, texts, seed, part)
+            cases = await make_cases(solver, texts, seed, part, minutes)
             judged = await judge_cases(solver, cases, minutes, seed, part)
             rows = figures(judged.steps, judged.seconds)
             chosen = best(rows)
@@ -106,7 +106,7 @@ def command(
                 drafts = await try_drafts(solver, cases, chosen.reading.policy, chosen.options, minutes / 4, part)
             return solver.settings if testbed else settings, judged, rows, chosen, drafts
 
-    settings, judged, rows, chosen, drafts = with_bars(work)
+    settings, judged, rows, chosen, drafts = with_bars(settings, work)
     sentence = conclusion(rows, chosen, drafts)
     lines = sentence, f"Measured by `stepspec judge` on {datetime.date.today()}."
     policy = {"policy": chosen.reading.policy if chosen else "large"}
@@ -151,9 +151,11 @@ def conclusion(rows: Sequence[ReadingFigures], chosen: ReadingFigures | None, dr
     """Which method and settings fit the pair, or that none does."""
     if chosen is None:
         row = min((row for row in rows if row.reading.options), key=lambda row: row.passed.value, default=rows[0])
+        few = "but of too few steps to be sure" if row.passed.value <= MOST_PASSED else ""
         return (
             f"No method fits this pair: the best reading, {row.reading.name}, lets {row.passed.value:.0%} of the slips "
-            f"through where it accepts {ACCEPTED:.0%} of the right steps, and {MOST_PASSED:.0%} would be the most; use "
+            f"through where it accepts {ACCEPTED:.0%} of the right steps, "
+            f"{few or f'and {MOST_PASSED:.0%} would be the most'}; use "
             "the large model alone, or a reward model (--critic)."
         )
     options = ", ".join(f"{name} = {value}" for name, value in chosen.options.items())

@@ -19,8 +19,8 @@ WORDS = 0.95  # of the right steps, which words alone may not reject: beside the
 GAP = "largest gap, all"
 MEAN = "mean gap, all"
 STRICTEST = 0.5  # nats: a threshold below would reject what the model itself samples
-MOST_PASSED = 0.5  # of the slips: a judge that lets more through is worth little
-MIN_EACH = 3  # right steps, and steps with a slip, that an area needs at least
+MOST_PASSED = 0.5  # of the slips, at 95%: a judge that lets more through is worth little
+MIN_EACH = 4  # right steps, and steps with a slip, that an area needs: three cannot show that it is above a half
 RESAMPLES = 200
 CLOSE = 0.02  # of AUROC, within which the cheaper request counts
 
@@ -67,7 +67,7 @@ class ReadingFigures:
     def fits(self) -> bool:
         """Whether the method of this reading may be used with this pair."""
         better = all(area.low > 0.5 for area in self.areas)
-        return self.reading.options is not None and better and self.passed.value <= MOST_PASSED
+        return self.reading.options is not None and better and self.passed.high <= MOST_PASSED
 
     @property
     def options(self) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -47,20 +48,23 @@ class JudgedSteps:
     skipped: dict[Request, str] = field(default_factory=dict[Request, str])
 
 
-async def make_cases(solver: Solver, problems: Sequence[str], seed: int, on_part: Progress) -> list[Case]:
+async def make_cases(
+    solver: Solver, problems: Sequence[str], seed: int, on_part: Progress, minutes: float = inf
+) -> list[Case]:
     """
-    The built-in cases, or those of the large model's own chains about *problems*, if there are any.
+    The built-in cases, or those of the large model's own chains about *problems*, if any, as far as *minutes* allow.
 
     Raise `ConfigurationError` if the chains have no steps to judge.
     """
     if not problems:
         return spread(built_in(), seed)
     step = on_part("the large model's own steps", len(problems))
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate, clock = asyncio.Semaphore(AT_ONCE), asyncio.get_running_loop().time
+    end = clock() + 60 * minutes
 
     async def write(number: int, problem: str) -> list[Case]:
         async with gate, opened(solver.large) as greedy, opened(solver.large, _sampling(seed + number)) as sampling:
-            cases = await own_cases(greedy, sampling, problem, number, seed)
+            cases = await own_cases(greedy, sampling, problem, number, seed, lambda: clock() > end)
             step()
             return cases
 

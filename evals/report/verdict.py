@@ -152,9 +152,7 @@ def headline(verdicts: Sequence[Verdict], baseline: str = LARGE.name) -> str:
         )
     if any(verdict.speed == "faster" and verdict.loss == "unknown" for verdict in methods):
         return f"Too few problems to tell whether any of the faster methods loses at most {limit} of accuracy."
-    if any(verdict.speed == "unknown" and verdict.loss != "shown" for verdict in methods):
-        return f"No method is shown to be faster than {baseline}."
-    return f"No method is faster than {baseline} without a loss above {limit}."
+    return f"No method is shown to be faster than {baseline} without a loss above {limit}."
 
 
 def small_print(max_loss: float, baseline: str) -> str:

@@ -126,6 +126,8 @@ class Health:
                     replica.breaker.open(exc)
                 elif isinstance(exc, BaseException):
                     raise exc
+                else:
+                    replica.breaker.close()
             if not optional and not any(self.entered):
                 raise self.none_left()
             await self._probing.enter_async_context(background(*map(self._watch, self.replicas)))
@@ -135,6 +137,8 @@ class Health:
 
     async def stop(self) -> None:
         await self._probing.aclose()
+        for each in self.replicas:  # a run that goes on would wait for ever for a probe
+            each.breaker.open(EndpointUnavailable("the solver is closed", role=self.role, url=each.url))
         await self._exit.aclose()
 
     @property

@@ -127,7 +127,7 @@ class Connection:
         self.reopened = 0  # connections that were opened after a silence
         self._heard = -inf  # the second of the last answer
         self._session: aiohttp.ClientSession | None = None
-        self._proxy = _proxy(endpoint.url)
+        self.proxy = _proxy(endpoint.url)
         self._try = 1  # of the request that was sent last
         self._slots = asyncio.Semaphore(endpoint.max_concurrency)
         self._starts = _throttle(endpoint.requests_per_second)
@@ -147,6 +147,7 @@ class Connection:
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.endpoint.deadlines.connect),
             headers={"Authorization": f"Bearer {key}", "Accept": "application/json"},
+            cookie_jar=aiohttp.DummyCookieJar(),  # one that names a replica would bind all runs to it
         )
 
     def _open_socket(self, address: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
@@ -245,13 +246,13 @@ class Connection:
         async with self._starts:
             try:
                 self._session = self._session or self._open_session()
-                response = await self._session.request(method, url, data=content, headers=headers, proxy=self._proxy)
+                response = await self._session.request(method, url, data=content, headers=headers, proxy=self.proxy)
                 self._heard = asyncio.get_running_loop().time()
                 log.debug("%s %s: %d", method, url, response.status)
                 if response.status >= 400:
                     raise _refusal(http_error(call, response.status, await response.read(), path), response)
             except BROKEN as exc:
-                message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self._proxy)
+                message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self.proxy)
                 raise _Retryable(call.error(EndpointUnreachable, message)) from exc
         return response
 

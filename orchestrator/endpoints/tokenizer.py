@@ -297,12 +297,12 @@ class ChainIds:
         """Return the ids that `ModelTokenizer.chain` returns for *chain*."""
         if self._current() is not self._encoder:
             self._encoder, self._chain = self._current(), None
-        encoder, known = self._encoder, self._chain
+        encoder, known, parts = self._encoder, self._chain, self._parts  # together: others change them meanwhile
         if not await encoder.marked(chain):  # How a step is encoded may depend on the rest of the chain then.
             return EncodedPrompt.of(await encoder.chain(chain))
         if known is not None and _begun(known) == _begun(chain):
             shared = _shared(known.steps, chain.steps)
-            parts = self._parts[: shared + 1]
+            parts = parts[: shared + 1]
         else:
             prefix = await encoder.prefix(chain.messages, chain.tools, thinks=chain.thinks)
             shared, parts = 0, [EncodedPrompt.of(prefix)]

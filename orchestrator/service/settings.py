@@ -45,8 +45,13 @@ def _listed_keys(value: Any) -> Any:
     return keys
 
 
+def _as_sent(origin: str) -> str:
+    return origin.rstrip("/")
+
+
 Secrets: TypeAlias = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed_keys)]
-Words: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(listed)]
+Origin: TypeAlias = Annotated[str, AfterValidator(_as_sent)]
+Origins: TypeAlias = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(listed)]
 
 
 def _checked_name(name: str) -> str:
@@ -113,7 +118,7 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     """Clients by their names, each with its own key, limits and priority."""
     insecure: bool = False
     """Without keys, allow a *host* that other machines can reach, and requests of any name and any web page."""
-    cors_origins: Words = ()
+    cors_origins: Origins = ()
     """Origins of other sites' web pages that may use the service; ``*``: all."""
     root_path: Annotated[str, AfterValidator(_rooted)] = ""
     """The path under which a proxy serves the service."""
@@ -159,10 +164,10 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _locked(self) -> Self:
-        keys = [*self.keys, *(client.key for client in self.clients.values())]
-        if any(not key.get_secret_value().strip() for key in keys):
-            raise ValueError("a key is empty")
-        if len({key.get_secret_value().strip() for key in keys}) < len(keys):
+        keys = [key.get_secret_value().strip() for key in (*self.keys, *(each.key for each in self.clients.values()))]
+        if not all(key and key.isascii() for key in keys):
+            raise ValueError("a key is empty, or has letters beyond ASCII, which clients send in several encodings")
+        if len({*keys}) < len(keys):
             raise ValueError("a key is there twice among keys and clients: give every client its own")
         if not (keys or self.insecure or private(self.host)):
             raise ValueError(

@@ -350,6 +350,12 @@ class Solver:
         """What the models call themselves, by role; known once entered."""
         return dict(self._names())
 
+    @property
+    def templates(self) -> list[dict[str, Any]]:
+        """How the models are put, where that is not left to their servers: runs depend on it."""
+        ends = (*leaves(self.small), *leaves(self.large))
+        return [e.settings.model_dump(include={"template", "thinks", "marks"}, exclude_defaults=True) for e in ends]
+
     def _names(self) -> tuple[tuple[Party, str], ...]:
         models: tuple[tuple[Party, str], ...] = (("small", described(self.small)), ("large", self.large.name))
         return (*models, ("critic", self.critic.name)) if self.critic else models

@@ -1,13 +1,7 @@
 """`make mutate` tries the current tree; its results for a module are kept until the module changes."""
 
 import subprocess
-import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -78,78 +72,6 @@ def test_an_edited_module_or_one_with_other_tests_starts_again(
     assert "one: begun anew" in capsys.readouterr().out
     assert mutate.begin("one").read_text() == "not one tried"
     assert not capsys.readouterr().out
-
-
-class Session:
-    """Seven mutants, one in each line; the one in line 0 is caught, that in line 1 has survived."""
-
-    def __init__(self) -> None:
-        self.pending_work_items = [
-            SimpleNamespace(job_id=line, mutations=[SimpleNamespace(start_pos=(line, 0))]) for line in (4, 2, 6, 3, 5)
-        ]
-        self.completed_work_items = [
-            (SimpleNamespace(job_id=line, mutations=[]), SimpleNamespace(test_outcome=outcome))
-            for line, outcome in ((0, "killed"), (1, "survived"))
-        ]
-        self.results: dict[int, str] = {}
-
-    def set_result(self, job_id: int, result: tuple[str, str]) -> None:
-        self.results[job_id] = result[0]
-
-
-def always(outcome: str) -> Callable[[str, float, float], tuple[str, str]]:
-    """Tests that have the same *outcome* for every mutant."""
-
-    def run_forked(tests: str, seconds: float, limit: float) -> tuple[str, str]:
-        return outcome, ""
-
-    return run_forked
-
-
-@pytest.fixture
-def session() -> Session:
-    return Session()
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch, session: Session) -> Any:
-    """The program that runs the tests, without forks and with a session in the place of cosmic-ray's data base."""
-
-    @contextmanager
-    def use_db(path: Path, mode: str) -> Generator[Session]:
-        yield session
-
-    def mutate_and_test(mutations: object, tests: str, seconds: float) -> tuple[str, str]:
-        return mutating.run_tests(tests, seconds)  # type: ignore[no-any-return]
-
-    mutating: Any = SimpleNamespace(mutate_and_test=mutate_and_test)
-    outcomes = SimpleNamespace(SURVIVED="survived", KILLED="killed")
-    stubs = {
-        "mutating": mutating,
-        "work_db": SimpleNamespace(use_db=use_db, WorkDB=SimpleNamespace(Mode=SimpleNamespace(open="open"))),
-        "work_item": SimpleNamespace(TestOutcome=outcomes),
-    }
-    for name, stub in stubs.items():
-        monkeypatch.setitem(sys.modules, f"cosmic_ray.{name}", stub)
-    monkeypatch.delitem(sys.modules, "lab.forked", raising=False)
-    module = import_module("lab.forked")
-    yield module
-    del sys.modules["lab.forked"]
-
-
-@pytest.mark.parametrize(("every", "tried"), [(1, [2, 3, 4, 5, 6, 1]), (2, [2, 4, 6, 1]), (5, [2, 1])])
-def test_every_nth_untried_mutant_is_tried_in_the_order_of_the_source_and_each_survivor_again(
-    forked: Any, monkeypatch: pytest.MonkeyPatch, session: Session, every: int, tried: list[int]
-) -> None:
-    monkeypatch.setattr(forked, "run_forked", always("survived"))
-    forked.main(Path("session"), TESTS, every)
-    assert list(session.results) == tried
-
-
-def test_tests_that_fail_without_any_mutant_are_named(forked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked, "run_forked", always("killed"))
-    with pytest.raises(SystemExit, match="the tests fail without any mutant: slow"):
-        forked.main(Path("session"), "slow", 1)
 
 
 def test_every_listed_module_exists_and_its_tests_too() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from lab import bench
+from lab.arms import measure
 from lab.bench import NESTED, THREE
 from stepspec import NestedPair, policies
-from stepspec.evals.arms import LARGE, SHIPPED, SMALL, measure
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.results import summarise
 from stepspec.evals.sample import Sample, Task
@@ -51,7 +52,8 @@ class Served(ScriptedSolver):
 async def test_an_arm_may_have_a_solver_of_its_own() -> None:
     plain, nested = Served(lambda call: solution("1")), Served(lambda call: solution("2"))
     tasks = [Task("a", Answer("2", "exact")), Task("b", Answer("2", "exact"))]
-    samples = await measure(plain.solver, (LARGE, THREE), tasks, solvers={THREE.name: nested.solver})
+    samples, solvers = list[Sample](), {THREE.name: nested.solver}
+    await measure(plain.solver, (LARGE, THREE), tasks, on_sample=lambda _, each: samples.append(each), solvers=solvers)
     assert (
         sorted((sample.arm, sample.correct) for sample in samples)
         == [("large alone", False)] * 2 + [("three models", True)] * 2

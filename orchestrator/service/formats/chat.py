@@ -238,7 +238,7 @@ class ChatReply:
     def _deltas(self, choice: int, delta: Delta) -> bytes:
         about = {"stepspec": delta.step} if delta.step is not None else {}
         chunks = self._chunk(choice, delta.fields, **about) if delta.fields or about else b""
-        for piece in delta.calls:
+        for piece in (*delta.ended, *delta.calls):
             named = {"name": piece.name} if piece.name else {}
             function = {**named, "arguments": piece.arguments}
             call = _call(piece.id, function) if piece.id else {"function": function}

@@ -77,7 +77,7 @@ def written_arguments(call: ToolCall) -> str:
 @dataclass(frozen=True, slots=True)
 class Delta:
     """
-    A further part of a message: text by field, and then pieces of *calls* of tools. It may be empty.
+    A further part of a message: what *ended* a call, text by field, and then pieces of *calls*. It may be empty.
 
     *step* describes the step that it is; None if it is no step.
     """
@@ -85,6 +85,7 @@ class Delta:
     fields: Mapping[str, str]
     step: Mapping[str, Any] | None = None
     calls: tuple[Calling, ...] = ()
+    ended: tuple[Calling, ...] = ()
 
 
 class ThinkingBlock:
@@ -139,7 +140,7 @@ class DeltaBuilder:
                 return Delta({} if thought is None else self._think(thought), about)
             case Answering(text=text):
                 self._answer += text
-                return Delta({"content": self._close() + text})
+                return Delta({"content": self._close() + text}, ended=tuple(self._calls.close()))
             case Calling():
                 return Delta(_content(self._close()), calls=tuple(self._calls.add(event)))
             case _:
@@ -148,8 +149,8 @@ class DeltaBuilder:
     def finish(self, solution: Solution) -> Delta:
         """Return the rest of the message when the run is over. A call without arguments is complete unless cut off."""
         rest = solution.text.removeprefix(self._answer) if solution.text.startswith(self._answer) else ""
-        calls = tuple(self._calls.close()) if solution.finish_reason == "stop" else ()
-        return Delta(_content(self._close() + rest), calls=calls)
+        ended = tuple(self._calls.close()) if solution.finish_reason == "stop" else ()
+        return Delta(_content(self._close() + rest), ended=ended)
 
     def _think(self, text: str) -> Mapping[str, str]:
         if self._thinking != "content":

@@ -27,7 +27,6 @@ from ..watch.records import RunResult, ServiceRequest
 from . import deltas
 from .deltas import Delta, DeltaBuilder
 from .schemas import (
-    MAX_TOOLS,
     SERVED,
     CallId,
     Empty,
@@ -261,7 +260,7 @@ class Conversation(Part):
     system: str | Items[PlainBlock] | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Items[OfferedTool] | None = None  # MCP servers bring hundreds, which Anthropic's API takes
     tool_choice: ToolChoice | None = None
 
     # Features that no method has; clients may send the values that turn them off.
@@ -394,7 +393,7 @@ class ContentBlocks:
 
     def add(self, delta: Delta) -> bytes:
         """Add *delta* to the open block, or to new ones; return the events."""
-        events = b""
+        events = b"".join(map(self._add_call, delta.ended))
         for name, text in delta.fields.items():
             kind = "thinking" if name == "reasoning" else "text"
             if not self._open or self.blocks[-1]["type"] != kind:
@@ -436,7 +435,10 @@ class ContentBlocks:
             self.blocks[block]["input"] = orjson.loads(arguments_object(text))
         lost = {block for block, text in self._inputs.items() if cut and not is_json(text)}
         self.blocks = [block for index, block in enumerate(self.blocks) if index not in lost]
-        return events if self.blocks else events + self._start({"type": "text", "text": ""}) + self.close()
+        if not self.blocks:
+            empty = self._start({"type": "text", "text": ""}) + self.close()
+            events += b"" if self._inputs else empty
+        return events
 
     def _start(self, block: dict[str, Any]) -> bytes:
         self.blocks.append(block)

@@ -7,6 +7,7 @@ method, ``auto`` (the default method), or one of the two served models, to which
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
@@ -381,7 +382,8 @@ def _toolset(wanted: Wanted) -> Toolset | None:
             raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice", "invalid_value")
         return None
     names = [tool.name for tool in tools]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    twice, times = Counter(names).most_common(1)[0]
+    if times > 1:
         raise bad_request(f"two tools are called {twice!r}: give each a name of its own", "tools", "invalid_value")
     if choice not in ("auto", "none", "required", *names):
         hint = near(choice, names)

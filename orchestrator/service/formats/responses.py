@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 import orjson
 from pydantic import BeforeValidator, Field
 
+from ...answer import is_json
 from ...chain import Message, ToolCall
 from ...events import Calling
 from ...solution import Solution
@@ -259,7 +260,7 @@ class ResponseEvents:
 
     def add(self, delta: Delta) -> bytes:
         """Add *delta* to the open item, or to new ones; return the events."""
-        events = b""
+        events = b"".join(map(self._add_call, delta.ended))
         for name, text in delta.fields.items():
             kind = "reasoning" if name == "reasoning" else "message"
             if not self.items or self.items[-1]["type"] != kind:
@@ -358,6 +359,8 @@ class ResponsesReply:
 
     async def body(self) -> dict[str, Any]:
         self._events.close(self._status)
+        items = self._events.items
+        items[:] = [each for each in items if each["status"] == "completed" or is_json(each.get("arguments", "{}"))]
         return await self._ended()
 
     @property

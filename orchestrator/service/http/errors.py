@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -84,11 +84,6 @@ class ApiError(Exception):
         if self.status in (429, 503, OVERLOADED):
             headers.setdefault("Retry-After", str(RETRY_AFTER))
         return headers
-
-    @property
-    def in_anthropic_api(self) -> ApiError:
-        """This error with the status that it has in Anthropic's API."""
-        return replace(self, status=OVERLOADED) if self.code in (QUEUE_FULL, QUEUE_TIMEOUT) else self
 
     def anthropic_body(self, request_id: str) -> bytes:
         """The body in Anthropic's shape, whose message alone says which parameter is wrong."""

@@ -31,7 +31,7 @@ from ..watch.records import (
     ServiceRequest,
 )
 from .admission import Clients
-from .errors import CLIENT_CLOSED, ApiError, api_error
+from .errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
 
 PUBLIC_PATHS = HEALTH_PATHS | {"/", "/version", "/metrics", "/openapi.json"}
 """The only paths that need no key: health and metrics, and the page, which asks for a key itself."""
@@ -105,7 +105,7 @@ class RequestMiddleware:
             request.status = CLIENT_CLOSED
         except Exception as exc:
             request.error = error = request.in_its_api(api_error(exc))
-            if not isinstance(exc, ApiError):
+            if error.code == INTERNAL_ERROR:
                 self._observe(RequestFailed(request, exc))
             if not request.status:
                 response = error_response(error, request)

@@ -29,7 +29,7 @@ from ..watch.records import RequestFailed, RunEvent, RunResult, ServiceObserver,
 from .admission import Admission, Clients
 from .errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
 from .middleware import EVENT_STREAM, ClientConnection, StreamedResponse, Work
-from .upstream import IDLE, HealthMonitor
+from .upstream import CHECK_SECONDS, IDLE, HealthMonitor
 
 RunItem: TypeAlias = RunEvent | RunResult
 
@@ -57,7 +57,8 @@ class ServiceContext:
     async def open(self) -> AsyncGenerator[None]:
         """Hold the connections of the service itself, and check the servers' health, while the block lasts."""
         small, large = self.offer.engine.small, self.offer.engine.large
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)) as http:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)
+        async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as http:
             self.http = http
             self.health = HealthMonitor({"small": small, "large": large}, self.observe)
             async with self.health.checking(self.settings.health_every):
@@ -191,8 +192,9 @@ class Runs:
         try:
             first = self.run_requests[0]
             tools = first.tools.tools if first.tools else ()
-            return await self._context.offer.engine.large.count(first.problem, tools)
-        except EndpointError:  # No reason to lose the answer.
+            async with asyncio.timeout(CHECK_SECONDS):
+                return await self._context.offer.engine.large.count(first.problem, tools)
+        except (EndpointError, TimeoutError):  # No reason to lose the answer.
             return self.counts[0].prompt
 
     def extension(self, choices: Sequence[int]) -> dict[str, Any]:

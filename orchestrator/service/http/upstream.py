@@ -147,15 +147,14 @@ class Forwarding:
         prioritised = self.priority is not None and server.connection.priorities
         async with server.apart() if reads_likeliest(self.content) else nullcontext():
             if not await self._try(server, call, prioritised=prioritised):
-                server.connection.priorities = False
                 await self._try(server, call, prioritised=False)
+                server.connection.priorities &= self.request.calls[-1].status >= 400  # then the request is at fault
 
     async def _try(self, server: VllmEndpoint, call: Call, *, prioritised: bool) -> bool:
         """Send the request once; return False if the server refuses the priority that was added to it."""
         with self.request.calling(self.model.role, self.model.name, call.url) as record:
             response = await self._open(server, call, prioritised=prioritised)
             async with response:
-                self.request.upstream = self.request.seconds - (self.request.admitted or 0.0)
                 record.answered(response.status, self.request.seconds)
                 try:
                     if response.status < 400:
@@ -169,7 +168,7 @@ class Forwarding:
 
     async def _open(self, server: VllmEndpoint, call: Call, *, prioritised: bool) -> aiohttp.ClientResponse:
         """Send the request, and once more if the server closed an idle connection just then; return its answer."""
-        settings, content = server.settings, self.content
+        settings, content, proxy = server.settings, self.content, server.connection.proxy
         if prioritised and self.priority is not None:
             content = {**content, "priority": run_place(self.priority)}
         unchanged = content is self.content and self.client_body is not None
@@ -181,18 +180,18 @@ class Forwarding:
 
         async def send() -> aiohttp.ClientResponse:
             try:
-                return await self.http.post(url, data=body, headers=headers, timeout=timeout)
+                return await self.http.post(url, data=body, headers=headers, timeout=timeout, proxy=proxy)
             except aiohttp.ClientConnectorError:
                 raise
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
-                return await self.http.post(url, data=body, headers=headers, timeout=timeout)
+                return await self.http.post(url, data=body, headers=headers, timeout=timeout, proxy=proxy)
 
         async with background(send()) as (sending,):
             await self._wait(sending, server, call)
             try:
                 return sending.result()
             except BROKEN as exc:
-                message = no_connection(exc, call.url, settings.deadlines.connect)
+                message = no_connection(exc, call.url, settings.deadlines.connect, proxy)
                 raise call.error(EndpointUnreachable, message) from exc
 
     async def _wait(self, sending: asyncio.Task[Any], server: VllmEndpoint, call: Call) -> None:
@@ -257,6 +256,7 @@ class Forwarding:
         except (BrokenAnswer, EventTooLarge) as exc:
             message = f"the answer broke off: {exc}"
             self.endpoint.report(call.url, call.error(EndpointUnavailable, message))
+            self.request.calls[-1].failure = type(exc).__name__
             self.request.error = error = ApiError(503, message, code="upstream_error", retry=False)
             await self.connection.fail(error)
             return
@@ -352,7 +352,7 @@ class ForwardedAnswer:
     def finish(self) -> bytes:
         """Return what is still to be passed on at the end. Raise `BrokenAnswer` if a stream ends before its own end."""
         rest, data = self._reader.rest, self._reader.end()
-        cut = rest.strip(b"\r\n") != b"" and not rest.startswith(b":") and not _whole(data)
+        cut = rest.strip(b"\r\n") != b"" and not rest.startswith(b":") and data.strip() != DONE and not _object(data)
         passed = b"" if cut or not self._passes(data) else rest + b"\n\n" if data else rest
         if cut or not self._first or not self._over:
             raise BrokenAnswer("did the server die?")
@@ -403,11 +403,6 @@ def _object(data: bytes) -> Mapping[str, Any]:
     except orjson.JSONDecodeError:
         return {}
     return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-
-
-def _whole(data: bytes) -> bool:
-    """Whether *data*, of an event without its blank line, is complete."""
-    return data.strip() == DONE or bool(_object(data))
 
 
 def reads_likeliest(content: Mapping[str, Any]) -> bool:

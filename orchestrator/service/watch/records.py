@@ -11,13 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ...chain import Role
 from ...events import Event
 from ...solution import Solution
-from ..http.errors import ApiError
+from ..http.errors import OVERLOADED, QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 
 log = logging.getLogger("stepspec")
 
@@ -114,7 +114,8 @@ class ServiceRequest:
 
     def in_its_api(self, error: ApiError) -> ApiError:
         """Return *error* as the API of this request has it."""
-        return error.in_anthropic_api if self.anthropic else error
+        overloaded = self.anthropic and error.code in (QUEUE_FULL, QUEUE_TIMEOUT)
+        return replace(error, status=OVERLOADED) if overloaded else error
 
     def error_body(self, error: ApiError) -> bytes:
         """Return the body of *error* in the shape of the API of this request."""

@@ -16,14 +16,13 @@ from stepspec.evals.problems import Problem, text_digest
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
-from .. import settings as configuration
 from ..api import Solver
 
 
 def settings_digest(solver: Solver) -> str:
     """A hash of what solutions depend on, of an entered *solver*: its models, and the options of its runs."""
     run = solver.settings.run
-    values = [solver.models, configuration.conditions(run), run.policy, run.sampling.model_dump(), run.auto]
+    values = [asdict(solver.conditions(run)), solver.templates, run.sampling.model_dump(), run.auto]
     return text_digest(orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from stepspec.evals.command_line import wait
 from stepspec.evals.flags import SAMPLING, SEED, SERVERS, flag, with_settings
 
@@ -51,5 +53,6 @@ def serve() -> None:
     These settings, and more, may also come from STEPSPEC_* variables and from stepspec.toml; docs/service.md lists it.
     """
     service_factory.require()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # PID 1 would ignore it until the server handles it
     solver = Solver()
     wait(service_factory.serve(solver, solver.settings.service))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -36,8 +37,6 @@ Examples:
 
   stepspec solve --problems problems.jsonl --concurrency 8 -o solved.jsonl
 """
-
-LONGEST_NAME = 255  # of a file
 
 
 @with_settings("solve", SERVERS, SAMPLING, SEED, BUDGET, before="trace")
@@ -101,7 +100,7 @@ def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: b
     text = sys.stdin.read().strip() if problem == "-" else problem.strip()
     if not text:
         raise ConfigurationError("the problem is empty")
-    if "\n" not in text and len(text) < LONGEST_NAME and Path(text).is_file():
+    if os.path.isfile(text):  # False for what can be no name, where a Path raises an error
         raise ConfigurationError(
             f"{text} is a file: write --problems {text} for the problems in it, or - < {text} for it as one problem"
         )

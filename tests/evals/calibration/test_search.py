@@ -106,7 +106,7 @@ def test_a_further_attempt_counts_and_a_repeated_one_does_not(tmp_path: Path) ->
         assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 1)
         trials.end_attempt(first)
         assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 2)
-        assert trials.attempt_number(replace(second, limit=0.1)) == 1
+        assert trials.attempt_number(replace(second, limit=0.1)) == 2
     with RunStore(path, {}) as trials:
         trials.start_attempt(digests)
         trials.end_attempt(second)

@@ -42,8 +42,8 @@ def test_the_figures_of_a_reading() -> None:
 
 
 def test_the_area_counts_ties_half_and_its_interval_is_as_wide_as_theory_has_it() -> None:
-    (row,) = figures(steps([9, 8, 8, 6], [8, 5, 2]), {"score": [1]})
-    assert row.area == pytest.approx((3 + 2.5 + 2.5 + 2) / 12)
+    (row,) = figures(steps([9, 8, 8, 6], [8, 5, 2, 1]), {"score": [1]})
+    assert row.area == pytest.approx((4 + 3.5 + 3.5 + 3) / 16)
     rng = random.Random(1)
     right, wrong = ([rng.gauss(mean, 1) for _ in range(80)] for mean in (1, 0))
     made = [replace(step, problem=at) for at, step in enumerate(steps(right, wrong))]
@@ -64,8 +64,8 @@ def test_own_steps_set_the_threshold_and_words_have_one_too() -> None:
     def both(gap: float, **more: Any) -> JudgedStep:
         return JudgedStep(values={GAP: -gap, "largest gap, all": -gap - 1}, of="sign", **more)
 
-    written = [both(gap, problem=at, right=gap < 9) for at, gap in enumerate((7, 7, 7, 7, 9, 9, 9))]
-    own = [both(gap, problem=at, right=gap < 5, own=True) for at, gap in enumerate((0, 1, 1, 2, 3, 5, 6, 7, 1.5))]
+    written = [both(gap, problem=at, right=gap < 9) for at, gap in enumerate((7, 7, 7, 7, 9, 9, 9, 9))]
+    own = [both(gap, problem=at, right=gap < 5, own=True) for at, gap in enumerate((0, 1, 1, 2, 3, 5, 6, 7, 1.5, 8))]
     rows = {row.reading.name: row for row in figures([*written, *own], {"score": [1]})}
     row = rows[GAP]
     assert [area.value for area in row.areas] == [1.0, 1.0]
@@ -75,7 +75,7 @@ def test_own_steps_set_the_threshold_and_words_have_one_too() -> None:
 
 
 def test_a_threshold_is_no_stricter_than_what_a_model_samples_itself() -> None:
-    (row,) = figures(steps([0] * 10, [-1, -2, -3]), {"score": [1]})
+    (row,) = figures(steps([0] * 10, [-1, -2, -3, -4]), {"score": [1]})
     assert row.options["threshold"] == 0.5
 
 
@@ -85,7 +85,7 @@ def test_readings_that_some_steps_lack_have_no_figures() -> None:
 
 def row(name: str, area: float, passed: float, seconds: float = 1.0, low: float | None = None) -> ReadingFigures:
     interval = Interval(area, area - 0.1 if low is None else low, 1.0)
-    return ReadingFigures(BY_NAME[name], (interval,), seconds, 5.0, 0.9, Interval(passed, 0, 1), 6.0)
+    return ReadingFigures(BY_NAME[name], (interval,), seconds, 5.0, 0.9, Interval(passed, 0, passed), 6.0)
 
 
 @pytest.mark.parametrize(
