@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +15,6 @@ from rich.console import Console
 from lab import bench
 from lab.bench import THREE
 from stepspec import Solution, Solver
-from stepspec.evals.arms import LARGE
 from stepspec.evals.sample import Arm
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
@@ -171,37 +168,8 @@ def test_samples_of_another_world_are_another_run(servers: Servers, stacked: boo
     assert set(servers.worlds[before:]) == {"long"}
 
 
-def test_an_unknown_world_is_an_error_before_any_server_starts(servers: Servers) -> None:
-    with pytest.raises(
-        ConfigurationError, match="there is no world 'wide' of miniature models; there are: short, long, tools"
-    ):
-        measured(world="wide")
-    assert servers.warmed == []
-
-
 @pytest.mark.parametrize("also", [{"baselines": True}, {"arm": "choose"}])
 def test_stacked_arms_are_no_others(servers: Servers, also: dict[str, Any]) -> None:
     arm = [also.pop("arm")] if "arm" in also else []
     with pytest.raises(ConfigurationError, match="--stacked has arms of its own"):
         measured(*arm, stacked=True, **also)
-
-
-def test_an_unknown_profile_is_an_error_before_any_server_starts(servers: Servers) -> None:
-    with pytest.raises(ConfigurationError, match="no pacing profile 'fast'; there are: off, paced, slow"):
-        measured(profile="fast")
-    assert not FIGURES.parent.exists()
-    assert servers.warmed == []
-
-
-@pytest.mark.parametrize("word", ["--help", "--arm=nothing"])
-def test_as_a_module_it_helps_and_fails_in_words(word: str) -> None:
-    command = [sys.executable, "-m", "lab.bench", word]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if word == "--help":
-        assert ran.returncode == 0
-        assert '  python -m lab.bench --arm choose --arm "BiLD, tokens"' in ran.stdout
-        return
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr.startswith("error: no such arm: 'nothing'; there are 'SpecReason, hedged', ")
-    assert "Traceback" not in ran.stderr
-    assert LARGE.name not in ran.stderr

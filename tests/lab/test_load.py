@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +20,6 @@ from lab.crowd import (
     Load,
     Workload,
     attempt,
-    cpu_seconds,
     grade_equal,
     measure,
 )
@@ -33,7 +31,7 @@ from stepspec.evals.results import Interval
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.chain import Step
 from stepspec.orchestrator.endpoints.client import CACHE
-from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, StepspecError
+from stepspec.orchestrator.errors import EndpointUnavailable, StepspecError
 from stepspec.orchestrator.events import Answering, Committed, Observer, Started
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.trace import Stopwatch
@@ -152,17 +150,6 @@ def test_a_run_that_takes_too_long_has_failed_and_is_cancelled() -> None:
     assert "problem 1" not in solver.solved
 
 
-def test_an_error_that_is_no_failure_of_a_server_ends_the_block() -> None:
-    def mistake(policy: str, problem: str) -> None:
-        if problem == "problem 1":
-            raise ConfigurationError("a wrong option")
-
-    solver = PacedSolver(fails=mistake)
-    with pytest.raises(ConfigurationError, match="a wrong option"):
-        block_of(solver, Load(concurrency=2))
-    assert solver.open == 0
-
-
 def test_cells_have_latencies_throughput_and_ratios_to_large_alone(tmp_path: Path) -> None:
     solver, loads = PacedSolver(), [Load(concurrency=1), Load(concurrency=2)]
     cells = measured(solver, stored(tmp_path), loads)
@@ -214,25 +201,6 @@ def test_a_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
 OTHER_ARMS = (LARGE, Arm.of(SHIPPED.name, "specreason", {"threshold": 3}))
 
 
-@pytest.mark.parametrize(
-    ("world", "arms", "complaint"), [("long", ARMS, "another run"), ("short", OTHER_ARMS, "other options")]
-)
-def test_blocks_of_another_measurement_are_refused(
-    world: str, arms: Sequence[Arm], complaint: str, tmp_path: Path
-) -> None:
-    measured(PacedSolver(), stored(tmp_path), [Load(concurrency=1)])
-    with pytest.raises(ConfigurationError, match=complaint):
-        stored(tmp_path, arms, world=world)
-
-
-def test_a_line_that_is_no_block_is_named(tmp_path: Path) -> None:
-    measured(PacedSolver(), stored(tmp_path), [Load(concurrency=1)])
-    with (tmp_path / "load.blocks.jsonl").open("ab") as file:
-        file.write(b'{"load": "1 at once"}\n')
-    with pytest.raises(ConfigurationError, match="line 6: not a block"):
-        stored(tmp_path)
-
-
 def test_some_failed_problems_count_as_wrong_and_have_no_latency(tmp_path: Path) -> None:
     def fails(policy: str, problem: str) -> None:
         if problem == "problem 1" and policy == "specreason":
@@ -265,10 +233,3 @@ def test_quantiles_by_rank_and_their_intervals() -> None:
     assert quantile(values[:20], 0.95) is not None
     assert quantile(values[:19], 0.95) is None
     assert quantile([], 0.5) is None
-
-
-def test_this_program_uses_cpu_time_and_so_does_its_process_group() -> None:
-    used = cpu_seconds({"large": os.getpgid(0)})
-    assert used["stepspec"] > 0
-    assert used["large"] > 0
-    assert list(cpu_seconds({})) == ["stepspec"]

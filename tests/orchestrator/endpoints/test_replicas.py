@@ -467,6 +467,17 @@ async def test_a_probe_of_a_busy_server_has_no_less_than_one_of_an_idle_server()
         assert (await endpoint.model().write(PROBLEM)).text
 
 
+@jumping
+async def test_a_call_after_the_end_fails_at_once_and_a_solver_may_begin_again() -> None:
+    endpoint = replicated(server(A))
+    for _ in range(2):
+        async with endpoint:
+            model = endpoint.model()
+            assert (await model.write(PROBLEM)).text
+        with pytest.raises(EndpointUnavailable, match="the solver is closed"):
+            await asyncio.wait_for(model.write(PROBLEM), 5)
+
+
 @pytest.mark.parametrize("fault", [None, RuntimeError("odd")])
 @jumping
 async def test_to_connect_anew_to_a_busy_server_may_take_long_and_may_fail_in_any_way(fault: Exception | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -15,10 +16,11 @@ from anthropic.types import MessageDeltaUsage
 from pydantic import BaseModel
 
 from stepspec.orchestrator.errors import EndpointUnavailable
-from stepspec.orchestrator.events import Calling
-from stepspec.orchestrator.service.formats.deltas import Delta
+from stepspec.orchestrator.events import Answering, Calling
+from stepspec.orchestrator.service.formats.deltas import Delta, DeltaBuilder
 from stepspec.orchestrator.service.formats.messages import ContentBlocks
 
+from ....evals.scripted import solution
 from ....stand_in import Refuse
 from ....stand_in import tools as stand_in_tools
 from ..served import ANSWER, SCRIPT, THINKING, Reply, Served, chosen, down, serving, until
@@ -392,3 +394,20 @@ async def test_the_tool_runner_of_the_sdk_runs_a_loop() -> None:
     assert read[4]["content"].startswith("Error: ")
     assert "no such word" in read[4]["content"]
     assert read[1]["tool_calls"]
+
+
+def test_a_call_that_is_cut_off_leaves_one_block_for_each_index() -> None:
+    content = ContentBlocks()
+    stream = content.add(Delta({}, calls=(Calling(0, "a", "f", '{"x":'),))) + content.finish(cut=True)
+    data = [orjson.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: ")]
+    starts = [event["index"] for event in data if event["type"] == "content_block_start"]
+    assert (len(starts), content.blocks) == (len(set(starts)), [{"type": "text", "text": ""}])
+
+
+def test_text_after_a_call_makes_no_other_call() -> None:
+    builder, content = DeltaBuilder("reasoning"), ContentBlocks()
+    for event in (Calling(0, "c", "now"), Answering("Wait.")):
+        content.add(builder.add_event(event))
+    content.add(builder.finish(replace(solution("7"), text="Wait.")))
+    content.finish(cut=False)
+    assert [block["type"] for block in content.blocks] == ["tool_use", "text"]

@@ -21,7 +21,21 @@ from stepspec.orchestrator.service.http.errors import ApiError
 from stepspec.orchestrator.service.http.upstream import BrokenAnswer, ForwardedAnswer, reads_likeliest
 
 from ....stand_in import Refuse
-from ..served import STREAM, TURN, Behind, Noting, Reply, Served, chosen, down, passing, put_behind, serving, until
+from ..served import (
+    STREAM,
+    TURN,
+    Behind,
+    Noting,
+    Reply,
+    Served,
+    chosen,
+    down,
+    move,
+    passing,
+    put_behind,
+    serving,
+    until,
+)
 
 LIMITED = chosen(clients={"b": {"key": "b-key", "large_tokens_per_minute": 1000}})
 BY = {"authorization": "Bearer b-key"}
@@ -494,6 +508,31 @@ async def test_a_priority_that_the_server_refuses_is_left_out_from_then_on() -> 
         replies = [await served.post("/v1/completions", {"model": "huge", "prompt": "x"}, **BY) for _ in range(2)]
     assert [reply.status for reply in replies] == [200, 200]
     assert ["priority" in orjson.loads(body) for _, _, body in behind.got] == [True, False, False]
+
+
+async def test_an_error_that_mentions_priorities_leaves_them_on() -> None:
+    behind = Behind([b'{"error": {"message": "1 error: input \'my priority is high\'"}}'], status=400)
+    async with passing(behind, chosen(clients={"b": {"key": "b-key", "priority": 5}})) as served:
+        large: Any = served.service.context.offer.engine.large
+        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "my priority is high"}, **BY)
+        assert (reply.status, large.up[0].connection.priorities) == (400, True)
+
+
+async def test_cookies_of_a_server_reach_no_other_request() -> None:
+    class Sticky(Behind):
+        async def answer(self, request: web.Request) -> web.StreamResponse:
+            self.got.append((request.path, dict(request.headers), await request.read()))
+            response = web.json_response({"any": "thing"})
+            response.set_cookie("route", "pod-1")
+            return response
+
+    behind = Sticky()
+    async with serving() as served:
+        runner = await put_behind(served, behind)
+        move(served.service.context.offer.engine.large, f"http://localhost:{runner.addresses[0][1]}")
+        for session in ("one", "two"):
+            await ask(served, stream=False, session=session)
+    assert [head.get("Cookie") for _, head, _ in behind.got] == [None, None]
 
 
 async def test_a_stream_may_be_silent_while_its_server_is_healthy() -> None:
