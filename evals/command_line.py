@@ -144,12 +144,12 @@ def run(app: Callable[[], object]) -> None:
 RESUMABLE = "interrupted: the same command goes on from here"
 
 
-def wait(work: Coroutine[Any, Any, T], said: str = "interrupted") -> T:
-    """Run *work*; Ctrl-C cancels it, with every request and every child process, is *said*, and exits with 130."""
+def wait(work: Coroutine[Any, Any, T], message: str = "interrupted") -> T:
+    """Run *work*; Ctrl-C cancels it, with every request and child process, prints the *message*, and exits with 130."""
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        _stderr().print(said, style="yellow")
+        _stderr().print(message, style="yellow")
         raise typer.Exit(130) from None
 
 

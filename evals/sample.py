@@ -285,3 +285,13 @@ def _pace(events: Sequence[Event]) -> dict[Role, float]:
         if tokens:
             pace[role] = sum(seconds for seconds, count in gaps if count > 0) / tokens
     return pace
+
+
+async def sample_once(
+    solver: Solver, arm: Arm, task: Task, seed: int, observe: Observer = lambda event: None
+) -> Sample:
+    """Solve *task* as *arm* does, with this sampling *seed*; without a grader, only the expected text is right."""
+    sampling = solver.settings.run.sampling.with_seed(seed)
+    solved = await solve_once(solver, arm, task.problem, sampling=sampling, observe=observe)
+    right = solved.solution is not None and solved.solution.answer == str(task.gold)
+    return solved.sample(arm, correct=right, seed=seed)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stepspec.api import Solver
 from stepspec.evals.plan import turns
-from stepspec.evals.sample import Arm, Sample, Task, acceptances_between, derive_seed, read_acceptances, solve_once
+from stepspec.evals.sample import Arm, Sample, Task, acceptances_between, derive_seed, read_acceptances, sample_once
 
 SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
 BILD = Arm.of("BiLD, steps", "bild", {"scale": "step"})
@@ -46,8 +46,6 @@ async def measure(
 
 
 async def _sample(solver: Solver, arm: Arm, task: Task, seed: int) -> Sample:
-    before, sampling = await read_acceptances(solver), solver.settings.run.sampling.with_seed(seed)
-    solved = await solve_once(solver, arm, task.problem, sampling=sampling)
-    right = solved.solution is not None and solved.solution.answer == str(task.gold)
-    tokens = acceptances_between(before, await read_acceptances(solver))
-    return solved.sample(arm, correct=right, seed=seed, speculation=tokens)
+    before = await read_acceptances(solver)
+    sample = await sample_once(solver, arm, task, seed)
+    return replace(sample, speculation=acceptances_between(before, await read_acceptances(solver)))

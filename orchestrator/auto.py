@@ -33,7 +33,7 @@ from .events import (
     Repaired,
     Shadowed,
     Started,
-)  # fmt: skip
+)
 from .interfaces import REQUEST, Policy, Until
 from .trace import Moment
 
@@ -249,7 +249,7 @@ class Record:
         return [value * min(2.0, max(1.0, growth)) ** (size - last) for value in values]
 
     def estimate(self, pace: float | None, *, busy: bool = False, full: bool = False, size: int = 1) -> Estimate:
-        large = pace * fmean(self.lengths) if self.lengths and pace is not None else None
+        large = pace * fmean(lengths) if (lengths := self.lengths) and pace is not None else None
         outcomes = self.accepted.values(OUTCOMES)
         streak = sum(1 for _ in takewhile(lambda accepted: not accepted, reversed(outcomes)))
         share = USUAL if self.prior.accept_rate is None else self.prior.accept_rate

@@ -192,7 +192,8 @@ def settings_file(
 def endpoint_table(settings: Any) -> dict[str, Any]:
     """The fields of an endpoint that are set, as a table of a settings file, without its API key."""
     fields = settings.model_dump(mode="json", exclude_unset=True, exclude={"role", "api_key"})
-    return {name: fields[name] for name in sorted(fields, key="url".__ne__) if fields[name] not in (None, [], {})}
+    address = {"url": fields.pop("url")} if "url" in fields else {}  # a function has none
+    return {**address, **{name: value for name, value in fields.items() if value not in (None, [], {})}}
 
 
 def record(estimate: Estimate, measured: Measurements, toml: str) -> dict[str, Any]:

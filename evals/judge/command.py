@@ -151,12 +151,12 @@ def conclusion(rows: Sequence[ReadingFigures], chosen: ReadingFigures | None, dr
     """Which method and settings fit the pair, or that none does."""
     if chosen is None:
         row = min((row for row in rows if row.reading.options), key=lambda row: row.passed.value, default=rows[0])
-        few = "but of too few steps to be sure" if row.passed.value <= MOST_PASSED else ""
+        most = f"and {MOST_PASSED:.0%} would be the most"
+        why = "but that is known of too few steps" if row.passed.value <= MOST_PASSED else most
         return (
             f"No method fits this pair: the best reading, {row.reading.name}, lets {row.passed.value:.0%} of the slips "
-            f"through where it accepts {ACCEPTED:.0%} of the right steps, "
-            f"{few or f'and {MOST_PASSED:.0%} would be the most'}; use "
-            "the large model alone, or a reward model (--critic)."
+            f"through where it accepts {ACCEPTED:.0%} of the right steps, {why}; use the large model alone, or a "
+            "reward model (--critic)."
         )
     options = ", ".join(f"{name} = {value}" for name, value in chosen.options.items())
     text = (

@@ -58,7 +58,7 @@ def _surprises(tokens: Sequence[Token], which: Tokens, measure: Measure) -> list
 
 
 def _down(value: float, digits: int) -> float:
-    """Round a threshold so that it still accepts what it is the value of."""
+    """Round a threshold down, so that the value that it comes from passes; of the negative, up."""
     return floor(round(value * 10.0**digits, 6)) / 10.0**digits
 
 
@@ -67,7 +67,8 @@ def _cut_by(which: Tokens) -> Callable[[float, float], Mapping[str, Any]]:
 
 
 def _mean_options(value: float, words: float) -> Mapping[str, Any]:
-    return dict.fromkeys(("threshold", "words"), -_down(-words, 2)) | {"mean": -_down(value, 3)}
+    most = -_down(-words, 2)
+    return {"threshold": most, "words": most, "mean": -_down(value, 3)}
 
 
 def _grade(read: Callable[[Mapping[str, float]], float]) -> Callable[[Mapping[str, float]], float]:

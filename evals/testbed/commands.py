@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepspec.orchestrator.events import Event, Observer
+from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.launcher import TokenSpeculation
 from stepspec.orchestrator.launcher.up import until_signalled
 
 from ..arms import PLAIN, SHIPPED, SMALL
 from ..plan import turns
 from ..results import Result, summarise
-from ..sample import Arm, Sample, Task, derive_seed, solve_once
+from ..sample import Arm, Sample, Task, derive_seed, sample_once
 from .servers import NO_SPECULATION, PAIR, SCORERS, running
 from .solving_pair import fresh_tasks, pair_solver
 
@@ -92,23 +92,17 @@ async def demo(
     SpecReason runs with `auto`, as by default. The observer that *printer* makes shows each of its runs on *console*.
     """
     async with pair_solver(profile, console) as solver:
+        for arm in ARMS:  # to warm up
+            await sample_once(solver, arm, fresh_tasks(1, seed + 1)[0], 0)
         samples = list[Sample]()
-        for number, task in enumerate((*fresh_tasks(1, seed + 1), *fresh_tasks(problems, seed)), -1):
-            sampling = solver.settings.run.sampling.with_seed(derive_seed(0, max(0, number), 0))
-            for arm in turns(ARMS, max(0, number)):
-                shown = number >= 0 and arm.name == SHIPPED.name  # the first problem warms up
-                observe = _print_run(task, printer, console) if shown else _ignore
-                solved = await solve_once(solver, arm, task.problem, sampling=sampling, observe=observe)
-                right = solved.solution is not None and solved.solution.answer == str(task.gold)
-                if number >= 0:
-                    samples.append(solved.sample(arm, correct=right, seed=sampling.seed))
-                    mark = ("right", "green") if right else ("wrong", "red")
-                    console.print(Text.assemble((f"{samples[-1].seconds:6.2f} s  {arm.name}: ", "dim"), mark))
+        for number, task in enumerate(fresh_tasks(problems, seed)):
+            for arm in turns(ARMS, number):
+                watch = {"observe": _print_run(task, printer, console)} if arm.name == SHIPPED.name else {}
+                sample = await sample_once(solver, arm, task, derive_seed(0, number, 0), **watch)
+                mark = ("right", "green") if sample.correct else ("wrong", "red")
+                console.print(Text.assemble((f"{sample.seconds:6.2f} s  {arm.name}: ", "dim"), mark))
+                samples.append(sample)
     return summarise(samples, ARMS)
-
-
-def _ignore(event: Event) -> None:
-    pass
 
 
 def _print_run(task: Task, printer: Callable[[Console], Observer], console: Console) -> Observer:

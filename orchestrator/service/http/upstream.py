@@ -352,7 +352,7 @@ class ForwardedAnswer:
     def finish(self) -> bytes:
         """Return what is still to be passed on at the end. Raise `BrokenAnswer` if a stream ends before its own end."""
         rest, data = self._reader.rest, self._reader.end()
-        cut = rest.strip(b"\r\n") != b"" and not rest.startswith(b":") and data.strip() != DONE and not _object(data)
+        cut = rest.strip(b"\r\n") != b"" and not rest.startswith(b":") and not _whole(data)
         passed = b"" if cut or not self._passes(data) else rest + b"\n\n" if data else rest
         if cut or not self._first or not self._over:
             raise BrokenAnswer("did the server die?")
@@ -403,6 +403,11 @@ def _object(data: bytes) -> Mapping[str, Any]:
     except orjson.JSONDecodeError:
         return {}
     return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
+
+
+def _whole(data: bytes) -> bool:
+    """Whether *data*, of an event without its blank line, is complete."""
+    return data.strip() == DONE or bool(_object(data))
 
 
 def reads_likeliest(content: Mapping[str, Any]) -> bool:
