@@ -30,7 +30,7 @@ from stepspec.evals.cli import arm as parse_arm
 from stepspec.evals.command_line import numbers, progress_bars, script, writable
 from stepspec.evals.estimate.command import POLICIES, parts
 from stepspec.evals.estimate.measuring import measure
-from stepspec.evals.estimate.prediction import Estimate, predict
+from stepspec.evals.estimate.prediction import Estimate, Gain, predict
 from stepspec.evals.estimate.report import record
 from stepspec.evals.results import Interval
 from stepspec.evals.sample import Arm
@@ -75,23 +75,25 @@ def measured_arm(arm: Arm, ahead: int) -> Arm:
 
 def arms_by_load(estimate: Estimate) -> dict[int, tuple[Arm, ...]]:
     """What is measured for each load: an ordinary request, and every method at the depth estimated for it."""
-    loads = [each.concurrency for each in estimate.methods[0].gains]
-    return {
-        load: (PLAIN, *(measured_arm(method.arm, method.gains[place].ahead) for method in estimate.methods))
-        for place, load in enumerate(loads)
-    }
+    loads = sorted({gain.concurrency for method in estimate.methods for gain in method.gains})
+    return {load: (PLAIN, *(measured_arm(arm, gain.ahead) for arm, gain in expected(estimate, load))) for load in loads}
+
+
+def expected(estimate: Estimate, load: int) -> list[tuple[Arm, Gain]]:
+    """The methods of which there is a gain for this *load*, with it."""
+    return [(each.arm, gain) for each in estimate.methods for gain in each.gains if gain.concurrency == load]
 
 
 def compare(estimate: Estimate, blocks: int, done: dict[BlockPlace, Block]) -> Iterator[Comparison]:
     """Compare the *estimate* with the blocks that are *done*."""
-    for place, (load, arms) in enumerate(arms_by_load(estimate).items()):
+    for load, arms in arms_by_load(estimate).items():
         plain, *others = ([done[f"{load} at once", arm.name, block] for block in range(blocks)] for arm in arms)
-        for method, measured in zip(estimate.methods, others, strict=True):
-            expected, ratio = method.gains[place], latency_ratio(plain, measured)
+        for (arm, gain), measured in zip(expected(estimate, load), others, strict=True):
+            ratio = latency_ratio(plain, measured)
             timings = [timing for block in measured for timing in block.timings]
             assert ratio is not None
             seconds = sum(timing.latency for timing in timings) / len(timings)
-            yield Comparison(method.arm.name, load, expected.ahead, expected.gain, ratio, seconds)
+            yield Comparison(arm.name, load, gain.ahead, gain.gain, ratio, seconds)
 
 
 def table(comparisons: Sequence[Comparison]) -> Table:

@@ -10,6 +10,8 @@ from stepspec.orchestrator.chain import Role
 
 from ..sample import Arm
 
+AHEAD = 1  # depth of the runs under load
+
 
 @dataclass(frozen=True, slots=True)
 class ServerMeasurement:
@@ -17,8 +19,9 @@ class ServerMeasurement:
     The times of the server of one *role*, in seconds.
 
     *between* has, by the number of streams at the same time, the times between two tokens of a stream, and *first*
-    those from a request to its first token. *sequences* is how many streams it served at the same time, None if these
-    were all. *prefix_cache* is None if it is not known whether there is one.
+    those from a request to its first token. *beside* are times between tokens while the other server reads prompts:
+    longer ones if both share a card. *sequences* is how many streams it served at the same time, None if these were
+    all. *prefix_cache* is None if it is not known whether there is one.
     """
 
     role: Role
@@ -29,37 +32,22 @@ class ServerMeasurement:
     sequences: int | None = None
     prefix_cache: bool | None = None
     suffix_scoring: bool = False
+    beside: tuple[float, ...] = ()
+
+    @property
+    def stalled(self) -> float:
+        """The share of the time in which this server stands still while the other one reads prompts."""
+        return max(0.0, 1 - self.token / min(self.beside)) if self.beside else 0.0
 
     @property
     def token(self) -> float:
         """Median seconds between two tokens of a stream that has the server to itself."""
         return median(self.between[1])
 
-    def slower(self, streams: float) -> float:
-        """How many times as long a token takes with so many *streams* at once: a line through the medians, from 1."""
-        level, slope = fit_line({number: median(times) for number, times in self.between.items()})
-        most = self.sequences or streams
-        busy = level + slope * max(1.0, min(streams, most))
-        return max(1.0, busy / (level + slope) * max(1.0, streams / most))
-
-
-def fit_line(points: Mapping[int, float]) -> tuple[float, float]:
-    """
-    Fit *points* by y = a + b x with least squares of the relative errors; return a and b, neither below 0.
-
-    A single point is a constant.
-    """
-    weights = {x: 1 / y**2 for x, y in points.items()}
-    total = sum(weights.values())
-    middle = sum(weight * x for x, weight in weights.items()) / total
-    level = sum(weights[x] * y for x, y in points.items()) / total
-    spread = sum(weight * (x - middle) ** 2 for x, weight in weights.items())
-    slope = sum(weights[x] * (x - middle) * (y - level) for x, y in points.items()) / spread if spread else 0.0
-    if slope <= 0:
-        return level, 0.0
-    if level < slope * middle:
-        return 0.0, sum(weights[x] * x * y for x, y in points.items()) / sum(weights[x] * x * x for x in points)
-    return level - slope * middle, slope
+    def under(self, streams: int) -> float | None:
+        """Median seconds between two tokens of each of so many *streams*, a wait for a full server included."""
+        served = min(streams, self.sequences or streams)
+        return median(self.between[served]) * streams / served if served in self.between else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +86,8 @@ class Measurements:
     All that was measured of a pair, in *seconds*.
 
     *plain* are the seconds between two tokens of the large model as one ordinary request. *trials* are by the name of
-    the arm, for all *arms*. *skipped* says by the name of a method why it was not measured.
+    the arm, for all *arms*. *runs* are seconds per token of its chain, by the name of the arm and the number of runs at
+    the same time. *skipped* says by the name of a method why it was not measured.
     """
 
     small: ServerMeasurement
@@ -109,6 +98,7 @@ class Measurements:
     trials: Mapping[str, tuple[DraftTrial, ...]]
     seconds: float
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])
+    runs: Mapping[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
 
     @property
     def step(self) -> float:

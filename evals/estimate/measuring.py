@@ -10,19 +10,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import cycle, islice, product
+from itertools import count, cycle, islice
 from typing import TypeAlias
 
 from stepspec.api import Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Step
-from stepspec.orchestrator.concurrency import at_once
+from stepspec.orchestrator.concurrency import at_once, background
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint, ModelEndpoint, ReplicatedModel, Sampling
+from stepspec.orchestrator.endpoints.client import separate_cache
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, StepspecError
+from stepspec.orchestrator.events import Committed, Event
 from stepspec.orchestrator.interfaces import Model
 from stepspec.orchestrator.trace import Stopwatch
 from stepspec.settings import Settings
@@ -30,13 +32,13 @@ from stepspec.settings import Settings
 from ..plain import solve_plain
 from ..sample import Arm, derive_seed
 from .drafts import Beginning, repairs_whole_steps, try_draft
-from .measurements import DraftTrial, Measurements, ServerMeasurement
+from .measurements import AHEAD, DraftTrial, Measurements, ServerMeasurement
 
 Arrival: TypeAlias = tuple[float, int]  # of tokens: the second, and how many there were by then
 Place: TypeAlias = tuple[Chain, int | None]  # a beginning, and the tokens of the step that follows, if it is known
 OnPart: TypeAlias = Callable[[str, int], Callable[[], object]]
 
-REPEATS, LOADED_REPEATS = 4, 2  # of the measurement of a pace, alone and with several streams
+REPEATS, BESIDE = 4, 2  # of the measurement of a pace, alone and beside the other server
 TOKENS = 48  # that a stream writes to measure the time between them
 ONE_PIECE = 0.0005  # seconds: tokens that arrive closer together came in one piece
 SHORTEST = 0.05  # seconds that a stream lasts at least if it shows how many were written at the same time
@@ -50,8 +52,8 @@ SHARES = {
     "small": 0.3,
     "beginning": 0.36,
     "verdicts": 0.45,
-    "loads": 0.6,
-    "chains": 0.75,
+    "loads": 0.66,
+    "chains": 0.78,
     "drafts": 1.0,
 }
 SCORING = frozenset({"bild", "reading", "reflective"})  # methods that let the large model score text
@@ -75,10 +77,11 @@ class Clock:
         return self.seconds >= SHARES[part] * self.minutes * 60
 
     @asynccontextmanager
-    async def limit(self, part: str) -> AsyncGenerator[None]:
-        """Leave the block at the end of *part*."""
+    async def limit(self, part: str, share: float = 1.0) -> AsyncGenerator[None]:
+        """Leave the block after this *share* of the time that is left to *part*."""
+        left = SHARES[part] * self.minutes * 60 - self.seconds
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(self.began + SHARES[part] * self.minutes * 60):
+            async with asyncio.timeout(share * left):
                 yield
 
 
@@ -130,6 +133,24 @@ class Streams:
         return min(times[0][0] for times in self._arrived if times) - self._began
 
 
+@dataclass
+class RunPace:
+    """Observes a run after the other: the *seconds* and the *tokens* of their chains, until the last step of each."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    mark: float = 0.0
+
+    def begin(self) -> None:
+        self.mark = asyncio.get_running_loop().time()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Committed):
+            self.seconds += asyncio.get_running_loop().time() - self.mark
+            self.tokens += len(event.step.tokens)
+            self.begin()
+
+
 def pace(streams: Sequence[Sequence[Arrival]]) -> tuple[float, int] | None:
     """
     The seconds between two tokens of a stream, and how many *streams* were written at the same time at most.
@@ -172,6 +193,7 @@ class Measuring:
     capabilities: dict[str, Capabilities] = field(default_factory=dict[str, Capabilities])
     plain: list[float] = field(default_factory=list[float])
     skipped: dict[str, str] = field(default_factory=dict[str, str])
+    runs: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
     trials: dict[str, list[DraftTrial]] = field(default_factory=dict[str, list[DraftTrial]])
     beginnings: dict[int, Beginning] = field(default_factory=dict[int, Beginning])
 
@@ -254,19 +276,64 @@ class Measuring:
                     await self.attempt(arm, chain, own, alone=True)
                     step()
 
-    async def loads(self, servers: Sequence[ServerMeasurement], numbers: Sequence[int]) -> list[ServerMeasurement]:
-        """Add the time between tokens with so many streams at once to what is known of the *servers*."""
-        step, known = self.on_part("loads", 2 * len(numbers)), list(servers)
-        over = partial(self.clock.over, "loads")
-        for number, (place, end) in product(numbers, enumerate((self.solver.small, self.solver.large))):
-            for _ in range(LOADED_REPEATS):
-                streams = Streams(end, list(islice(cycle(self.problems), number)), over)
-                if not over():
-                    async with self.clock.limit("loads"):
-                        await streams.write()
-                known[place] = with_load(known[place], number, streams.pace)
+    async def beside(self) -> tuple[float, ...]:
+        """Measure the time between tokens of the small model while the large one reads one prompt after the other."""
+        found = list[float]()
+
+        async def read() -> None:
+            for number in count():
+                with separate_cache(f"beside {number}"):
+                    async with opened(self.solver.large) as model:
+                        await model.write(Chain.of(self.problems[number % len(self.problems)]), stop=(), limit=1)
+
+        for _ in range(BESIDE):
+            streams = Streams(self.solver.small, self.problems[:1], partial(self.clock.over, "verdicts"))
+            async with self.clock.limit("verdicts"), background(read()):
+                await streams.write()
+            found += [streams.pace[0]] if streams.pace else []
+        return tuple(found)
+
+    async def loads(self, large: ServerMeasurement, numbers: Sequence[int]) -> ServerMeasurement:
+        """
+        Measure so many streams of the large model at once, which *large* gets, then as many runs of each method.
+
+        What the two servers take from each other, and what verdicts take from those who write, is in these seconds.
+        """
+        cells = [(number, arm) for number in numbers for arm in (None, *self.methods)]
+        step = self.on_part("loads", len(cells))
+        for place, (number, arm) in enumerate(cells):
+            limit = self.clock.limit("loads", 1 / (len(cells) - place))
+            if arm is not None:
+                await self._runs(arm, number, limit)
+            else:
+                streams = Streams(self.solver.large, list(islice(cycle(self.problems), number)), lambda: False)
+                async with limit:
+                    await streams.write()
+                large = with_load(large, number, streams.pace)
             step()
-        return known
+        return large
+
+    async def _runs(self, arm: Arm, number: int, limit: AbstractAsyncContextManager[None]) -> None:
+        """Solve *number* problems at once with *arm*, one after the other, until the *limit*."""
+        options = arm.resolve(self.solver.settings.run).model_copy(update={"auto": False, "ahead": AHEAD})
+        paces = [RunPace() for _ in range(number)]
+
+        async def user(place: int, pace: RunPace) -> None:
+            for problem in islice(cycle(self.problems), place, None, number):
+                pace.begin()
+                await self.solver.solve(problem, options, observe=pace)
+
+        try:
+            async with limit:
+                with separate_cache(f"{arm.name} {number}"):
+                    await at_once(map(user, range(number), paces))
+        except EndpointUnreachable:
+            raise
+        except StepspecError as exc:
+            self.skipped[arm.name] = str(exc)
+            return
+        if tokens := sum(pace.tokens for pace in paces):
+            self.runs[arm.name, number] = sum(pace.seconds for pace in paces) / tokens
 
     async def drafts(self) -> None:
         """Write the beginnings of all chains, several at a time, then try drafts of every method after them."""
@@ -318,7 +385,7 @@ async def measure(
     """
     Measure both servers of *solver* and drafts of the *methods* after beginnings of chains, within *minutes*.
 
-    *concurrency* are the numbers of streams at once for which the time between tokens is measured, besides one.
+    *concurrency* are the numbers of problems at once for which runs are measured, besides one.
     *on_part* is called with the name of each part and its number of units; what it returns is called after each unit.
     Raise `StepspecError` for a pair that cannot be measured at all, with the cause and the cure.
     """
@@ -329,9 +396,10 @@ async def measure(
     if (can := work.capabilities.get("large")) is not None and can.prompt_logprobs is False:
         work.skipped |= {arm.name: NO_SCORES for arm in methods if arm.policy in SCORING}
     step = on_part("paces", 2 * REPEATS)
-    servers = [await work.paces(end, step) for end in (solver.large, solver.small)]
+    large, small = [await work.paces(end, step) for end in (solver.large, solver.small)]
     await work.verdicts()
-    small, large = await work.loads(servers[::-1], sorted({streams for streams in concurrency if streams > 1}))
+    small = replace(small, beside=await work.beside())
+    large = await work.loads(large, sorted({number for number in concurrency if number > 1}))
     await work.drafts()
     arms = tuple(arm for arm in methods if work.trials[arm.name] or arm.name not in work.skipped)
     if not arms:
@@ -340,6 +408,7 @@ async def measure(
         small, large, tuple(work.plain), arms,
         tuple(beginning.seen for beginning in work.beginnings.values()),
         {arm.name: tuple(work.trials[arm.name]) for arm in arms}, clock.seconds, work.skipped,
+        work.runs,
     )  # fmt: skip
 
 

@@ -9,29 +9,32 @@ for as many tokens, over these.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from math import exp, hypot, log
 from statistics import fmean, median
 from typing import Literal, TypeAlias
 
 from ..results import Interval, wilson
 from ..sample import Arm
-from .measurements import DraftTrial, Measurements
+from .measurements import AHEAD, DraftTrial, Measurements
 
 End: TypeAlias = Literal[-1, 0, 1]  # the end of what was measured that speaks against a method, the middle, the other
 DEPTHS = (0, 1, 2, 3)  # of the lookahead, to choose from
 PAYS = 1.03  # the least gain that is worth another server
-ROUNDS = 20  # until the load of the servers and the pace under it agree
 UNKNOWN = Interval(0.5, 0.0, 1.0)  # accept rate without a draft
 RARE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Mean tokens of accepted and of rejected drafts: *drafted*, *kept*, and for rejected ones *repaired*."""
+    """
+    Mean tokens of drafts: *accepted* ones have so many, of which *passed* stay; *rejected* ones, of which *kept* stay.
+
+    The large model then writes those *repaired*.
+    """
 
     accepted: float
+    passed: float
     progress: Mapping[End, float]
     rejected: float
     kept: float
@@ -52,11 +55,16 @@ class Round:
         own = kept * (sum(own for _, own in known) / max(1, sum(tokens for tokens, _ in known)) if known else 1)
         return cls(
             accepted=_mean([trial.drafted for trial in good], usual),
+            passed=kept,
             progress={-1: min(kept, own), 0: (kept * own) ** 0.5, 1: max(kept, own)},
             rejected=_mean([trial.drafted for trial in bad], usual),
             kept=_mean([trial.kept for trial in bad], 0),
             repaired=_mean([trial.repaired for trial in bad], step),
         )
+
+    def tokens(self, share: float, accepted: float) -> float:
+        """Mean tokens of a round if a *share* of the drafts is accepted and stands for so many *accepted* tokens."""
+        return share * accepted + (1 - share) * (self.kept + self.repaired)
 
 
 def _mean(values: Sequence[float], otherwise: float) -> float:
@@ -67,7 +75,7 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 class Times:
     """
     Seconds at one *end* of what was measured: of tokens, of first tokens, of a verdict, and of a token of an ordinary
-    request. A draft takes *drafting* times what its tokens say.
+    request. A draft takes *drafting* times what its tokens say; it stands still for the seconds *stalled* of a verdict.
     """
 
     small: float
@@ -77,6 +85,7 @@ class Times:
     plain: float
     verdict: float
     drafting: float
+    stalled: float
 
     @classmethod
     def of(cls, measured: Measurements, trials: Sequence[DraftTrial], end: End = 0) -> Times:
@@ -84,6 +93,7 @@ class Times:
         worst, best = at[end], at[-end]
         small, large = measured.small, measured.large
         alone = [(trial.drafted, *trial.seconds) for trial in trials if trial.seconds is not None]
+        verdict = worst([verdict for _, _, verdict in alone] or [median(large.first)])
         expected = sum(median(small.first) + max(0, tokens - 1) * small.token for tokens, _, _ in alone)
         return cls(
             small=worst(small.between[1]),
@@ -91,30 +101,15 @@ class Times:
             large=large.token,
             large_first=median(large.first),
             plain=best(measured.plain or large.between[1]),
-            verdict=worst([verdict for _, _, verdict in alone] or [median(large.first)]),
+            verdict=verdict,
             drafting=sum(seconds for _, seconds, _ in alone) / expected if expected else 1.0,
+            stalled=small.stalled * verdict,
         )
 
-    def under(self, small: float, large: float) -> Times:
-        """The times if tokens take so many times as long; an ordinary request is left as it is."""
-        return replace(
-            self, small=self.small * small, small_first=self.small_first * small, large=self.large * large,
-            large_first=self.large_first * large, verdict=self.verdict * large,
-        )  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Seconds of a method for a token of progress; *small* and *large* are how busy it keeps each server."""
-
-    token: float
-    small: float
-    large: float
-
-
-def pace(rounds: Round, times: Times, share: float, ahead: int, end: End = 0) -> Pace:
+def pace(rounds: Round, times: Times, share: float, ahead: int, end: End = 0) -> float:
     """
-    The pace of a method of which a *share* of the drafts is accepted, with *ahead* drafts ahead.
+    Seconds for a token of progress of a method of which a *share* of the drafts is accepted, with *ahead* drafts ahead.
 
     A chain goes from one rejection to the next. Verdicts of drafts that are accepted are hidden by the drafts ahead;
     the first draft after a rejection waits for its first token, and the rejected one for its verdict and its repair.
@@ -123,14 +118,11 @@ def pace(rounds: Round, times: Times, share: float, ahead: int, end: End = 0) ->
     writing, first = drafted * times.small * times.drafting, times.small_first * times.drafting
     repair = times.large_first + max(0.0, rounds.repaired - 1) * times.large
     if ahead:
-        each = max(writing, (writing + times.verdict) / (ahead + 1))
+        each = max(writing + times.stalled, (writing + times.verdict) / (ahead + 1))
         rejection = first + writing + times.verdict - each + repair
     else:
         each, rejection = writing + first + times.verdict, repair
-    seconds = each + (1 - share) * rejection
-    tokens = share * rounds.progress[end] + (1 - share) * (rounds.kept + rounds.repaired)
-    large = times.verdict + (1 - share) * repair
-    return Pace(seconds / max(RARE, tokens), min(1.0, (writing + first) / seconds), min(1.0, large / seconds))
+    return (each + (1 - share) * rejection) / max(RARE, rounds.tokens(share, rounds.progress[end]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +175,8 @@ class Estimate:
 
 
 def predict(measured: Measurements, concurrency: Sequence[int] = ()) -> Estimate:
-    """Estimate every method, one problem at a time and with each number of *concurrency* at once."""
-    loads = sorted({1, *concurrency})
-    methods = [_method(measured, arm, loads) for arm in measured.arms]
+    """Estimate every method, one problem at a time and with each number of *concurrency* at once that was measured."""
+    methods = [_method(measured, arm, sorted({*concurrency} - {1})) for arm in measured.arms]
     methods.sort(key=lambda method: -method.alone.gain.value)
     plain = median(measured.plain or measured.large.between[1])
     return Estimate(tuple(methods), median(measured.large.first) + measured.length[0] * plain)
@@ -196,42 +187,48 @@ def _method(measured: Measurements, arm: Arm, loads: Sequence[int]) -> MethodEst
     rate = wilson(sum(trial.accepted for trial in trials), len(trials)) if trials else UNKNOWN
     rounds = Round.of(trials, measured.step)
     times: dict[End, Times] = {end: Times.of(measured, trials, end) for end in (-1, 0, 1)}
-    gains: list[Gain] = []
-    widths: dict[str, float] = {}
-    below = above = 0.0
-    for load in loads:
-        at = partial(_gain, measured, rounds, load=load)
-        ahead = max(DEPTHS, key=lambda depth: at(times[0], rate.value, depth))
-        value = at(times[0], rate.value, ahead)
-        if load == 1:
-            by_cause = {
-                "accept": (at(times[0], rate.low, ahead), at(times[0], rate.high, ahead)),
-                "length": (at(times[0], rate.value, ahead, end=-1), at(times[0], rate.value, ahead, end=1)),
-                "pace": (at(times[-1], rate.value, ahead), at(times[1], rate.value, ahead)),
-            }
-            widths = {cause: abs(log(high / low)) for cause, (low, high) in by_cause.items()}
-            below = hypot(*(max(0.0, log(value / min(ends))) for ends in by_cause.values()))
-            above = hypot(*(max(0.0, log(max(ends) / value)) for ends in by_cause.values()))
-        gains.append(Gain(load, ahead, Interval(value, value * exp(-below), value * exp(above))))
-    even = _break_even(lambda share: _gain(measured, rounds, times[0], share, gains[0].ahead, load=1))
-    return MethodEstimate(arm, len(trials), rate, tuple(gains), even, widths, times[0].verdict)
+
+    def at(share: float, end: End = 0, progress: End = 0, *, ahead: int | None = None) -> float:
+        return _gain(measured, rounds, times[end], share, best if ahead is None else ahead, progress)
+
+    best = max(DEPTHS, key=lambda depth: at(rate.value, ahead=depth))
+    by_cause = {
+        "accept": (at(rate.low), at(rate.high)),
+        "length": (at(rate.value, progress=-1), at(rate.value, progress=1)),
+        "pace": (at(rate.value, -1), at(rate.value, 1)),
+    }
+    value = at(rate.value)
+    widths = {cause: abs(log(high / low)) for cause, (low, high) in by_cause.items()}
+    below = hypot(*(max(0.0, log(value / min(ends))) for ends in by_cause.values()))
+    above = hypot(*(max(0.0, log(max(ends) / value)) for ends in by_cause.values()))
+    loaded = {load: _gain_under(measured, rounds, arm, rate.value, load) for load in loads}
+    gains = tuple(
+        Gain(load, best if load == 1 else AHEAD, Interval(gain, gain * exp(-below), gain * exp(above)))
+        for load, gain in {1: value, **loaded}.items()
+        if gain is not None
+    )
+    return MethodEstimate(arm, len(trials), rate, gains, _break_even(at), widths, times[0].verdict)
 
 
-def _gain(
-    measured: Measurements, rounds: Round, times: Times, share: float, ahead: int, *, load: int, end: End = 0
-) -> float:
-    """The seconds of ordinary requests with *load* problems at once, over those of a method."""
-    small, large = measured.small, measured.large
-    slower = large.slower(load)
-    under, found = times, pace(rounds, times, share, ahead, end)
-    for _ in range(ROUNDS if load > 1 else 0):
-        under = times.under(small.slower(load * found.small), large.slower(load * found.large))
-        found = pace(rounds, under, share, ahead, end)
+def _gain(measured: Measurements, rounds: Round, times: Times, share: float, ahead: int, end: End) -> float:
+    """The seconds of an ordinary request over those of a method, one problem at a time."""
     tokens, answer = measured.length
     thinking = max(1.0, tokens - answer)
-    plain = slower * (times.large_first + (thinking + answer) * times.plain)
-    ending = under.large_first + answer * under.large if answer else 0.0
-    return plain / (under.small_first + thinking * found.token + ending)
+    ending = times.large_first + answer * times.large if answer else 0.0
+    ours = times.small_first + thinking * pace(rounds, times, share, ahead, end) + ending
+    return (times.large_first + (thinking + answer) * times.plain) / ours
+
+
+def _gain_under(measured: Measurements, rounds: Round, arm: Arm, share: float, load: int) -> float | None:
+    """The same with *load* problems at once, from runs that were measured so; None if they were not."""
+    stream, run = measured.large.under(load), measured.runs.get((arm.name, load))
+    if stream is None or run is None:
+        return None
+    plain = stream * median(measured.plain or measured.large.between[1]) / measured.large.token
+    tokens, answer = measured.length
+    thinking = max(1.0, tokens - answer)
+    longer = rounds.tokens(share, rounds.passed) / max(RARE, rounds.tokens(share, rounds.progress[0]))
+    return plain * (thinking + answer) / (run * longer * thinking + plain * answer)
 
 
 def _break_even(gain: Callable[[float], float]) -> float | None:

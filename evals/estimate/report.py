@@ -21,6 +21,7 @@ from .prediction import Estimate, MethodEstimate
 
 WIDTH = 100  # columns of a comment
 NO_FASTER = 0.7  # of the large model's seconds a token, above which a small one hardly helps
+STALLED = 0.2  # share of a verdict above which two servers probably share a card
 NARROW = 0.2  # width of an interval, as a logarithm, that needs no advice
 NARROWER = {
     "accept": "the accept rate, from {drafts} drafts: more --minutes, or more problems (-n), try more",
@@ -35,7 +36,8 @@ SMALL_PRINT = (
     "end as at its beginning; nobody else uses the servers; and the answers are good enough, for nothing is graded "
     "here: `stepspec eval` does that. Brackets: Wilson's 95% interval of the accept rate; for gains it is combined "
     "with the least and the greatest of the measured times, and with both ways to count the progress of an accepted "
-    "draft. Under load the interval is that of one problem at a time. Of times: the least and the greatest."
+    "draft. Under load, runs of each method at the same time were measured for some seconds, and the interval is that "
+    "of one problem at a time. Of times: the least and the greatest."
 )
 
 
@@ -66,10 +68,11 @@ def _why_not(method: MethodEstimate) -> str:
 
 def methods_table(estimate: Estimate) -> Table:
     """A row for each method: accept rates and gains by load."""
-    others = estimate.methods[0].gains[1:]
+    loads = sorted({gain.concurrency for method in estimate.methods for gain in method.gains[1:]})
     columns = ["", "drafts", "accepted", "break-even", "ahead", "gain, one at a time"]
-    table = _table([*columns, *(f"{gain.concurrency} at once" for gain in others)])
+    table = _table([*columns, *(f"{load} at once" for load in loads)])
     for method in estimate.methods:
+        loaded = {gain.concurrency: f"{gain.gain.value:.2f}" for gain in method.gains}
         table.add_row(
             method.arm.name,
             str(method.drafts),
@@ -77,7 +80,7 @@ def methods_table(estimate: Estimate) -> Table:
             "none" if method.break_even is None else f"{method.break_even:.0%}",
             str(method.alone.ahead),
             f"{method.alone.gain:.2f}",
-            *(f"{gain.gain.value:.2f}" for gain in method.gains[1:]),
+            *(loaded.get(load, "-") for load in loads),
         )
     return table
 
@@ -90,6 +93,7 @@ def servers_table(measured: Measurements) -> Table:
     for streams in sorted({streams for server in servers for streams in server.between}):
         label = "between two tokens" + (f", {streams} streams at once" if streams > 1 else "")
         table.add_row(label, *(_times(server.between.get(streams, ())) for server in servers))
+    table.add_row("the same, while the other server reads", _times(measured.small.beside), "")
     table.add_row("the same, as an ordinary request", "", _times(measured.plain))
     table.add_row("first token", *(_times(server.first) for server in servers))
     for arm in measured.arms:
@@ -134,6 +138,17 @@ def notes(measured: Measurements, estimate: Estimate) -> Iterator[str]:
             )
         if server.sequences is not None:
             yield f"{server.role}: it serves {server.sequences} requests at once (--max-num-seqs), and others wait"
+    if small.stalled > STALLED:
+        yield (
+            f"the small model stands still for {small.stalled:.0%} of the time while the large one reads, as on a card "
+            "that both share: with a card each, drafts go on during verdicts"
+        )
+    slower = [gain.concurrency for gain in estimate.methods[0].gains[1:] if gain.gain.value < 1]
+    if estimate.best is not None and slower:
+        yield (
+            f"{estimate.best.arm.name} is slower than the large model alone with {slower[0]} problems at once: leave "
+            "auto = true, which then lets the large model write, or let fewer run (max_running)"
+        )
     if small.token > NO_FASTER * large.token:
         yield (
             f"the small model takes {1000 * small.token:.3g} ms for a token, the large one {1000 * large.token:.3g} "
@@ -207,6 +222,7 @@ def record(estimate: Estimate, measured: Measurements, toml: str) -> dict[str, A
         "plain": measured.plain,
         "plain_seconds": estimate.seconds,
         "chains": [asdict(chain) for chain in measured.chains],
+        "runs": [{"name": name, "at_once": load, "token": token} for (name, load), token in measured.runs.items()],
         "trials": {name: [asdict(trial) for trial in trials] for name, trials in measured.trials.items()},
         "seconds": measured.seconds,
         "notes": list(notes(measured, estimate)),

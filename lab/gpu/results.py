@@ -20,8 +20,11 @@ from stepspec.evals.benchmarks import find
 from stepspec.evals.grading.graders import Gold, Graders
 from stepspec.evals.results import Interval, bootstrap_ratio, wilson
 
+from .kit.targets import TARGETS
+
 BENCHES = ("gsm8k", "math500")
 PLAIN = "plain"
+SCRIPTED = [phase.name for phase in TARGETS["floor"].phases]
 FLOOR_PACES = {"large": 0.0202, "small": 0.00307}  # seconds a token, of a Qwen3-32B and a 1.7B alone on an H200
 
 
@@ -127,7 +130,7 @@ def timing_tables(folder: Path) -> None:
         name, rows = path.parent.name, rows_of(path)
         if alone := [row for row in rows if "of" not in row]:
             print(f"\n{name}\n\n{head(TIMED)}")
-            print("\n".join(timing_lines(alone, FLOOR_PACES if name == "timings" else None)))
+            print("\n".join(timing_lines(alone, FLOOR_PACES if name in SCRIPTED else None)))
         for case in dict.fromkeys(row["of"] for row in rows if "of" in row):
             print(f"\n{case}: seconds over plain, by position after the start of a solver\n\n{head(POSITIONS)}")
             print("\n".join(position_lines([row for row in rows if row.get("of") == case])))

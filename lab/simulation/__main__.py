@@ -13,12 +13,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.evals.arms import LARGE
+from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.cli import arm as parse_arm
 from stepspec.evals.command_line import finite, progress_bars, run, writable
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..charts import Curve, load_curves
+from .estimated import compared
 from .grid import GPUS, Chains, break_even, find_pair, plain, simulate_cell
 from .measured import rows
 
@@ -30,6 +31,8 @@ Examples:
   python -m lab.simulation break-even --speed 2,4,8 --users 1,16,64
 
   python -m lab.simulation measured                  # beside the seconds of a real GPU
+
+  python -m lab.simulation estimated --users 8,32    # is `stepspec estimate` right on such servers?
 """
 app = typer.Typer(
     no_args_is_help=True,
@@ -132,6 +135,27 @@ def measured(
     writable("--output", output)
     found = rows([(text, parse_arm(text)) for text in policy or ("specreason",)], pair)
     _write(output, {"pair": pair, "cells": found})
+    _print(found)
+
+
+@app.command()
+def estimated(
+    accepted: Annotated[
+        str, typer.Option(metavar="SHARE,...", help="Shares of drafts that are accepted.")
+    ] = "0.5,0.95",
+    users: Annotated[str, typer.Option(metavar="N,...", help="Problems at the same time, besides one.")] = "8",
+    pair: Annotated[list[str] | None, typer.Option(help="Pairs of gpus.toml; default: one H200, and two.")] = None,
+    steps: Steps = 40,
+    tokens: StepTokens = 50,
+    output: Output = Path("build/estimated.json"),
+) -> None:
+    """Print what `stepspec estimate` predicts for SpecReason on simulated servers beside the simulated gain."""
+    writable("--output", output)
+    chains = Chains(steps=steps, tokens=tokens)
+    shares, loads = _numbers("--accepted", accepted), _crowds(users)
+    pairs = [find_pair(GPUS, name) for name in pair or (H200, "qwen3-32b-two-h200")]
+    found = [row for each in pairs for share in shares for row in compared(each, SHIPPED, chains, share, loads)]
+    _write(output, {"cells": found})
     _print(found)
 
 

@@ -24,9 +24,9 @@ class ServerCosts:
     of tokens that a sequence gains in a pass: above 1 with token-level speculation, whose costs are then in the other
     fields.
 
-    On a card that several servers share, a pass takes *beside* times as long while another server of it works, and
-    *beside_reading* times while that one reads a prompt (None: as *beside*). With a *beside* of None the passes of
-    these servers take turns.
+    On a card that several servers share, a pass takes *beside* times as long while another server of it works,
+    *beside_reading* times while that one reads a prompt, and *reading_beside* times if it reads one itself (None: as
+    *beside*). With a *beside* of None the passes of these servers take turns.
 
     Raise `ConfigurationError` for a negative time, and for a size below 1.
     """
@@ -43,6 +43,7 @@ class ServerCosts:
     written: float = 1.0
     beside: float | None = None
     beside_reading: float | None = None
+    reading_beside: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):

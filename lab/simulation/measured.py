@@ -62,8 +62,8 @@ def lengths() -> list[int]:
 def scripts(case: Measured, question: int) -> list[Script]:
     """The chain with these shares of drafts and tokens, in several orders."""
     steps, drawn = lengths(), random.Random(0)
-    bad = round((1 - case.accepted) * len(steps))
-    orders = [drawn.sample(range(len(steps)), bad) for _ in range(400)]
+    bad = round((1 - case.accepted) * (len(steps) + 2))  # the end of the thinking and the answer are judged too
+    orders = [drawn.sample(range(len(steps)), bad) for _ in range(4000)]
     orders.sort(key=lambda order: abs(sum(steps[place] for place in order) - case.mended))
     found: list[Script] = []
     for rejected in orders[:DRAWS]:
@@ -101,8 +101,9 @@ def trace_of(pair: Pair, arm: Arm, case: Measured) -> list[Moment]:
 
 
 def floor(pair: Pair, case: Measured) -> float:
-    """Seconds to write every kept token on its author, alone."""
-    return (TOTAL + ANSWER - case.mended) * pair.small.per_pass + case.mended * pair.large.per_pass
+    """Seconds to write every kept token on its author, alone, at the mean length of the chain."""
+    small, large = (costs.seconds(1, 0, PROMPT + TOTAL // 2) for costs in (pair.small, pair.large))
+    return (TOTAL + ANSWER - case.mended) * small + case.mended * large
 
 
 def rows(arms: Sequence[tuple[str, Arm]], pair: str) -> list[dict[str, Any]]:

@@ -13,14 +13,17 @@ import typer
 from lab import estimate_accuracy
 from lab.crowd import Block, BlockPlace, Timing
 from lab.estimate_accuracy import Comparison, arms_by_load, compare, main
+from lab.simulation.estimated import compared
+from lab.simulation.grid import GPUS, Chains, find_pair
 from stepspec.evals.arms import PLAIN, SHIPPED
 from stepspec.evals.estimate.prediction import predict
 from stepspec.evals.results import Interval
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..evals.estimate.made import measured
+from ..evals.estimate.made import LARGE_SERVER, measured
 
-ESTIMATE = predict(measured(8, 2), [4])
+LOADED = replace(LARGE_SERVER, between={1: (0.1,), 4: (0.2,)})
+ESTIMATE = predict(measured(8, 2, large=LOADED, runs={(SHIPPED.name, 4): 0.05}), [4])
 GOOD = Comparison("SpecReason", 1, 1, Interval(3.1, 2.5, 3.9), Interval(2.9, 2.7, 3.1), 3.4)
 
 
@@ -31,15 +34,15 @@ def block(*latencies: float) -> Block:
 def test_each_load_is_measured_at_the_depth_estimated_for_it() -> None:
     arms = arms_by_load(ESTIMATE)
     assert list(arms) == [1, 4]
-    assert [arm.name for arm in arms[4]] == [PLAIN.name, "SpecReason, 3 ahead"]
-    assert [arm.run.ahead for arm in arms[4][1:]] == [3]
+    assert [arm.name for arm in arms[4]] == [PLAIN.name, "SpecReason, 1 ahead"]
+    assert [arm.run.ahead for arm in (arms[1][1], arms[4][1])] == [3, 1]
 
 
 def test_speed_ups_are_compared_over_the_same_problems() -> None:
     done: dict[BlockPlace, Block] = {}
-    for load, slower in (("1 at once", 1.0), ("4 at once", 2.0)):
-        done[load, PLAIN.name, 0] = block(8.0 * slower, 12.0 * slower)
-        done[load, "SpecReason, 3 ahead", 0] = block(4.0, 4.0)
+    for load, ahead, slower in ((1, 3, 1.0), (4, 1, 2.0)):
+        done[f"{load} at once", PLAIN.name, 0] = block(8.0 * slower, 12.0 * slower)
+        done[f"{load} at once", f"SpecReason, {ahead} ahead", 0] = block(4.0, 4.0)
     first, loaded = compare(ESTIMATE, 1, done)
     assert (first.method, first.concurrency, first.measured_seconds) == (SHIPPED.name, 1, 4.0)
     assert (first.measured.value, loaded.measured.value) == pytest.approx((2.5, 5.0))
@@ -74,3 +77,11 @@ def test_a_prediction_that_is_far_off_is_named_and_exit_code_1(
 def test_more_blocks_than_problems_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="every block needs a problem"):
         main(blocks=9, counted=4)
+
+
+@pytest.mark.parametrize("pair", ["qwen3-32b-h200", "qwen3-32b-two-h200"])
+@pytest.mark.parametrize("accepted", [0.5, 0.95])
+def test_an_estimate_of_a_simulated_pair_is_right_alone_and_under_load(pair: str, accepted: float) -> None:
+    rows = list(compared(find_pair(GPUS, pair), SHIPPED, Chains(steps=40, tokens=50), accepted, [8]))
+    assert [row["users"] for row in rows] == [1, 8]
+    assert [row["over"] for row in rows] == pytest.approx([1, 1], abs=0.1)

@@ -30,7 +30,7 @@ def test_the_script_is_that_of_the_kit() -> None:
 
 def test_servers_of_one_card_slow_each_other_by_what_they_do() -> None:
     card = Card()
-    large = SimulatedServer(ServerCosts(2.0, per_prompt_token=1.0, beside=1.5), card)
+    large = SimulatedServer(ServerCosts(2.0, per_prompt_token=1.0, beside=1.5, reading_beside=2.0), card)
     small = SimulatedServer(ServerCosts(1.0, beside=3.0, beside_reading=10.0), card)
 
     async def work() -> list[float]:
@@ -63,8 +63,8 @@ def test_the_waits_of_a_run_add_up_to_its_time() -> None:
     moments = trace_of(find_pair(GPUS, ONE), SHIPPED, H200[1])
     waits = name_waits(moments)
     assert sum(waits.seconds.values()) == pytest.approx(moments[-1].at)
-    assert waits.counts[LOST] == waits.counts[REPAIR] == 5
+    assert waits.counts[LOST] == waits.counts[REPAIR] == 6
     assert waits.seconds[REPAIR] == pytest.approx(0.020 * waits.tokens[REPAIR], rel=0.1)
-    assert 0.02 < waits.seconds[REPAIR_FIRST] / 5 < 0.04
+    assert 0.02 < waits.seconds[REPAIR_FIRST] / 6 < 0.04
     assert 0.02 < waits.seconds[KEPT_VERDICT] / waits.counts[KEPT_VERDICT] < 0.06
     assert list(lines(waits))[-1].startswith("| all")

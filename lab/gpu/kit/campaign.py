@@ -25,9 +25,10 @@ import traceback
 import urllib.request
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from .targets import ALONE, KIT, ROOT, TARGETS, Server, turns
+from .targets import ALONE, KIT, ROOT, TARGETS, Phase, Server, turns
 
 TARGET = TARGETS[os.environ.get("KIT_TARGET", "gpu")]
 IN, SITE, LOGS, RESULTS = (ROOT / name for name in ("in", "site", "logs", "results"))
@@ -323,25 +324,50 @@ def with_judged(tables: Sequence[Mapping[str, Any]], judged: Mapping[str, Any]) 
     ]
 
 
+def control_mps(*arguments: str, text: bytes = b"") -> None:
+    """Let CUDA's processes run on the card at the same time, not in turns, or say what the daemon knows."""
+    try:
+        done = subprocess.run(["nvidia-cuda-mps-control", *arguments], input=text, capture_output=True, timeout=10)
+        say(f"MPS {arguments or text!r}: {done.returncode} {(done.stdout + done.stderr)[-200:]!r}")
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        say(f"no MPS: {exc}")
+
+
+def time_script(phase: Phase) -> Servers:
+    """Start the scripted servers and time the methods; the servers still run."""
+    if phase.mps:
+        control_mps("-d")
+    more = {"large": phase.large}
+    servers = [replace(each, flags=[*each.flags, *more.get(each.name, ())]) for each in TARGET.scripted]
+    scripted = Servers("scripted", servers)
+    try:
+        if scripted.wait():
+            if phase.mps:
+                control_mps(text=b"get_server_list\n")
+            env, after = settings("scripted", servers), 60 if TARGET.real else 8
+            timings(phase.name, TARGET.cases, env, min(TARGET.timings, left() - after), "chains.jsonl")
+    except Exception:
+        say(traceback.format_exc())
+    return scripted
+
+
 def main() -> None:
     for folder in (IN, LOGS, RESULTS):
         folder.mkdir(parents=True, exist_ok=True)
     install()
-    converting = threading.Thread(target=convert, daemon=True)
-    if TARGET.arrives:
-        converting.start()
-    scripted = Servers("scripted", TARGET.scripted)
-    env = settings("scripted", TARGET.scripted)
-    try:
-        if scripted.wait():
-            timings("timings", TARGET.cases, env, min(TARGET.timings, left() - 60), "chains.jsonl")
-    except Exception:
-        say(traceback.format_exc())
+    if TARGET.arrives and TARGET.real:
+        threading.Thread(target=convert, daemon=True).start()
+    for phase in TARGET.phases[:-1]:
+        time_script(phase).stop()
+    scripted = time_script(TARGET.phases[-1])
+    if not TARGET.real:
+        scripted.stop()
+        return
     if not wait_for(converted, 600):
         say("the pair's weights did not arrive")
         return
     real = Servers("real", TARGET.real)
-    doctor("scripted", env)
+    doctor("scripted", settings("scripted", TARGET.scripted))
     scripted.stop()
     env = settings("real", TARGET.real)
     if real.wait():

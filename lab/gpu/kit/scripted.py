@@ -54,6 +54,7 @@ class Scripted(LogitsProcessor):
         def ids(text: str) -> list[int]:
             return list(tokenizer.encode(text, add_special_tokens=False))
 
+        self.pinned = is_pin_memory
         self.pace = float(os.environ.get(f"SCRIPT_PACE_{vllm_config.model_config.served_model_name}", "0"))
         self.marker = ids("<|im_start|>assistant\n")
         self.end, self.nine, self.one = ids("<|im_end|>")[0], ids("9")[0], ids("1")[0]
@@ -110,5 +111,6 @@ class Scripted(LogitsProcessor):
         time.sleep(self.pace)
         if not self.rows:
             return logits
-        wanted = torch.tensor([self.wanted(index) for index in range(logits.shape[0])], device=logits.device)
-        return logits.fill_(NO).scatter_(1, wanted.unsqueeze(1), YES)
+        # A blocking copy waits for the whole pass, and vLLM then schedules the next one before it sends this token.
+        wanted = torch.tensor([self.wanted(index) for index in range(logits.shape[0])], pin_memory=self.pinned)
+        return logits.fill_(NO).scatter_(1, wanted.to(logits.device, non_blocking=True).unsqueeze(1), YES)

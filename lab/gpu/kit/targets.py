@@ -32,6 +32,15 @@ class Server:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """One start of the scripted servers: *large* are further flags of the large one; with *mps* they share the card."""
+
+    name: str = "timings"
+    large: Sequence[str] = ()
+    mps: bool = False
+
+
+@dataclass(frozen=True)
 class Target:
     """A machine, the servers of the campaign and what is measured there, in seconds at most."""
 
@@ -42,6 +51,7 @@ class Target:
     arrives: bool = True
     """Whether vLLM, wheels and weights arrive in parcels; in a dry run they are there already."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    phases: Sequence[Phase] = (Phase(),)
     timings: float = 145
     first_timings: float = 150
     answers_end: float = 80
@@ -205,6 +215,15 @@ REAL = replace(
     last=(),
 )
 
+# The third asks what keeps one shared card above the floor: vLLM's scheduling ahead, and processes that take turns.
+FLOOR = replace(
+    GPU,
+    real=(),
+    phases=(Phase(), Phase("timings-sync", large=("--no-async-scheduling",)), Phase("timings-mps", mps=True)),
+    cases=shorter((*GPU_CASES[:5], *GPU_CASES[6:8], GPU_CASES[9]), seconds=30),
+    timings=125,
+)
+
 EAGER = (
     "--enforce-eager --dtype float32 --max-model-len 2048 --max-num-seqs 16 --block-size 32 "
     "--distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -249,10 +268,10 @@ CPU = Target(
     estimate_minutes=0.1,
     ratio_problems=2,
 )
-# The third runs on a CPU too: new solvers with 32 chains at once, where the large model takes PACE seconds for a token.
+# The fourth runs on a CPU too: new solvers with 32 chains at once; the large model takes PACE seconds for a token.
 PACED = {"SCRIPT_TOKENS": "500", "SCRIPT_PACE_large": os.environ.get("PACE", "0.02"), "SCRIPT_PACE_small": "0.001"}
 WIDE = [replace(each, flags=[*each.flags, "--max-num-seqs", "64"]) for each in CPU.scripted]
 CROWD = (plain("plain-32"), case("specreason-32", 0.95, auto=True), {**AUTO, **SCRIPT, "name": "reading-32"})
 SCRIPT_ONLY = replace(CPU, first=(), methods=(), last=(), estimate=())
 LOAD = replace(SCRIPT_ONLY, scripted=WIDE, env={**CPU.env, **PACED}, timings=240, cases=shorter(CROWD, at=32, rounds=3))
-TARGETS: Mapping[str, Target] = {"gpu": GPU, "real": REAL, "cpu": CPU, "load": LOAD}
+TARGETS: Mapping[str, Target] = {"gpu": GPU, "real": REAL, "floor": FLOOR, "cpu": CPU, "load": LOAD}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +15,14 @@ import pytest
 from stepspec import Solver, policies
 from stepspec.evals.arms import SHIPPED
 from stepspec.evals.estimate import measuring
-from stepspec.evals.estimate.measurements import Measurements, fit_line
+from stepspec.evals.estimate.measurements import Measurements
 from stepspec.evals.estimate.measuring import measure, pace, spread, with_load
 from stepspec.evals.estimate.prediction import predict
 from stepspec.evals.sample import Arm
 from stepspec.orchestrator.chain import THINK_END, Chain
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
+from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.reason import reason
 from stepspec.orchestrator.run_options import RunOptions
 
@@ -79,6 +80,10 @@ class World:
 
     def policy(self, name: str, options: Mapping[str, Any]) -> Any:
         return policies.make(name, self.model("small"), self.model("large"), **options)
+
+    async def solve(self, problem: str, run: RunOptions, *, observe: Observer) -> None:
+        assert not run.auto
+        await reason(self.policy(run.policy, run.options), Chain.of(problem), ahead=1, observe=observe)
 
     async def warm_up(self) -> None:
         await asyncio.sleep(1)
@@ -185,6 +190,7 @@ async def test_a_pair_is_measured_over_http(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.large.token > 1.5 * found.small.token  # eight to one; this machine may be slow, but for both
     assert (found.small.model, found.large.model, found.cut) == ("tiny", "big", 0)
     assert set(found.large.between) == {1, 3}
+    assert set(found.runs) == {(SHIPPED.name, 3), (READING.name, 3)}
     assert found.chains[0].steps == (8, 8, 8, 8)
     assert found.large.prefix_cache
     accepted = [trial.accepted for trial in found.trials[SHIPPED.name]]
@@ -203,21 +209,13 @@ async def test_one_model_twice_and_servers_that_cannot_score() -> None:
             await measure(solver, [READING], PROBLEMS[:1], [], 2.0)
 
 
-def test_a_line_goes_through_the_times_and_never_falls() -> None:
-    assert fit_line({1: 0.03}) == pytest.approx((0.03, 0.0))
-    assert fit_line({1: 0.031, 4: 0.034, 16: 0.046}) == pytest.approx((0.03, 0.001))
-    assert fit_line({1: 0.03, 16: 0.02}) == pytest.approx((0.0231, 0.0), abs=1e-4)
-    assert fit_line({1: 0.01, 16: 0.32}) == pytest.approx((0.0, 0.012))
-
-
 def test_tokens_take_longer_under_load_and_wait_for_a_full_server() -> None:
-    assert LARGE_SERVER.slower(16) == 1.0  # only one stream was measured
-    loaded = with_load(replace(LARGE_SERVER, between={1: (0.031,)}), 16, (0.046, 16))
-    assert loaded.slower(0.2) == 1.0
-    assert loaded.slower(16) == pytest.approx(46 / 31)
-    full = with_load(replace(LARGE_SERVER, between={1: (0.031,)}), 16, (0.034, 4))
+    assert LARGE_SERVER.under(16) is None
+    loaded = with_load(LARGE_SERVER, 16, (0.046, 16))
+    assert loaded.under(16) == 0.046
+    full = with_load(LARGE_SERVER, 16, (0.034, 4))
     assert (full.sequences, set(full.between)) == (4, {1, 4})
-    assert full.slower(8) == pytest.approx(34 / 31 * 2)
+    assert full.under(8) == pytest.approx(0.034 * 2)
     assert with_load(full, 8, None) is full
 
 

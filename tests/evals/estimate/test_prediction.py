@@ -72,9 +72,15 @@ def test_answers_are_those_of_the_large_model_and_shorten_the_gain() -> None:
     assert 1 < answering < 2
 
 
-def test_under_load_a_busy_large_server_is_relieved_of_what_the_small_one_writes() -> None:
-    busy = replace(LARGE_SERVER, between={1: (0.1,), 4: (0.4,)})
-    alone, loaded = predict(measured(9, 1, large=busy), [4]).methods[0].gains
-    assert loaded.gain.value > 1.1 * alone.gain.value
-    slow_small = measured(9, 1, small=replace(SMALL_SERVER, between={1: (0.01,), 4: (0.2,)}))
-    assert predict(slow_small, [4]).methods[0].gains[1].gain.value < 0.8 * alone.gain.value
+def test_a_small_model_that_stands_still_while_the_large_one_reads_gains_less() -> None:
+    shared = replace(SMALL_SERVER, beside=(0.05, 0.04))  # three quarters of a verdict of 0.25 s
+    alone, beside = (predict(measured(10, 0, small=small)).methods[0].alone for small in (SMALL_SERVER, shared))
+    assert alone.gain.value / beside.gain.value == pytest.approx((0.1 + 0.75 * 0.25) / 0.1, rel=0.03)
+
+
+def test_under_load_runs_are_compared_with_as_many_streams() -> None:
+    busy = replace(LARGE_SERVER, between={1: (0.1,), 4: (0.2,)})
+    (method,) = predict(measured(9, 1, large=busy, runs={(SHIPPED.name, 4): 0.05}), [4, 8]).methods
+    assert {each.concurrency: each.gain.value for each in method.gains[1:]} == pytest.approx({4: 4.0})
+    answering = measured(9, 1, large=busy, runs={(SHIPPED.name, 4): 0.05}, chains=(SeenChain((10,) * 10, answer=100),))
+    assert predict(answering, [4]).methods[0].gains[1].gain.value == pytest.approx(200 / (100 / 4 + 100))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -103,22 +104,32 @@ def test_where_nothing_pays_the_settings_are_the_large_model_alone(monkeypatch: 
 
 def test_everything_is_printed_with_the_verdict_first() -> None:
     trials = {SHIPPED.name: (GOOD,) * 8 + (BAD,) * 2, "bild": (BAD,) * 10}
-    both = measured(0, 0, arms=(SHIPPED, Arm.of("bild", "bild")), trials=trials)
+    loaded = replace(LARGE_SERVER, between={1: (0.1,), 4: (0.2,)})
+    runs = {(SHIPPED.name, 4): 0.25}
+    shared = replace(SMALL_SERVER, beside=(0.04,))
+    arms = (SHIPPED, Arm.of("bild", "bild"))
+    both = measured(0, 0, arms=arms, trials=trials, small=shared, large=loaded, runs=runs)
     console = Console(width=200)
     with console.capture() as capture:
         show(console, both, predict(both, [4]), 'policy = "specreason"\n')
     text = capture.get()
     assert text.startswith("It pays: SpecReason")
     assert text.index("SpecReason", 60) < text.index("bild")
+    assert re.search(r"SpecReason .* 0.80\n", text)
+    assert re.search(r"bild .* -\n", text)
+    assert "SpecReason is slower than the large model alone with 4 problems at once: leave auto = true" in text
+    assert "stands still for 75% of the time" in text
     for words in ("80% [49%, 94%]", "4 at once", "between two tokens", "10.0 ms", "a verdict of bild", "Wilson"):
         assert words in text
 
 
 def test_the_record_has_every_figure() -> None:
-    found = measured(8, 2)
+    loaded = replace(LARGE_SERVER, between={1: (0.1,), 4: (0.2,)})
+    found = measured(8, 2, large=loaded, runs={(SHIPPED.name, 4): 0.05})
     made = orjson.loads(orjson.dumps(record(predict(found, [4]), found, "")))
     assert (made["pays"], made["best"], len(made["trials"]["SpecReason"])) == (True, "SpecReason", 10)
     (method,) = made["methods"]
     assert [each["concurrency"] for each in method["gains"]] == [1, 4]
     assert method["gains"][0]["gain"].keys() == {"value", "low", "high"}
-    assert made["servers"]["large"]["between"] == {"1": [0.1]}
+    assert made["servers"]["large"]["between"] == {"1": [0.1], "4": [0.2]}
+    assert made["runs"] == [{"name": SHIPPED.name, "at_once": 4, "token": 0.05}]
