@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class Prior(BaseModel):
-    """What is known of the method before the first run, as ``stepspec judge`` measures it."""
+    """What is known of the method before the first run, as ``stepspec judge`` and ``estimate`` measure it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -72,6 +72,8 @@ class Prior(BaseModel):
     """Seconds of a verdict; none: it is measured."""
     pace: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The small model's seconds per token, over those of the large one; none: drafts are assumed to take no time."""
+    runs: int | None = Field(default=None, ge=1)
+    """Runs at once up to which the method saves time; with more the large model writes alone; none: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +107,16 @@ class Estimate:
 
     *costs* are those of one draft; None while too little is known. *accepted* is the share of the drafts that is
     accepted. *large* is the time in which the large model alone writes a step, in seconds; None if it is not known. A
-    large model that is *busy* has a queue of requests; in a *full* one the chains of all runs take more than the cache
-    holds, so that verdicts read whole chains again. *caution* is the share of the time that the method has to save
-    before it takes over: all of it while `LEAST` verdicts are not known, and `CAUTION` while they are few.
+    large model that is *busy* has a queue of requests. *against* says why a method is not used whatever it takes.
+    *caution* is the share of the time that the method has to save before it takes over: all of it while `LEAST`
+    verdicts are not known, and `CAUTION` while they are few.
     """
 
     costs: Costs | None = None
     accepted: float = USUAL
     large: float | None = None
     busy: bool = False
-    full: bool = False
+    against: str = ""
     caution: float = 0.0
 
     @property
@@ -146,16 +148,16 @@ def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[
     Choose a mode with at most *most* drafts ahead; return it, the seconds of every candidate, and the reason in words.
 
     The mode *now* stays unless another one saves a share of `MARGIN` of the time, or of the estimate's caution. Of
-    depths that differ by less, the deepest is chosen. Without an estimate, and in a full cache, the large model writes
-    alone.
+    depths that differ by less, the deepest is chosen. Without an estimate, and where something is *against* a method,
+    the large model writes alone.
     """
     depths = (0,) if estimate.busy else range(most + 1)
     modes = {f"method {ahead} ahead": Mode("method", ahead) for ahead in depths}
     expected = {name: estimate.method(mode.ahead) for name, mode in modes.items()}
     modes[ALONE], expected[ALONE] = ASIDE, estimate.large
     known = {name: seconds for name, seconds in expected.items() if seconds is not None}
-    if estimate.full:
-        return ASIDE, known, "the chains of all runs fill the large model's cache"
+    if estimate.against:
+        return ASIDE, known, estimate.against
     if len(known) < len(expected):
         missing = "large model's pace" if estimate.costs else "method's pace"
         return ASIDE, known, f"the {missing} is not known yet"
@@ -248,7 +250,7 @@ class Record:
         growth = median_low(values) / max(median_low(self.judged[smaller[-1]].values()), 1e-9)
         return [value * min(2.0, max(1.0, growth)) ** (size - last) for value in values]
 
-    def estimate(self, pace: float | None, *, busy: bool = False, full: bool = False, size: int = 1) -> Estimate:
+    def estimate(self, pace: float | None, *, busy: bool = False, against: str = "", size: int = 1) -> Estimate:
         large = pace * fmean(lengths) if (lengths := self.lengths) and pace is not None else None
         outcomes = self.accepted.values(OUTCOMES)
         streak = sum(1 for _ in takewhile(lambda accepted: not accepted, reversed(outcomes)))
@@ -257,7 +259,7 @@ class Record:
         accepted = (share * weight + sum(outcomes)) / (weight + len(outcomes))
         costs = self._costs(large, pace, self.verdicts(size), 1 if streak >= STREAK else LEAST)
         caution = 1.0 if len(outcomes) < LEAST else CAUTION if len(outcomes) < FEW else 0.0
-        return Estimate(costs, accepted, large, busy, full, caution if self.prior.accept_rate is None else 0.0)
+        return Estimate(costs, accepted, large, busy, against, caution if self.prior.accept_rate is None else 0.0)
 
     def _costs(self, large: float | None, pace: float | None, judged: list[float], least: int) -> Costs | None:
         """
@@ -316,6 +318,14 @@ class Auto:
     def full(self) -> bool:
         """Whether the chains of all runs take more than the large model's cache holds."""
         return self.cache is not None and sum(self.resident.values()) > FULL * self.cache
+
+    @property
+    def against(self) -> str:
+        """Why the large model writes alone now, whatever a method takes; empty if it need not."""
+        if self.full:  # verdicts read whole chains again
+            return "the chains of all runs fill the large model's cache"
+        crowd = self.prior.runs is not None and self._active > self.prior.runs
+        return f"the prior knows no gain with more than {self.prior.runs} runs at once" if crowd else ""
 
     @property
     def fits(self) -> int | None:
@@ -474,7 +484,7 @@ class AutoRun:
         size = (record.users + (not self._using)).bit_length()
         for outdated in [of for of, each in record.judged.items() if of >= max(3, size) and auto.outdated(each)]:
             del record.judged[outdated]
-        estimate = record.estimate(auto.pace, busy=auto.busy, full=auto.full, size=size)
+        estimate = record.estimate(auto.pace, busy=auto.busy, against=auto.against, size=size)
         mode, seconds, reason = decide(estimate, record.now, self.most)
         if record.now is not None and record.now.choice != mode.choice:
             record.probed, record.spent = record.steps, SHADOWS
@@ -497,7 +507,7 @@ class AutoRun:
     def _advice(self, estimate: Estimate) -> str:
         """Say in a sentence why the large model writes alone, and what the user can do about it."""
         auto, outcomes = self.auto, self.record.accepted.values(OUTCOMES)
-        if estimate.full:
+        if auto.full:
             return (
                 f"the chains of {len(auto.resident)} runs fill the large model's cache: lower `max_running`, or give "
                 "its server more memory (--gpu-memory-utilization)"
@@ -526,7 +536,7 @@ class AutoRun:
         record, alone = self.record, event.choice == "large"
         extra = min(estimate.delay, _excess(event)) if alone else _excess(event)
         due = record.steps - record.probed >= (SHADOWS if alone else PROBE) * max(1 / SHARE, extra / EXTRA)
-        if estimate.full or (estimate.busy and estimate.costs is not None):
+        if estimate.against or (estimate.busy and estimate.costs is not None):
             return event
         if not alone:
             if not (due and self.auto.stale()):

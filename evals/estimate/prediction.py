@@ -156,6 +156,13 @@ class MethodEstimate:
         return self.gains[0]
 
     @property
+    def runs(self) -> int | None:
+        """The most problems at once with which it saved time, if it saved none with more."""
+        gains = [(gain.concurrency, gain.gain.value >= 1) for gain in self.gains]
+        first = next((place for place, (_, saves) in enumerate(gains) if not saves), len(gains))
+        return gains[first - 1][0] if 0 < first < len(gains) else None
+
+    @property
     def pays(self) -> bool:
         """Whether the method is expected to save time, one problem at a time."""
         return self.alone.gain.value >= PAYS

@@ -143,11 +143,10 @@ def notes(measured: Measurements, estimate: Estimate) -> Iterator[str]:
             f"the small model stands still for {small.stalled:.0%} of the time while the large one reads, as on a card "
             "that both share: with a card each, drafts go on during verdicts"
         )
-    slower = [gain.concurrency for gain in estimate.methods[0].gains[1:] if gain.gain.value < 1]
-    if estimate.best is not None and slower:
+    if estimate.best is not None and estimate.best.runs is not None:
         yield (
-            f"{estimate.best.arm.name} is slower than the large model alone with {slower[0]} problems at once: leave "
-            "auto = true, which then lets the large model write, or let fewer run (max_running)"
+            f"{estimate.best.arm.name} saved no time with more than {estimate.best.runs} problems at once: with the "
+            "settings below, `auto` lets the large model write alone then (prior.runs)"
         )
     if small.token > NO_FASTER * large.token:
         yield (
@@ -175,7 +174,8 @@ def estimated_settings(estimate: Estimate, measured: Measurements, settings: Set
     prior = None
     if best.drafts:
         pace = measured.small.token / measured.large.token
-        prior = Prior(accept_rate=best.accepted.value, verdict_seconds=best.verdict_seconds, pace=pace)
+        rate, verdict = best.accepted.value, best.verdict_seconds
+        prior = Prior(accept_rate=rate, verdict_seconds=verdict, pace=pace, runs=best.runs)
     return settings_file(settings, lines, values, best.arm.options, prior, suffix_scoring=measured.large.suffix_scoring)
 
 

@@ -173,7 +173,7 @@ class Settings(RunOptions, BaseSettings):
     calibration: Calibration | None = None
     """The guarantee that the options come with; a warning says when the settings are not those of the calibration."""
     prior: Prior = Prior()
-    """What ``stepspec judge`` measured of the method, by which ``auto`` begins; see `Prior`."""
+    """What ``stepspec judge`` and ``estimate`` measured of the method, by which ``auto`` begins; see `Prior`."""
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{0,64}$")] = "X-Session-ID"
     """A header with one value per run, by which a gateway keeps a chain on one server; empty: none is sent."""
     prompts_dir: PromptsFolder | None = None

@@ -64,7 +64,7 @@ TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
     "critic by decisions": (DecisionsVerifier, "A classifier or judge that is served with the Decisions API."),
     "service": (ServiceSettings, "For `stepspec serve` alone ([the service](service.md))."),
     "service.ray": (Scaling, "For the service [on Ray](deploy.md#on-ray) alone."),
-    "prior": (Prior, "What `stepspec judge` measured of the method, by which `auto` begins."),
+    "prior": (Prior, "What `stepspec judge` and `estimate` measured of the method, by which `auto` begins."),
     "calibration": (
         Calibration,
         "`stepspec calibrate` writes it into the policy file, beside the options ([calibration](calibration.md)).",

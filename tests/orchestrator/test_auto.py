@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
@@ -520,6 +520,26 @@ def test_a_full_cache_lets_the_large_model_write_alone_and_holds_runs_back() -> 
         return order
 
     assert run(main())[0] == [0, 1, 3, 4]
+
+
+def test_more_runs_than_the_prior_knows_a_gain_with_are_the_large_models() -> None:
+    async def main() -> list[tuple[str, str]]:
+        auto = Auto(Prior(accept_rate=0.9, verdict_seconds=0.1, pace=0.1, runs=1))
+        auto.repairing.entries.extend([(0, 0.1)] * LEAST)
+        runs = [auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])) for _ in range(2)]
+        found = list[tuple[str, str]]()
+        async with AsyncExitStack() as stack:
+            for run_ in runs:
+                run_.record.alone.append(20)
+                await stack.enter_async_context(auto.place())
+                decided = run_.decide(0)
+                assert decided is not None
+                found.append((decided.choice, decided.reason))
+        return found
+
+    (first, _), (second, reason) = run(main())[0]
+    assert (first, second) == ("method", "large")
+    assert reason == "the prior knows no gain with more than 1 runs at once"
 
 
 # What is read of a run.

@@ -117,7 +117,8 @@ def test_everything_is_printed_with_the_verdict_first() -> None:
     assert text.index("SpecReason", 60) < text.index("bild")
     assert re.search(r"SpecReason .* 0.80\n", text)
     assert re.search(r"bild .* -\n", text)
-    assert "SpecReason is slower than the large model alone with 4 problems at once: leave auto = true" in text
+    assert "SpecReason saved no time with more than 1 problems at once" in text
+    assert "runs = 1\n" in estimated_settings(predict(both, [4]), both, Settings(), "today")
     assert "stands still for 75% of the time" in text
     for words in ("80% [49%, 94%]", "4 at once", "between two tokens", "10.0 ms", "a verdict of bild", "Wilson"):
         assert words in text
