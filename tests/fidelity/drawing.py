@@ -3,49 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Step
-from stepspec.orchestrator.endpoints import Sampling
+from stepspec.orchestrator.chain import DELIMITER, THINK_END
 
-from ..fakes import Previous, ScriptedModel
 from ..orchestrator.arms import taste
 from ..stand_in import THINK, FakeVllm
 
 WORDS = ("one", "two", "three", "four")
-
-
-def drawn_script(seed: int | None, length: int) -> Callable[[Previous], str]:
-    """Return a script whose paragraphs are drawn by *seed*; without one, they never repeat."""
-    key = random.getrandbits(64) if seed is None else seed
-
-    @cache
-    def script(previous: Previous) -> str:
-        words = [WORDS[int(taste(key, previous, place) * len(WORDS))] for place in range(4)]
-        return f"So {' '.join(words)}." + (DELIMITER if len(previous) + 1 < length else f"\n{THINK_END}")
-
-    return script
-
-
-@dataclass(eq=False)
-class DrawingModel(ScriptedModel):
-    """A scripted model that draws what a write says by the seed that *sampling* derives for its place."""
-
-    sampling: Sampling = field(default_factory=lambda: Sampling(seed=0))
-    length: int = 6
-
-    async def write(self, chain: Chain, **options: Any) -> Step:
-        seed = self.sampling.seed_for(self.role, "write", chain, options.get("opening", ""))
-        drawing = replace(self, script=drawn_script(seed, self.length))
-        return await ScriptedModel.write(drawing, chain, **options)
-
-    async def branch(self, chain: Chain, begun: Sequence[Step], **options: Any) -> tuple[Step, ...]:
-        seed = self.sampling.seed_for(self.role, "write", chain, "branch")
-        drawing = replace(self, script=drawn_script(seed, self.length))
-        return await ScriptedModel.branch(drawing, chain, begun, **options)
 
 
 @dataclass

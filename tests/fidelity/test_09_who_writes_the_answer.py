@@ -80,11 +80,6 @@ def test_drafts_and_verdicts_go_on_through_the_answer(ahead: int) -> None:
     assert drafted >= judged >= {event.index for event in case.committed}
 
 
-def test_the_lookahead_continues_after_the_end_of_the_thinking() -> None:
-    assert Case().run(ahead=9)[1] == 1.0 * (THOUGHT + 4) + 1.0  # a draft each, and the last verdict
-    assert Case().run(ahead=0)[1] == 2.0 * (THOUGHT + 3) + 1.0  # nobody judges the blank line
-
-
 def test_the_streamed_text_is_verified_and_complete() -> None:
     case = Case(wrong=[0])
     outcome, _ = case.run(ahead=9)
@@ -124,14 +119,6 @@ def test_the_service_sends_the_answers_steps_as_content_and_counts_them_so() -> 
     assert (count.reasoning, count.answer) == (thinking.tokens, answer.tokens)
 
 
-@pytest.mark.parametrize("ahead", [0, 9])
-def test_an_answer_stops_before_a_stop_string(ahead: int) -> None:
-    case = Case()
-    outcome, _ = case.run(ahead=ahead, stop=("at is", "small"))
-    assert (outcome.text, outcome.reason) == ("First, 6 x 7.\n\nTh", "stop")
-    assert "".join(case.emitted) == outcome.text
-
-
 @pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("room", [1, 2, 3, 5, 8, 13, 23])
 def test_the_answer_keeps_within_its_budget(room: int, ahead: int) -> None:
@@ -142,14 +129,6 @@ def test_the_answer_keeps_within_its_budget(room: int, ahead: int) -> None:
     assert outcome.reason == ("stop" if answer.finished else "length")
     plain = Case().run()[0].text
     assert plain.startswith(outcome.text)
-
-
-def test_thinking_that_is_cut_short_is_closed_and_answered() -> None:
-    case = Case(budget=Budget(steps=1))
-    outcome, _ = case.run(ahead=3)
-    assert (outcome.reason, outcome.answer) == ("length", "42")
-    assert [step.note for step in outcome.chain.steps][:2] == ["", "closed"]
-    assert len(outcome.chain.parts()[0].steps) == 2
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(8.0, "First, 6 x 7."), (1.0, "")])

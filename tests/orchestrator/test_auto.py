@@ -239,6 +239,8 @@ def test_shadow_drafts_of_an_unknown_method_delay_a_run_by_a_seventh_at_most() -
     made = shadows([world.solve(0, "auto", Auto())])
     assert [event.index for event in made][:3] == [4, 8, 11]
     assert not shadows([replace(world, steps=4).solve(0, "auto", Auto())])
+    endless = replace(GOOD, verdict=200.0)  # the run does not wait for the verdict of its last shadow draft
+    assert endless.solve(0, "auto", Auto())[-1].at == pytest.approx(endless.solve(0, "large")[-1].at)
 
 
 def test_runs_at_once_have_no_more_than_three_shadow_drafts() -> None:
@@ -388,6 +390,7 @@ def test_no_bets_are_made_while_the_large_model_has_a_queue() -> None:
     mode, seconds, reason = decide(replace(KNOWN, busy=True), Mode("method", 2), 2)
     assert mode == Mode("method", 0)
     assert list(seconds) == ["method 0 ahead", "large alone"]
+    assert [Auto(running=9, waiting=waiting).busy for waiting in (1, 2, 3)] == [False, False, True]
     assert reason == "method 0 ahead: 4 s a step, large alone: 4 s; 50% of drafts accepted, the large model has a queue"
 
 
@@ -429,6 +432,8 @@ def test_steps_are_as_long_as_those_of_the_method_not_as_the_paragraphs_of_the_l
     for lengths in (record.alone, record.tokens):
         lengths.extend([60 if lengths is record.alone else 6] * SPAN)
         assert record.estimate(0.5).large == 0.5 * record.lengths[0]
+    record.tokens.pop()
+    assert len(record.lengths) == 2 * SPAN - 1  # fewer are too few
 
 
 def test_steps_that_the_large_model_leads_with_are_no_shadow_drafts() -> None:
@@ -498,6 +503,9 @@ def test_a_full_cache_lets_the_large_model_write_alone_and_holds_runs_back() -> 
         auto, order = Auto(cache=1000), list[int]()
         auto.chains.add(0, 400)
         assert auto.fits == 2
+        auto.queue(4, 0, 200)
+        assert auto.fits == 1  # a chain that does not fit runs alone
+        auto.queue(4, 0, 1000)
 
         async def one(number: int) -> None:
             async with auto.place():

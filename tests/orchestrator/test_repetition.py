@@ -210,15 +210,3 @@ def test_two_models_that_loop_end_the_run_early_and_one_alone_goes_on() -> None:
     (grown, end), _ = run(reason(large_alone(small, large), PROBLEM, spent=spent))
     assert end == "budget"  # as its server alone
     assert grown.tokens > 2048
-
-
-def test_the_large_model_gets_the_small_one_out_of_its_loop() -> None:
-    small, large = (ScriptedModel(role, looping) for role in ("small", "large"))
-
-    def escape(text: str) -> str | None:
-        return f" enough.\n{THINK_END}" if len(text) > 1300 else ScriptedModel.next(large, text)
-
-    large.next = escape  # type: ignore[method-assign]
-    (grown, end), _ = run(reason(BiLD(small, large), PROBLEM, ahead=2, spent=Budget(4096).spent))
-    assert end == "finished"
-    assert grown.steps[-1].author == "large"

@@ -68,21 +68,6 @@ def test_a_run_reports_its_thinking_and_its_answer() -> None:
     assert case.events[-1] == Finished("stop", "42", 6.0)
 
 
-@pytest.mark.parametrize("eighths", range(0, 48, 3))
-def test_cancelling_a_run_leaves_no_request_open(eighths: int) -> None:
-    case = Case()
-
-    async def main() -> None:
-        running = asyncio.create_task(case.solve(ahead=9))
-        await asyncio.sleep(eighths / 8)
-        running.cancel()
-        await asyncio.wait([running])
-
-    case.small.closing = case.large.closing = 0.5
-    run(main())
-    assert case.small.open == case.large.open == 0
-
-
 def test_a_spent_budget_still_leaves_room_for_an_answer() -> None:
     case = Case(Budget(tokens=30, answer=10))
     outcome, _ = case.run()
@@ -139,13 +124,6 @@ def test_without_the_small_model_the_large_one_continues_the_committed_chain(fai
     assert (outcome.answer, outcome.reason) == ("42", "stop")
     assert [event for event in case.events if isinstance(event, Degraded)] == [Degraded("small", str(failure))]
     assert [event.index for event in case.events if isinstance(event, Committed)] == [0, 1, 2, 3]
-
-
-def test_without_a_fallback_the_small_models_failure_is_raised() -> None:
-    case = Case()
-    case.small.fails = lambda verb, chain: GONE
-    with pytest.raises(EndpointUnavailable, match="no connection"):
-        case.run(fallback=False)
 
 
 @pytest.mark.parametrize(
@@ -241,14 +219,6 @@ def test_the_answer_is_emitted_in_pieces_once_all_steps_before_it_are_committed(
     first = next(place for place, event in enumerate(case.events) if isinstance(event, Answering))
     assert not [event for event in case.events[first:] if isinstance(event, Committed)]
     assert isinstance(case.events[-2], Answered)
-
-
-@pytest.mark.parametrize("ahead", [0, 9])
-def test_an_answer_stops_before_a_stop_string_that_the_thinking_may_contain(ahead: int) -> None:
-    case = Case()
-    outcome, _ = case.run(ahead=ahead, stop=("is", "small"))
-    assert (outcome.text, outcome.reason, len(outcome.chain.steps)) == ("So it", "stop", 4)
-    assert "".join(case.emitted) == "So it"
 
 
 @pytest.mark.parametrize("stop", [(), ("it is",)])

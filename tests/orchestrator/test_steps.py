@@ -1,6 +1,6 @@
 """Which steps the loop commits as they are, which it refuses by itself, and where it ends: examples at two depths."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -74,6 +74,16 @@ def test_one_model_alone_is_not_kept_from_a_loop_unless_that_is_wanted(author: R
     assert ends == [(10, "finished"), (3, "repetition"), (10, "finished")]
 
 
+def test_a_step_that_the_server_ended_as_a_loop_ends_the_run(ahead: int) -> None:
+    class Stopped(ScriptedModel):
+        async def write(self, chain: Chain, **options: Any) -> Step:
+            return Step("A", self.role, "repetition")
+
+    alone = Solo(Stopped("large", counting("large", 3)))
+    (chain, end), _ = run(reason(alone, PROBLEM, ahead=ahead, spent=lambda chain: len(chain.steps) > 2))
+    assert (len(chain.steps), end) == (1, "repetition")
+
+
 def test_a_repair_in_a_loop_is_another_request_than_its_draft(ahead: int) -> None:
     """A model that samples by a seed takes another one for it, so that it may write something else."""
     contexts: list[RequestContext] = []
@@ -112,32 +122,6 @@ def test_a_step_cut_by_length_is_continued_and_not_ended_by_a_forged_paragraph(a
     assert end == "finished"
 
 
-def test_the_end_of_thinking_has_to_be_approved_like_any_draft(ahead: int) -> None:
-    def judge(chain: Chain, question: str) -> Mapping[str, float]:
-        return {"0" if len(chain.steps) < 4 and chain.finished else "9": 1.0}
-
-    small, large = pair(
-        saying("First.\n\n", f"That is all.\n{THINK_END}", "Third.\n\n", f"Now it is all.\n{THINK_END}")
-    )
-    large.judge = judge
-    chain, end, events = think(small, large, ahead)
-    assert [step.text for step in chain.steps] == [
-        "First.\n\n",
-        "The large one says 1.\n\n",
-        "Third.\n\n",
-        f"Now it is all.\n{THINK_END}",
-    ]
-    assert verdicts(events) == {1: "grade"}
-    assert end == "finished"
-
-
-def test_a_turn_that_ends_without_closing_the_thinking_ends_the_run_once(ahead: int) -> None:
-    small, large = pair(saying("First.\n\n", "And that is that."))
-    chain, end, _ = think(small, large, ahead)
-    assert (chain.text, end) == ("First.\n\nAnd that is that.", "finished")
-    assert chain.steps[-1].stop == "end"
-
-
 def test_the_kept_part_of_a_draft_is_committed_before_its_repair_starts(ahead: int) -> None:
     small, large = pair(counting("small", 2), counting("large", 2))
     large.logprob = lambda before, token: -9.0 if token == " small" else -0.1
@@ -159,14 +143,6 @@ def test_the_kept_part_of_a_draft_is_committed_before_its_repair_starts(ahead: i
     rollback = Rollback(3, "doubt")
     assert [e.verdict for e in events if isinstance(e, Judged) and e.index == 0] == [rollback]
     assert [(e.index, e.rollback) for e in events if isinstance(e, Repaired)] == [(1, rollback), (3, rollback)]
-
-
-def test_the_score_of_a_verdict_belongs_to_the_step_and_a_repair_has_none(ahead: int) -> None:
-    small, large = pair(counting("small", 3))
-    large.judge = lambda chain, question: {"3" if len(chain.steps) == 2 else "8": 1.0}
-    _, _, events = think(small, large, ahead)
-    assert [e.score for e in events if isinstance(e, Committed)] == [8.0, None, 8.0]
-    assert [e.rollback.score for e in events if isinstance(e, Repaired)] == [3.0]
 
 
 def test_a_run_continues_the_steps_of_a_chain_unless_it_is_spent(ahead: int) -> None:

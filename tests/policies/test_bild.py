@@ -100,6 +100,9 @@ def test_an_unsure_token_that_the_large_model_would_not_write_is_replaced_by_one
     assert steps[0] == ("large", "eins", "fallback")  # no empty draft before it
     assert steps[1][1].startswith(" two")
     assert end == "finished"
+    both = Step("one two three", "small", "until", (Token("one", SURE), Token(" two three", UNSURE)))
+    refused = run(BiLD(*pair(TEXT, "one two drei.")).verify(PROBLEM, both))[0]  # one token here, and two there
+    assert refused == Rollback(3, reason="fallback", score=0.1)
 
 
 @pytest.mark.parametrize("scale", ["token", "step"])
@@ -168,24 +171,6 @@ def test_at_the_scale_of_steps_drafts_and_repairs_go_on_to_the_delimiter(ahead: 
     assert end == "finished"
 
 
-class Halving(ScriptedModel):
-    """Needs several tokens for whatever it writes, as of broken characters: the first ones have no text yet."""
-
-    async def write(self, chain: Chain, *, limit: int = 512, **rest: object) -> Step:
-        self.limits.append(limit)
-        return Step("", self.role, "length") if limit < 2 else Step("∑", self.role, "length", (Token("∑"),))
-
-    limits: list[int]
-
-
-def test_a_character_of_several_tokens_is_written_completely() -> None:
-    small, _ = pair(TEXT, TEXT)
-    large = Halving("large", saying(TEXT))
-    large.limits = []
-    repair = run(BiLD(small, large).repair(PROBLEM, Step("one", "small"), Rollback(reason="fallback")))[0]
-    assert (repair.text, large.limits) == ("∑", [1, 512])
-
-
 @pytest.mark.parametrize(
     ("tokens", "verdict"),
     [
@@ -252,13 +237,6 @@ def test_an_unsure_place_has_the_large_models_own_distribution(small: Mapping[st
         assert abs(found[text] - chance) < 4 * sqrt(chance * (1 - chance) / TRIALS)
 
 
-def test_a_place_that_surprises_the_large_model_has_its_own_distribution_too() -> None:
-    small = {"A": 0.9, "B": 0.1}
-    flat = {"A": 0.006, **{text: 0.994 / 200 for text in ["B", *map(str, range(199))]}}  # all of them above 5 nats
-    found = frequencies(policies.make("bild", *dice(small, flat), sampled=True), 1000)
-    assert found.get("A", 0.0) < 0.03
-
-
 def test_an_unsure_token_after_sure_ones_is_dropped_though_the_large_model_would_write_it_first() -> None:
     small, large = pair(TEXT, TEXT)
     small.logprob = doubting(" four", logprob=UNSURE)
@@ -269,3 +247,7 @@ def test_an_unsure_token_after_sure_ones_is_dropped_though_the_large_model_would
     small.logprob = doubting("one", logprob=UNSURE)
     assert judged(BiLD(small, large, sampled=True))[1] == Rollback(reason="fallback")
     assert small.log.count("large score 0") == 2  # nothing is left to read where the first token is unsure
+    assert judged(BiLD(small, large))[1] == Accept(0.0)
+    assert (
+        judged(BiLD(*pair("one.\n\n|two.\n\n|three.", "")))[0].text == "one.\n\ntwo.\n\nthree."
+    )  # a run has no delimiter

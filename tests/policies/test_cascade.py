@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from stepspec.orchestrator import Accept, Rollback, Step, Verdict, reason
+from stepspec.orchestrator import Accept, Rollback, Step, Verdict
 from stepspec.policies import Cascade
 
 from ..fakes import ScriptedModel, counting, run
@@ -44,18 +44,3 @@ def test_thresholds_may_be_chosen() -> None:
     models = pair({"Yes": 0.6, "No": 0.4}, {"Yes": 0.6})
     assert run(Cascade(*models, sure=0.6).verify(PROBLEM, DRAFT))[0] == Accept(0.6)
     assert run(Cascade(*models, threshold=0.7).verify(PROBLEM, DRAFT))[0] == Rollback(reason="large check", score=0.6)
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_the_large_model_writes_repairs_and_the_answer(ahead: int) -> None:
-    small, large = pair({"Yes": 0.5, "No": 0.5}, {})
-    large.judge = lambda chain, question: {"No" if len(chain.steps) == 2 else "Yes": 1.0}
-    policy = Cascade(small, large)
-    (chain, end), _ = run(reason(policy, PROBLEM, ahead=ahead))
-    assert [(step.author, step.note) for step in chain.steps] == [
-        ("small", ""),
-        ("large", "large check"),
-        ("small", ""),
-    ]
-    assert end == "finished"
-    assert policy.answerer is large

@@ -33,18 +33,6 @@ def pair(hard: Sequence[int], rivals: int = 8) -> tuple[ScriptedModel, ScriptedM
     return small, ScriptedModel("large", counting("large", 4), log=small.log)
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_the_large_model_writes_the_steps_that_begin_unsurely(ahead: int) -> None:
-    (chain, end), _ = run(reason(Glimpse(*pair([1, 3])), PROBLEM, ahead=ahead))
-    assert [(step.author, step.note) for step in chain.steps] == [
-        ("small", ""),
-        ("large", "entropy"),
-        ("small", ""),
-        ("large", "entropy"),
-    ]
-    assert end == "finished"
-
-
 def test_a_step_costs_one_request_and_a_glimpse_one_token() -> None:
     small, large = pair([1, 3])
     events: list[Event] = []
@@ -53,20 +41,6 @@ def test_a_step_costs_one_request_and_a_glimpse_one_token() -> None:
     run(reason(Glimpse(small, large), PROBLEM))
     calls = [(event.role, event.written) for event in events if isinstance(event, Called)]
     assert calls == [("small", 6), ("small", 1), ("large", 6), ("small", 6), ("small", 1), ("large", 8)]
-
-
-@pytest.mark.parametrize(
-    ("threshold", "verdict"),
-    [(log(4) + 1e-9, Accept(log(4))), (log(4) - 1e-9, Rollback(reason="entropy", score=log(4)))],
-)
-def test_an_entropy_that_reaches_the_threshold_is_enough(threshold: float, verdict: Accept | Rollback) -> None:
-    small, large = pair([0], rivals=4)
-    policy = Glimpse(small, large, threshold=threshold)
-    draft = run(policy.draft(PROBLEM))[0]
-    ruling = run(policy.verify(PROBLEM, draft))[0]
-    assert type(ruling) is type(verdict)
-    assert ruling.score == pytest.approx(verdict.score)
-    assert len(draft.tokens) == (6 if isinstance(verdict, Accept) else 1)
 
 
 def test_an_entropy_that_is_just_the_threshold_is_enough_for_both_looks() -> None:

@@ -11,19 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec import Sampling, Solver, policies
-from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict, reason
+from stepspec import Sampling, Solver
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import MissingCapability
-from stepspec.policies import METHODS, Reflective, make
+from stepspec.policies import make
 from stepspec.policies.reflective import anchor, fuse
 from stepspec.prompts import load
 
 from ..fakes import ScriptedModel, counting, run, tokenise
 from ..fidelity.drawing import DrawingVllm
-from ..orchestrator.arms import BOUNDED, PROBLEM, arm
+from ..orchestrator.arms import BOUNDED, PROBLEM
 
-SEEDS = st.integers(0, 10_000)
 DRAFT = Step("So it is.\n\n", "small")
 PLACES = tokenise(DRAFT.text)  # So, it, is and the full stop with its blank line
 Reading = Mapping[int, Mapping[str, float]]  # by place: the top tokens with their log-probabilities
@@ -174,12 +173,6 @@ def test_the_score_of_a_draft_is_its_least_likely_token_and_1_without_any() -> N
     assert verdict({}, {}, draft=Step("", "small", "end"))[0] == Accept(1.0)  # a model that ends its turn at once
 
 
-def test_a_typical_token_need_not_be_the_likeliest() -> None:
-    second_best: Reading = {1: {" it": log(0.4), "else": log(0.6)}}
-    assert kept(verdict(second_best, second_best)[0]) == len("So")
-    assert kept(verdict(second_best, second_best, accept="typical")[0]) is None
-
-
 NINE = {str(number): log(0.92 / 9) for number in range(9)}  # exp(-entropy) is about a tenth
 
 
@@ -204,38 +197,7 @@ def test_an_endpoint_without_alternatives_cannot_be_used() -> None:
         verdict({1: {}}, {1: {}})
 
 
-@given(seed=SEEDS, ahead=st.sampled_from([0, 2]))
-@BOUNDED
-def test_with_alpha_0_a_match_is_the_large_models_own_first_choice(seed: int, ahead: int) -> None:
-    tried = arm("specreason", seed, trouble=0.0)
-    for model in (tried.small, tried.large):
-        model.logprob = lambda before, token: -1.0 if tried.large.next(before) == token else -2.0
-    policy = Reflective(tried.small, tried.large, alpha=0.0)
-    (chain, _), _ = run(reason(policy, PROBLEM, ahead=ahead))
-    alone, _ = run(reason(make("large", tried.small, tried.large), PROBLEM))
-    assert chain.text == alone[0].text  # as exact matching promises
-
-
 # Sampled models: typical tokens are accepted, because a match rejects most sampled ones.
-
-
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        ({}, "match"),
-        ({"sampled": True}, "typical"),
-        ({"sampled": True, "accept": "match"}, "match"),
-        ({"accept": "typical"}, "typical"),
-    ],
-)
-def test_typical_is_the_rule_for_sampled_models_and_an_option_wins(options: dict[str, Any], rule: str) -> None:
-    small, large = ScriptedModel("small", counting("small", 3)), Reader("large", counting("large", 3))
-    large.first = large.second = {1: {" it": -1.2, " he": -0.5}}
-    policy = policies.make("reflective", small, large, **options)
-    assert isinstance(policy, Reflective)
-    verdict = run(policy.verify(PROBLEM, DRAFT))[0]
-    assert isinstance(verdict, Accept if rule == "typical" else Rollback)
-    assert [top for _, _, top in large.calls] == [20 if rule == "typical" else 2]
 
 
 @pytest.mark.parametrize(("sampling", "top"), [(Sampling(seed=1), 20), (GREEDY, 2)])
@@ -248,8 +210,3 @@ async def test_typical_is_the_rule_of_a_run_above_temperature_0(sampling: Sampli
             await solver.solve("What is 1 + 1?", sampling=sampling)
     read = [body.get("sampling_params", body) for _, body in server.requests]
     assert {each["prompt_logprobs"] for each in read if "prompt_logprobs" in each} == {top}
-
-
-def test_the_option_is_not_among_those_that_users_set() -> None:
-    assert "sampled" not in METHODS["reflective"].options
-    assert METHODS["reflective"].describe_options()["accept"].default is None

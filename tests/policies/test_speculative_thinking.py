@@ -53,16 +53,6 @@ def test_full_words_decide_the_kind_of_a_sentence_and_a_tie_is_a_reflection(sent
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_without_a_cue_the_large_model_is_not_called(ahead: int) -> None:
-    beginning = "Wait, I begin.\n\n"  # It follows no delimiter.
-    small, large = pair(saying(beginning, "So it awaits.\n\n", LAST), counting("large", 9))
-    steps, end = think(SpeculativeThinking(small, large), ahead)
-    assert [author for author, _, _ in steps] == ["small"] * 3
-    assert end == "finished"
-    assert not [line for line in small.log if line.startswith("large")]
-
-
-@pytest.mark.parametrize("ahead", [0, 2])
 def test_a_cue_ends_the_draft_and_the_large_model_begins_the_paragraph_anew(ahead: int) -> None:
     small, large = pair(
         saying("First.\n\n", "Wait, that is wrong again.\n\n", LAST),

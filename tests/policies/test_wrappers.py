@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Accept, Chain, Ledger, Message, Rollback, Step, reason
-from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.events import Event
+from stepspec.orchestrator import Accept, Chain, Message, Rollback, Step, reason
 from stepspec.orchestrator.interfaces import foreseeable
 from stepspec.policies import Led, RandomControl, SpecReason, make
 
@@ -38,19 +36,6 @@ def test_everything_else_is_the_policys() -> None:
     assert not foreseeable(Led(make("large", *models), models[1]))
     draft, rollback = Step("So.\n\n", "small"), Rollback(reason="grade")
     assert run(led.repair(PROBLEM, draft, rollback))[0] == run(policy.repair(PROBLEM, draft, rollback))[0]
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize("name", ["small", "large"])
-def test_the_text_of_one_model_equals_a_single_request(name: Role, ahead: int) -> None:
-    events: list[Event] = []
-    small, large = (ScriptedModel(role, counting(role, 4), observe=events.append) for role in ("small", "large"))
-    author, other = (small, large) if name == "small" else (large, small)
-    (chain, end), seconds = run(reason(make(name, small, large), PROBLEM, ahead=ahead, observe=events.append))
-    assert chain.text == run(author.write(PROBLEM, stop=()))[0].text
-    assert (end, seconds, other.log) == ("finished", 4.0, [])
-    assert not [line for line in author.log if "ask" in line]
-    assert Ledger.of(events).accept_rate == (1.0 if name == "small" else None)
 
 
 # The random control: *p* is the accept rate, and a decision does not depend on whether a step is right.

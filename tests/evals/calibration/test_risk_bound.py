@@ -36,6 +36,7 @@ def test_the_test_can_pass_at_all() -> None:
     assert p_value(Paired(2000, 100, 100), 0.05) < 0.01
     assert p_value(Paired(100, 12, 0), 0.1) > 0.5
     assert p_value(Paired(0, 0, 0), 0.5) == 1
+    assert p_value(Paired(2000, 100, 1000), 0.02, 0.05) >= 0.005  # what the interval of the gains may miss
 
 
 def test_more_losses_are_worse_and_more_gains_are_no_worse() -> None:

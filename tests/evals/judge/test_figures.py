@@ -77,6 +77,10 @@ def test_own_steps_set_the_threshold_and_words_have_one_too() -> None:
 def test_a_threshold_is_no_stricter_than_what_a_model_samples_itself() -> None:
     (row,) = figures(steps([0] * 10, [-1, -2, -3, -4]), {"score": [1]})
     assert row.options["threshold"] == 0.5
+    (row,) = figures(steps([-0.1] * 10, [-1, -2, -3, -4], "mean gap, all"), {"score": [1]})
+    assert row.options["mean"] == 0.1  # a mean has a scale of its own
+    (row,) = figures(steps([-at for at in range(20)], [-30] * 4, "largest gap, all"), {"score": [1]})
+    assert (row.threshold, row.words) == (-17, 18)  # 90% and 95% of the right steps
 
 
 def test_readings_that_some_steps_lack_have_no_figures() -> None:
@@ -85,7 +89,7 @@ def test_readings_that_some_steps_lack_have_no_figures() -> None:
 
 def row(name: str, area: float, passed: float, seconds: float = 1.0, low: float | None = None) -> ReadingFigures:
     interval = Interval(area, area - 0.1 if low is None else low, 1.0)
-    return ReadingFigures(BY_NAME[name], (interval,), seconds, 5.0, 0.9, Interval(passed, 0, passed), 6.0)
+    return ReadingFigures(BY_NAME[name], (interval,), seconds, 5.0, 0.9, Interval(passed - 0.2, 0, passed), 6.0)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,7 @@ def row(name: str, area: float, passed: float, seconds: float = 1.0, low: float 
     [
         ([row("grade, mean", 0.8, 0.3), row(GAP, 0.9, 0.2)], GAP),
         ([row("grade, mean", 0.895, 0.3, seconds=0.5), row(GAP, 0.9, 0.2)], "grade, mean"),  # as good, and cheaper
+        ([row("largest gap, all", 0.89, 0.2), row(GAP, 0.9, 0.2)], GAP),  # of those that cost the same, the better
         ([row("grade, mean", 0.8, 0.51)], None),  # lets most slips through
         ([row("grade, mean", 0.8, 0.1, low=0.49)], None),  # may be chance
         ([row("reflective, match", 0.99, 0.0), row(GAP, 0.7, 0.4)], GAP),  # no option has this threshold
@@ -145,6 +150,8 @@ def test_every_reading_of_a_step_by_hand() -> None:
         "mean gap, all": pytest.approx(-0.6),
     }
     assert set(seconds) == {"score", "grade", "check", "reflect"}
+    _, others = run(Judges(judge).read(PROBLEM, Step("It costs 12 euros.\n\n", "small"), ("grade", "reflect")))[0]
+    assert set(others) == {"score", "check"}
 
 
 @pytest.mark.parametrize(
@@ -171,9 +178,12 @@ def test_a_threshold_is_rounded_so_that_it_accepts_what_it_comes_from() -> None:
         assert all(found.get(name, 9) >= 8.9987 for name in ("threshold", "words", "mean")), found
     for name, value, rounded in (("yes or no", 0.99987, 0.999), ("grade, mean", 8.9987, 8.99)):
         assert options[name](value, 0)["threshold"] == rounded
+    assert options["yes or no"](0.5, 0)["sure"] == 1.0  # only the large model was asked
 
 
 def test_a_step_without_digits_is_read_as_good() -> None:
     values, _ = run(Judges(judged(**{"9": 1.0})).read(PROBLEM, Step("So it is.\n\n", "small")))[0]
     assert (values[GAP], values["mean log-probability, digits"]) == (0.0, 0.0)
     assert math.isfinite(values["reflective, match"])
+    values, _ = run(Judges(judged()).read(PROBLEM, Step("So it is.\n\n", "small")))[0]
+    assert (values["grade, mean"], values["grade, digit"]) == (0.0, 0.0)  # a reply without any grade

@@ -111,16 +111,6 @@ def test_the_outer_lookahead_bets_on_steps_of_the_pair(ahead: int, seconds: floa
     assert run(reason(made.policy, PROBLEM, ahead=ahead))[1] == seconds
 
 
-def test_steps_of_the_pair_are_dropped_when_the_large_model_rejects() -> None:
-    made = trio(4)
-    made.large.judge = lambda chain, question: {"0": 1.0} if len(chain.steps) == 2 else {"9": 1.0}
-    (chain, _), _ = run(reason(made.policy, PROBLEM, ahead=2, observe=made.events.append))
-    assert [step.author for step in chain.steps] == ["small", "large", "small", "small"]
-    ledger = Ledger.of(made.events)
-    assert ledger.nested[1].discarded > 0
-    assert ledger.small.discarded == sum(account.discarded for account in ledger.nested)
-
-
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("failure", [GONE, EndpointRejected("no such model", role="small", url="http://tiny")])
 def test_the_tiny_ones_failure_costs_nothing_but_its_speed(failure: EndpointError, ahead: int) -> None:
@@ -255,16 +245,6 @@ def test_a_wrong_policy_is_found_before_anything_is_written() -> None:
     made = trio()
     with pytest.raises(ConfigurationError, match=r"there is no policy 'specraeson' \(did you mean 'specreason'"):
         Nested("small", made.tiny, made.small, partial(policies.make, "specraeson"))
-
-
-def test_two_writes_at_once_from_one_place_do_not_disturb_each_other() -> None:
-    made = trio()
-
-    async def main() -> set[str]:
-        steps = await asyncio.gather(*[made.pair.write(PROBLEM) for _ in range(5)])
-        return {step.text for step in steps}
-
-    assert run(main())[0] == {f"The small one says 0.{DELIMITER}"}
 
 
 def step(*words: str, author: Role = "small", stop: Stop = "delimiter") -> Step:

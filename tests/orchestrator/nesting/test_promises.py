@@ -14,28 +14,11 @@ from stepspec.orchestrator.events import Called, Committed, JudgedWithin
 from stepspec.orchestrator.trace import Moment, dump, parse
 
 from ...fakes import run
-from ..arms import BOUNDED, PROBLEM
+from ..arms import BOUNDED
 from .families import INNER, OUTER, Family, family
 
 SEEDS = st.integers(0, 10_000)
 DEPTHS = st.sampled_from([0, 1, 2, 4])
-
-
-@given(
-    outer=st.sampled_from(OUTER),
-    inner=st.tuples(st.sampled_from(INNER), st.sampled_from(INNER)),
-    seed=SEEDS,
-    ahead=DEPTHS,
-    sticky=st.booleans(),
-)
-@BOUNDED
-def test_the_promises_hold_with_four_models(
-    outer: str, inner: tuple[str, str], seed: int, ahead: int, sticky: bool
-) -> None:
-    expected, _ = run(family(outer, *inner, seed=seed).run())
-    betting = family(outer, *inner, seed=seed, sticky=sticky)
-    assert run(betting.run(ahead))[0] == expected
-    _adds_up(betting, expected[0])
 
 
 @pytest.mark.parametrize("inner", INNER)
@@ -115,22 +98,3 @@ def test_the_steps_and_verdicts_of_a_pair_survive_the_trace(outer: str, inner: s
     run(made.run(2))
     recorded = [event for event in made.events if isinstance(event, Committed | Called | JudgedWithin)]
     assert [parse(dump(Moment(0.0, event))).event for event in recorded] == recorded
-
-
-@given(
-    inner=st.sampled_from(INNER),
-    seed=SEEDS,
-    wanted=st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0, 1, 3])), min_size=1, max_size=8),
-)
-@BOUNDED
-def test_every_write_keeps_its_own_options(inner: str, seed: int, wanted: list[tuple[int, int]]) -> None:
-    async def main() -> None:
-        chain, pair = PROBLEM, family("small", inner, seed=seed).pair
-        for limit, top in wanted:
-            if not chain.finished:
-                step = await pair.write(chain, limit=limit, top=top)
-                assert len(step.tokens) <= limit
-                assert all(len(token.top) <= top for token in step.tokens)
-                chain = chain.extend(step)
-
-    run(main())
