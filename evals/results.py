@@ -163,16 +163,12 @@ def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats:
     """
     The accuracy of *ours* minus that of *theirs* on the same problems, with its 95% interval.
 
-    The interval is Tango's score interval (`difference`). With several samples per problem, it is a percentile
-    bootstrap over the problems, unless that has no width.
+    The interval is Tango's score interval (`difference`), with several samples per problem that of `bootstrap_mean`.
     """
-    gained, lost = disagreements(ours, theirs)
-    score = difference(len(ours) // repeats, gained / repeats, lost / repeats)
     if repeats == 1:
-        return score
+        return difference(len(ours), *disagreements(ours, theirs))
     gains = [int(a.correct) - int(b.correct) for a, b in zip(ours, theirs, strict=True)]
-    bootstrap = bootstrap_ratio(by_problem(gains, repeats), [repeats] * (len(gains) // repeats))
-    return bootstrap if bootstrap.low < bootstrap.high else score  # a score interval always has a width
+    return bootstrap_mean(gains, repeats, least=-1)
 
 
 def _tokens(samples: Sequence[Sample]) -> Tokens:
@@ -253,18 +249,19 @@ def by_problem(values: Sequence[float], repeats: int) -> list[float]:
 
 
 def share(values: Sequence[float], repeats: int = 1) -> Interval:
-    """
-    The mean of *values*, which are 0 or 1, with Wilson's interval.
+    """The mean of *values*, 0 or 1, with Wilson's interval; with several samples per problem, `bootstrap_mean`'s."""
+    return wilson(sum(values), len(values)) if repeats == 1 else bootstrap_mean(values, repeats, least=0)
 
-    With several samples per problem, the interval is a bootstrap over the problems. If all problems are alike, that has
-    no width, and Wilson's is used as if each problem had been sampled once.
+
+def bootstrap_mean(values: Sequence[float], repeats: int, least: int) -> Interval:
     """
-    problems = len(values) // repeats
-    single = wilson(sum(values) / repeats, problems)
-    if repeats == 1:
-        return single
-    bootstrap = bootstrap_ratio(by_problem(values, repeats), [repeats] * problems)
-    return bootstrap if bootstrap.low < bootstrap.high else single
+    The mean of *values*, from *least* to 1, *repeats* of every problem; percentile bootstrap over the problems.
+
+    Two more are drawn from, of which all values are *least* or 1: problems of a kind too rare to be among those solved.
+    """
+    sums = [*by_problem(values, repeats), least * repeats, repeats]
+    drawn = bootstrap_ratio(sums, [repeats] * len(sums))
+    return Interval(fmean(values), drawn.low, drawn.high)
 
 
 def wilson(successes: float, n: int) -> Interval:
@@ -303,8 +300,7 @@ def difference(n: int, gained: float, lost: float) -> Interval:
     """
     The difference of two shares of the same *n* problems, with its 95% score interval (Tango 1998).
 
-    Unlike a bootstrap interval, it has a width even if both arms agree on every problem. It is wider than necessary for
-    counts that are means over several samples per problem.
+    Unlike a bootstrap interval, it has a width even if both arms agree on every problem.
     """
     value = (gained - lost) / n
 

@@ -100,9 +100,9 @@ def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
 
 
 def _text(value: object) -> str | None:
-    """Spell out a text or a number; None for what is neither."""
+    """Spell out a text or a number; None for what is neither, and for a text with half of a character."""
     if isinstance(value, str):
-        return value
+        return value if value == value.encode(errors="ignore").decode() else None
     whole = isinstance(value, int) and not isinstance(value, bool)
     return str(value) if whole or (isinstance(value, float | Decimal) and math.isfinite(value)) else None
 

@@ -139,17 +139,17 @@ class LossTest:
         """
         The p-value of *paired*, to be compared with the whole level.
 
-        A first attempt on fewer problems than would do if nothing were lost has the p-value 1, also where much is
-        gained: so it promises nothing, and spends nothing.
+        It is 1 on fewer problems than would do if nothing were lost, also where much is gained: such an attempt
+        promises nothing, and spends nothing.
         """
+        return self._p(paired) if self._p(Paired(paired.n, 0, 0)) <= self.level else 1.0
+
+    def _p(self, paired: Paired) -> float:
         if paired.n == 0 or self.limit >= 1:
             return 1.0 if paired.n == 0 else 0.0
         if self.again:
             return min(1.0, betting_p_value(paired, self.limit) / (1 - FIRST_SHARE))
-        level = FIRST_SHARE * self.level
-        if p_value(Paired(paired.n, 0, 0), self.limit, level) > level:
-            return 1.0
-        return min(1.0, p_value(paired, self.limit, level) / FIRST_SHARE)
+        return min(1.0, p_value(paired, self.limit, FIRST_SHARE * self.level) / FIRST_SHARE)
 
     def at(self, threshold: float, paired: Paired) -> ThresholdTest:
         """Test the outcome at a *threshold*."""

@@ -214,7 +214,8 @@ def _method(measured: Measurements, arm: Arm, loads: Sequence[int]) -> MethodEst
         for load, gain in {1: value, **loaded}.items()
         if gain is not None
     )
-    return MethodEstimate(arm, len(trials), rate, gains, _break_even(at), widths, times[0].verdict)
+    even = _break_even(lambda share: max(at(share, ahead=depth) for depth in DEPTHS))
+    return MethodEstimate(arm, len(trials), rate, gains, even, widths, times[0].verdict)
 
 
 def _gain(measured: Measurements, rounds: Round, times: Times, share: float, ahead: int, end: End) -> float:

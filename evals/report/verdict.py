@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..arms import LARGE
-from ..results import Interval, difference, disagreements, paired_difference
+from ..results import Interval, Z, difference, disagreements, paired_difference
 from ..sample import Sample
 from .figures import ArmFigures
 
 MAX_LOSS = 0.02  # a share of all problems, as for `stepspec calibrate`
+FEWEST = 6  # problems that show a difference in time: fewer all point one way by chance in over 5% of all runs
 MOST = 100_000  # further problems; larger numbers help nobody
 
 Speed: TypeAlias = Literal["faster", "slower", "unknown"]
@@ -31,9 +32,9 @@ class Verdict:
     *difference*: accuracy of the arm minus that of the baseline, as a share. Its 95% interval is Tango's score
     interval for paired shares; with several samples per problem, a percentile bootstrap over the problems.
 
-    *speed* is known if the interval of the speed-up excludes 1. A *loss* above *max_loss* is excluded if the interval
-    of the difference lies above -*max_loss*, and shown if it lies below. Each end of a 95% interval errs in 2.5% of
-    all runs, so that each statement about one end does so.
+    *speed* is known if the interval of the speed-up, over `FEWEST` problems or more, excludes 1. A *loss* above
+    *max_loss* is excluded if the interval of the difference lies above -*max_loss*, and shown if it lies below. Each
+    end of a 95% interval errs in 2.5% of all runs, so that each statement about one end does so.
 
     *further_for_loss* are the further problems with which the interval is as likely as not to tell; None if it tells
     already, or if `MOST` would be too few.
@@ -86,9 +87,8 @@ def _judge(
     ours = by_arm[f.arm.name]
     problems, apart = len(ours) // repeats, f.standing.difference
     ratio = Interval(f.result.ratio, *f.result.ratio_interval)
-    speed: Speed = (
-        "unknown" if not ratio.value else "faster" if ratio.high < 1 else "slower" if ratio.low > 1 else "unknown"
-    )
+    told = ratio.value and problems >= FEWEST
+    speed: Speed = "faster" if told and ratio.high < 1 else "slower" if told and ratio.low > 1 else "unknown"
     loss: Loss = "excluded" if apart.low >= -max_loss else "shown" if apart.high < -max_loss else "unknown"
     gained, lost = disagreements(ours, theirs)
     return Verdict(
@@ -121,15 +121,16 @@ def further_for_loss(problems: int, gained: float, lost: float, apart: Interval,
     excludes the loss in about half of all continuations. If the arm is in fact less accurate, more are needed.
     """
     half = (gained + lost) / 2 / problems  # of the share on which the arms disagree
-    width = apart.value - apart.low
     score = apart == difference(problems, gained, lost)
+    added = 2 * Z * Z  # by the two problems of `bootstrap_mean`
+    spread = min(Z * Z * (gained + lost), max(0.0, ((apart.value - apart.low) * (problems + 2)) ** 2 - added))
 
     def excluded(further: int) -> bool:
         total = problems + further
         if score:
             low = difference(total, gained + half * further, lost + half * further).low
-        else:  # a bootstrap interval, which narrows with the root of the number of problems
-            low = apart.value * problems / total - width * math.sqrt(problems / total)
+        else:  # a bootstrap interval, which narrows about with the root of the number of problems
+            low = apart.value * problems / total - math.sqrt(spread * total / problems + added) / (total + 2)
         return low >= -max_loss
 
     least = bisect_left(range(MOST + 1), True, lo=1, key=excluded)  # a loss that a number excludes, all larger ones do

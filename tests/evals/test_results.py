@@ -122,18 +122,15 @@ def test_with_several_samples_the_bootstrap_draws_problems() -> None:
     assert all(s.p is None for s in again)
     # Samples that only repeat each other tell no more: taken for problems, they would narrow the interval.
     low, high = again[2].result.accuracy_interval
-    assert high - low >= 0.75
+    assert high - low >= 0.6
 
 
-def test_several_samples_of_problems_that_are_all_alike_are_still_no_proof() -> None:
-    samples = {
-        (number, arm.name): sample(arm.name, 1.0, large=9, correct=True)
-        for number in range(8)
-        for arm in (LARGE, SHIPPED)
-    }
-    found = compare_arms(samples, (LARGE, SHIPPED), repeats=2)[1]
-    assert found.result.accuracy_interval[0] < 0.6
-    assert found.difference == difference(4, 0, 0)
+@pytest.mark.parametrize("wrong", [0, 1])  # a single slip in 60 samples once made an interval of 5 points
+def test_several_samples_of_problems_that_are_all_alike_are_still_no_proof(wrong: int) -> None:
+    samples = {**taken(LARGE, [True] * 60, 1.0), **taken(SHIPPED, [number >= wrong for number in range(60)], 1.0)}
+    found = compare_arms(samples, (LARGE, SHIPPED), repeats=3)[1]
+    assert found.result.accuracy_interval[0] < 0.9
+    assert found.difference.low < -0.1
 
 
 def test_runs_that_ended_badly_are_counted_and_shown() -> None:
@@ -187,14 +184,10 @@ def test_intervals_hold_their_value_and_narrow_with_the_sample() -> None:
 
 @pytest.mark.parametrize(
     ("gained", "lost", "p"),
-    [(0, 0, 1.0), (1, 0, 1.0), (0, 6, 2 / 64), (5, 5, 1.0), (1, 9, 2 * 11 / 1024), (9, 1, 2 * 11 / 1024)],
+    [(0, 0, 1.0), (1, 0, 1.0), (0, 6, 2 / 64), (5, 5, 1.0), (1, 9, 11 / 512), (9, 1, 11 / 512), (2000, 1900, 0.112894)],
 )
 def test_mcnemar_counts_how_uneven_the_split_is(gained: int, lost: int, p: float) -> None:
-    assert mcnemar(gained, lost) == pytest.approx(p)
-
-
-def test_many_problems_are_no_trouble() -> None:
-    assert mcnemar(2000, 1900) == pytest.approx(0.1129, abs=5e-4)
+    assert mcnemar(gained, lost) == pytest.approx(p, rel=1e-5)
 
 
 def test_agreement_on_every_problem_is_no_proof_that_there_is_no_difference() -> None:

@@ -28,7 +28,9 @@ def test_the_gain_is_that_of_adding_up_the_tokens() -> None:
 
 def test_it_breaks_even_where_the_gain_is_one() -> None:
     (few,) = predict(measured(20, 80)).methods
+    (never,) = predict(measured(0, 10)).methods  # the depth at its rate is 0, which no other rate wants
     assert few.break_even is not None
+    assert never.break_even == few.break_even
     even = round(100 * few.break_even)
     (there,) = predict(measured(even, 100 - even)).methods
     assert there.alone.gain.value == pytest.approx(1, abs=0.05)
