@@ -24,7 +24,7 @@ from stepspec.settings import Settings
 from . import provenance
 from .arms import LARGE, PLAIN, SMALL
 from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
-from .command_line import RESUMABLE, only_without_testbed, wait
+from .command_line import RESUMABLE, only_without_testbed, stderr, stdout, wait
 from .evaluation import Evaluation, evaluate
 from .flags import (
     BUDGET,
@@ -112,7 +112,7 @@ def calibrated(chosen: Sequence[str]) -> dict[str, str]:
 
 def _settings(path: Path) -> dict[str, Any]:
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as exc:  # no TOML, or not even text
         raise ConfigurationError(f"no policy file at {path}: {exc}") from exc
     if not isinstance(settings.get("policy"), str):
@@ -179,8 +179,6 @@ Examples:
   # on all machines of a Ray cluster
   stepspec eval math500 --ray auto --concurrency 8
 """
-
-stdout, stderr = Console(), Console(stderr=True)
 
 
 @with_settings("eval", SERVERS, SAMPLING, BUDGET, before="testbed")
@@ -359,5 +357,6 @@ def _show(summaries: list[ArmSummary], baseline: str, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.buffer.write(orjson.dumps([asdict(summary) for summary in summaries]) + b"\n")
         return
-    Console(width=max(stdout.width, WIDTH)).print(table(summaries, baseline))  # so that no cell is cut off
+    wide = Console(width=max(stdout.width, WIDTH), markup=False)  # so that no cell is cut off
+    wide.print(table(summaries, baseline))
     stdout.print(small_print(baseline), style="dim")

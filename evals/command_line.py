@@ -30,6 +30,8 @@ from stepspec.setting_sources import ROLES, command_line
 T = TypeVar("T")
 
 log = logging.getLogger("stepspec")
+stdout = Console(markup=False, emoji=False)  # what users and servers write may have square brackets
+stderr = Console(stderr=True, markup=False, emoji=False)
 
 
 WORDS: Mapping[Any, str] = {int: "N", float: "N", str: "TEXT", Path: "FILE"}
@@ -227,5 +229,5 @@ def only_without_testbed(**others: object) -> None:
 
 def progress_bars(console: Console) -> Progress:
     """Return progress bars that count, with the remaining time."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)

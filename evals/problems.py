@@ -61,6 +61,17 @@ class Problem:
         return name if name == str(self.id) and name.strip(".") else f"{name.strip('.')}-{text_digest(str(self.id))}"
 
 
+def read_text(path: Path) -> str:
+    """Read the file at *path*; ``-`` is standard input, which is empty if it is closed. Raise `ConfigurationError`."""
+    try:
+        text = path.read_text("utf-8") if path != Path("-") else sys.stdin.read() if sys.stdin else ""
+    except OSError as exc:
+        raise ConfigurationError(f"no problems in {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigurationError(f"no problems in {path}: it is not UTF-8") from exc
+    return text.removeprefix("\ufeff")
+
+
 def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
     """
     Read the problems in the file at *path*, at most *limit*; ``-`` is standard input.
@@ -68,12 +79,7 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
     Each line is a text, or a JSON object with its "problem" or "question" and perhaps its "id". Without one the id is a
     hash of the text. Raise `ConfigurationError` for no problems, a line that is neither, and an id that stands twice.
     """
-    try:
-        content = (sys.stdin.read() if path == Path("-") else path.read_text("utf-8")).removeprefix("\ufeff")
-    except OSError as exc:
-        raise ConfigurationError(f"no problems in {path}: {exc.strerror}") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigurationError(f"no problems in {path}: it is not UTF-8") from exc
+    content = read_text(path)
     found: dict[str, Problem] = {}  # by the ids as texts, which name files
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():

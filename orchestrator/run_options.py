@@ -8,10 +8,10 @@ conditions of a calibration, and the table in ``docs/python.md``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Self, TypeAlias, get_type_hints
+from typing import Annotated, Any, Self, TypeAlias, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from pydantic_core import ErrorDetails
@@ -257,20 +257,27 @@ def service_options() -> tuple[str, ...]:
 
 def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collection[str] = ()) -> str:
     """Say what is wrong with which field of *model*; parts of a place that are *hidden* are left out."""
-    place = error["loc"]
-    name = ".".join(str(part) for part in place if part not in hidden)
+    place = [part for part in error["loc"] if part not in hidden]
+    name = ".".join(map(str, place))
     if error["type"] == "extra_forbidden":
-        return f"unknown setting {name!r}{near(str(place[-1]), _model_at(model, place).model_fields)}"
+        return f"unknown setting {name!r}{near(str(place[-1]), _known(model, place) - {place[-1]})}"
     message = error["msg"].removeprefix("Value error, ")
     return f"{name}: {message}" if name else message
 
 
-def _model_at(root: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:
-    """Return the model within *root* that the field at *place* would be part of; *root* where there may be several."""
-    model = root
+def _known(root: type[BaseModel], place: Sequence[int | str]) -> set[str]:
+    """The names of the fields that may stand where the last part of *place* does."""
+    found = [root]
     for name in place[:-1]:
-        field = model.model_fields.get(str(name))
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
-            return root
-        model = field.annotation
-    return model
+        fields = [model.model_fields.get(str(name)) for model in found]
+        found = [inner for field in fields if field for inner in models(field.annotation)]
+    return {name for model in found for name in model.model_fields} - {"role"}
+
+
+def models(annotation: object) -> list[type[BaseModel]]:
+    """The models among the alternatives of *annotation*, whose fields are settings of their own."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (dict, list, tuple):
+        return []
+    return [model for part in get_args(annotation) for model in models(part)]

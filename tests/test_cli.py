@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from importlib.metadata import version
@@ -11,6 +12,9 @@ import orjson
 import pytest
 
 from stepspec import __version__, cli
+from stepspec.cli.terminal import RunPrinter
+from stepspec.evals.command_line import stderr
+from stepspec.orchestrator.events import Degraded
 from stepspec.orchestrator.service.watch.page import html
 from stepspec.policies import METHODS
 
@@ -43,10 +47,8 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["solve", "  "], "the problem is empty"),
         (["solve", "p.txt", *DEAD], "p.txt is a file: write --problems p.txt"),
         (["solve"], "name one problem, - for standard input, or a file of them with --problems"),
-        (["solve", "x", "--problems", "y"], "name one problem"),
         (["solve", "x", "--limit", "3"], "--limit is only for a file of problems"),
         (["solve", "x", "--fresh"], "--fresh is only for a file of problems"),
-        (["solve", "x", "--concurrency", "2"], "--concurrency is only for a file of problems"),
         (["solve", "--problems", "nope.txt"], "no problems in nope.txt: No such file or directory"),
         (["solve", "--problems", "nope.txt", "--fresh"], "name it"),
         (["solve", "x", "-o", "."], "--output .: no file that can be written"),
@@ -63,7 +65,6 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["serve", *DEAD, "-O", "threshold=NaN"], "option 'threshold': a number from 0 to 9 (got 'NaN')"),
         (["serve", *DEAD, "--host", "0.0.0.0"], "--insecure"),
         (["policies", "chose"], "no policy 'chose' (did you mean 'choose'?)"),
-        (["policies", "chose", "--json"], "no policy 'chose' (did you mean 'choose'?)"),
         (["up"], "pass --testbed"),
         (["up", "pair.toml", "--testbed"], "pass --testbed"),
         (["up", "nowhere.toml"], "nowhere.toml: No such file"),
@@ -72,7 +73,6 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["up", "--testbed", "--profile", "foo"], "--profile: there is no pacing profile 'foo'"),
         (["up", "--testbed", "--speculation", "foo"], "--speculation: the miniature pair has no"),
         (["eval", "math-50"], "did you mean 'math500'"),
-        (["eval", "arithmetic"], "no small model and no large model: pass --small http://HOST"),
         (["eval", "arithmetic", *DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9 (got 'high')"),
         (["eval", "arithmetic", *DEAD, "-p", "specreason:ahead=-1"], "ahead: Input should be greater than or equal"),
         (["eval", "gsm8k", *DEAD, "-p", "specreason", "-p", "bild", "-O", "scale=step"], "no option 'scale'"),
@@ -81,7 +81,6 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["eval", "arithmetic", "--data", "nowhere.jsonl"], "no data at nowhere.jsonl"),
         (["eval", "nowhere.parquet", "--data", "x.jsonl"], "leave --data out"),
         (["calibrate", "arithmetic", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
-        (["calibrate", "arithmetic", "--testbed", "--critic", "http://h:1"], "leave out either it or --critic"),
         (["estimate", *DEAD, "-p", "bild", "-O", "scael=step"], "did you mean 'scale'"),
         (["trace", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
         (["trace", "p.txt"], "p.txt: not a line of a trace"),
@@ -100,6 +99,21 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     assert "Traceback" not in printed.err
     assert printed.out == ""
     assert {*files.iterdir()} == before
+
+
+@pytest.mark.parametrize("words", [["-"], ["--problems", "-"]])
+def test_standard_input_without_a_text_is_wrong_use(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for content, complaint in ((b"caf\xe9", "it is not UTF-8"), (b"\xef\xbb\xbf\r\n", "is empty"), (None, "is empty")):
+        monkeypatch.setattr(sys, "stdin", content and io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+        assert call("solve", *words, *DEAD) == 2
+        assert complaint in capfd.readouterr().err
+
+
+def test_brackets_in_the_words_of_a_server_are_no_markup(capfd: pytest.CaptureFixture[str]) -> None:
+    RunPrinter(stderr)(Degraded("small", "no [/INST] in [small]"))
+    assert "no [/INST] in [small]" in capfd.readouterr().err
 
 
 def test_a_dead_server_is_named_and_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:
@@ -171,16 +185,6 @@ def test_the_page_of_a_trace_is_written_to_standard_output(files: Path, capfd: p
     assert call("trace", "run.jsonl", "-o", "-") == 0
     assert capfd.readouterr().out == html(made())
     assert {*files.iterdir()} == before
-
-
-def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "pair.toml").write_text('[large]\nurl = "http://a:1"\n[small]\nurl = "http://b:1"\n')
-    assert call("up", "pair.toml", "--dry-run", "--log-dir", "logs", "--json") == 0
-    assert capfd.readouterr().out.splitlines() == [
-        "# large runs at http://a:1",
-        "# small runs at http://b:1",
-        '# then: stepspec solve "..." --small http://b:1 --large http://a:1',
-    ]
 
 
 def test_a_pair_within_is_checked_with_its_policy_before_anything_is_started(

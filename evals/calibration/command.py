@@ -10,7 +10,6 @@ from typing import Annotated
 
 import orjson
 import typer
-from rich.console import Console
 from rich.progress import TaskID
 
 from stepspec import prompts
@@ -20,7 +19,7 @@ from stepspec.policies import Threshold
 
 from ..benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
 from ..cli import contact
-from ..command_line import RESUMABLE, numbers, only_without_testbed, progress_bars, wait, writable
+from ..command_line import RESUMABLE, numbers, only_without_testbed, progress_bars, stderr, stdout, wait, writable
 from ..flags import (
     BUDGET,
     SAMPLING,
@@ -70,8 +69,6 @@ Examples:
 
   stepspec serve --config policy.toml
 """
-
-stdout, stderr = Console(), Console(stderr=True)
 
 
 @with_settings("calibrate", SERVERS, SAMPLING, BUDGET, before="testbed", help={"policy": "The method to calibrate."})

@@ -20,7 +20,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
 from ..cli import arm as parse_arm
-from ..command_line import finite, numbers, only_without_testbed, progress_bars, wait, writable
+from ..command_line import finite, numbers, only_without_testbed, progress_bars, stderr, stdout, wait, writable
 from ..flags import (
     BUDGET,
     PAIR,
@@ -58,7 +58,6 @@ Examples:
   # the miniature pair; no GPU
   stepspec estimate --testbed --json | jq .methods
 """
-stdout, stderr = Console(), Console(stderr=True)
 
 
 @with_settings("estimate", PAIR, SAMPLING, BUDGET, before="testbed")

@@ -18,7 +18,7 @@ from stepspec.orchestrator.auto import SLOW, Prior
 from stepspec.settings import Settings
 
 from ..cli import WIDTH
-from ..command_line import finite, only_without_testbed, writable
+from ..command_line import finite, only_without_testbed, stderr, stdout, writable
 from ..estimate.command import check_pair, with_bars
 from ..estimate.measuring import OnPart
 from ..estimate.report import settings_file
@@ -55,7 +55,6 @@ SMALL_PRINT = (
     "threshold for this reading. Steps are short here, and slips are one kind of error: `stepspec eval` measures "
     "answers."
 )
-stdout, stderr = Console(), Console(stderr=True)
 
 
 @with_settings("judge", SERVERS, SAMPLING, before="testbed")
@@ -117,7 +116,7 @@ def command(
     if json:
         print(orjson.dumps(record(rows, chosen, drafts, judged.cases, judged.skipped, sentence, toml)).decode())
     else:
-        Console(width=max(stdout.width, WIDTH)).print(table(rows))  # so that no cell is cut off
+        Console(width=max(stdout.width, WIDTH), markup=False).print(table(rows))  # so that no cell is cut off
         for request, why in judged.skipped.items():
             stdout.print(f"- {request} was left out: {why}", highlight=False, markup=False)
         stdout.print(f"\n{judged.cases} steps, right and with a slip. {SMALL_PRINT}\n", style="dim", highlight=False)

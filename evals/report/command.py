@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from stepspec import __version__
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.service.watch.page import html
 
+from ..command_line import stderr, stdout
 from ..evaluation import TRACES
 from .run_folder import merge_folders, read_folder
 from .section import Section, build_section
@@ -32,8 +32,6 @@ Examples:
 
   stepspec report runs/math500 runs/gsm8k -o reports
 """
-
-stdout, stderr = Console(), Console(stderr=True)
 
 
 def command(

@@ -7,7 +7,7 @@ The small model may be a pair itself. Values only; `load` reads the file and exp
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -26,10 +26,12 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from ..endpoints.settings import Endpoint, Sampling
-from ..errors import ConfigurationError, near
+from ..errors import ConfigurationError
 from ..nesting import PAIR, Nesting, for_role, kind
+from ..run_options import explain_error
 
 Method: TypeAlias = Literal["none", "ngram", "suffix", "draft_model", "eagle3", "mtp", "dflash"]
 
@@ -278,27 +280,23 @@ class Pair(Roles, frozen=True):
 
 
 KINDS = frozenset({CONNECTED, STARTED, PAIR})
-SETTINGS = {key for kind in (Pair, PairWithin, StartedServer, Endpoint, TokenSpeculation) for key in kind.model_fields}
 NESTING_SETTINGS = ("policy", "options")  # only a pair within has them
 
 
 def load(path: Path) -> Pair:
     """Load the pair at *path*. Raise `ConfigurationError` that names every wrong setting and its error."""
     try:
-        return Pair.model_validate(tomllib.loads(path.read_text(encoding="utf-8")), context=path.parent)
+        return Pair.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")), context=path.parent)
     except OSError as exc:
         raise ConfigurationError(f"{path}: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigurationError(f"{path} is not TOML: {exc}") from exc
     except ValidationError as exc:
-        errors = "; ".join(_explain(error["type"], error["loc"], error["msg"]) for error in exc.errors())
-        raise ConfigurationError(f"{path}: {errors}") from exc
+        raise ConfigurationError(f"{path}: {'; '.join(map(_explain, exc.errors()))}") from exc
 
 
-def _explain(error_type: str, location: Sequence[int | str], message: str) -> str:
-    name = ".".join(str(part) for part in location if part not in KINDS)
-    if error_type != "extra_forbidden":
-        return f"{name}: {message.removeprefix('Value error, ')}"
-    if name in NESTING_SETTINGS:
+def _explain(error: ErrorDetails) -> str:
+    name = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden" and name in NESTING_SETTINGS:
         return f"{name}: only a pair within has it in this file; for the outer pair, write it into stepspec.toml"
-    return f"unknown setting {name!r}{near(str(location[-1]), SETTINGS)}"
+    return explain_error(Pair, error, KINDS)

@@ -46,6 +46,8 @@ def _listed_keys(value: Any) -> Any:
 
 
 def _as_sent(origin: str) -> str:
+    if not re.fullmatch(r"\*|null|[^/\s]+://[^/\s]+/?", origin):
+        raise ValueError(f"{origin!r} is not what a browser sends; write it like https://example.com")
     return origin.rstrip("/")
 
 

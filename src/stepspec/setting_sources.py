@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from itertools import product
+from operator import add
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
 
@@ -24,6 +26,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from stepspec.orchestrator.errors import ConfigurationError, near
 from stepspec.orchestrator.interfaces import holding
+from stepspec.orchestrator.run_options import models
 
 PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
@@ -203,16 +206,14 @@ def _names_server(table: object) -> bool:
 
 def _file(named: Path | None) -> Iterator[Layer]:
     """The settings file: of ``--config``, of ``STEPSPEC_CONFIG``, or ``stepspec.toml`` if it exists."""
-    by = "--config" if named is not None else CONFIG
-    if named is None and CONFIG in os.environ:
-        named = Path(os.environ[CONFIG])
-    if named is not None and not named.is_file():
-        raise ConfigurationError(f"{by} names {str(named)!r}, which is not a file")
-    path = named or Path(DEFAULT_FILE)
+    by, name = ("--config", str(named)) if named is not None else (CONFIG, os.environ.get(CONFIG))
+    if name is not None and not Path(name).is_file():
+        raise ConfigurationError(f"{by} names {name!r}, which is not a file")
+    path = Path(DEFAULT_FILE if name is None else name)
     if not path.is_file():
         return
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as exc:  # it cannot be read, is no TOML, or not even text
         raise ConfigurationError(f"{path} is no settings file: {exc}") from exc
     yield _with_tables(Layer("file", values, path=path))
@@ -253,13 +254,26 @@ def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
             continue
         place = tuple(variable.upper().removeprefix(PREFIX).lower().split("__"))
         if not is_setting(settings, place):
-            known = sorted(f"{PREFIX}{'__'.join(each)}".upper() for each in places(settings, len(place)))
-            meant = near(variable.upper(), known)
-            if not meant:
-                known = sorted(f"{PREFIX}{name}".upper() for name in settings.model_fields)
-                meant = f"; the first parts of those that exist: {', '.join(known)}"
-            raise ConfigurationError(f"unknown setting {variable}{meant}")
+            raise ConfigurationError(f"unknown setting {variable}{_meant(settings, place)}")
         yield place, variable
+
+
+def _meant(settings: type[BaseSettings], unknown: Place) -> str:
+    """Say which variable the one of an *unknown* place may stand for: first one of the same words, such as A__B_C."""
+    words = "_".join(unknown).split("_")
+    gaps = product(("_", "__"), repeat=len(words) - 1) if len(words) < 8 else ()  # twice as many for each word
+    spelt = (tuple("".join(map(add, words, (*each, ""))).split("__")) for each in gaps)
+    same = next((place for place in spelt if is_setting(settings, place)), None) or moved(settings, unknown)
+    known = [same] if same else places(settings, len(unknown))
+    variable, *names = (f"{PREFIX}{'__'.join(place)}".upper() for place in (unknown, *known))
+    firsts = ", ".join(sorted(f"{PREFIX}{name}".upper() for name in settings.model_fields))
+    return near(variable, sorted(names)) or f"; the first parts of those that exist: {firsts}"
+
+
+def moved(settings: type[BaseModel], unknown: Place) -> Place | None:
+    """The place of a setting of a run that was looked for at the top, as ("sampling", "seed") of ("seed",)."""
+    inner = ((table, *unknown) for table in ("sampling", "budget"))
+    return next((place for place in inner if is_setting(settings, place)), None)
 
 
 def is_setting(model: type[BaseModel], place: Place) -> bool:
@@ -278,15 +292,6 @@ def places(model: type[BaseModel], depth: int = 3) -> Iterator[Place]:
         if depth > 1:
             for inner in models(info.annotation):
                 yield from ((name, *rest) for rest in places(inner, depth - 1))
-
-
-def models(annotation: object) -> list[type[BaseModel]]:
-    """The models among the alternatives of *annotation*, whose fields are settings of their own."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) in (dict, list, tuple):
-        return []
-    return [model for part in get_args(annotation) for model in models(part)]
 
 
 def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:

@@ -29,7 +29,7 @@ from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier,
 
 from . import policies, prompts
 from .prompts import PromptFile
-from .setting_sources import DEFAULT_FILE, PREFIX, Layer, MergedSource, in_command, layers, origin
+from .setting_sources import DEFAULT_FILE, PREFIX, Layer, MergedSource, in_command, layers, moved, origin
 
 __all__ = ["DEFAULT_FILE", "Settings", "SettingsOverrides", "Small", "by_name", "conditions", "load", "named"]
 
@@ -296,6 +296,8 @@ def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
     hidden = TAGS | CRITICS
     message = explain_error(Settings, error, hidden=hidden)
     place = tuple(part for part in error["loc"] if isinstance(part, str) and part not in hidden)
+    if error["type"] == "extra_forbidden" and (meant := moved(Settings, place)):
+        message = f"unknown setting {place[0]!r} (did you mean {'.'.join(meant)!r}?)"
     layer = origin(found, place)
     if layer is None or layer.source == "argument" or not place:
         return message

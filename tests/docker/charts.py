@@ -48,7 +48,7 @@ GOOD: dict[str, Tree] = {
         "podDisruptionBudget": {"enabled": False},
         "serviceAccount": {"create": False},
         "drainSeconds": 5,
-        "config": 'policy = "bild"\n[budget]\ntokens = 4096\n',
+        "config": 'policy = "bild"\nsystem = "keys = x"\n[budget]\ntokens = 4096 # keys = 1\n',
     },
     "ingress": {
         **KEYS,
@@ -58,6 +58,7 @@ GOOD: dict[str, Tree] = {
 }
 
 BAD: dict[str, tuple[Tree, str]] = {
+    "a key in the config": (KEYS | {"config": '[large]\napi_key = "secret"\n'}, "would see a key in config"),
     "no key": ({}, "keys.secretName, or set insecure=true"),
     "two scalers": ({**KEYS, "autoscaling": {"enabled": True}, "keda": {"enabled": True}}, "not both"),
     "unseen models": ({**KEYS, "serviceMonitor": {"enabled": True}}, "networkPolicy.metricsFrom"),

@@ -17,7 +17,7 @@ from .schemas import FUNCTIONS, SERVED, StepspecOptions, check_bounds
 
 P = TypeVar("P", bound=BaseModel)
 
-EFFORT = "a method always thinks; send low or more"
+EFFORT = "send low, medium or high: a method always thinks"
 
 CURES: Mapping[str, str] = {
     **dict.fromkeys(("tools.type", "messages.tool_calls.type", "tool_choice.type"), FUNCTIONS),

@@ -24,7 +24,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, near
 from ..formats.requests import Offer
 from ..settings import ServiceSettings
 from ..watch.observers import Metrics
@@ -215,7 +215,8 @@ def _http_error(request: Request, exc: Exception) -> ApiError:
     assert isinstance(exc, HTTPException)
     path = request.scope["path"]
     if exc.status_code == 404:
-        return ApiError(404, f"there is no path {path}; /openapi.json lists all paths", code="not_found")
+        hint = near(path, (route.path for route in request.app.routes))
+        return ApiError(404, f"there is no path {path}{hint}; /openapi.json lists all paths", code="not_found")
     message = f"{path} does not support {request.method}" if exc.status_code == 405 else exc.detail
     return ApiError(exc.status_code, message, code="method_not_allowed", headers=exc.headers)
 

@@ -28,14 +28,10 @@ TYPES: Mapping[int, str] = {
     504: "timeout_error",
 }
 ANTHROPIC_TYPES: Mapping[int, str] = {
-    401: "authentication_error",
+    **TYPES,
     403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
     413: "request_too_large",
-    429: "rate_limit_error",
     503: "overloaded_error",
-    504: "timeout_error",
     529: "overloaded_error",
 }
 OVERLOADED = 529  # in Anthropic's API alone: too many requests at once; there, 429 is for the limits of one client

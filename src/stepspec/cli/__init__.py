@@ -9,13 +9,12 @@ import typer
 from stepspec import __version__
 from stepspec.evals import cli as eval_cli
 from stepspec.evals.calibration import command as calibration
-from stepspec.evals.command_line import add_command, new_app, run, verbatim
+from stepspec.evals.command_line import add_command, new_app, run, stdout, verbatim
 from stepspec.evals.estimate import command as estimate
 from stepspec.evals.judge import command as judge
 from stepspec.evals.report import command as report
 
 from . import config, inspect, serve, solve, up
-from .terminal import stdout
 
 EXAMPLES = """
 Examples:

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from stepspec.evals.command_line import wait
+from stepspec.evals.command_line import stderr, stdout, wait
 from stepspec.evals.flags import SERVERS, Json, with_settings
 from stepspec.orchestrator.doctor import examine, render, report_json
 from stepspec.orchestrator.errors import ConfigurationError
@@ -21,7 +21,7 @@ from stepspec.prompts import load, replacing
 
 from .. import policies
 from ..api import Solver
-from .terminal import print_json, stderr, stdout
+from .terminal import print_json
 
 TRACE_EXAMPLES = """
 Examples:
@@ -122,13 +122,8 @@ def list_policies(
 
 def _brief(name: str) -> dict[str, Any]:
     method = policies.METHODS.find(name)
-    return {
-        "about": method.about,
-        "paper": method.paper,
-        "options": dict(policies.defaults(name)),
-        "needs": method.needs,
-        "cost": method.cost,
-    }
+    texts = {key: getattr(method, key) for key in ("about", "paper", "needs", "cost")}
+    return {**texts, "options": dict(policies.defaults(name))}
 
 
 def _full(name: str) -> dict[str, Any]:

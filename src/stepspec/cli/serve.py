@@ -23,13 +23,12 @@ Examples:
 """
 
 
-INSECURE = "Without a key, serve a public address, and any name and page."
 THINKING = "Field of replies for the thinking: both, reasoning, reasoning_content, content, none."
 SERVICE = (
     flag("service.host", str, "The address; default 127.0.0.1."),
     flag("service.port", int, "The port; default 8765, 0 for any free one."),
     flag("service.keys", list[str], "An API key that clients must send; better set STEPSPEC_SERVICE__KEYS.", "--key"),
-    flag("service.insecure", bool, INSECURE),
+    flag("service.insecure", bool, "Without a key, serve a public address, and any name and page."),
     flag("service.cors_origins", list[str], "Origin of web pages that may use the service.", "--cors-origin"),
     flag("service.thinking", str, THINKING),
     flag("service.max_running", int, "Number of requests processed at the same time."),

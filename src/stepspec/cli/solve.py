@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import orjson
 import typer
 
-from stepspec.evals.command_line import progress_bars, wait, writable
+from stepspec.evals.command_line import progress_bars, stderr, stdout, wait, writable
 from stepspec.evals.flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Limit, with_settings
-from stepspec.evals.problems import Problem, read_problems
+from stepspec.evals.problems import Problem, read_problems, read_text
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.solution import Solution
 
 from ..api import Solver
 from .many import SolutionFile, settings_digest, solve_all
-from .terminal import RunPrinter, nested_lines, stderr, stdout, summary
+from .terminal import RunPrinter, nested_lines, summary
 
 EXAMPLES = """
 Examples:
@@ -97,7 +96,7 @@ def solve(
 
 
 def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: bool) -> None:
-    text = sys.stdin.read().strip() if problem == "-" else problem.strip()
+    text = (read_text(Path(problem)) if problem == "-" else problem).strip()
     if not text:
         raise ConfigurationError("the problem is empty")
     if os.path.isfile(text):  # False for what can be no name, where a Path raises an error
@@ -111,7 +110,9 @@ def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: b
         answer = orjson.dumps(dataclasses.asdict(solution)).decode()
     else:
         answer = solution.answer
-        _print_costs(solution)
+        stderr.print(summary(solution))
+        for line in nested_lines(solution.ledger):
+            stderr.print(line, soft_wrap=True)
     if output is None:
         stdout.out(answer, highlight=False)
     else:
@@ -150,9 +151,3 @@ async def _solve(solver: Solver, problem: str, trace: Path | None, *, quiet: boo
     async with solver:
         observe: Observer = (lambda event: None) if quiet else RunPrinter(stderr)
         return await solver.solve(problem, observe=observe, trace_to=trace)
-
-
-def _print_costs(solution: Solution) -> None:
-    stderr.print(summary(solution))
-    for line in nested_lines(solution.ledger):
-        stderr.print(line, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Shared by all commands: both output streams, running a coroutine, and how runs are printed."""
+"""Shared by all commands: how JSON and runs are printed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from stepspec.orchestrator.events import AnswerJudged, Degraded, Event, FellBack
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
-
-stdout, stderr = Console(), Console(stderr=True)
 
 
 def print_json(value: object) -> None:

@@ -71,6 +71,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if not (or .Values.keys.secretName .Values.insecure) }}
 {{- fail "nobody could be kept out: name a secret with the service's API keys in keys.secretName, or set insecure=true" }}
 {{- end }}
+{{- if regexMatch `(?m)^[^#"'\n]*\b(api_key|keys?)\s*=` .Values.config }}
+{{- fail "everybody who reads the ConfigMap would see a key in config: name its secret in keys, apiKey or envFromSecret" }}
+{{- end }}
 {{- if and .Values.autoscaling.enabled .Values.keda.enabled }}
 {{- fail "two would scale the same pods: enable autoscaling or keda, not both" }}
 {{- end }}

@@ -76,7 +76,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": "hi"}, "messages", "list"),
     ({"messages": [TURN, {"role": "assistant", "content": "2"}]}, "messages", "the last message is the assistant's"),
     ({"messages": [{"role": "robot", "content": "2"}]}, "messages[0].role", "'user'"),
-    ({"messages": [{"role": "function", "content": "2"}]}, "messages[0].role", "'tool'"),
     ({"messages": [{"role": "tool", "content": "2"}]}, "messages[0]", "has a tool_call_id"),
     ({"messages": [{**TURN, "tool_call_id": "c"}]}, "messages[0].tool_call_id", "the id of the call"),
     ({"messages": [TURN, {"role": "tool", "content": "2", "tool_call_id": "c"}]}, "messages", "no message before it"),
@@ -88,7 +87,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{**TURN, "contents": ""}]}, "messages[0].contents", "/openapi.json lists all"),
     ({"temperatures": 1}, "temperatures", "did you mean 'temperature'"),
     ({"temperature": 3}, "temperature", "less than or equal to 2"),
-    ({"n": 0}, "n", "greater than"),
     ({"n": 5}, "n", "at most 4"),
     ({"seed": 1.5}, "seed", "integer"),
     ({"max_tokens": 1}, "max_tokens", "no room to think"),
@@ -128,7 +126,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 400, "stepspec": {"budget": {"tokens": 300}}}, "stepspec.budget.tokens", "max_tokens is 400"),
     ({"max_tokens": 5000, "stepspec": {"budget": {"answer": 1000}}}, "stepspec.budget.answer", "leave none of 1000"),
     ({"stepspec": {"ahead": -1}}, "stepspec.ahead", "greater than or equal to 0"),
-    ({"stepspec": {"budget": {"tokens": 9, "answer": 9}}}, "stepspec.budget.answer", "leave none"),
     ({"stepspec": {"thinking": "loud"}}, "stepspec.thinking", "'both'"),
 ]
 

@@ -21,6 +21,7 @@ async def test_the_list_names_methods_and_models() -> None:
         listed = (await served.get("/v1/models")).json["data"]
         one = (await served.get("/v1/models/auto")).json
         spelt = (await served.get("/v1/models/small:tiny")).json
+        assert "(did you mean '/v1/models'?)" in (await served.get("/models")).error["message"]
     names = [entry["id"] for entry in listed]
     assert names[0] == "auto"
     assert {"specreason", "bild", "large", "small", "tiny", "huge"} <= set(names)
