@@ -25,7 +25,7 @@ async def background(*coroutines: Coroutine[Any, Any, T]) -> AsyncGenerator[tupl
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks)
+            await to_the_end(asyncio.wait(tasks))
 
 
 @asynccontextmanager

@@ -26,6 +26,7 @@ from .repetition import OBSTACLES, obstacle
 T = TypeVar("T")
 Pending: TypeAlias = tuple[int, Step, asyncio.Task[Verdict]] | BaseException
 """The index of a draft, the draft, and its verdict; or what ended the drafting."""
+AGAIN = 0.125  # seconds after which tasks that go on are cancelled again
 UNWRITTEN = Step("", "small", "delimiter")  # in the place of the draft of which a hedge knows nothing
 
 
@@ -61,8 +62,7 @@ class LookaheadControl:
 
     def hedges(self, draft: Step) -> bool:
         """Whether the repair of *draft* starts before its verdict."""
-        hedging = self.hedging
-        return hedging > 0 and draft.author == "small" and bool(draft.tokens) and confidence(draft) <= hedging
+        return draft.author == "small" and 0 < confidence(draft) <= self.hedging
 
 
 def confidence(step: Step) -> float:
@@ -127,7 +127,8 @@ class Lookahead:
 
     async def _close(self) -> None:
         self._cancel()
-        await asyncio.wait(self._tasks)
+        while (await asyncio.wait(self._tasks, timeout=AGAIN))[1]:
+            self._cancel()  # Where a deadline of its own cancelled a task just then, it has gone on.
         await (self._closing or self._kept_open.aclose())
         for task in self._tasks:
             if not task.cancelled():
@@ -173,8 +174,7 @@ class Lookahead:
                 REQUEST.set(self._context("draft", index))
                 draft = await self._policy.draft(chain)
                 self._observe(Drafted(index, draft))
-                verifying = self._verify(index, chain, draft, prepared)
-                judging = self._start(verifying, self._context("verify", index))
+                judging = self._start(self._verify(index, chain, draft, prepared), self._context("verify", index))
                 self._pending.put_nowait((index, draft, judging))
                 chain = chain.extend(draft)
             raise EOFError("nothing is left to draft: the chain is over or its budget spent")
@@ -200,7 +200,8 @@ class Lookahead:
         if prepared is None and self._control.hedges(draft) and not _flaw(self._policy, chain, draft):
             self._hedge(index, chain)
         verdict = await judge(self._policy, chain, draft, prepared)
-        if isinstance(verdict, Accept) and index in self._early_repairs:
+        useless = isinstance(verdict, Accept) or (prepared is None and verdict.reason in OBSTACLES)  # see `again`
+        if useless and index in self._early_repairs:
             self._early_repairs.pop(index).cancel()
         self._observe(Judged(index, draft, verdict))
         return verdict

@@ -403,17 +403,19 @@ class Nested:
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
         """Write the next step as `Model.write` says, or the answer, by the model that the pair's policy lets answer."""
+        alone = self._alone  # which another write may change meanwhile
         with self._failing():
             try:
-                if not (self._alone or chain.finished or chain.closed):
+                if not (alone or chain.finished or chain.closed):
                     return await self._verified(chain, options)
-                author = self.large if self._alone else self.policy(self.small, self.large).answerer
+                author = self.large if alone else self.policy(self.small, self.large).answerer
                 return await self._by(author, chain, options)
             except EndpointError as exc:
-                if self._alone or exc.role != self.small.role:
+                if alone or exc.role != self.small.role:
                     raise
+                if not self._alone:
+                    self.observe(Degraded(self.role, str(exc), f"{self.role}.{self.small.role}"))
                 self._alone = True
-                self.observe(Degraded(self.role, str(exc), f"{self.role}.{self.small.role}"))
             return await self._by(self.large, chain, options)
 
     async def branch(
@@ -435,8 +437,7 @@ class Nested:
 
     async def _verified(self, chain: Chain, options: WriteOptions) -> Step:
         """Let the pair's policy write pieces until they have a whole step."""
-        limit, top = options.get("limit", DEFAULT_LIMIT), options.get("top", 0)
-        opening = options.get("opening", "")
+        limit, top, opening = options.get("limit", DEFAULT_LIMIT), options.get("top", 0), options.get("opening", "")
         inner = partial(InnerModel, left=self.left, limit=limit, top=top, opening=opening, begins=len(chain.text))
 
         def build(begun: Sequence[Token]) -> StepBuilder:
@@ -462,6 +463,8 @@ class Nested:
 
     async def _by(self, author: Model, chain: Chain, options: WriteOptions) -> Step:
         """Let *author*, one of the two models, write without the other."""
+        if until := options.get("until"):
+            options = {**options, "until": lambda partial: until(self._ours(partial))}
         return self._ours(await author.write(self._inside(chain), **options))
 
     def _inside(self, chain: Chain) -> Chain:

@@ -119,6 +119,7 @@ class Health:
 
     async def start(self, *, optional: bool) -> None:
         """Connect to all servers and begin to probe those that are down. Raise unless one is up or none has to be."""
+        self.stopped = False
         try:
             entered = await asyncio.gather(*map(self._connect, self.replicas), return_exceptions=True)
             for replica, exc in zip(self.replicas, entered, strict=True):
@@ -137,6 +138,7 @@ class Health:
 
     async def stop(self) -> None:
         await self._probing.aclose()
+        self.stopped = True
         for each in self.replicas:  # a run that goes on would wait for ever for a probe
             each.breaker.open(EndpointUnavailable("the solver is closed", role=self.role, url=each.url))
         await self._exit.aclose()

@@ -40,9 +40,8 @@ def in_order(urls: Iterable[str], session: str) -> list[str]:
     """
     Return *urls* in the order in which *session* prefers them.
 
-    This is rendezvous hashing (Thaler and Ravishankar, 1998): no table of sessions has to be kept, bounded or shared
-    among processes. A server that is lost moves its own sessions only, and they return when it does; one that is added
-    takes an equal share from each of the others.
+    This is rendezvous hashing (Thaler and Ravishankar, 1998), which needs no table of sessions. A server that is lost
+    moves its own sessions only, and they return when it does.
     """
     return sorted(urls, key=lambda url: blake2b(f"{session}\n{url}".encode(), digest_size=8).digest(), reverse=True)
 
@@ -66,7 +65,7 @@ async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.
         probed = [each for each in left if each.breaker.state == "half-open"]
         remaining = None if probed else until - loop.time()
         over = remaining is not None and remaining <= 0
-        if not left or (over and last):
+        if not left or (over and last) or health.stopped:
             raise health.none_left()
         timeout, enough = (None, asyncio.ALL_COMPLETED) if over else (remaining, asyncio.FIRST_COMPLETED)
         async with background(*(each.breaker.changed.wait() for each in probed or left)) as tasks:
@@ -182,9 +181,7 @@ class ReplicatedModel:
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
-        return await self._placement.call(
-            lambda endpoint: self._model(endpoint).ask(chain, question, choices, opening=opening)
-        )
+        return await self._placement.call(lambda end: self._model(end).ask(chain, question, choices, opening=opening))
 
     def _model(self, endpoint: VllmEndpoint) -> Model:
         url = endpoint.settings.url
@@ -345,6 +342,4 @@ class ReplicatedEndpoint:
         """Make the model of one run, as `VllmEndpoint.model` does; a run that is over calls `ReplicatedModel.leave`."""
         clock = or_now(clock)
         placement = Placement(self.health, observe, self.patience)
-        return ReplicatedModel(
-            placement, lambda endpoint: endpoint.model(sampling, observe=observe, clock=clock, format=format)
-        )
+        return ReplicatedModel(placement, lambda end: end.model(sampling, observe=observe, clock=clock, format=format))

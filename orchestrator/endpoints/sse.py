@@ -169,10 +169,12 @@ class Events:
             self._timer.cancel()
         with suppress(*BROKEN, TimeoutError):
             async with asyncio.timeout(CLOSING):
-                if self._done:
-                    async for _ in self._pieces:
-                        pass
-                await asyncio.shield(self._close())
+                try:
+                    if self._done:
+                        async for _ in self._pieces:
+                            pass
+                finally:
+                    await asyncio.shield(self._close())
 
     def _close(self) -> asyncio.Future[None]:
         self._closing = self._closing or asyncio.ensure_future(self._release())
@@ -212,10 +214,7 @@ class Events:
         if self._loop.time() < due:
             self._timer = self._loop.call_at(due, self._watch)
             return
-        between, total = self._deadlines.between, self._deadlines.total
-        self._late = (
-            f"not finished after {total:g} s (deadlines.total)"
-            if due == self._ends
-            else f"no token for {between:g} s (deadlines.between)"
-        )
+        self._late = f"no token for {self._deadlines.between:g} s (deadlines.between)"
+        if due == self._ends:
+            self._late = f"not finished after {self._deadlines.total:g} s (deadlines.total)"
         self._close()

@@ -41,9 +41,14 @@ def test_background_tasks_end_with_the_block_however_it_ends_and_may_fail_themse
             assert await one == 1.0
         with pytest.raises(LookupError):
             await block()
+        cancelled = asyncio.create_task(block())
+        for _ in range(2):
+            await asyncio.sleep(0.25)
+            cancelled.cancel()
+        await asyncio.wait([cancelled])
 
-    assert run(main())[1] == 2.5 + 2.5
-    assert log == ["3 cancelled", "9 cancelled", "3 cancelled"]
+    assert run(main())[1] == 2.5 + 2.5 + 0.75
+    assert sorted(log) == ["1 cancelled", *["3 cancelled"] * 3, "9 cancelled"]
 
 
 def test_all_run_concurrently_and_return_in_order() -> None:

@@ -14,7 +14,7 @@ from stepspec.orchestrator.reason import End
 from stepspec.policies import Guarded, Solo, SpecReason
 
 from ..fakes import Previous, ScriptedModel, counting, run, saying
-from .arms import PROBLEM, Keeping
+from .arms import PROBLEM, Keeping, working
 
 pytestmark = pytest.mark.parametrize("ahead", [0, 2])
 
@@ -94,8 +94,11 @@ def test_a_repair_in_a_loop_is_another_request_than_its_draft(ahead: int) -> Non
             return await super().write(chain, **options)
 
     large = Noting("large", saying(*[f"{LONG}\n\n"] * 9, f"Last.\n{THINK_END}"))
-    run(reason(Guarded(Solo(large)), PROBLEM, ahead=ahead))
-    assert {(context.purpose, context.again) for context in contexts} == {("draft", False), ("repair", True)}
+    for policy, hedge in ((Guarded(Solo(large)), 0.0), (SpecReason(large, large), 1.0)):
+        contexts.clear()
+        run(reason(policy, PROBLEM, ahead=working(ahead, hedge)))
+        found = {(context.purpose, context.again) for context in contexts} - {("hedge", False)}
+        assert found == {("draft", False), ("repair", True)}
     chain, sampling = Chain.of("Why?"), Sampling(seed=7)
     plain, again = (sampling.seed_for("large", "write", chain, again=again) for again in (False, True))
     assert plain == sampling.seed_for("large", "write", chain) != again

@@ -467,9 +467,11 @@ async def test_a_probe_of_a_busy_server_has_no_less_than_one_of_an_idle_server()
         assert (await endpoint.model().write(PROBLEM)).text
 
 
+@pytest.mark.parametrize("patience", [0.0, 1800.0])
 @jumping
-async def test_a_call_after_the_end_fails_at_once_and_a_solver_may_begin_again() -> None:
+async def test_a_call_after_the_end_fails_at_once_and_a_solver_may_begin_again(patience: float) -> None:
     endpoint = replicated(server(A))
+    endpoint.patience = patience
     for _ in range(2):
         async with endpoint:
             model = endpoint.model()

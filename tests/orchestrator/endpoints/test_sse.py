@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
@@ -30,6 +31,23 @@ async def test_events_are_found_however_the_bytes_arrive(size: int) -> None:
     read = [event async for event in _all(stream)]
     await stream.close()
     assert read == [b"{1}", b"{2}", b"{3}"]
+
+
+async def test_a_response_that_goes_on_after_the_end_of_its_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "CLOSING", 0.01)
+    released = list[bool]()
+
+    async def content() -> AsyncGenerator[bytes]:
+        yield b"data: [DONE]\n\n"
+        await asyncio.sleep(9)
+
+    async def release() -> None:
+        released.append(True)
+
+    stream = Events(Call("small", "http://host", "write"), content(), release, Deadlines(), ends=float("inf"))
+    await stream.prime()
+    await stream.close()
+    assert released
 
 
 async def test_a_stream_that_breaks_off_is_a_failure() -> None:

@@ -365,8 +365,8 @@ def test_an_opening_of_the_answer_is_written_once() -> None:
             return await super().write(chain, **wanted)
 
     pair = replace(made.pair, large=Opened("large", counting("large", 3)))
-    run(pair.write(PROBLEM.extend(LAST), opening="So"))
-    assert openings == ["So"]
+    written, _ = run(pair.write(PROBLEM.extend(LAST), opening="So", until=lambda partial: partial.author != "small"))
+    assert (openings, written.stop != "until") == (["So"], True)  # a partial answer is the pair's too
 
 
 def test_the_pieces_of_a_step_are_read_and_cut_by_their_authors() -> None:
