@@ -131,7 +131,8 @@ class Step:
         return "".join(self.text.split()).casefold()
 
     def cut(self, keep: int) -> Step:
-        """Keep the first *keep* characters: whole tokens with their ids, and the part of a last token as text."""
+        """Keep *keep* characters, without the end of the thinking: tokens with their ids, a part of one as text."""
+        keep = min(keep, len(self.reasoning))
         tokens: list[Token] = []
         left = keep
         for token in self.tokens:

@@ -80,8 +80,8 @@ async def reason(
                     observe(Chosen(len(chain.steps), chosen.step))
                     commit(chosen.step, chosen.score)
                     continue
-                if verdict.keep:
-                    commit(draft.cut(verdict.keep), verdict.score)
+                if (kept := draft.cut(verdict.keep)).text:
+                    commit(kept, verdict.score)
                     if end := ended():
                         return end
                 repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)

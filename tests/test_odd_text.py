@@ -19,7 +19,7 @@ from stepspec import Solution, Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 
-from .stand_in import IM_START, THINK, THINK_END, FakeVllm
+from .stand_in import IM_END, IM_START, THINK, THINK_END, FakeVllm
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 
@@ -72,13 +72,11 @@ THINKING = {
     "three equal rows": ("0\n\n",) * 3 + ("Done.",),
     "two rows in turn": ("0\n\n", "1\n\n") * 4 + ("Done.",),
     "many equal rows": ("0 0 0\n\n",) * 12 + ("Done.",),
-    "an exclamation": ("Wait.\n\n", "Hmm.\n\n", "Wait.\n\n", "Hmm.\n\n", "Wait.\n\n", "Done."),
     "a no-break space": ("A.\n\n", "\u00a0", "\n\n", "B."),
     "a zero-width space": ("A.\n\n", "\u200b", "\n\n", "B."),
     "carriage returns": ("A.\r\n", "\r\n", "B.\r\n\r\n", "C."),
     "the mark, spelt": ("The tag ", *TYPED, " closes it.\n\n", "B."),
     "the mark, spelt at the end of a step": ("Use ", *TYPED, "\n\n", "B."),
-    "an opening": ("A <think> in it.\n\n", "B."),
     "broken characters": (f"A {HALF}", "\n\n", HALF, HALF, " B."),
     "a broken character at the end of a step": ("A.\n\n", HALF),
     "broken characters alone": (HALF, HALF, HALF),
@@ -86,7 +84,6 @@ THINKING = {
     "a table": ("| a |\n|-|\n| 1 |\n\n", "| 2 |\n\n", "So."),
 }
 ANSWERS = {
-    "the mark": ("Write ", THINK_END, " to close it. It is \\boxed{2}."),
     "the mark, spelt": ("Write ", *TYPED, " to close it."),
     "the mark twice": ("It is ", THINK_END, " or ", THINK_END, " 2."),
     "the mark at the end": ("2", THINK_END),
@@ -94,7 +91,6 @@ ANSWERS = {
     "a second block": ("2\n\n", "<think>", "Hmm.\n\n", THINK_END, "\n\n3"),
     "the mark as a paragraph": ("One.\n\n", THINK_END, "\n\n", "Two."),
     "three equal rows": ("0\n\n", "0\n\n", "0\n\n", "done"),
-    "a matrix": ("0 & 0 & 0 \\\\\n",) * 3 + ("\n\n", "So."),
     "a no-break space": ("One.\n\n", "\u00a0", "\n\n", "Two."),
     "blank paragraphs": ("One.", "\n\n", "\n\n", "\n\n", "Two."),
     "a broken character": ("One ", HALF, " two", HALF),
@@ -124,6 +120,17 @@ async def test_only_a_mark_that_is_repeated_at_once_is_left_out() -> None:
     scripts = {name: ("So.", THINK_END, *each, "\n\n2 ", THINK_END, ".") for name, each in repeats.items()}
     for case, solution in (await solved(scripts, ("large", "specreason"))).items():
         assert solution.text == f"2 {THINK_END}.", case
+
+
+async def test_a_verdict_cuts_no_closing_mark_of_several_tokens() -> None:
+    kinds: dict[str, Any] = {"special": (IM_START, IM_END, THINK), "rivals": ("x", "y")}
+    kinds["script"] = ("So.\n\n", *TYPED, "\n\n", "2")
+    small, large = Writer(**kinds), Writer(**kinds, unlikely=frozenset("k"))
+    small._ids = large._ids  # pyright: ignore[reportPrivateUsage]
+    async with small.serve("small") as s, large.serve("large") as other, Solver(s, other, sampling=GREEDY) as solver:
+        solution = await solver.solve("Hi", policy="reading", options={"words": 0.1}, auto=False, budget=Budget(4000))
+    assert (solution.thinking, solution.text) == (f"So.\n\n{THINK_END}", "2")
+    assert [step.fate for step in solution.steps].count("rejected") == 1
 
 
 @dataclass

@@ -305,8 +305,8 @@ class TokenStream:
 
     Without log-probabilities an event of several tokens does not tell their single spellings. It is divided by the
     *spellings* of tokens that arrived alone, by their ids, to which those of this stream are added, and for the others
-    by what *spell* returns. If these do not join to its text, the last token has all of it, and no id if it may be the
-    first half of a character.
+    by what *spell* returns. If these do not join to its text, the last token of those that do not has the text of all,
+    and no id if it, or the last one of the event before, may be the first half of a character.
     """
 
     def __init__(
@@ -323,6 +323,7 @@ class TokenStream:
         self._closing, self._spellings, self._spell = closing, spellings, spell
         self._tokens: deque[Token] = deque()
         self._ended: Stop | None = None
+        self._halved = False  # the last token has no id, as it may be the first half of a character
 
     async def take(self) -> Token | Stop:
         """Wait for the next token, or for the reason of the end."""
@@ -351,17 +352,22 @@ class TokenStream:
 
     async def _divided(self, tokens: Sequence[Token]) -> Sequence[Token]:
         """Divide the text of the last of *tokens* among all of them, if their spellings are known."""
-        if len(tokens) == 1:
+        if not self._halved and len(tokens) == 1:
             self._spellings[tokens[0].id] = tokens[0].text
-        if len(tokens) < 2:
+        if not tokens or (not self._halved and len(tokens) == 1):
             return tokens
-        unknown = [token.id for token in tokens if token.id not in self._spellings]
+        unknown = [token.id for token in tokens if self._halved or token.id not in self._spellings]
         fetched = await self._spell(unknown) if unknown else dict[int, str]()
-        pieces = [self._spellings.get(token.id, fetched.get(token.id, "")) for token in tokens]
-        *others, last = tokens
-        if "".join(pieces) != last.text:
-            whole = pieces[-1] and last.text.endswith(pieces[-1])
-            return tokens if whole else [*others, replace(last, id=-1)]
+        pieces = [fetched.get(token.id, self._spellings.get(token.id, "")) for token in tokens]
+        text, halved, self._halved = tokens[-1].text, self._halved, False
+        if "".join(pieces) != text:
+            places = range(1, len(tokens) if pieces[-1] else 0)
+            known_from = next((at for at in places if text.endswith("".join(pieces[at:]))), 0)
+            self._halved = not known_from
+            last = (known_from or len(tokens)) - 1
+            pieces[: last + 1] = [*[""] * last, text.removesuffix("".join(pieces[last + 1 :]))]
+            if halved or self._halved:
+                tokens = [*tokens[:last], replace(tokens[last], id=-1), *tokens[last + 1 :]]
         return [replace(token, text=piece) for token, piece in zip(tokens, pieces, strict=True)]
 
 

@@ -67,9 +67,9 @@ class VllmModel:
         and they take vLLM a tenth of the time of a token. Only of a server that speculates on tokens, and so sends
         several in one event, they are requested: their spellings tell where a step ends.
 
-        Raise `ContextTooLong` if the chain leaves no room for a token, `ConfigurationError` for too large a *top*.
+        Raise `ContextTooLong` if the chain leaves no room for a token.
         """
-        sampling = self._sampling.telling(_checked(top))
+        sampling = self._sampling.telling(top)
         stack = None if sampling.repeats else KEPT_OPEN.get()
         ends = step_ends(chain, stop)
         begun = await self._endpoint.encoder.spelt(opening)
@@ -183,9 +183,9 @@ class VllmModel:
         Read *spans* as `Model.score` says.
 
         The server reads the whole chain again, prefix cache or not, unless the endpoint allows `suffix_scoring`. Raise
-        `ConfigurationError` for too large a *top*, and if the server refuses to score a suffix.
+        `ConfigurationError` if it refuses to score a suffix.
         """
-        encoder, top = self._endpoint.encoder, _checked(top)
+        encoder = self._endpoint.encoder
         before = await self._chain_ids(chain)
         closing = (await encoder.markers(chain)).closing if await encoder.thinking(chain) else ""
         encoded = [(span, await encoder.encode(span, closing=closing)) for span in spans]
@@ -378,13 +378,3 @@ def without_partial_character(chain: Chain) -> Chain:
     if not text.endswith(vllm_protocol.REPLACEMENT):
         return chain
     return replace(chain, steps=beginning(chain.steps, len(text.rstrip(vllm_protocol.REPLACEMENT))))
-
-
-def _checked(top: int) -> int:
-    """Return *top*. Raise `ConfigurationError` if no server reports that many tokens of a position."""
-    if 0 <= top <= vllm_protocol.MAX_LOGPROBS:
-        return top
-    raise ConfigurationError(
-        f"top={top}: a server reports 0 to {vllm_protocol.MAX_LOGPROBS} tokens of a position, unless its "
-        "--max-logprobs allows more"
-    )

@@ -62,6 +62,7 @@ TOO_LONG = re.compile(
     "max_model_len|maximum model length|context (length|window)|context_length_exceeded|(prompt|input) is too long",
     re.IGNORECASE,
 )
+MOST_LOGPROBS = "greater than max allowed"  # the complaint of vLLM about log-probabilities
 NO_TEMPLATE = "must provide a chat template"  # the complaint of vLLM, in words of transformers
 TEMPLATE_CURE = (
     "the model has no chat template: start vLLM with --chat-template FILE, or serve a model that was trained on "
@@ -140,6 +141,8 @@ def _http_error(call: Call, status: int, message: str, path: str) -> EndpointErr
         return call.error(EndpointUnavailable, f"HTTP {status}: {message}")
     if TOO_LONG.search(message):
         return call.error(ContextTooLong, message)
+    if MOST_LOGPROBS in message:
+        message += "; start vLLM with a larger --max-logprobs (by default 20), or choose another method"
     if NO_TEMPLATE in message:
         return call.error(EndpointRejected, TEMPLATE_CURE)
     return call.error(EndpointRejected, f"HTTP {status}: {message}")

@@ -69,6 +69,7 @@ def test_a_cut_keeps_whole_tokens_with_their_ids_and_the_text_of_a_part() -> Non
     assert within.tokens == (Token("So", -0.5, 1, 0), Token(" i", -0.5, 1, -1))
     assert (within.author, within.vocabulary) == ("small", "words")
     assert Step("So it is.", "large").cut(5) == Step("So it", "large", "length")
+    assert Step("So.\n</think>", "large", "end").cut(7) == Step("So.\n", "large", "length")
 
 
 @given(words=WORDS, keep=st.integers(0, 40))

@@ -119,12 +119,15 @@ async def test_a_mark_whose_text_came_with_a_later_token_is_read_ahead_whole(mee
         assert (await met.model.write(chain)).text == f"Done{THINK_END}"
 
 
-async def test_a_character_that_two_events_share_is_sent_back_whole(meet: Meet) -> None:
-    server = FakeVllm(("So", " ", b"\xf0\x9f", b"\x99\x82", ".\n\n", "B", THINK_END), chunk=3)
+@pytest.mark.parametrize("begins", [("So", " "), (" ",)])
+async def test_characters_that_two_events_share_are_sent_back_whole(meet: Meet, begins: tuple[str, ...]) -> None:
+    halves, chunk = (b"\xf0\x9f", b"\x99\x82"), len(begins) + 1
+    server = FakeVllm((*begins, *halves, *halves, " on", ".", "\n\n", "B", THINK_END), chunk=chunk)
+    first = f"{''.join(begins)}\U0001f642\U0001f642 on.\n\n"
     async with meet(server, role="large") as met, kept_open():
-        assert [step.text for step in await steps(met.model, PROBLEM)] == ["So \U0001f642.\n\n", f"B{THINK_END}"]
-    last = [body["prompt"] for _, body in server.requests if body.get("stream")][-1]
-    assert server.decode(last).endswith("So \U0001f642.\n\n")
+        step, end = await steps(met.model, PROBLEM)
+        assert (step.text, end.text) == (first, f"B{THINK_END}")
+        assert server.decode(await met.endpoint.encoder.chain(PROBLEM.extend(step))).endswith(first)
 
 
 async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> None:

@@ -193,6 +193,7 @@ def test_the_usage_is_in_the_last_chunk() -> None:
         (404, b'{"detail": "Not Found"}', EndpointRejected, "Not Found; is a vLLM server"),
         (400, b'{"error": {"message": "top_p"}}', EndpointRejected, "HTTP 400: top_p"),
         (400, b'{"error": {"message": "maximum context length is 2048"}}', ContextTooLong, "2048"),
+        (400, b'{"message": "9 is greater than max allowed: 5"}', EndpointRejected, "--max-logprobs"),
         (429, b'{"message": "slow down"}', EndpointUnavailable, "slow down"),
         (502, b"<html>bad gateway</html>", EndpointUnavailable, "bad gateway; wait until the server is ready"),
         (503, b"<html><title>503 Busy</title></html>", EndpointUnavailable, "HTTP 503: 503 Busy; wait"),

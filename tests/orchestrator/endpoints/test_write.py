@@ -8,7 +8,7 @@ import pytest
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
 from stepspec.orchestrator.endpoints import Sampling
-from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
+from stepspec.orchestrator.errors import ContextTooLong
 
 from ...stand_in import ROOM, THINK, FakeVllm
 from .conftest import Meet
@@ -239,15 +239,3 @@ async def test_scored_tokens_have_alternatives_with_ids(meet: Meet) -> None:
     assert all(token.top[0].logprob >= token.logprob for token in tokens)
     assert top_texts(plain) == [[], []]
     assert [body["prompt_logprobs"] for path, body in server.requests if path == "/v1/completions"] == [2, 0]
-
-
-@pytest.mark.parametrize("top", [-1, 21])
-async def test_more_alternatives_than_a_server_returns_are_refused(meet: Meet, top: int) -> None:
-    server = FakeVllm(LETTERS)
-    async with meet(server) as met:
-        before = len(server.requests)
-        with pytest.raises(ConfigurationError, match=f"top={top}: .* 20 tokens .*--max-logprobs"):
-            await met.model.write(PROBLEM, top=top)
-        with pytest.raises(ConfigurationError, match="--max-logprobs"):
-            await met.model.score(PROBLEM, "ab", top=top)
-    assert len(server.requests) == before
