@@ -397,8 +397,8 @@ def completion_body(model: str, prompt: Prompts, sampling: Sampling, limit: int)
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
         "repetition_penalty": sampling.repetition_penalty,
         "skip_special_tokens": False,
     }
