@@ -240,6 +240,14 @@ def parse_object(call: Call, body: bytes) -> Reply:
     return cast("Reply", reply)
 
 
+def object_in(body: bytes) -> Reply:
+    """Parse a JSON object; empty for anything else."""
+    try:
+        return _object(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return {}
+
+
 @contextmanager
 def reading(call: Call, wanted: str, reply: object) -> Generator[None]:
     """Raise `MalformedReply` if the block finds no *wanted* in *reply*, as vLLM sends it."""
