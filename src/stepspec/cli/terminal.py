@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 
-import orjson
 from rich.console import Console
 from rich.text import Text
 
@@ -16,11 +14,6 @@ from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
 
 stdout, stderr = Console(), Console(stderr=True)
-
-
-def print_json(value: object) -> None:
-    sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
-    sys.stdout.flush()
 
 
 VERIFIED = {True: ", verified", False: ", NOT verified", None: ""}
