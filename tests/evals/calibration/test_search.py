@@ -9,10 +9,11 @@ import pytest
 
 from lab.calibration_simulation import SEARCH_KINDS, missed
 from lab.calibration_simulation import search as simulate_search
+from stepspec.evals.calibration.policy_file import find_threshold
 from stepspec.evals.calibration.risk_bound import LossTest, Paired
 from stepspec.evals.calibration.search import AttemptEnd, CalibrationResult, CalibrationRun, RunStore, search
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.policies import METHODS, THRESHOLDS, Threshold
+from stepspec.policies import METHODS, Threshold
 
 from ...fakes import run
 
@@ -125,9 +126,9 @@ def test_the_level_is_that_of_all_attempts_together(kind: str) -> None:
     assert missed([], [simulate_search(kind, 60, 0.1, 25, attempts=3)]) == []
 
 
-@pytest.mark.parametrize("policy", THRESHOLDS)
+@pytest.mark.parametrize("policy", [name for name, method in METHODS.items() if method.threshold])
 def test_every_knob_is_an_option_of_its_policy(policy: str) -> None:
-    knob = THRESHOLDS[policy]
+    knob = find_threshold(policy)
     assert knob.option in METHODS[policy].options
     assert len(set(knob.values)) == len(knob.values)
     assert list(knob.values) in (sorted(knob.values), sorted(knob.values, reverse=True))
