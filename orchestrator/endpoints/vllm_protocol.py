@@ -275,16 +275,13 @@ class EncodedPrompt:
 
     @classmethod
     def of(cls, ids: Sequence[int]) -> EncodedPrompt:
-        """Encode *ids*."""
         return cls(len(ids), orjson.dumps(ids)[1:-1])
 
     @classmethod
     def joined(cls, parts: Sequence[EncodedPrompt]) -> EncodedPrompt:
-        """Put *parts* together."""
         return cls(sum([part.count for part in parts]), b",".join([part.json for part in parts if part.count]))
 
     def plus(self, ids: Sequence[int]) -> EncodedPrompt:
-        """Append *ids*."""
         return EncodedPrompt.joined((self, EncodedPrompt.of(ids))) if ids else self
 
     def __len__(self) -> int:
