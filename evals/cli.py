@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -10,7 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
-import orjson
 import typer
 from rich.console import Console
 
@@ -24,7 +22,7 @@ from stepspec.settings import Settings
 from . import provenance
 from .arms import LARGE, PLAIN, SMALL
 from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
-from .command_line import RESUMABLE, only_without_testbed, stderr, stdout, wait
+from .command_line import RESUMABLE, only_without_testbed, print_json, stderr, stdout, wait
 from .evaluation import Evaluation, evaluate
 from .flags import (
     BUDGET,
@@ -355,7 +353,7 @@ def _put(
 
 def _show(summaries: list[ArmSummary], baseline: str, *, as_json: bool) -> None:
     if as_json:
-        sys.stdout.buffer.write(orjson.dumps([asdict(summary) for summary in summaries]) + b"\n")
+        print_json([asdict(summary) for summary in summaries])
         return
     wide = Console(width=max(stdout.width, WIDTH), markup=False)  # so that no cell is cut off
     wide.print(table(summaries, baseline))

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TextIO, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
+import orjson
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -189,6 +190,11 @@ def logging_to_stderr() -> Generator[None]:
         log.removeHandler(handler)
         for each, level in zip((log, waiting), levels, strict=True):
             each.setLevel(level)
+
+
+def print_json(value: object) -> None:
+    sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
+    sys.stdout.flush()
 
 
 def numbers(flag: str, text: str, kind: Callable[[str], Any], *, positive: bool = True) -> list[Any]:

@@ -121,5 +121,4 @@ def _unused(id: str, taken: dict[str, Problem]) -> str:
 
 
 def text_digest(text: str) -> str:
-    """A hash of *text*."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
@@ -21,15 +21,14 @@ from stepspec import prompts
 from stepspec.api import Solver
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.client import Connection
-from stepspec.orchestrator.endpoints.vllm_protocol import METRICS, MODELS, VERSION
+from stepspec.orchestrator.endpoints.metrics import cache_labels
+from stepspec.orchestrator.endpoints.vllm_protocol import METRICS, MODELS, VERSION, object_in
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.nesting import leaves
 
 from .sample import Task
 
 LIBRARIES = ("stepspec", "openai", "aiohttp", "pydantic", "math-verify", "latex2sympy2_extended", "sympy", "datasets")
-CONFIGURED = re.compile(r'\b(\w+)="([^"]*)"')
-FLAGS = "vllm:cache_config_info{"  # the metric that has vLLM's settings as labels
 KEY = re.compile(r"--[a-z-]*key")  # a flag with an API key
 SECONDS = 10.0  # for one request or one git command
 
@@ -116,13 +115,12 @@ async def _server(settings: Endpoint) -> dict[str, Any]:
         version, models, metrics = [await _fetch(connection, path) for path in (VERSION, MODELS, METRICS)]
     finally:
         await connection.close()
-    lines = metrics.decode(errors="replace").splitlines()
     return {
         "role": settings.role,
         "url": settings.url,
-        "version": _json(version).get("version"),
-        "models": _json(models).get("data"),
-        "cache": dict(CONFIGURED.findall(next((line for line in lines if line.startswith(FLAGS)), ""))),
+        "version": object_in(version).get("version"),
+        "models": object_in(models).get("data"),
+        "cache": next(cache_labels(metrics), dict[str, str]()),
     }
 
 
@@ -132,11 +130,3 @@ async def _fetch(connection: Connection, path: str) -> bytes:
             return await connection.get(connection.call("describe"), path, retries=0)
     except (EndpointError, TimeoutError):
         return b""
-
-
-def _json(body: bytes) -> dict[str, Any]:
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -278,7 +278,6 @@ class _Head:
         self._place = host.strip("[]"), int(port)
 
     async def listens(self) -> None:
-        """Wait until it listens."""
         while not await _listens(*self._place):  # noqa: ASYNC110  # another process, which sets no event
             await asyncio.sleep(POLL)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -28,19 +27,6 @@ from .plain import PLAIN, solve_plain
 
 ByRole: TypeAlias = Mapping[Role, Acceptance]
 R = TypeVar("R", bound=RunOptions)
-
-
-async def read_acceptances(solver: Solver) -> ByRole:
-    """Read the servers' counters of drafted and accepted tokens; a role without speculation is left out."""
-    endpoints = (solver.large, solver.small)
-    acceptances = await asyncio.gather(*(endpoint.acceptance() for endpoint in endpoints))
-    pairs = zip(endpoints, acceptances, strict=True)
-    return {endpoint.role: acceptance for endpoint, acceptance in pairs if acceptance is not None}
-
-
-def acceptances_between(earlier: ByRole, later: ByRole) -> ByRole:
-    """The tokens that were drafted and accepted between two readings."""
-    return {role: acceptance - earlier.get(role, Acceptance()) for role, acceptance in later.items()}
 
 
 def sum_acceptances(readings: Iterable[ByRole]) -> ByRole:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import IO, Any, Self, cast
 
 import orjson
 from pydantic import TypeAdapter
@@ -17,6 +17,15 @@ from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 from .sample import Sample
 
 REMEDY = "choose another place with --output, or begin anew with --fresh"
+
+
+def lock(file: IO[bytes], path: Path) -> None:
+    """Lock *file*, called *path*. Close it and raise `ConfigurationError` if another process has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        file.close()
+        raise ConfigurationError(f"{path} is being written by another command: wait, or choose another") from exc
 
 
 class JsonlStore:
@@ -54,11 +63,7 @@ class JsonlStore:
             self._file = self.path.open("ab", buffering=0)  # A buffer would be written again on closing.
         except OSError as exc:
             raise ConfigurationError(f"{self.path} cannot be written ({exc.strerror}): {REMEDY}") from exc
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            self._file.close()
-            raise ConfigurationError(f"{self.path} is being written by another run: wait, or choose another") from exc
+        lock(self._file, self.path)
         try:
             self._check()  # again: the process that held the file until now may have begun it
         except ConfigurationError:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from stepspec.api import Solver
 from stepspec.evals.plan import turns
-from stepspec.evals.sample import Arm, Sample, Task, acceptances_between, derive_seed, read_acceptances, sample_once
+from stepspec.evals.sample import Arm, ByRole, Sample, Task, derive_seed, sample_once
+from stepspec.orchestrator.endpoints.metrics import Acceptance
 
 SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
 BILD = Arm.of("BiLD, steps", "bild", {"scale": "step"})
@@ -43,6 +44,19 @@ async def measure(
         for arm in turns(arms, number):
             if not done or (number, arm.name) not in done:
                 on_sample(number, await _sample((solvers or {}).get(arm.name, solver), arm, task, seed))
+
+
+async def read_acceptances(solver: Solver) -> ByRole:
+    """Read the servers' counters of drafted and accepted tokens; a role without speculation is left out."""
+    endpoints = (solver.large, solver.small)
+    acceptances = [await endpoint.acceptance() for endpoint in endpoints]
+    pairs = zip(endpoints, acceptances, strict=True)
+    return {endpoint.role: acceptance for endpoint, acceptance in pairs if acceptance is not None}
+
+
+def acceptances_between(earlier: ByRole, later: ByRole) -> ByRole:
+    """The tokens that were drafted and accepted between two readings."""
+    return {role: acceptance - earlier.get(role, Acceptance()) for role, acceptance in later.items()}
 
 
 async def _sample(solver: Solver, arm: Arm, task: Task, seed: int) -> Sample:

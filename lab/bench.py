@@ -28,7 +28,7 @@ from rich.console import Console
 from stepspec.api import Solver
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.command_line import progress_bars, script
-from stepspec.evals.results import Result, summarise
+from stepspec.evals.results import Interval, Result, summarise
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
 from stepspec.evals.testbed.servers import (
@@ -47,6 +47,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import TokenSpeculation
 
 from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL, measure
+from .tables import Sheet
 from .worlds import LONG, SHORT, SIZES, accounts, describe_pace, find_world, fresh_tasks, long_tasks
 
 THREE = Arm.of("three models", "specreason")
@@ -71,19 +72,16 @@ def markdown(results: Sequence[Result]) -> str:
     """A table with one row per arm; `small_print` explains the columns."""
     speculating: list[Role] = [role for role in ROLES if any(role in result.speculation for result in results)]
     columns = (*COLUMNS, *(f"tokens of {role}" for role in speculating))
-    rule = tuple("---" if not column else "--:" for column in columns)
-    rows = (columns, rule, *(_row(result, speculating) for result in results))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return Sheet(columns, [_row(result, speculating) for result in results]).markdown()
 
 
 def _row(r: Result, speculating: Sequence[Role]) -> tuple[str, ...]:
-    (low, high), (least, most) = r.accuracy_interval, r.ratio_interval
     return (
         r.name,
         str(r.n),
-        f"{r.accuracy:.1%} [{low:.1%}, {high:.1%}]",
+        f"{Interval(r.accuracy, *r.accuracy_interval):.1%}",
         f"{r.seconds:.2f}",
-        f"{r.ratio:.2f} [{least:.2f}, {most:.2f}]",
+        f"{Interval(r.ratio, *r.ratio_interval):.2f}",
         "" if r.ratio_to_floor is None else f"{r.ratio_to_floor:.2f}",
         f"{r.share_large_tokens:.0%}",
         "" if r.accept_rate is None else f"{r.accept_rate:.0%}",

@@ -37,6 +37,7 @@ from stepspec.evals.sample import Arm
 from stepspec.orchestrator.errors import ConfigurationError
 
 from .load import OTHERS, latency_ratio, miniature_deployment
+from .tables import Sheet
 from .worlds import SHORT, describe_pace, find_world, fresh_tasks
 
 BAR = 0.25
@@ -98,19 +99,19 @@ def compare(estimate: Estimate, blocks: int, done: dict[BlockPlace, Block]) -> I
 
 def table(comparisons: Sequence[Comparison]) -> Table:
     """A row for each comparison."""
-    rendered = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", "at once", "ahead", "predicted", "measured", "off", "seconds"):
-        rendered.add_column(column, justify="right" if column else "left")
-    for each in comparisons:
-        rendered.add_row(
+    rows = [
+        (
             each.method,
             str(each.concurrency),
             str(each.ahead),
-            *(f"{it.value:.2f} [{it.low:.2f}, {it.high:.2f}]" for it in (each.predicted, each.measured)),
+            f"{each.predicted:.2f}",
+            f"{each.measured:.2f}",
             f"{each.off:+.0%}",
             f"{each.measured_seconds:.2f}",
         )
-    return rendered
+        for each in comparisons
+    ]
+    return Sheet(("", "at once", "ahead", "predicted", "measured", "off", "seconds"), rows).table()
 
 
 async def run(

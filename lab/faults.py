@@ -26,7 +26,6 @@ import aiohttp
 import orjson
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from stepspec.evals.command_line import script
 from stepspec.orchestrator.errors import ConfigurationError
@@ -34,6 +33,7 @@ from stepspec.orchestrator.launcher.process import Child, child, reserve_port
 from tests.stand_in import COMMAND, environment
 
 from .service_program import Program, queued, serve, settled
+from .tables import Sheet
 
 EXAMPLES = """
 Examples:
@@ -446,10 +446,9 @@ async def suite(faults: Sequence[Fault], requests: int, tell: Callable[[Result],
 
 
 COLUMNS = ("fault", *FATES, "statuses", "recovered, s")
-LEFT = ("fault", "statuses")
 
 
-def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
+def sheet(results: Sequence[Result]) -> Sheet:
     """Return what became of the requests under each fault."""
     made = list[tuple[str, ...]]()
     for result in results:
@@ -463,22 +462,7 @@ def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
                 "never" if result.recovered is None else f"{result.recovered:.1f}",
             )
         )
-    return made
-
-
-def table(results: Sequence[Result]) -> Table:
-    made = Table()
-    for heading in COLUMNS:
-        made.add_column(heading, justify="left" if heading in LEFT else "right")
-    for row in rows(results):
-        made.add_row(*row)
-    return made
-
-
-def markdown(results: Sequence[Result]) -> str:
-    """Return the same table for a document."""
-    rule = ["---" if heading in LEFT else "--:" for heading in COLUMNS]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (COLUMNS, rule, *rows(results)))
+    return Sheet(COLUMNS, made)
 
 
 def main(
@@ -494,9 +478,9 @@ def main(
     chosen = [fault for fault in FAULTS if not only or fault.name in only]
     results = asyncio.run(suite(chosen, requests, lambda result: errors.print(f"tried: {result.fault.name}")))
     if as_markdown:
-        print(markdown(results))
+        print(sheet(results).markdown())
     else:
-        console.print(table(results))
+        console.print(sheet(results).table())
     complaints = [complaint for result in results for complaint in result.complaints]
     for complaint in complaints[:30]:
         console.print(complaint, style="bold red", highlight=False, markup=False)

@@ -12,7 +12,6 @@ import asyncio
 import os
 import random
 import signal
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -35,6 +34,7 @@ from stepspec.orchestrator.launcher import Served, Server, launch
 from stepspec.orchestrator.solution import Solution
 
 from .faults import free_ports
+from .tables import Sheet
 from .worlds import find_world, fresh_tasks
 
 EXAMPLES = """
@@ -161,14 +161,12 @@ async def _one(
 
 def table(found: Sequence[Killed]) -> Table:
     """Return how many solutions were the same, by the model whose server was killed."""
-    made = Table()
-    for heading in ("killed (kill -9)", "solutions", "in the middle of one", "the same, word for word"):
-        made.add_column(heading, justify="left" if heading.startswith("killed") else "right")
+    rows: list[tuple[str, ...]] = []
     for role in (*ROLES, None):
         of = [each for each in found if role in (each.role, None)]
-        counts = Counter(equal=sum(each.equal for each in of), middle=sum(each.in_use for each in of))
-        made.add_row(role or "all", str(len(of)), str(counts["middle"]), str(counts["equal"]))
-    return made
+        middle, equal = sum(each.in_use for each in of), sum(each.equal for each in of)
+        rows.append((role or "all", str(len(of)), str(middle), str(equal)))
+    return Sheet(("killed (kill -9)", "solutions", "in the middle of one", "the same, word for word"), rows).table()
 
 
 def main(

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from rich.console import Console
-from rich.table import Table
 
 from lab.crowd import TWO_LARGE, Block, BlockPlace, Deployment, Load
 from stepspec.api import Solver
@@ -20,6 +19,7 @@ from stepspec.evals.sample import Arm
 from stepspec.evals.testbed.servers import JUDGE, endpoint, running
 from stepspec.orchestrator.endpoints import GREEDY
 
+from .tables import Sheet, written
 from .worlds import with_judge
 
 OTHERS = 64  # problems that are not counted; they repeat
@@ -141,46 +141,25 @@ COLUMNS = (
 )
 
 
-def rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """A row of the table for each of the *cells*."""
-    return [
+def sheet(cells: Sequence[Cell]) -> Sheet:
+    """The *cells* of one load as a table."""
+    rows = [
         (
             cell.name,
             str(cell.n),
             str(cell.failed or ""),
-            _interval(cell.problems_per_second, 3),
+            written(cell.problems_per_second, ".3f"),
             f"{cell.tokens_per_second:.1f}",
-            *(_interval(cell.latencies[key], 2) for key in QUANTILES),
+            *(written(cell.latencies[key]) for key in QUANTILES),
             *("" if value is None else f"{value:.2f}" for value in (cell.first_step, cell.first_answer)),
-            f"{cell.accuracy.value:.0%} [{cell.accuracy.low:.0%}, {cell.accuracy.high:.0%}]",
-            *(_interval(ratio, 2) for ratio in (cell.to_large, cell.to_two_large)),
+            written(cell.accuracy, ".0%"),
+            *map(written, (cell.to_large, cell.to_two_large)),
             "" if cell.throughput_to_large is None else f"{cell.throughput_to_large:.2f}",
             ", ".join(f"{program} {share:.0%}" for program, share in cell.cpu.items()),
         )
         for cell in cells
     ]
-
-
-def _interval(interval: Interval | None, digits: int) -> str:
-    if interval is None:
-        return ""
-    return f"{interval.value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
-
-
-def table(cells: Sequence[Cell]) -> Table:
-    """The *cells* of one load as a table for the terminal."""
-    rendered = Table(box=None, padding=(0, 1, 0, 0))
-    for column in COLUMNS:
-        rendered.add_column(column, justify="right" if column else "left", no_wrap=column in ("", "n", "failed"))
-    for row in rows(cells):
-        rendered.add_row(*row)
-    return rendered
-
-
-def markdown(cells: Sequence[Cell]) -> str:
-    """The same table for a document."""
-    rule = ["---", *("--:" for _ in COLUMNS[1:])]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (COLUMNS, rule, *rows(cells)))
+    return Sheet(COLUMNS, rows)
 
 
 SMALL_PRINT = (

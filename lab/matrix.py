@@ -209,9 +209,10 @@ def _print(measured: Measured, note: str, profile: str, output: Path, *, as_mark
     for condition, some in cells.items():
         if condition.judge == JUDGE:
             console.print(str(condition), style="bold")
-            console.print(load_module.table(some))
+            sheet = load_module.sheet(some)
+            console.print(sheet.table())
             if as_markdown:
-                print(f"\n{condition}:\n\n{load_module.markdown(some)}\n")
+                print(f"\n{condition}:\n\n{sheet.markdown()}\n")
     console.print(f"{date}   {platform.machine()}, {output}")
     console.print(f"{note} {load_module.SMALL_PRINT}", style="dim")
     console.print(verdict(autos), style="bold", highlight=False)

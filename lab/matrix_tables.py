@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from rich.table import Table
-
 from lab.crowd import TWO_LARGE, Block, Load, Timing
 from stepspec.evals.arms import LARGE
 from stepspec.evals.results import Interval, wilson
@@ -24,6 +22,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from .arms import AUTO, REFLECTIVE
 from .load import Cell, latency_ratio
 from .load import summarise as summarise_cells
+from .tables import Sheet, written
 from .worlds import JUDGES, LONG, find_world, with_judge
 
 
@@ -212,33 +211,9 @@ def cells_under(condition: Condition, blocks: Mapping[str, Sequence[Block]], arm
     return summarise_cells([load], arms_under(condition, arms), len(next(iter(blocks.values()))), done)
 
 
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """A table of texts, for the terminal or a document; the first *left* columns are words."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int = 1
-
-    def table(self) -> Table:
-        rendered = Table(box=None, padding=(0, 1, 0, 0), title=self.title, title_justify="left", title_style="bold")
-        for place, column in enumerate(self.columns):
-            rendered.add_column(column, justify="left" if place < self.left else "right", no_wrap=True)
-        for row in self.rows:
-            rendered.add_row(*row)
-        return rendered
-
-    def markdown(self) -> str:
-        rule = tuple("---" if place < self.left else "--:" for place in range(len(self.columns)))
-        lines = "\n".join(f"| {' | '.join(row)} |" for row in (self.columns, rule, *self.rows))
-        return f"**{self.title}**\n\n{lines}\n"
-
-
 def method_sheet(rows: Sequence[MethodRow]) -> Sheet:
     """Methods by judge."""
     return Sheet(
-        "Methods by judge",
         ("world", "judge", "", "n", "accuracy", "lost", "time vs large, one at a time", "n", "accepted"),
         tuple(
             (
@@ -246,14 +221,15 @@ def method_sheet(rows: Sequence[MethodRow]) -> Sheet:
                 row.judge,
                 row.name,
                 str(row.n),
-                _percent(row.accuracy),
+                written(row.accuracy, ".0%"),
                 "" if row.name == LARGE.name else f"{row.lost:+.1%}",
-                _ratio(row.to_large),
+                written(row.to_large),
                 str(row.alone or ""),
                 "" if row.accepted is None else f"{row.accepted:.0%}",
             )
             for row in rows
         ),
+        "Methods by judge",
         left=3,
     )
 
@@ -261,7 +237,6 @@ def method_sheet(rows: Sequence[MethodRow]) -> Sheet:
 def auto_sheet(rows: Sequence[AutoRow]) -> Sheet:
     """`auto` under every condition; what is above the bar is marked."""
     return Sheet(
-        "auto against the better of large alone and the best fixed method",
         (
             *("world", "judge", "at once", "n", "better", "better vs large", "auto vs large", "auto vs better"),
             *("by large", ""),
@@ -273,22 +248,15 @@ def auto_sheet(rows: Sequence[AutoRow]) -> Sheet:
                 str(row.condition.concurrency),
                 str(row.n),
                 row.better,
-                *map(_ratio, (row.better_to_large, row.auto_to_large, row.auto_to_better)),
+                *map(written, (row.better_to_large, row.auto_to_large, row.auto_to_better)),
                 f"{row.share_alone:.0%}",
                 f"above {BAR}" if row.above else "",
             )
             for row in rows
         ),
+        "auto against the better of large alone and the best fixed method",
         left=2,
     )
-
-
-def _percent(share: Interval) -> str:
-    return f"{share.value:.0%} [{share.low:.0%}, {share.high:.0%}]"
-
-
-def _ratio(ratio: Interval | None) -> str:
-    return "" if ratio is None else f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def verdict(rows: Sequence[AutoRow]) -> str:

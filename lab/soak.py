@@ -33,6 +33,7 @@ from stepspec.orchestrator.concurrency import background
 
 from .faults import LARGE, OTHER, PLACES, SMALL, Deployment, Fate, free_ports, service
 from .service_program import queued, resident, settled
+from .tables import Sheet
 
 EXAMPLES = """
 Examples:
@@ -268,24 +269,19 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def table(soak: Soak) -> Table:
     """Return requests, latencies and resources of each part."""
-    made = Table(title="medians of the samples; seconds of answered requests")
-    for heading in ("part", "requests", "answered", "degraded", "refused", "lost", "wrong", "p50, s", "p99, s"):
-        made.add_column(heading, justify="left" if heading == "part" else "right")
-    for heading in ("memory, MiB", "descriptors", "tasks", "upstream"):
-        made.add_column(heading, justify="right")
+    fates_shown: tuple[Fate, ...] = ("answered", "degraded", "refused", "lost", "wrong")
+    columns = "part", "requests", *fates_shown, "p50, s", "p99, s", "memory, MiB", "descriptors", "tasks", "upstream"
+    rows: list[tuple[str, ...]] = []
     for part, fates in soak.fates.items():
         seconds, samples = soak.seconds[part], soak.of(part)
-        made.add_row(
-            part,
-            str(fates.total()),
-            *(str(fates[fate]) for fate in ("answered", "degraded", "refused", "lost", "wrong")),
-            *(f"{quantile(seconds, share):.2f}" if len(seconds) > 1 else "-" for share in (0.5, 0.99)),
-            *(
-                f"{statistics.median(getattr(each, name) for each in samples) / unit:.0f}" if samples else "-"
-                for name, unit in (("memory", 1024), ("descriptors", 1), ("tasks", 1), ("upstream", 1))
-            ),
+        latencies = (f"{quantile(seconds, share):.2f}" if len(seconds) > 1 else "-" for share in (0.5, 0.99))
+        resources = (
+            f"{statistics.median(getattr(each, name) for each in samples) / unit:.0f}" if samples else "-"
+            for name, unit in (("memory", 1024), ("descriptors", 1), ("tasks", 1), ("upstream", 1))
         )
-    return made
+        counts = (str(fates[fate]) for fate in fates_shown)
+        rows.append((part, str(fates.total()), *counts, *latencies, *resources))
+    return Sheet(columns, rows, "medians of the samples; seconds of answered requests").table()
 
 
 def complaints(soak: Soak) -> list[str]:

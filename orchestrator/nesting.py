@@ -23,7 +23,7 @@ from pydantic_settings import NoDecode
 from .budget import Budgeted
 from .chain import Chain, Message, Role, Step, Stop, Token, Tool, Toolset, beginning
 from .concurrency import all_entered
-from .endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, ReplicatedModel, Sampling, Template, VllmEndpoint
+from .endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, ReplicatedModel, Sampling, Template
 from .endpoints.chat_template import disagreement
 from .endpoints.metrics import Acceptance, QueueGauges
 from .endpoints.probe import Capabilities
@@ -270,21 +270,6 @@ def named(endpoint: ModelEndpoint) -> Iterator[tuple[str, str]]:
         for inner in (endpoint.small, endpoint.large):
             for path, name in named(inner):
                 yield f"{endpoint.role}.{path}", name
-
-
-def servers(endpoint: ModelEndpoint) -> Iterator[tuple[str, VllmEndpoint]]:
-    """Yield the servers of *endpoint* that are up, with the role of their model, or its path in a nested pair."""
-    match endpoint:
-        case NestedEndpoint():
-            for inner in (endpoint.small, endpoint.large):
-                yield from ((f"{endpoint.role}.{name}", server) for name, server in servers(inner))
-        case ReplicatedEndpoint():
-            for server in endpoint.up:
-                yield from servers(server)
-        case VllmEndpoint():
-            yield endpoint.role, endpoint
-        case _:
-            pass
 
 
 @dataclass(frozen=True, slots=True)

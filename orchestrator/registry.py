@@ -124,5 +124,4 @@ def behind(value: object) -> object:
 
 
 def _package(point: EntryPoint) -> str:
-    """The package of *point*, with its version."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"

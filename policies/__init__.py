@@ -18,7 +18,7 @@ from .cascade import Cascade
 from .choose import Choose
 from .glimpse import Glimpse
 from .lookahead_reasoning import LookaheadReasoning
-from .method import NOT_OPTIONS, Method, Option, Threshold, describe, read_method
+from .method import NOT_OPTIONS, Method, Threshold, describe, read_method
 from .reading import StepReading
 from .reflective import Reflective
 from .relay import Relay
@@ -30,7 +30,6 @@ from .wrappers import Ending, Guarded, Led
 __all__ = [
     "BASELINES",
     "METHODS",
-    "THRESHOLDS",
     "BiLD",
     "Cascade",
     "Choose",
@@ -40,8 +39,6 @@ __all__ = [
     "Led",
     "LookaheadReasoning",
     "Method",
-    "Option",
-    "PolicyFactory",
     "RandomControl",
     "Reflective",
     "Relay",
@@ -156,7 +153,6 @@ AUTO = "auto"  # the model name of the service for its default method
 METHODS = Registry("policy", "policies", "stepspec.policies", BUILT_IN, read_method, frozenset({AUTO}))
 """The policies by name: those above, those of plugins, and those that a program passed as a class."""
 
-THRESHOLDS = {name: method.threshold for name, method in BUILT_IN.items() if method.threshold}
 BASELINES = ("large", "small")
 
 

@@ -18,7 +18,7 @@ from stepspec.orchestrator import Ledger, trace
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointRejected
 from stepspec.orchestrator.events import Event, Started
-from stepspec.orchestrator.nesting import NestedEndpoint, described, leaves, named, neighbours, servers
+from stepspec.orchestrator.nesting import NestedEndpoint, described, leaves, named, neighbours
 
 from .stand_in import Break, FakeVllm
 
@@ -181,17 +181,6 @@ async def test_a_pair_that_was_never_up_is_replaced_by_what_is(down: tuple[int, 
             solution = await solver.solve(PROBLEM)
             assert len(solver.down) == len(down)
     assert (solution.answer, solution.degraded) == ("2", lost)
-
-
-async def test_every_server_has_the_path_of_its_model() -> None:
-    async with serving() as three, three.solver() as solver:
-        found = [*servers(solver.small), *servers(solver.large)]
-    tiny, small, large = three.endpoints
-    assert [(name, one.settings.url) for name, one in found] == [
-        ("small.small", tiny.url),
-        ("small.large", small.url),
-        ("large", large.url),
-    ]
 
 
 def test_the_terminal_shows_the_work_of_each_inner_model() -> None:

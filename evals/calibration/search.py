@@ -78,7 +78,6 @@ class CalibrationResult:
 
     @property
     def next_test(self) -> LossTest:
-        """The test of the next attempt."""
         return LossTest(self.limit, self.level, again=self.counts or self.attempt > 1)
 
 
@@ -89,7 +88,6 @@ class RunMemory:
         self.done: dict[tuple[int, float | None], CalibrationRun] = {}
 
     def add(self, run: CalibrationRun) -> None:
-        """Keep *run*."""
         self.done[run.problem, run.value] = run
 
 
@@ -138,7 +136,6 @@ class RunStore(JsonlStore, RunMemory):
         return (*self.ended, end).index(end) + 1
 
     def end_attempt(self, end: AttemptEnd) -> None:
-        """Record the end of an attempt."""
         if end not in self.ended:
             self.ended.append(end)
             self.write(asdict(end))

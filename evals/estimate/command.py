@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import orjson
 import typer
 from rich.console import Console
 from rich.progress import Progress
@@ -20,7 +19,17 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
 from ..cli import arm as parse_arm
-from ..command_line import finite, numbers, only_without_testbed, progress_bars, stderr, stdout, wait, writable
+from ..command_line import (
+    finite,
+    numbers,
+    only_without_testbed,
+    print_json,
+    progress_bars,
+    stderr,
+    stdout,
+    wait,
+    writable,
+)
 from ..flags import (
     BUDGET,
     PAIR,
@@ -122,7 +131,7 @@ def command(
     estimate = predict(measured, loads)
     toml = estimated_settings(estimate, measured, settings, str(datetime.date.today()))
     if json:
-        print(orjson.dumps(record(estimate, measured, toml)).decode())
+        print_json(record(estimate, measured, toml))
     else:
         show(stdout, measured, estimate, toml)
     if output is not None:

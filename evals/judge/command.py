@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -18,7 +17,7 @@ from stepspec.orchestrator.auto import SLOW, Prior
 from stepspec.settings import Settings
 
 from ..cli import WIDTH
-from ..command_line import finite, only_without_testbed, stderr, stdout, writable
+from ..command_line import finite, only_without_testbed, print_json, stderr, stdout, writable
 from ..estimate.command import check_pair, with_bars
 from ..estimate.measuring import OnPart
 from ..estimate.report import settings_file
@@ -114,7 +113,7 @@ def command(
         prior = Prior(accept_rate=drafts.accepted.value, verdict_seconds=drafts.verdict_seconds, pace=drafts.pace)
     toml = settings_file(settings, lines, policy, chosen.options if chosen else None, prior)
     if json:
-        print(orjson.dumps(record(rows, chosen, drafts, judged.cases, judged.skipped, sentence, toml)).decode())
+        print_json(record(rows, chosen, drafts, judged.cases, judged.skipped, sentence, toml))
     else:
         Console(width=max(stdout.width, WIDTH), markup=False).print(table(rows))  # so that no cell is cut off
         for request, why in judged.skipped.items():

@@ -19,7 +19,7 @@ from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, MissingCapability, StepspecError
 
 from ..estimate.drafts import attempt
-from ..estimate.measuring import check_models, opened
+from ..estimate.measuring import OnPart, check_models, opened
 from ..results import wilson
 from .cases import Case, built_in, own_case, own_cases, spread
 from .figures import DraftFigures, JudgedStep
@@ -35,8 +35,6 @@ CANNOT_SCORE = (
     "prompt_logprobs; `stepspec doctor` says what the server can do"
 )
 
-Progress = Callable[[str, int], Callable[[], object]]
-
 
 @dataclass
 class JudgedSteps:
@@ -49,7 +47,7 @@ class JudgedSteps:
 
 
 async def make_cases(
-    solver: Solver, problems: Sequence[str], seed: int, on_part: Progress, minutes: float = inf
+    solver: Solver, problems: Sequence[str], seed: int, on_part: OnPart, minutes: float = inf
 ) -> list[Case]:
     """
     The built-in cases, or those of the large model's own chains about *problems*, if any, as far as *minutes* allow.
@@ -82,61 +80,51 @@ def _sampling(seed: int) -> Sampling:
     return Sampling(temperature=TEMPERATURE, seed=seed)
 
 
-@dataclass
-class Judging:
-    """Reads both versions of cases, *AT_ONCE* at a time, until the second *end* of the loop's clock."""
-
-    solver: Solver
-    judges: Judges
-    end: float
-    seed: int
-    judged: JudgedSteps
-    gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
-
-    async def read(self, case: Case, done: Callable[[], object], *, alone: bool = False) -> None:
-        """Read *case*, and an own step in its place if it is not one itself; *alone*: nothing else is read now."""
-        async with self.gate:
-            if asyncio.get_running_loop().time() > self.end:
-                return
-            cases = [case]
-            if not case.own:
-                rng = random.Random(f"{self.seed}/{case.problem}/{len(case.chain.steps)}")
-                async with opened(self.solver.large, _sampling(self.seed)) as sampling:
-                    own = await own_case(sampling, case.chain, case.problem, rng)
-                cases += [own] if own is not None else []
-            steps: list[JudgedStep] = []
-            for each in cases:
-                for right, version in each.versions():
-                    values, seconds = await self.judges.read(each.chain, version, self.judged.skipped)
-                    steps.append(JudgedStep(each.problem, right, each.of, values, each.own))
-                    for request, taken in seconds.items() if alone else ():
-                        self.judged.seconds.setdefault(request, []).append(taken)
-            self.judged.steps += steps
-            self.judged.cases += 1
-            done()
-
-
-async def judge_cases(
-    solver: Solver, cases: Sequence[Case], minutes: float, seed: int, on_part: Progress
-) -> JudgedSteps:
+async def judge_cases(solver: Solver, cases: Sequence[Case], minutes: float, seed: int, on_part: OnPart) -> JudgedSteps:
     """
     Read both versions of as many *cases* as *minutes* allow, and own steps in the places of written ones.
 
     The first cases are read alone, to time the requests. Raise `StepspecError`, with the cure, if servers cannot do it.
     """
     check_models(solver)
-    step = on_part("judging steps", len(cases))
+    step, clock = on_part("judging steps", len(cases)), asyncio.get_running_loop().time
     async with opened(solver.large) as large:
         judges = Judges(large, _rate(solver) if solver.settings.rates_steps else None)
         judged = JudgedSteps(skipped=await _untried(judges, cases[0]))
-        end = asyncio.get_running_loop().time() + 60 * minutes
-        judging = Judging(solver, judges, end, seed, judged)
+        gate, end = asyncio.Semaphore(AT_ONCE), clock() + 60 * minutes
+
+        async def read(case: Case, *, alone: bool = False) -> None:
+            """Read *case*, and an own step in its place if it is not one itself; *alone*: nothing else is read now."""
+            async with gate:
+                if clock() > end:
+                    return
+                steps: list[JudgedStep] = []
+                for each in (case, *await _own(solver, case, seed)):
+                    for right, version in each.versions():
+                        values, seconds = await judges.read(each.chain, version, judged.skipped)
+                        steps.append(JudgedStep(each.problem, right, each.of, values, each.own))
+                        for request, taken in seconds.items() if alone else ():
+                            judged.seconds.setdefault(request, []).append(taken)
+                judged.steps += steps
+                judged.cases += 1
+                step()
+
         for case in cases[:ALONE]:
-            await judging.read(case, step, alone=True)
-        await at_once(judging.read(case, step) for case in cases[ALONE:])
+            await read(case, alone=True)
+        await at_once(read(case) for case in cases[ALONE:])
     if judged.cases < min(FEWEST, len(cases)):
         raise StepspecError(f"only {judged.cases} steps were judged in {minutes:g} minutes: it needs more --minutes")
     return judged
+
+
+async def _own(solver: Solver, case: Case, seed: int) -> list[Case]:
+    """A step of the large model's own in the place of a written *case*, if it has one with a slip."""
+    if case.own:
+        return []
+    rng = random.Random(f"{seed}/{case.problem}/{len(case.chain.steps)}")
+    async with opened(solver.large, _sampling(seed)) as sampling:
+        own = await own_case(sampling, case.chain, case.problem, rng)
+    return [] if own is None else [own]
 
 
 async def _untried(judges: Judges, case: Case) -> dict[Request, str]:
@@ -163,7 +151,7 @@ def _rate(solver: Solver) -> Callable[[Chain, Step], Any]:
 
 
 async def try_drafts(
-    solver: Solver, cases: Sequence[Case], policy: str, options: Mapping[str, Any], minutes: float, on_part: Progress
+    solver: Solver, cases: Sequence[Case], policy: str, options: Mapping[str, Any], minutes: float, on_part: OnPart
 ) -> DraftFigures:
     """
     Let the small model draft where steps of *cases* begin, and *policy* with these *options* judge the drafts.

@@ -35,7 +35,6 @@ SMALL_PRINT = (
 
 
 def table(results: Sequence[Result]) -> Table:
-    """A table with one row per arm."""
     rendered = Table(box=None, padding=(0, 1, 0, 0))
     for column in COLUMNS:
         rendered.add_column(column, justify="right" if column else "left", no_wrap=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.tables import Sheet
 from stepspec.evals.results import Interval
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -104,19 +105,20 @@ def table(cells: Mapping[Cell, Sequence[Mapping[str, Any]]]) -> str:
             if cell.part == "rest" and each["result"]["name"] == "large alone":
                 each = {**each, "result": {**each["result"], "name": "large alone, on these"}}
             known.append(each)
-    return "\n\n".join(_group(*key, rows) for key, rows in groups.items())
+    return "\n\n".join(
+        Sheet(COLUMNS, [*map(_row, rows)], f"{benchmark}, {how(temperature)}").markdown()
+        for (benchmark, temperature), rows in groups.items()
+    )
 
 
-def _group(benchmark: str, temperature: float, rows: Sequence[Mapping[str, Any]]) -> str:
-    how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-    lines = [f"**{benchmark}, {how}**", "", f"| {' | '.join(COLUMNS)} |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
-    return "\n".join([*lines, *map(_row, rows)])
+def how(temperature: float) -> str:
+    return "greedy" if temperature == 0 else f"temperature {temperature:g}"
 
 
-def _row(summary: Mapping[str, Any]) -> str:
+def _row(summary: Mapping[str, Any]) -> tuple[str, ...]:
     result = summary["result"]
     accepted = result["accept_rate"]
-    cells = (
+    return (
         result["name"],
         str(result["n"]),
         f"{Interval(result['accuracy'], *result['accuracy_interval']):.1%}",
@@ -126,7 +128,6 @@ def _row(summary: Mapping[str, Any]) -> str:
         f"{result['share_large_tokens']:.0%}",
         f"{result['judge_tokens']:.0f}",
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def write_section(page: Path, name: str, title: str, text: str) -> None:

@@ -1,5 +1,5 @@
 """
-A GGUF file as a folder in Hugging Face's format, in bfloat16: ``convert.py FILE FOLDER LIB``.
+A GGUF file as a folder in Hugging Face's format, in bfloat16: ``python -m lab.real.convert FILE FOLDER LIB``.
 
 It runs in a process of its own: LIB is a folder with the packages gguf and sentencepiece, which stepspec does not need.
 The tokenizer and the chat template are those in the file.
@@ -13,29 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
+from lab.gpu.kit.gguf_names import tensor_name
+
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 PERMUTED = ("attn_q", "attn_k")  # of Llama, whose halves of each head GGUF interleaves
-
-
-def tensor_name(name: str) -> str | None:
-    """Hugging Face's name of a tensor of a GGUF file; None for one that follows from the others."""
-    stem, _, kind = name.rpartition(".")
-    if stem.startswith("blk."):
-        _, number, part = stem.split(".", 2)
-        return f"model.layers.{number}.{LAYER[part]}.{kind}"
-    return f"{NAMES[stem]}.{kind}" if stem in NAMES else None
 
 
 def convert(file: Path, folder: Path) -> None:

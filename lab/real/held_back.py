@@ -12,11 +12,11 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import correlation
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from scipy.stats import spearmanr
 
 from stepspec.api import Solver
 from stepspec.evals.command_line import progress_bars, script
@@ -54,12 +54,7 @@ def solved_steps(path: Path, first: int, count: int) -> list[Case]:
 def agreement(judged: Mapping[str, float], held_back: Mapping[str, float]) -> float:
     """Spearman's rank correlation of the readings' AUROC in both."""
     names = sorted(judged.keys() & held_back.keys())
-    return correlation(_ranks([judged[name] for name in names]), _ranks([held_back[name] for name in names]))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each of *values*; equal ones share the mean of theirs."""
-    return [sum(other < value for other in values) + values.count(value) / 2 for value in values]
+    return float(spearmanr([judged[name] for name in names], [held_back[name] for name in names]).statistic)
 
 
 @with_settings("judge", SERVERS)

@@ -179,7 +179,7 @@ def convert(file: Path, model: Path, lib: Path, run: Run = run_program) -> None:
     new = model.with_name(f"{model.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
-    run([sys.executable, str(Path(__file__).with_name("convert.py")), str(file), str(new), str(lib)])
+    run([sys.executable, "-m", "lab.real.convert", str(file), str(new), str(lib)])
     new.rename(model)
 
 

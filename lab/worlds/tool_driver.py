@@ -10,8 +10,6 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from .tool_problems import Loop, Message, Problem, tool_loop, tools
 
-NO_EXTRAS: Mapping[str, Any] = {}
-
 
 async def solve_with_tools(
     client: AsyncOpenAI,
@@ -20,18 +18,17 @@ async def solve_with_tools(
     *,
     before: Sequence[Message] = (),
     stream: bool = False,
-    extras: Mapping[str, Any] = NO_EXTRAS,
 ) -> Loop:
     """
     Let the *model* behind *client* solve *problem* with the tools, greedily, and return the loop.
 
     The messages *before* stand before the problem. Each message of the model is sent back as it came, with its thinking
-    where the server shows it. *extras* are further parameters of every request.
+    where the server shows it.
     """
     loop = tool_loop(problem, before)
     messages = next(loop)
     while True:
-        request = {"model": model, "messages": messages, "tools": tools(), "temperature": 0, **extras}
+        request = {"model": model, "messages": messages, "tools": tools(), "temperature": 0}
         reply = await (_streamed(client, request) if stream else _whole(client, request))
         try:
             messages = loop.send(reply)

@@ -31,8 +31,8 @@ UNKNOWN: Mapping[str, str] = {
 AGAIN = "look into the server's log, and run `stepspec doctor` again"
 AGAIN_IDLE = "run `stepspec doctor` again when the servers are idle"
 OTHER = "serve a smaller model for small"
-SCALE_OUT, WITHOUT_MODE = (0, 30), (0, 33)
-"""The first versions of vLLM that need --enable-scale-out for its own routes, and that ignore --mamba-cache-mode."""
+WITHOUT_MODE = (0, 33)  # the first version of vLLM that ignores --mamba-cache-mode
+SUFFIX_CURE = "start vLLM with --enable-scale-out --enable-prompt-tokens-details and set suffix_scoring = true"
 HARDLY_FASTER = 0.7  # of the large model's seconds for a token
 
 
@@ -66,11 +66,6 @@ def _before(version: tuple[int, int], can: Capabilities) -> bool:
     """Whether the server reports an older vLLM than *version*."""
     found = re.match(r"v?(\d+)\.(\d+)", can.version or "")
     return found is not None and (int(found[1]), int(found[2])) < version
-
-
-def _suffix_cure(can: Capabilities) -> str:
-    own_routes = "" if _before(SCALE_OUT, can) else "--enable-scale-out "
-    return f"start vLLM with {own_routes}--enable-prompt-tokens-details and set suffix_scoring = true"
 
 
 def _about_unknowns(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
@@ -108,7 +103,7 @@ def _about_model(report: EndpointReport) -> Iterator[Finding]:
 def _about_scoring(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
     if can.suffix_scoring is False:
         message = "suffix scoring is set, but the server does not do it, or wrongly"
-        cure = f"{_suffix_cure(can)}, or set it to false"
+        cure = f"{SUFFIX_CURE}, or set it to false"
         yield Finding("suffix_scoring", report.role, "cannot work", message, cure)
     elif why := report.failures.get("scoring"):
         message = f"policies that score drafts (BiLD, reading, reflective) cannot use it: {why}"
@@ -235,7 +230,7 @@ def _about_pair(small: EndpointReport, large: EndpointReport, same: bool | None)
             f"suffix scoring is off: to score a step it reads the whole chain again, {milliseconds(large.scoring)} "
             f"after {LONG} tokens (a first token takes {milliseconds(large.pace.first if large.pace else None)})"
         )
-        yield Finding("suffix_scoring", "large", "costs", message, _suffix_cure(large.can))
+        yield Finding("suffix_scoring", "large", "costs", message, SUFFIX_CURE)
     if same is False:
         message = "the vocabularies differ: every step is encoded anew for the other model, one request each"
         yield Finding("vocabulary", "pair", "costs", message, "choose two models of one family")

@@ -196,7 +196,6 @@ class Report:
 
     @classmethod
     def of(cls, pairs: Sequence[Diagnosis], critic: CriticReport | None = None) -> Report:
-        """Sum up the findings."""
         findings = [finding for pair in pairs for finding in pair.findings]
         every = (*findings, *(critic.findings if critic else ()))
         counts: Counter[Outcome] = Counter(finding.outcome for finding in every)
@@ -215,7 +214,6 @@ def _summary(counts: Mapping[Outcome, int]) -> str:
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """Return *report* as JSON values."""
     values: dict[str, Any] = TypeAdapter(Report).dump_python(report, mode="json")
     return values
 

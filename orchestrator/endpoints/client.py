@@ -133,7 +133,6 @@ class Connection:
         self._starts = _throttle(endpoint.requests_per_second)
 
     async def close(self) -> None:
-        """Close every connection."""
         if self._session is not None:
             await self._session.close()
 
@@ -167,7 +166,6 @@ class Connection:
         return reply
 
     async def get(self, call: Call, path: str, *, retries: int | None = None) -> bytes:
-        """Fetch *path*."""
         return await self._fetch(call, path, None, retries)
 
     async def model_name(self) -> str:

@@ -185,7 +185,7 @@ class CacheConfig:
 
 def read_cache_config(metrics: bytes) -> CacheConfig | None:
     """Read the configuration of the first engine behind a server; None if there is none."""
-    for labels in _cache_labels(metrics):
+    for labels in cache_labels(metrics):
         enabled = labels.get("enable_prefix_caching")
         return CacheConfig(
             enabled=None if enabled is None else enabled == "True",
@@ -198,11 +198,11 @@ def read_cache_config(metrics: bytes) -> CacheConfig | None:
 
 def read_cache_tokens(metrics: bytes) -> int | None:
     """Add up how many tokens the KV caches of all engines behind a server hold; None if they are not shown."""
-    sizes = [(_number(each, "num_gpu_blocks"), _number(each, "block_size")) for each in _cache_labels(metrics)]
+    sizes = [(_number(each, "num_gpu_blocks"), _number(each, "block_size")) for each in cache_labels(metrics)]
     return sum((blocks or 0) * (size or 0) for blocks, size in sizes) or None
 
 
-def _cache_labels(metrics: bytes) -> Iterator[Mapping[str, str]]:
+def cache_labels(metrics: bytes) -> Iterator[Mapping[str, str]]:
     """The labels with which each engine describes its cache."""
     lines = (line for line in metrics.splitlines() if line.startswith(b"vllm:cache_config_info{"))
     return (dict(_CACHE_LABEL.findall(line.decode(errors="replace"))) for line in lines)

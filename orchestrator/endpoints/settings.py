@@ -16,18 +16,12 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SecretStr,
-    field_validator,
     model_validator,
 )
 
 from ..chain import DELIMITER, Chain, Party, Role
 from ..errors import ConfigurationError
 from ..events import Verb
-
-NO_PENALTY = (
-    "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0 and set "
-    "repetition_penalty, which counts the whole chain, or send the request to the served model itself"
-)
 
 
 def _meant(url: str) -> str:
@@ -207,10 +201,6 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     """Sample among this many of the likeliest tokens; 0: among all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Sample among tokens with at least this share of the likeliest token's probability; 0: among all."""
-    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Has to be 0: vLLM counts only what the same request wrote, and a run makes many requests."""
-    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Has to be 0, for the same reason."""
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Holds for the whole chain, since vLLM counts the tokens of the prompt for it; 1: no penalty."""
     seed: int | None = None
@@ -224,13 +214,6 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     Request the log-probability of every written token and the ranks up to this number (0: log-probabilities only). What
     a method needs is requested in any case. With 0, a large model that writes alone reports none.
     """
-
-    @field_validator("presence_penalty", "frequency_penalty")
-    @classmethod
-    def _whole_chain(cls, penalty: float) -> float:
-        if penalty:
-            raise ValueError(NO_PENALTY)
-        return penalty
 
     def telling(self, top: int) -> Sampling:
         """Return this sampling with at least the *top* likeliest tokens of every position; 0 changes nothing."""

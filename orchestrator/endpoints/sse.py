@@ -169,12 +169,15 @@ class Events:
             self._timer.cancel()
         with suppress(*BROKEN, TimeoutError):
             async with asyncio.timeout(CLOSING):
-                try:
-                    if self._done:
-                        async for _ in self._pieces:
-                            pass
-                finally:
-                    await asyncio.shield(self._close())
+                await self._finish()
+
+    async def _finish(self) -> None:
+        try:
+            if self._done:
+                async for _ in self._pieces:
+                    pass
+        finally:
+            await asyncio.shield(self._close())
 
     def _close(self) -> asyncio.Future[None]:
         self._closing = self._closing or asyncio.ensure_future(self._release())

@@ -234,11 +234,11 @@ def _sign(character: str) -> bool:
     return category(character)[0] in "PS" and character != REPLACEMENT
 
 
-def divided(text: str, marks: Iterable[str], by: str = SENTINEL) -> str:
-    """Put *by* after the first character of each of *marks* in *text*, also where they overlap."""
+def divided(text: str, marks: Iterable[str]) -> str:
+    """Put a sentinel after the first character of each of *marks* in *text*, also where they overlap."""
     cuts = {found.start() + 1 for mark in marks for found in re.finditer(f"(?={re.escape(mark)})", text)}
     places = [0, *sorted(cuts), len(text)]
-    return by.join(text[start:end] for start, end in pairwise(places))
+    return SENTINEL.join(text[start:end] for start, end in pairwise(places))
 
 
 def texts_of(fields: object) -> str:

@@ -243,6 +243,14 @@ def parse_object(call: Call, body: bytes) -> Reply:
     return cast("Reply", reply)
 
 
+def object_in(body: bytes) -> Reply:
+    """Parse a JSON object; empty for anything else."""
+    try:
+        return _object(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return {}
+
+
 @contextmanager
 def reading(call: Call, wanted: str, reply: object) -> Generator[None]:
     """Raise `MalformedReply` if the block finds no *wanted* in *reply*, as vLLM sends it."""
@@ -270,16 +278,13 @@ class EncodedPrompt:
 
     @classmethod
     def of(cls, ids: Sequence[int]) -> EncodedPrompt:
-        """Encode *ids*."""
         return cls(len(ids), orjson.dumps(ids)[1:-1])
 
     @classmethod
     def joined(cls, parts: Sequence[EncodedPrompt]) -> EncodedPrompt:
-        """Put *parts* together."""
         return cls(sum([part.count for part in parts]), b",".join([part.json for part in parts if part.count]))
 
     def plus(self, ids: Sequence[int]) -> EncodedPrompt:
-        """Append *ids*."""
         return EncodedPrompt.joined((self, EncodedPrompt.of(ids))) if ids else self
 
     def __len__(self) -> int:
@@ -400,8 +405,8 @@ def completion_body(model: str, prompt: Prompts, sampling: Sampling, limit: int)
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
         "repetition_penalty": sampling.repetition_penalty,
         "skip_special_tokens": False,
     }

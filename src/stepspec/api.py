@@ -24,7 +24,7 @@ from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Decided, Event, Observer, Started
 from stepspec.orchestrator.interfaces import Policy, PolicyFactory
-from stepspec.orchestrator.nesting import NestedPair, described, leaves, named, require_agreement, servers
+from stepspec.orchestrator.nesting import NestedPair, described, leaves, named, require_agreement
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as run_to_the_answer
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
@@ -154,8 +154,13 @@ class Solver:
     @property
     def down(self) -> Mapping[str, str]:
         """The URL and the cause of every server that failed and has passed no probe since."""
-        each = [endpoint for model in (self.small, self.large) for endpoint in leaves(model)]
-        return {url: why for one in each if isinstance(one, ReplicatedEndpoint) for url, why in one.down.items()}
+        return {url: why for model in self._single_models for url, why in model.down.items()}
+
+    @property
+    def _single_models(self) -> list[ReplicatedEndpoint]:
+        """Both models, and of a nested pair each of its models."""
+        each = (*leaves(self.small), *leaves(self.large))
+        return [endpoint for endpoint in each if isinstance(endpoint, ReplicatedEndpoint)]
 
     def require_both(self) -> None:
         """
@@ -166,16 +171,14 @@ class Solver:
         if not self.small.usable:
             causes = "; ".join(f"{url}: {cause}" for url, cause in self.down.items())
             raise EndpointUnavailable(causes, role="small", url=self.small.settings.url)
-        for leaf in (leaf for model in (self.small, self.large) for leaf in leaves(model)):
-            if isinstance(leaf, ReplicatedEndpoint):
-                leaf.patience = OUTAGE_SECONDS
+        for model in self._single_models:
+            model.patience = OUTAGE_SECONDS
         if isinstance(self.critic, RewardModelEndpoint):
             self.critic.patience = OUTAGE_SECONDS
 
     async def warm_up(self) -> None:
         """Let every server do what it does only once, such as compiling, so that no run waits for it."""
-        endpoints = [server for model in (self.small, self.large) for _, server in servers(model)]
-        await at_once(endpoint.warm_up() for endpoint in endpoints)
+        await at_once(server.warm_up() for model in self._single_models for server in model.up)
 
     def policy(
         self,

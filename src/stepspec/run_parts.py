@@ -126,7 +126,6 @@ class Models:
     watch: Watch | None = None
 
     def policy(self, name: str, options: Mapping[str, Any]) -> Policy:
-        """Build policy *name*."""
         small, large = _budgeted(self.small, self.budget, self.watch), _budgeted(self.large, self.budget)
         return policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
 

@@ -62,11 +62,6 @@ def command_line() -> CommandLine:
     return _COMMAND_LINE.get()
 
 
-def in_command() -> bool:
-    """Whether a command with flags for settings runs, so that messages name flags and not arguments."""
-    return command_line() is not OUTSIDE
-
-
 def with_command_line(flags: CommandLine) -> AbstractContextManager[None]:
     """Let the settings that are loaded in this block come from *flags* first."""
     return holding(_COMMAND_LINE, flags)

@@ -29,7 +29,7 @@ from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier,
 
 from . import policies, prompts
 from .prompts import PromptFile
-from .setting_sources import DEFAULT_FILE, PREFIX, Layer, MergedSource, in_command, layers, moved, origin
+from .setting_sources import DEFAULT_FILE, OUTSIDE, PREFIX, Layer, MergedSource, command_line, layers, moved, origin
 
 __all__ = ["DEFAULT_FILE", "Settings", "SettingsOverrides", "Small", "by_name", "conditions", "load", "named"]
 
@@ -282,7 +282,8 @@ def without_models(settings: Settings) -> ConfigurationError:
     """The error of *settings* that lack one of the models, or both: how to name what is missing."""
     missing = [role for role in ("small", "large") if getattr(settings, role) is None]
     models = " and ".join(f"no {role} model" for role in missing)
-    ways = [f"--{role} {SOMEWHERE}" if in_command() else f"{role}='{SOMEWHERE}'" for role in missing]
+    in_command = command_line() is not OUTSIDE  # then messages name flags and not arguments
+    ways = [f"--{role} {SOMEWHERE}" if in_command else f"{role}='{SOMEWHERE}'" for role in missing]
     tables = " and ".join(f"[{role}]" for role in missing)
     written = f"a {tables} table with its url" if len(missing) == 1 else f"the tables {tables} with their urls"
     variables = " and ".join(f"{PREFIX}{role.upper()}" for role in missing)

@@ -118,7 +118,7 @@ def test_a_file_has_one_writer(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     with SampleStore(path, ABOUT) as samples:
         other = SampleStore(path, ABOUT)
-        with pytest.raises(ConfigurationError, match="is being written by another run"), other:
+        with pytest.raises(ConfigurationError, match="is being written by another command"), other:
             pass
         samples.add(0, sample(SMALL.name, 1.0))
     with other:  # which had read the file before that was added

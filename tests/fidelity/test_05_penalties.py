@@ -6,7 +6,6 @@ from typing import Any
 
 import orjson
 import pytest
-from pydantic import ValidationError
 
 from stepspec import Sampling
 from stepspec.orchestrator.errors import ConfigurationError
@@ -19,12 +18,9 @@ PENALTIES = ["presence_penalty", "frequency_penalty"]
 
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_a_penalty_for_a_single_request_is_refused_with_the_cure(penalty: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"sampling\.{penalty}: .*repetition_penalty"):
+    with pytest.raises(ConfigurationError, match=rf"unknown setting 'sampling\.{penalty}' .*'repetition_penalty'"):
         load(sampling={penalty: 0.5})
-    options: dict[str, Any] = {penalty: -0.5}
-    with pytest.raises(ValidationError, match="repetition_penalty"):
-        Sampling(**options)
-    assert load(sampling={penalty: 0, "repetition_penalty": 1.1}).sampling == Sampling(repetition_penalty=1.1)
+    assert load(sampling={"repetition_penalty": 1.1}).sampling == Sampling(repetition_penalty=1.1)
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)

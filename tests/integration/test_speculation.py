@@ -7,8 +7,8 @@ from collections.abc import Generator, Mapping
 
 import pytest
 
+from lab.arms import acceptances_between, read_acceptances
 from stepspec import Solution, Solver
-from stepspec.evals.sample import acceptances_between, read_acceptances
 from stepspec.evals.testbed.servers import endpoint, miniature_servers, speculations
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Chain

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.simulation import ServerCosts
+from lab.simulation.costs import ServerCosts
 from lab.simulation.server import Card, Request, SimulatedServer
 from stepspec.orchestrator.errors import ConfigurationError
 

@@ -8,8 +8,8 @@ import pytest
 
 from lab.crowd import Load, Timing
 from lab.script import Script, Turn
-from lab.simulation import ServerCosts, simulate
-from lab.simulation.figures import Servers, simulate_block
+from lab.simulation.costs import ServerCosts
+from lab.simulation.figures import Servers, simulate, simulate_block
 from stepspec.evals.sample import Arm
 from stepspec.orchestrator.errors import ConfigurationError
 

@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console
 
 from lab import bench as module
+from lab.arms import acceptances_between, read_acceptances
 from lab.bench import COLUMNS, arms, markdown, measure_stacked, server_settings
 from stepspec import Solution
 from stepspec.evals.arms import LARGE, SHIPPED
-from stepspec.evals.sample import acceptances_between, read_acceptances, sum_acceptances
+from stepspec.evals.sample import sum_acceptances
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.metrics import Acceptance

@@ -20,7 +20,7 @@ from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Judged
 from stepspec.orchestrator.interfaces import foreseeable
-from stepspec.policies import METHODS, THRESHOLDS, Solo, SpecReason, check, defaults, make, named, threshold
+from stepspec.policies import METHODS, Solo, SpecReason, check, defaults, make, named, threshold
 from stepspec.policies.method import Drafting, Top, describe, meaning, read_method
 from stepspec.prompts import load
 
@@ -217,6 +217,9 @@ def test_the_meaning_of_an_option_is_its_sentences() -> None:
     assert meaning(text, "that") == "Take *this* or *that*. *that* is more."
     assert meaning(text, "this") == "Take *this* or *that*. More on *this*, at last."
     assert meaning(text, "other") == ""
+
+
+THRESHOLDS = {name: method.threshold for name, method in METHODS.items() if method.threshold}
 
 
 def accepted(policy: str, value: float) -> float:

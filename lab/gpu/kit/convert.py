@@ -13,28 +13,9 @@ import torch
 from gguf.quants import dequantize
 from safetensors.torch import save_file
 
-NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
+from .gguf_names import tensor_name
+
 AT_ONCE = 4
-
-
-def name_of(tensor: str) -> str:
-    """The name of a Qwen2 model's *tensor* in Hugging Face's format."""
-    stem, _, kind = tensor.rpartition(".")
-    if not stem.startswith("blk."):
-        return f"{NAMES[stem]}.{kind}"
-    _, number, part = stem.split(".", 2)
-    return f"model.layers.{number}.{LAYER[part]}.{kind}"
 
 
 def convert(path: Path, folder: Path, digest: str) -> None:
@@ -44,9 +25,11 @@ def convert(path: Path, folder: Path, digest: str) -> None:
         sys.exit(f"{path}: its SHA-256 is {found}, not {digest}: send its parcels again")
 
     def plain(tensor: gguf.ReaderTensor) -> tuple[str, torch.Tensor]:
+        name = tensor_name(tensor.name)
+        assert name is not None, tensor.name
         shape = tuple(int(size) for size in reversed(tensor.shape))
         weights = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).reshape(shape)
-        return name_of(tensor.name), weights.to(torch.bfloat16).contiguous()
+        return name, weights.to(torch.bfloat16).contiguous()
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         state = dict(pool.map(plain, gguf.GGUFReader(path).tensors))

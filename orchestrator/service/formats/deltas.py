@@ -125,11 +125,9 @@ class DeltaBuilder:
         self._calls = CallPieces()
 
     def add(self, item: RunEvent | RunResult) -> Delta:
-        """Return what *item* adds to the message."""
         return self.finish(item.solution) if isinstance(item, RunResult) else self.add_event(item.event)
 
     def add_event(self, event: Event) -> Delta:
-        """Return what *event* adds to the message."""
         match event:
             case Started(thinks=thinks):
                 self._block = ThinkingBlock(open=thinks)
@@ -291,12 +289,10 @@ def response_failed(response: Mapping[str, Any], number: int, status: int, messa
 
 
 def event(body: Mapping[str, Any]) -> bytes:
-    """Return one server-sent event."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 def json_response(body: Mapping[str, Any], status: int = 200) -> Response:
-    """Return a complete response."""
     return Response(orjson.dumps(body), status, media_type="application/json")
 
 

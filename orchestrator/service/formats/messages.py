@@ -371,7 +371,6 @@ Anthropic's own API refuses it: it accepts the thinking of its own models only.
 
 
 def event(kind: str, **fields: Any) -> bytes:
-    """Return one event of a stream."""
     return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
 
 

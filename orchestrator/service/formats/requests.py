@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from ...budget import Budget
 from ...chain import Message, Role, Toolset
 from ...endpoints import ModelEndpoint, Sampling
-from ...endpoints.settings import NO_PENALTY
 from ...endpoints.vllm_protocol import Format
 from ...errors import ConfigurationError, near
 from ...events import Observer
@@ -37,7 +36,11 @@ EFFORT: Mapping[Effort, float] = {
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MOST_PRIORITY = 1000  # either way, as for runs
-PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM forgets what they count with every request, so every step
+PENALTIES = ("presence_penalty", "frequency_penalty")
+NO_PENALTY = (
+    "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0 and set "
+    "repetition_penalty, which counts the whole chain, or send the request to the served model itself"
+)
 
 
 class Engine(Protocol):

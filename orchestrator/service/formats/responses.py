@@ -253,7 +253,6 @@ class ResponseEvents:
         self._call = -1  # the index of the open call
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        """Return the next event, of this *kind*."""
         body = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"

@@ -179,7 +179,6 @@ class Admission:
             self._release()
 
     def close(self) -> None:
-        """Admit no more requests."""
         self.closed = True
 
     async def idle(self) -> None:

@@ -175,7 +175,6 @@ def request_path(scope: Scope) -> str:
 
 
 def error_response(error: ApiError, request: ServiceRequest) -> Response:
-    """Answer *request* with *error*."""
     return Response(request.error_body(error), error.status, error.all_headers, "application/json")
 
 
@@ -248,7 +247,6 @@ class ClientConnection:
             await self._deliver({"type": "http.response.body", "body": body, "more_body": True})
 
     async def finish(self, body: bytes = b"") -> None:
-        """Send the last part of the body."""
         await self._deliver({"type": "http.response.body", "body": body, "more_body": False})
         self.finished = True
 

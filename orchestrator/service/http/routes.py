@@ -88,7 +88,6 @@ READY["responses"][503] = {
 
 
 def api_router(context: ServiceContext) -> APIRouter:
-    """Make the routes of OpenAI's API."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions", **_calls("The completion, or its stream.", "ChatRequest", JSON, STREAM))
@@ -129,7 +128,6 @@ def api_router(context: ServiceContext) -> APIRouter:
 
 
 def messages_router(context: ServiceContext) -> APIRouter:
-    """Make the routes of Anthropic's Messages API."""
     router = APIRouter()
 
     @router.post(MESSAGES_PATH, **_calls("The message, or its stream.", "MessagesRequest", JSON, STREAM))
@@ -150,7 +148,6 @@ def messages_router(context: ServiceContext) -> APIRouter:
 
 
 def page_router(context: ServiceContext) -> APIRouter:
-    """Make the routes of the page."""
     router = APIRouter()
 
     @router.get("/", **_answers("The page.", ["text/html"]))

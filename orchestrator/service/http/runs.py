@@ -72,7 +72,6 @@ class ServiceContext:
             yield max(self.settings.max_seconds - waited, LEAST_SECONDS)
 
     def respond(self, request: ServiceRequest, work: Work) -> StreamedResponse:
-        """Answer *request* with what *work* sends."""
         return StreamedResponse(request, work, self.settings.send_seconds, self.admission.aborted)
 
 

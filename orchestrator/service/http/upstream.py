@@ -20,7 +20,7 @@ from ...endpoints.client import SESSION, run_place
 from ...endpoints.failures import no_connection
 from ...endpoints.settings import Deadlines
 from ...endpoints.sse import DONE, EventReader, EventTooLarge, begins_events
-from ...endpoints.vllm_protocol import Call, http_date, http_error, no_reply, no_stream, retry_after
+from ...endpoints.vllm_protocol import Call, http_date, http_error, no_reply, no_stream, object_in, retry_after
 from ...errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
 from ...nesting import leaves
 from ..formats.deltas import failure, response_failed
@@ -241,7 +241,7 @@ class Forwarding:
             body = await _all(response, deadlines.between, LARGEST_ANSWER)
             if failed := no_reply(call, body):
                 raise failed
-            self.request.large_tokens += min(written_tokens(_object(body)), most) if self.counted else 0
+            self.request.large_tokens += min(written_tokens(object_in(body)), most) if self.counted else 0
             await self.connection.start(_returned(response), response.status)
             await self.connection.finish(body)
             return
@@ -339,7 +339,7 @@ class ForwardedAnswer:
     @property
     def _over(self) -> bool:
         """Whether the last event may be the last of all: a stream without one was cut off, even if in good order."""
-        last = _object(self._last)
+        last = object_in(self._last)
         kind, choices = last.get("type"), cast("object", last.get("choices"))
         each = cast("list[object]", choices) if isinstance(choices, list) else []
         unfinished = {_field(choice, "finish_reason") for choice in each} == {None}
@@ -362,7 +362,7 @@ class ForwardedAnswer:
         """Return the last event of a stream that breaks off: *error*, whose *body* is in the shape of its API."""
         if self._path != "/v1/responses":
             return failure(self._path) % body
-        last, begun = _object(self._last), _object(self._first).get("response")
+        last, begun = object_in(self._last), object_in(self._first).get("response")
         number: Any = last.get("sequence_number")
         response = cast("dict[str, Any]", begun) if isinstance(begun, dict) else {}
         return response_failed(response, number + 1 if isinstance(number, int) else 0, error.status, error.message)
@@ -378,7 +378,7 @@ class ForwardedAnswer:
         self._events += b'"error"' not in data
         if b'"usage"' not in data:
             return True
-        content = _object(data)
+        content = object_in(data)
         self._told = written_tokens(content, self._told)
         return not (self._hidden and "usage" in content and not content.get("choices"))
 
@@ -396,18 +396,9 @@ def _field(value: object, name: str) -> Any:
     return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
 
 
-def _object(data: bytes) -> Mapping[str, Any]:
-    """Parse a JSON object; empty for anything else."""
-    try:
-        parsed: Any = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return {}
-    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-
-
 def _whole(data: bytes) -> bool:
     """Whether *data*, of an event without its blank line, is complete."""
-    return data.strip() == DONE or bool(_object(data))
+    return data.strip() == DONE or bool(object_in(data))
 
 
 def reads_likeliest(content: Mapping[str, Any]) -> bool:

@@ -115,7 +115,6 @@ class RequestLog:
 def _logger(settings: ServiceSettings) -> Any:
     level, stream = logging.getLevelNamesMapping()[settings.log_level.upper()], GuardedStream()
     shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]

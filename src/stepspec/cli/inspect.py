@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from stepspec.evals.command_line import stderr, stdout, wait
+from stepspec.evals.command_line import print_json, stderr, stdout, wait
 from stepspec.evals.flags import SERVERS, Json, with_settings
 from stepspec.orchestrator.doctor import examine, render, report_json
 from stepspec.orchestrator.errors import ConfigurationError
@@ -21,7 +21,6 @@ from stepspec.prompts import load, replacing
 
 from .. import policies
 from ..api import Solver
-from .terminal import print_json
 
 TRACE_EXAMPLES = """
 Examples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO, Self, cast
 import orjson
 
 from stepspec.evals.problems import Problem, text_digest
+from stepspec.evals.store import lock
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
@@ -43,7 +43,8 @@ class SolutionFile:
         if self.path is None:
             self._file: BinaryIO = sys.stdout.buffer
             return self
-        self._file = _locked(self.path.open("a+b"), self.path)
+        self._file = self.path.open("a+b")
+        lock(self._file, self.path)
         try:
             self._file.seek(0)
             content = self._file.read()
@@ -90,18 +91,9 @@ class SolutionFile:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_bytes(content)
         with self._file:
-            self._file = _locked(draft.open("ab"), path)
+            self._file = draft.open("ab")
+            lock(self._file, path)
             draft.replace(path)
-
-
-def _locked(file: BinaryIO, path: Path) -> BinaryIO:
-    """Lock *file*, to be called *path*. Raise `ConfigurationError` if another process has."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        file.close()
-        raise ConfigurationError(f"{path} is being written by another command: wait, or choose another") from exc
-    return file
 
 
 async def solve_all(

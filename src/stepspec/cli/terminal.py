@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 
-import orjson
 from rich.console import Console
 from rich.text import Text
 
@@ -14,12 +12,6 @@ from stepspec.orchestrator.events import AnswerJudged, Degraded, Event, FellBack
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
-
-
-def print_json(value: object) -> None:
-    sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
-    sys.stdout.flush()
-
 
 VERIFIED = {True: ", verified", False: ", NOT verified", None: ""}
 COLOURS = {"small": "green", "large": "blue"}

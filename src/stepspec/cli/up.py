@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stepspec.evals.command_line import stderr, stdout, wait, writable
+from stepspec.evals.command_line import print_json, stderr, stdout, wait, writable
 from stepspec.evals.flags import Json, Pace
 from stepspec.evals.testbed import commands as testbed
 from stepspec.evals.testbed.commands import SMALL_PRINT, table
@@ -17,7 +17,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import up as launcher
 
 from ..run_parts import check_nested_policies
-from .terminal import RunPrinter, print_json
+from .terminal import RunPrinter
 
 EXAMPLES = """
 Examples:

@@ -16,14 +16,13 @@ pytest.importorskip("scipy")
 
 from stepspec import Sampling, Solver, settings
 from stepspec.evals.arms import LARGE
-from stepspec.evals.calibration.policy_file import served_arm, solve_on_servers
+from stepspec.evals.calibration.policy_file import find_threshold, served_arm, solve_on_servers
 from stepspec.evals.cli import arm
 from stepspec.evals.grading.graders import Answer, Graders
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.trace import Stopwatch
-from stepspec.policies import THRESHOLDS
 from stepspec.settings import RunConditions, Settings
 
 from ...stand_in import FakeVllm
@@ -31,7 +30,7 @@ from ...test_cli import call
 from ..scripted import solution
 
 pytestmark = pytest.mark.usefixtures("nowhere")
-KNOB = THRESHOLDS["specreason"]
+KNOB = find_threshold("specreason")
 NON_DEFAULT = Settings.model_validate(
     {
         "options": {"threshold": 3, "read": "greedy"}, "ahead": 1, "hedge": 0.5, "lead": 2,

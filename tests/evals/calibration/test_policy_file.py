@@ -16,7 +16,6 @@ from stepspec.evals.calibration.policy_file import CalibrationSettings, find_thr
 from stepspec.evals.calibration.search import CalibrationResult
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.policies import THRESHOLDS
 
 
 def found(*outcomes: tuple[float, int, int, bool], n: int = 500) -> CalibrationResult:
@@ -28,7 +27,7 @@ def found(*outcomes: tuple[float, int, int, bool], n: int = 500) -> CalibrationR
 
 
 def promise(calibrated: CalibrationResult, **more: Any) -> CalibrationSettings:
-    return CalibrationSettings("specreason", THRESHOLDS["specreason"], "gsm8k, calibration half", calibrated, more)
+    return CalibrationSettings("specreason", find_threshold("specreason"), "gsm8k, calibration half", calibrated, more)
 
 
 def test_a_promise_is_one_sentence() -> None:
@@ -87,7 +86,7 @@ def test_made_problems_are_others_than_those_reported_on() -> None:
 
 
 def test_the_calibrated_option_can_be_named() -> None:
-    assert find_threshold("specreason") == THRESHOLDS["specreason"]
+    assert find_threshold("specreason").option == "threshold"
     with pytest.raises(ConfigurationError, match=r"no policy 'specreasn' .did you mean 'specreason'"):
         find_threshold("specreasn")
     assert find_threshold("specreason", values=[8, 7]).values == (8, 7)

@@ -42,8 +42,8 @@ class Registry:
         elif "install" in command:
             Path(command[command.index("--target") + 1]).mkdir()
         else:
-            assert Path(command[2]).read_bytes() == WHOLE
-            (Path(command[3]) / "config.json").write_text("{}")
+            assert Path(command[3]).read_bytes() == WHOLE
+            (Path(command[4]) / "config.json").write_text("{}")
 
 
 def said(text: str) -> None:

@@ -78,7 +78,6 @@ def allowed(inline: str) -> str:
 
 @cache
 def style() -> str:
-    """Return the style sheets."""
     return f"\n{_read('look.css')}{_read('parts.css')}"
 
 

@@ -1,0 +1,39 @@
+"""Tables of texts, for the terminal and for documents, and how an interval is written in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from stepspec.evals.results import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table of texts, whose first *left* columns are words."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    left: int = 1
+
+    def table(self) -> Table:
+        title = self.title or None
+        rendered = Table(box=None, padding=(0, 1, 0, 0), title=title, title_justify="left", title_style="bold")
+        for place, column in enumerate(self.columns):
+            words = place < self.left
+            rendered.add_column(column, justify="left" if words else "right", no_wrap=words)
+        for row in self.rows:
+            rendered.add_row(*row)
+        return rendered
+
+    def markdown(self) -> str:
+        rule = tuple("---" if place < self.left else "--:" for place in range(len(self.columns)))
+        lines = "\n".join(f"| {' | '.join(row)} |" for row in (self.columns, rule, *self.rows))
+        return f"**{self.title}**\n\n{lines}" if self.title else lines
+
+
+def written(interval: Interval | None, spec: str = ".2f") -> str:
+    return "" if interval is None else f"{interval:{spec}}"
