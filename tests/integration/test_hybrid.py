@@ -8,7 +8,6 @@ from random import Random
 import aiohttp
 import pytest
 
-from lab.random_models import hybrid_server, make_hybrid
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.doctor import diagnose
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
@@ -17,6 +16,7 @@ from stepspec.orchestrator.launcher import Served
 from stepspec.policies import SpecReason
 
 from .conftest import Pair, serving
+from .hybrid import hybrid_server, make_hybrid
 
 pytestmark = pytest.mark.servers
 BLOCK = 640

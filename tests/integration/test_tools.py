@@ -14,13 +14,13 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from openai import AsyncOpenAI
 
-from lab.worlds.tool_driver import solve_with_tools
 from lab.worlds.tool_problems import NO_CALLS, THREE_CALLS, Loop, Message, Problem, generate, tools
 from stepspec.orchestrator.answer import extract
 
 from ..program import Program, serve
 from .clients.conftest import serving_pair
 from .conftest import Pair
+from .tool_driver import solve_with_tools
 
 pytestmark = pytest.mark.servers
 AGENT = "You are a helpful assistant. Use the tools to answer the question."
