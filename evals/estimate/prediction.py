@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import exp, hypot, log
 from statistics import fmean, median
 from typing import Literal, TypeAlias
@@ -28,9 +29,10 @@ RARE = 1e-9
 @dataclass(frozen=True, slots=True)
 class Round:
     """
-    Mean tokens of drafts: *accepted* ones have so many, of which *passed* stay; *rejected* ones, of which *kept* stay.
+    Mean tokens of *accepted* drafts, of which the chain keeps those *passed*, and of *rejected* ones, of which it keeps
+    those *kept* and the large model writes those *repaired*.
 
-    The large model then writes those *repaired*.
+    *progress* is for how many tokens of an ordinary request an accepted draft stands.
     """
 
     accepted: float
@@ -158,9 +160,8 @@ class MethodEstimate:
     @property
     def runs(self) -> int | None:
         """The most problems at once with which it saved time, if it saved none with more."""
-        gains = [(gain.concurrency, gain.gain.value >= 1) for gain in self.gains]
-        first = next((place for place, (_, saves) in enumerate(gains) if not saves), len(gains))
-        return gains[first - 1][0] if 0 < first < len(gains) else None
+        saving = list(takewhile(lambda gain: gain.gain.value >= 1, self.gains))
+        return saving[-1].concurrency if 0 < len(saving) < len(self.gains) else None
 
     @property
     def pays(self) -> bool:
@@ -195,16 +196,16 @@ def _method(measured: Measurements, arm: Arm, loads: Sequence[int]) -> MethodEst
     rounds = Round.of(trials, measured.step)
     times: dict[End, Times] = {end: Times.of(measured, trials, end) for end in (-1, 0, 1)}
 
-    def at(share: float, end: End = 0, progress: End = 0, *, ahead: int | None = None) -> float:
-        return _gain(measured, rounds, times[end], share, best if ahead is None else ahead, progress)
+    def at(share: float, ahead: int, end: End = 0, progress: End = 0) -> float:
+        return _gain(measured, rounds, times[end], share, ahead, progress)
 
-    best = max(DEPTHS, key=lambda depth: at(rate.value, ahead=depth))
+    best = max(DEPTHS, key=lambda depth: at(rate.value, depth))
     by_cause = {
-        "accept": (at(rate.low), at(rate.high)),
-        "length": (at(rate.value, progress=-1), at(rate.value, progress=1)),
-        "pace": (at(rate.value, -1), at(rate.value, 1)),
+        "accept": (at(rate.low, best), at(rate.high, best)),
+        "length": (at(rate.value, best, progress=-1), at(rate.value, best, progress=1)),
+        "pace": (at(rate.value, best, -1), at(rate.value, best, 1)),
     }
-    value = at(rate.value)
+    value = at(rate.value, best)
     widths = {cause: abs(log(high / low)) for cause, (low, high) in by_cause.items()}
     below = hypot(*(max(0.0, log(value / min(ends))) for ends in by_cause.values()))
     above = hypot(*(max(0.0, log(max(ends) / value)) for ends in by_cause.values()))
@@ -214,7 +215,7 @@ def _method(measured: Measurements, arm: Arm, loads: Sequence[int]) -> MethodEst
         for load, gain in {1: value, **loaded}.items()
         if gain is not None
     )
-    even = _break_even(lambda share: max(at(share, ahead=depth) for depth in DEPTHS))
+    even = _break_even(lambda share: max(at(share, depth) for depth in DEPTHS))
     return MethodEstimate(arm, len(trials), rate, gains, even, widths, times[0].verdict)
 
 
