@@ -24,8 +24,12 @@ async def background(*coroutines: Coroutine[Any, Any, T]) -> AsyncGenerator[tupl
     finally:
         for task in tasks:
             task.cancel()
-        if tasks:
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+        except asyncio.CancelledError:
             await to_the_end(asyncio.wait(tasks))
+            raise
 
 
 @asynccontextmanager

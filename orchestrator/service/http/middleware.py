@@ -290,6 +290,8 @@ class StreamedResponse(Response):
         async with background(self._work(connection), _disconnected(receive), self._aborted.wait()) as tasks:
             working, disconnecting, _ = tasks
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if connection.finished and not working.done():  # A complete response counts as a disconnect.
+                await asyncio.wait([working])
             done, disconnected = working.done(), disconnecting.done()
         if done:
             working.result()
