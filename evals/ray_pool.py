@@ -202,7 +202,11 @@ async def cluster(address: str, workers: int | None, console: Console) -> AsyncG
     with redirect_stdout(io.StringIO()):
         await _join(address, workers or 1)
         try:
-            nodes = [_node(node) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+            nodes = [
+                {"node": node["NodeID"], "host": node["NodeManagerHostname"], "cpus": node["Resources"]["CPU"]}
+                for node in ray.nodes()
+                if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
+            ]
             record = {"address": address, "version": ray.__version__, "nodes": nodes}
             head = None if address.startswith(f"{CLIENT}://") else _Head()
 
@@ -215,10 +219,6 @@ async def cluster(address: str, workers: int | None, console: Console) -> AsyncG
                 yield WorkerPool(start, workers or max(1, len(nodes)), record, console)
         finally:
             ray.shutdown()
-
-
-def _node(node: Mapping[str, Any]) -> dict[str, Any]:
-    return {"node": node["NodeID"], "host": node["NodeManagerHostname"], "cpus": node["Resources"]["CPU"]}
 
 
 async def _join(address: str, workers: int) -> None:

@@ -69,15 +69,16 @@ class Comparison:
         return self.predicted.value / self.measured.value - 1
 
 
-def measured_arm(arm: Arm, ahead: int) -> Arm:
-    """The *arm* at this depth, with a name that says so."""
-    return replace(arm, run=arm.run.with_overrides({"ahead": ahead}), name=f"{arm.name}, {ahead} ahead")
+def measured_arm(arm: Arm, gain: Gain) -> Arm:
+    """The *arm* at the depth of this *gain*, with a name that says so."""
+    run, name = arm.run.with_overrides({"ahead": gain.ahead, "hedge": gain.hedge}), f"{arm.name}, {gain.ahead} ahead"
+    return replace(arm, run=run, name=name + ", hedged" * bool(gain.hedge))
 
 
 def arms_by_load(estimate: Estimate) -> dict[int, tuple[Arm, ...]]:
     """What is measured for each load: an ordinary request, and every method at the depth estimated for it."""
     loads = sorted({gain.concurrency for method in estimate.methods for gain in method.gains})
-    return {load: (PLAIN, *(measured_arm(arm, gain.ahead) for arm, gain in expected(estimate, load))) for load in loads}
+    return {load: (PLAIN, *(measured_arm(arm, gain) for arm, gain in expected(estimate, load))) for load in loads}
 
 
 def expected(estimate: Estimate, load: int) -> list[tuple[Arm, Gain]]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from lab.crowd import TWO_LARGE, Block, BlockPlace, Deployment, Load
 from stepspec.api import Solver
 from stepspec.evals.arms import LARGE
-from stepspec.evals.estimate.measuring import unlimited_endpoint
+from stepspec.evals.estimate.measuring import UNLIMITED
 from stepspec.evals.results import Interval, Z, bootstrap_ratio, wilson
 from stepspec.evals.sample import Arm
 from stepspec.evals.testbed.servers import JUDGE, endpoint, running
@@ -184,7 +184,9 @@ async def miniature_deployment(
         starting = running(profile, roles, console=console, world=judging)
         served = await stack.enter_async_context(starting)
         groups = {name: server.pid for name, server in served.items()}
-        ends = {name: unlimited_endpoint(endpoint(served[name], cast("Any", name))) for name in ("small", "large")}
+        ends = {
+            name: endpoint(served[name], cast("Any", name)).model_copy(update=UNLIMITED) for name in ("small", "large")
+        }
         pair = await stack.enter_async_context(Solver(ends["small"], ends["large"], sampling=GREEDY))
         if not two:
             yield Deployment(pair, groups=groups)

@@ -56,6 +56,7 @@ MOST = 64  # methods with their options that a solver keeps records of; the olde
 FEW = 8  # verdicts below which the evidence is thin, and decisions are frequent
 SLOW = 0.8  # of the large model's seconds per token, above which a small model cannot pay
 SIGHT = 16  # tokens of a draft after which its pace is seen
+HEDGED = 0.75  # the share of accepted drafts up to which hedges pay (docs/results.md)
 FULL = 0.85  # the share of the large server's cache that the chains of all runs may take
 
 T = TypeVar("T")
@@ -444,6 +445,12 @@ class AutoRun:
     def ahead(self) -> int:
         """How many drafts may be made ahead now."""
         return self.most if self.decided is None else self.decided.ahead
+
+    @property
+    def hedges(self) -> bool:
+        """Whether drafts may be hedged: many are rejected, and no other run uses the large model."""
+        auto, outcomes = self.auto, self.record.accepted.values(OUTCOMES)
+        return len(auto.resident) < 2 and not auto.busy and sum(outcomes) <= HEDGED * max(1, len(outcomes))
 
     def watch(self, until: Until) -> Until:
         """End a shadow draft, unless *until* does, once it is seen to be no faster than the large model."""

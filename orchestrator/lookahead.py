@@ -39,7 +39,7 @@ class LookaheadControl:
     one draft, then its verdict; but what a policy can `prepare` for a verdict always starts together with the draft.
     A hedge is a repair that starts before the verdict. A draft is hedged if its `confidence` is at most *hedge* (0:
     none). With a *hedge* of 1 every draft is, and the repair starts together with the draft. With *auto* the depth is
-    what it decided, and no draft is hedged while the large model has a queue.
+    what it decided, and drafts are hedged only where it says so.
     """
 
     ahead: int = 0
@@ -57,8 +57,8 @@ class LookaheadControl:
 
     @property
     def hedging(self) -> float:
-        """The confidence up to which drafts are hedged at the moment: none where the large model has a queue."""
-        return 0.0 if self.auto is not None and self.auto.auto.busy else self.hedge
+        """The confidence up to which drafts are hedged at the moment."""
+        return 0.0 if self.auto is not None and not self.auto.hedges else self.hedge
 
     def hedges(self, draft: Step) -> bool:
         """Whether the repair of *draft* starts before its verdict."""

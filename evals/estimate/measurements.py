@@ -11,6 +11,7 @@ from stepspec.orchestrator.chain import Role
 from ..sample import Arm
 
 AHEAD = 1  # depth of the runs under load
+SHARED = 0.2  # share of a verdict in which a server stands still, above which both probably share a card
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ SHARES = {
     "chains": 0.78,
     "drafts": 1.0,
 }
+UNLIMITED = {"max_concurrency": 4096}  # of an endpoint: the queue is to be the server's
 SCORING = frozenset({"bild", "reading", "reflective"})  # methods that let the large model score text
 
 NO_SCORES = "the large model's server does not score text (prompt_logprobs): it needs vLLM"
@@ -141,14 +142,11 @@ class RunPace:
     tokens: int = 0
     mark: float = 0.0
 
-    def begin(self) -> None:
-        self.mark = asyncio.get_running_loop().time()
-
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
-            self.seconds += asyncio.get_running_loop().time() - self.mark
+            began, self.mark = self.mark, asyncio.get_running_loop().time()
+            self.seconds += self.mark - began
             self.tokens += len(event.step.tokens)
-            self.begin()
 
 
 def pace(streams: Sequence[Sequence[Arrival]]) -> tuple[float, int] | None:
@@ -320,7 +318,7 @@ class Measuring:
 
         async def user(place: int, pace: RunPace) -> None:
             for problem in islice(cycle(self.problems), place, None, number):
-                pace.begin()
+                pace.mark = asyncio.get_running_loop().time()
                 await self.solver.solve(problem, options, observe=pace)
 
         try:
@@ -421,13 +419,8 @@ def check_models(solver: Solver) -> None:
         )
 
 
-def unlimited_endpoint(settings: Endpoint) -> Endpoint:
-    """Return *settings* with which no request waits in this program: the queue is to be the server's."""
-    return settings.model_copy(update={"max_concurrency": 4096})
-
-
 def unlimited(settings: Settings) -> Settings:
     """Return *settings* of a solver with which no request to a model waits in this program."""
     ends = {"small": settings.small, "large": settings.large}
-    update = {role: unlimited_endpoint(end) for role, end in ends.items() if isinstance(end, Endpoint)}
+    update = {role: end.model_copy(update=UNLIMITED) for role, end in ends.items() if isinstance(end, Endpoint)}
     return settings.model_copy(update=update)

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from itertools import takewhile
 from math import exp, hypot, log
 from statistics import fmean, median
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+
+from stepspec.orchestrator import auto
 
 from ..results import Interval, wilson
 from ..sample import Arm
-from .measurements import AHEAD, DraftTrial, Measurements
+from .drafts import repairs_whole_steps
+from .measurements import AHEAD, SHARED, DraftTrial, Measurements
 
 End: TypeAlias = Literal[-1, 0, 1]  # the end of what was measured that speaks against a method, the middle, the other
-DEPTHS = (0, 1, 2, 3)  # of the lookahead, to choose from
 PAYS = 1.03  # the least gain that is worth another server
 UNKNOWN = Interval(0.5, 0.0, 1.0)  # accept rate without a draft
 RARE = 1e-9
@@ -109,31 +111,41 @@ class Times:
         )
 
 
-def pace(rounds: Round, times: Times, share: float, ahead: int, end: End = 0) -> float:
+class Mode(NamedTuple):
+    """So many drafts *ahead*; with a *hedge*, every repair begins with its draft."""
+
+    ahead: int
+    hedge: bool = False
+
+
+MODES = [Mode(ahead, hedge) for hedge in (False, True) for ahead in range(4)]  # to choose from
+
+
+def pace(rounds: Round, times: Times, share: float, mode: Mode, end: End = 0) -> float:
     """
-    Seconds for a token of progress of a method of which a *share* of the drafts is accepted, with *ahead* drafts ahead.
+    Seconds for a token of progress of a method in this *mode* of which a *share* of the drafts is accepted.
 
     A chain goes from one rejection to the next. Verdicts of drafts that are accepted are hidden by the drafts ahead;
     the first draft after a rejection waits for its first token, and the rejected one for its verdict and its repair.
     """
     drafted = share * rounds.accepted + (1 - share) * rounds.rejected
     writing, first = drafted * times.small * times.drafting, times.small_first * times.drafting
+    known = first + writing + times.verdict  # that a draft is rejected
     repair = times.large_first + max(0.0, rounds.repaired - 1) * times.large
-    if ahead:
-        each = max(writing + times.stalled, (writing + times.verdict) / (ahead + 1))
-        rejection = first + writing + times.verdict - each + repair
-    else:
-        each, rejection = writing + first + times.verdict, repair
+    repair = max(0.0, repair - known) if mode.hedge else repair
+    each = max(writing + times.stalled, (writing + times.verdict) / (mode.ahead + 1)) if mode.ahead else known
+    rejection = known - each + repair
     return (each + (1 - share) * rejection) / max(RARE, rounds.tokens(share, rounds.progress[end]))
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The *gain* of a method with *concurrency* problems at once and so many drafts *ahead*."""
+    """The *gain* of a method with *concurrency* problems at once, so many drafts *ahead*, and this *hedge*."""
 
     concurrency: int
     ahead: int
     gain: Interval
+    hedge: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +208,12 @@ def _method(measured: Measurements, arm: Arm, loads: Sequence[int]) -> MethodEst
     rounds = Round.of(trials, measured.step)
     times: dict[End, Times] = {end: Times.of(measured, trials, end) for end in (-1, 0, 1)}
 
-    def at(share: float, ahead: int, end: End = 0, progress: End = 0) -> float:
-        return _gain(measured, rounds, times[end], share, ahead, progress)
+    def at(share: float, mode: Mode, end: End = 0, progress: End = 0) -> float:
+        return _gain(measured, rounds, times[end], share, mode, progress)
 
-    best = max(DEPTHS, key=lambda depth: at(rate.value, depth))
+    may_hedge = repairs_whole_steps(arm) and rate.value <= auto.HEDGED and measured.small.stalled < SHARED
+    modes = [mode for mode in MODES if may_hedge or not mode.hedge]
+    best = max(modes, key=lambda mode: at(rate.value, mode) / (PAYS if mode.hedge else 1))
     by_cause = {
         "accept": (at(rate.low, best), at(rate.high, best)),
         "length": (at(rate.value, best, progress=-1), at(rate.value, best, progress=1)),
@@ -211,20 +225,20 @@ def _method(measured: Measurements, arm: Arm, loads: Sequence[int]) -> MethodEst
     above = hypot(*(max(0.0, log(max(ends) / value)) for ends in by_cause.values()))
     loaded = {load: _gain_under(measured, rounds, arm, rate.value, load) for load in loads}
     gains = tuple(
-        Gain(load, best if load == 1 else AHEAD, Interval(gain, gain * exp(-below), gain * exp(above)))
-        for load, gain in {1: value, **loaded}.items()
+        Gain(load, mode.ahead, Interval(gain, gain * exp(-below), gain * exp(above)), float(mode.hedge))
+        for load, mode, gain in [(1, best, value), *((load, Mode(AHEAD), gain) for load, gain in loaded.items())]
         if gain is not None
     )
-    even = _break_even(lambda share: max(at(share, depth) for depth in DEPTHS))
+    even = _break_even(lambda share: max(at(share, mode) for mode in modes))
     return MethodEstimate(arm, len(trials), rate, gains, even, widths, times[0].verdict)
 
 
-def _gain(measured: Measurements, rounds: Round, times: Times, share: float, ahead: int, end: End) -> float:
+def _gain(measured: Measurements, rounds: Round, times: Times, share: float, mode: Mode, end: End) -> float:
     """The seconds of an ordinary request over those of a method, one problem at a time."""
     tokens, answer = measured.length
     thinking = max(1.0, tokens - answer)
     ending = times.large_first + answer * times.large if answer else 0.0
-    ours = times.small_first + thinking * pace(rounds, times, share, ahead, end) + ending
+    ours = times.small_first + thinking * pace(rounds, times, share, mode, end) + ending
     return (times.large_first + (thinking + answer) * times.plain) / ours
 
 

@@ -16,12 +16,11 @@ from stepspec.orchestrator.toml import document
 from stepspec.settings import Settings
 
 from ..calibration.policy_file import changed_settings
-from .measurements import Measurements, ServerMeasurement
+from .measurements import SHARED, Measurements, ServerMeasurement
 from .prediction import Estimate, MethodEstimate
 
 WIDTH = 100  # columns of a comment
 NO_FASTER = 0.7  # of the large model's seconds a token, above which a small one hardly helps
-STALLED = 0.2  # share of a verdict above which two servers probably share a card
 NARROW = 0.2  # width of an interval, as a logarithm, that needs no advice
 NARROWER = {
     "accept": "the accept rate, from {drafts} drafts: more --minutes, or more problems (-n), try more",
@@ -78,7 +77,7 @@ def methods_table(estimate: Estimate) -> Table:
             str(method.drafts),
             f"{method.accepted:.0%}",
             "none" if method.break_even is None else f"{method.break_even:.0%}",
-            str(method.alone.ahead),
+            f"{method.alone.ahead}{', hedged' if method.alone.hedge else ''}",
             f"{method.alone.gain:.2f}",
             *(loaded.get(load, "-") for load in loads),
         )
@@ -138,7 +137,7 @@ def notes(measured: Measurements, estimate: Estimate) -> Iterator[str]:
             )
         if server.sequences is not None:
             yield f"{server.role}: it serves {server.sequences} requests at once (--max-num-seqs), and others wait"
-    if small.stalled > STALLED:
+    if small.stalled > SHARED:
         yield (
             f"the small model stands still for {small.stalled:.0%} of the time while the large one reads, as on a card "
             "that both share: with a card each, drafts go on during verdicts"
@@ -171,6 +170,7 @@ def estimated_settings(estimate: Estimate, measured: Measurements, settings: Set
     if best is None:
         return settings_file(settings, lines, {"policy": "large"})
     values: dict[str, Any] = {"policy": best.arm.policy, "ahead": best.alone.ahead}
+    values |= {"hedge": best.alone.hedge} if best.alone.hedge else {}
     prior = None
     if best.drafts:
         pace = measured.small.token / measured.large.token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -61,15 +62,17 @@ def estimate(pair: Pair, arm: Arm, chains: Chains, accepted: float, users: Seque
 def compared(pair: Pair, arm: Arm, chains: Chains, accepted: float, users: Sequence[int]) -> Iterator[dict[str, Any]]:
     """The estimated and the simulated gain for each number of *users*, for a table."""
     for gain in estimate(pair, arm, chains, accepted, users).methods[0].gains:
+        hedged = replace(arm, run=arm.run.with_overrides({"hedge": gain.hedge}))
         cells = [
             simulate_cell(pair, each, gain.concurrency, chains, share, max(8, 2 * gain.concurrency))
-            for each, share in ((LARGE, 1.0), (arm, accepted))
+            for each, share in ((LARGE, 1.0), (hedged, accepted))
         ]
         simulated = cells[0].figures.mean / cells[1].figures.mean
         yield {
             "pair": pair.name,
             "accepted": accepted,
             "users": gain.concurrency,
+            "hedge": gain.hedge,
             "estimated": gain.gain.value,
             "simulated": simulated,
             "over": gain.gain.value / simulated,

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import product
-from operator import add
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
 
@@ -254,11 +252,9 @@ def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
 
 
 def _meant(settings: type[BaseSettings], unknown: Place) -> str:
-    """Say which variable the one of an *unknown* place may stand for: first one of the same words, such as A__B_C."""
-    words = "_".join(unknown).split("_")
-    gaps = product(("_", "__"), repeat=len(words) - 1) if len(words) < 8 else ()  # twice as many for each word
-    spelt = (tuple("".join(map(add, words, (*each, ""))).split("__")) for each in gaps)
-    same = next((place for place in spelt if is_setting(settings, place)), None) or moved(settings, unknown)
+    """Say which variable the one of an *unknown* place may stand for: first A__B_C for A_B_C."""
+    spelt = (place for place in places(settings) if "_".join(place).lower() == "_".join(unknown))
+    same = next(spelt, None) or moved(settings, unknown)
     known = [same] if same else places(settings, len(unknown))
     variable, *names = (f"{PREFIX}{'__'.join(place)}".upper() for place in (unknown, *known))
     firsts = ", ".join(sorted(f"{PREFIX}{name}".upper() for name in settings.model_fields))

@@ -130,7 +130,21 @@ def test_a_confident_draft_is_not_hedged(hedge: float) -> None:
     small, large = pair(length=3, wrong=(1,))
     run(reason(SpecReason(small, large), PROBLEM, ahead=working(1, hedge)))
     assert [line for line in small.log if line.startswith("large write")] == ["large write 1", "large write 1 done"]
-    assert LookaheadControl(hedge=1.0, auto=AutoRun(Auto(waiting=2), Record(), 0)).hedging == 0  # it has a queue
+
+
+def test_auto_has_drafts_hedged_where_many_are_rejected_and_the_run_is_alone() -> None:
+    run_ = AutoRun(auto := Auto(), record := Record(), 0)
+    control = LookaheadControl(hedge=1.0, auto=run_)
+    assert control.hedging == 1
+    record.accepted.entries.extend([(0, True)] * 4 + [(0, False)])  # few are rejected
+    assert control.hedging == 0
+    record.accepted.entries.append((0, False))
+    assert control.hedging == 1
+    auto.queue(0, 2)  # requests wait
+    assert control.hedging == 0
+    auto.queue(0, 0)
+    auto.resident |= {run_: 9, AutoRun(auto, record, 0): 9}  # another run
+    assert control.hedging == 0
 
 
 @pytest.mark.parametrize("then", [0, 1])

@@ -272,6 +272,14 @@ CPU = Target(
 PACED = {"SCRIPT_TOKENS": "500", "SCRIPT_PACE_large": os.environ.get("PACE", "0.02"), "SCRIPT_PACE_small": "0.001"}
 WIDE = [replace(each, flags=[*each.flags, "--max-num-seqs", "64"]) for each in CPU.scripted]
 CROWD = (plain("plain-32"), case("specreason-32", 0.95, auto=True), {**AUTO, **SCRIPT, "name": "reading-32"})
-SCRIPT_ONLY = replace(CPU, first=(), methods=(), last=(), estimate=())
+SCRIPT_ONLY = replace(CPU, real=())
 LOAD = replace(SCRIPT_ONLY, scripted=WIDE, env={**CPU.env, **PACED}, timings=240, cases=shorter(CROWD, at=32, rounds=3))
-TARGETS: Mapping[str, Target] = {"gpu": GPU, "real": REAL, "floor": FLOOR, "cpu": CPU, "load": LOAD}
+# The fifth as well: do hedges pay where each model has hardware of its own?
+HEDGES = [
+    {**case(f"accept{share}{'-hedged' * hedge}", rate, 1, 6, hedge=float(hedge)), "seconds": 120}
+    for share, rate in ((68, 0.8), (51, 0.6), (95, 0.95))
+    for hedge in (0, 1)
+]
+ONE = replace(SCRIPT_ONLY, env={**CPU.env, **PACED, "SCRIPT_TOKENS": "800"}, timings=400)
+ONE = replace(ONE, cases=(plain("plain"), *HEDGES))
+TARGETS: Mapping[str, Target] = {"gpu": GPU, "real": REAL, "floor": FLOOR, "cpu": CPU, "load": LOAD, "hedges": ONE}

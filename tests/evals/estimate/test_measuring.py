@@ -23,6 +23,7 @@ from stepspec.orchestrator.chain import THINK_END, Chain
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 from stepspec.orchestrator.events import Observer
+from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.reason import reason
 from stepspec.orchestrator.run_options import RunOptions
 
@@ -111,11 +112,11 @@ def measured(
     return found
 
 
-async def seconds_of(world: World, ahead: int) -> float:
+async def seconds_of(world: World, control: LookaheadControl) -> float:
     """What the loop takes for all problems, the thinking alone."""
     for problem in PROBLEMS * 2:
         policy = world.policy("specreason", {})
-        await reason(policy, Chain.of(f"{problem} Again?"), ahead=ahead)
+        await reason(policy, Chain.of(f"{problem} Again?"), ahead=control)
     return asyncio.get_running_loop().time()
 
 
@@ -129,7 +130,7 @@ def test_known_costs_and_accept_rates_give_the_ratio_of_the_loop(
     assert method.drafts > 100
     assert abs(method.accepted.value - accepted) < 0.12
     world.accepted = method.accepted.value  # what is compared is the arithmetic, not the luck of the draws
-    _, seconds = run(seconds_of(world, method.alone.ahead))
+    _, seconds = run(seconds_of(world, LookaheadControl(method.alone.ahead, method.alone.hedge)))
     chain = found.chains[1]
     assert chain.answer
     answer = world.waiting + chain.answer * world.large_pace

@@ -80,6 +80,17 @@ def test_a_small_model_that_stands_still_while_the_large_one_reads_gains_less() 
     assert alone.gain.value / beside.gain.value == pytest.approx((0.1 + 0.75 * 0.25) / 0.1, rel=0.03)
 
 
+def test_drafts_are_hedged_where_many_are_rejected_and_no_card_is_shared() -> None:
+    hedged, certain = (predict(measured(good, 10 - good)).methods[0].alone for good in (5, 8))
+    assert (hedged.hedge, certain.hedge) == (1.0, 0.0)
+    shared = predict(measured(5, 5, small=replace(SMALL_SERVER, beside=(0.02,)))).methods[0].alone
+    assert shared.hedge == 0.0
+    # A rejected draft of 0.02 + 0.1 s and its verdict of 0.25 s go on while the large model writes its repair of 1.1 s.
+    each = max(0.1, 0.35 / 4)
+    seconds = each + 0.5 * (0.02 + 0.1 + 0.25 - each + (0.2 + 0.9 - 0.37))
+    assert hedged.gain.value == pytest.approx((0.2 + 10) / (0.02 + 10 * seconds))
+
+
 def test_under_load_runs_are_compared_with_as_many_streams() -> None:
     busy = replace(LARGE_SERVER, between={1: (0.1,), 4: (0.2,)})
     (method,) = predict(measured(9, 1, large=busy, runs={(SHIPPED.name, 4): 0.05}), [4, 8]).methods
