@@ -42,6 +42,7 @@ REPEATS, BESIDE = 4, 2  # of the measurement of a pace, alone and beside the oth
 TOKENS = 48  # that a stream writes to measure the time between them
 ONE_PIECE = 0.0005  # seconds: tokens that arrive closer together came in one piece
 SHORTEST = 0.05  # seconds that a stream lasts at least if it shows how many were written at the same time
+STAGGER = 1.0  # seconds in which the users of a load begin
 ALONE = 3  # drafts of each method with nothing beside them
 MOST_TOKENS = 512  # of the beginning of a chain
 PLACES = 16  # of one chain where drafts begin
@@ -136,17 +137,17 @@ class Streams:
 
 @dataclass
 class RunPace:
-    """Observes a run after the other: the *seconds* and the *tokens* of their chains, until the last step of each."""
+    """Observes a run after the other: the *seconds* and the *tokens* from the first step of each to its last."""
 
     seconds: float = 0.0
     tokens: int = 0
-    mark: float = 0.0
+    mark: float | None = None
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
-            began, self.mark = self.mark, asyncio.get_running_loop().time()
-            self.seconds += self.mark - began
-            self.tokens += len(event.step.tokens)
+            before, self.mark = self.mark, asyncio.get_running_loop().time()
+            self.seconds += 0.0 if before is None else self.mark - before
+            self.tokens += 0 if before is None else len(event.step.tokens)
 
 
 def pace(streams: Sequence[Sequence[Arrival]]) -> tuple[float, int] | None:
@@ -292,11 +293,7 @@ class Measuring:
         return tuple(found)
 
     async def loads(self, large: ServerMeasurement, numbers: Sequence[int]) -> ServerMeasurement:
-        """
-        Measure so many streams of the large model at once, which *large* gets, then as many runs of each method.
-
-        What the two servers take from each other, and what verdicts take from those who write, is in these seconds.
-        """
+        """Measure so many streams of the large model at once, which *large* gets, then as many runs of each method."""
         cells = [(number, arm) for number in numbers for arm in (None, *self.methods)]
         step = self.on_part("loads", len(cells))
         for place, (number, arm) in enumerate(cells):
@@ -317,8 +314,9 @@ class Measuring:
         paces = [RunPace() for _ in range(number)]
 
         async def user(place: int, pace: RunPace) -> None:
+            await asyncio.sleep(STAGGER * place / number)  # together, their verdicts would come all at once
             for problem in islice(cycle(self.problems), place, None, number):
-                pace.mark = asyncio.get_running_loop().time()
+                pace.mark = None
                 await self.solver.solve(problem, options, observe=pace)
 
         try:

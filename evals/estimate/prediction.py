@@ -16,6 +16,8 @@ from statistics import fmean, median
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepspec.orchestrator import auto
+from stepspec.orchestrator.interfaces import answered_by
+from stepspec.policies import METHODS
 
 from ..results import Interval, wilson
 from ..sample import Arm
@@ -209,7 +211,8 @@ def _method(measured: Measurements, arm: Arm, loads: Sequence[int]) -> MethodEst
     times: dict[End, Times] = {end: Times.of(measured, trials, end) for end in (-1, 0, 1)}
 
     def at(share: float, mode: Mode, end: End = 0, progress: End = 0) -> float:
-        return _gain(measured, rounds, times[end], share, mode, progress)
+        now = times[end]
+        return _gain(_tokens(measured, arm), now, pace(rounds, now, share, mode, progress), now.plain, now.large)
 
     may_hedge = repairs_whole_steps(arm) and rate.value <= auto.HEDGED and measured.small.stalled < SHARED
     modes = [mode for mode in MODES if may_hedge or not mode.hedge]
@@ -223,7 +226,7 @@ def _method(measured: Measurements, arm: Arm, loads: Sequence[int]) -> MethodEst
     widths = {cause: abs(log(high / low)) for cause, (low, high) in by_cause.items()}
     below = hypot(*(max(0.0, log(value / min(ends))) for ends in by_cause.values()))
     above = hypot(*(max(0.0, log(max(ends) / value)) for ends in by_cause.values()))
-    loaded = {load: _gain_under(measured, rounds, arm, rate.value, load) for load in loads}
+    loaded = {load: _gain_under(measured, rounds, times[0], arm, rate.value, load) for load in loads}
     gains = tuple(
         Gain(load, mode.ahead, Interval(gain, gain * exp(-below), gain * exp(above)), float(mode.hedge))
         for load, mode, gain in [(1, best, value), *((load, Mode(AHEAD), gain) for load, gain in loaded.items())]
@@ -233,25 +236,28 @@ def _method(measured: Measurements, arm: Arm, loads: Sequence[int]) -> MethodEst
     return MethodEstimate(arm, len(trials), rate, gains, even, widths, times[0].verdict)
 
 
-def _gain(measured: Measurements, rounds: Round, times: Times, share: float, mode: Mode, end: End) -> float:
-    """The seconds of an ordinary request over those of a method, one problem at a time."""
+def _tokens(measured: Measurements, arm: Arm) -> tuple[float, float]:
+    """Mean tokens of a chain that the method writes, and those of the answer if that is the large model's alone."""
     tokens, answer = measured.length
-    thinking = max(1.0, tokens - answer)
-    ending = times.large_first + answer * times.large if answer else 0.0
-    ours = times.small_first + thinking * pace(rounds, times, share, mode, end) + ending
-    return (times.large_first + (thinking + answer) * times.plain) / ours
+    alone = answer if answered_by(METHODS.find(arm.policy).source) == "large" else 0.0
+    return max(1.0, tokens - alone), alone
 
 
-def _gain_under(measured: Measurements, rounds: Round, arm: Arm, share: float, load: int) -> float | None:
+def _gain(tokens: tuple[float, float], times: Times, token: float, plain: float, large: float) -> float:
+    """The seconds of a request, *plain* for each token, over those of a method: *token*, and *large* in the answer."""
+    written, answer = tokens
+    ending = times.large_first + answer * large if answer else 0.0
+    return (times.large_first + (written + answer) * plain) / (times.small_first + written * token + ending)
+
+
+def _gain_under(measured: Measurements, rounds: Round, times: Times, arm: Arm, share: float, load: int) -> float | None:
     """The same with *load* problems at once, from runs that were measured so; None if they were not."""
     stream, run = measured.large.under(load), measured.runs.get((arm.name, load))
     if stream is None or run is None:
         return None
     plain = stream * median(measured.plain or measured.large.between[1]) / measured.large.token
-    tokens, answer = measured.length
-    thinking = max(1.0, tokens - answer)
     longer = rounds.tokens(share, rounds.passed) / max(RARE, rounds.tokens(share, rounds.progress[0]))
-    return plain * (thinking + answer) / (run * longer * thinking + plain * answer)
+    return _gain(_tokens(measured, arm), times, run * longer, plain, plain)
 
 
 def _break_even(gain: Callable[[float], float]) -> float | None:

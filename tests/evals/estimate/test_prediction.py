@@ -9,6 +9,7 @@ import pytest
 from stepspec.evals.arms import SHIPPED
 from stepspec.evals.estimate.measurements import DraftTrial, SeenChain
 from stepspec.evals.estimate.prediction import predict
+from stepspec.evals.sample import Arm
 
 from .made import BAD, GOOD, LARGE_SERVER, SMALL_SERVER, measured
 
@@ -65,13 +66,13 @@ def test_what_is_kept_of_rejected_drafts_counts() -> None:
     assert part.alone.gain.value > 1.3 * whole.alone.gain.value
 
 
-def test_answers_are_those_of_the_large_model_and_shorten_the_gain() -> None:
-    thinking, answering = (
-        predict(measured(10, 0, chains=(SeenChain((10,) * 10, answer=tokens),))).methods[0].alone.gain.value
-        for tokens in (0, 100)
-    )
-    assert thinking > 4
-    assert 1 < answering < 2
+def test_answers_of_the_large_model_alone_shorten_the_gain() -> None:
+    cascade, chains = Arm.of("cascade", "cascade"), (SeenChain((10,) * 10, answer=100),)
+    trials = {cascade.name: (GOOD,) * 10}
+    (alone,) = predict(measured(0, 0, arms=(cascade,), trials=trials, chains=chains)).methods
+    (method,) = predict(measured(10, 0, chains=chains)).methods
+    assert method.alone.gain.value > 4
+    assert 1 < alone.alone.gain.value < 2
 
 
 def test_a_small_model_that_stands_still_while_the_large_one_reads_gains_less() -> None:
@@ -94,6 +95,8 @@ def test_drafts_are_hedged_where_many_are_rejected_and_no_card_is_shared() -> No
 def test_under_load_runs_are_compared_with_as_many_streams() -> None:
     busy = replace(LARGE_SERVER, between={1: (0.1,), 4: (0.2,)})
     (method,) = predict(measured(9, 1, large=busy, runs={(SHIPPED.name, 4): 0.05}), [4, 8]).methods
-    assert {each.concurrency: each.gain.value for each in method.gains[1:]} == pytest.approx({4: 4.0})
+    assert {each.concurrency: each.gain.value for each in method.gains[1:]} == pytest.approx(
+        {4: (0.2 + 20) / (0.02 + 5)}
+    )
     answering = measured(9, 1, large=busy, runs={(SHIPPED.name, 4): 0.05}, chains=(SeenChain((10,) * 10, answer=100),))
-    assert predict(answering, [4]).methods[0].gains[1].gain.value == pytest.approx(200 / (100 / 4 + 100))
+    assert predict(answering, [4]).methods[0].gains[1].gain.value == pytest.approx((0.2 + 40) / (0.02 + 10))

@@ -115,7 +115,7 @@ def test_everything_is_printed_with_the_verdict_first() -> None:
     text = capture.get()
     assert text.startswith("It pays: SpecReason")
     assert text.index("SpecReason", 60) < text.index("bild")
-    assert re.search(r"SpecReason .* 0.80\n", text)
+    assert re.search(r"SpecReason .* 0.81\n", text)
     assert re.search(r"bild .* -\n", text)
     assert "SpecReason saved no time with more than 1 problems at once" in text
     assert "runs = 1\n" in estimated_settings(predict(both, [4]), both, Settings(), "today")
