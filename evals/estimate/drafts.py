@@ -17,6 +17,7 @@ from ..sample import Arm
 from .measurements import DraftTrial, SeenChain
 
 ANSWER = 512  # tokens of an answer
+WHOLE = ("delimiter", "end", "open")  # why a whole step stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,11 @@ async def try_draft(policy: Policy, chain: Chain, own: int | None, repair: int |
     """
     Make one attempt, and the repair that follows it.
 
-    *own* are the tokens of the large model's own step. *repair* are those of a repair of a whole draft, if they are
-    known: a method whose repair does not depend on the draft need not write it again.
+    *own* are the tokens of the large model's own step, *repair* those of a repair that does not depend on the draft.
     """
     made = await attempt(policy, chain)
     verdict, drafted = made.verdict, len(made.draft.tokens)
+    own = own if made.draft.stop in WHOLE else None  # a part of a step stands for its own tokens
     seconds = (made.draft_seconds, made.verdict_seconds) if alone else None
     if isinstance(verdict, Accept):
         return DraftTrial(True, drafted, drafted, 0, own, seconds)
@@ -118,7 +119,7 @@ class Beginning:
 
         while chain.tokens < limit and not (chain.closed or chain.finished or over()):
             step = await model.write(chain, limit=limit - chain.tokens, until=stopping)
-            if step.stop not in ("delimiter", "end", "open") or not step.tokens:
+            if step.stop not in WHOLE or not step.tokens:
                 return
             self.partial, chain = 0, chain.extend(step)
             self.steps.append(len(step.tokens))

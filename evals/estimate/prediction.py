@@ -34,9 +34,8 @@ RARE = 1e-9
 class Round:
     """
     Mean tokens of *accepted* drafts, of which the chain keeps those *passed*, and of *rejected* ones, of which it keeps
-    those *kept* and the large model writes those *repaired*.
-
-    *progress* is for how many tokens of an ordinary request an accepted draft stands.
+    those *kept* and the large model writes those *repaired*. An accepted draft stands for so many tokens of an ordinary
+    request: its *progress*.
     """
 
     accepted: float
