@@ -280,6 +280,6 @@ HEDGES = [
     for share, rate in ((68, 0.8), (51, 0.6), (95, 0.95))
     for hedge in (0, 1)
 ]
-ONE = replace(SCRIPT_ONLY, env={**CPU.env, **PACED, "SCRIPT_TOKENS": "800"}, timings=400)
-ONE = replace(ONE, cases=(plain("plain"), *HEDGES))
+LONGER = {**CPU.env, **PACED, "SCRIPT_TOKENS": "800"}
+ONE = replace(SCRIPT_ONLY, env=LONGER, timings=400, cases=(plain("plain"), *HEDGES))
 TARGETS: Mapping[str, Target] = {"gpu": GPU, "real": REAL, "floor": FLOOR, "cpu": CPU, "load": LOAD, "hedges": ONE}
