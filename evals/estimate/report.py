@@ -173,9 +173,8 @@ def estimated_settings(estimate: Estimate, measured: Measurements, settings: Set
     values |= {"hedge": best.alone.hedge} if best.alone.hedge else {}
     prior = None
     if best.drafts:
-        pace = measured.small.token / measured.large.token
-        rate, verdict = best.accepted.value, best.verdict_seconds
-        prior = Prior(accept_rate=rate, verdict_seconds=verdict, pace=pace, runs=best.runs)
+        rate, pace = best.accepted.value, measured.small.token / measured.large.token
+        prior = Prior(accept_rate=rate, verdict_seconds=best.verdict_seconds, pace=pace, runs=best.runs)
     return settings_file(settings, lines, values, best.arm.options, prior, suffix_scoring=measured.large.suffix_scoring)
 
 

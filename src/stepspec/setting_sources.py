@@ -253,8 +253,9 @@ def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
 
 def _meant(settings: type[BaseSettings], unknown: Place) -> str:
     """Say which variable the one of an *unknown* place may stand for: first A__B_C for A_B_C."""
-    spelt = (place for place in places(settings) if "_".join(place).lower() == "_".join(unknown))
-    same = next(spelt, None) or moved(settings, unknown)
+    *table, last = unknown
+    spelt = ((*table, last[:at], last[at + 1 :]) for at, letter in enumerate(last) if letter == "_")
+    same = next((place for place in spelt if is_setting(settings, place)), None) or moved(settings, unknown)
     known = [same] if same else places(settings, len(unknown))
     variable, *names = (f"{PREFIX}{'__'.join(place)}".upper() for place in (unknown, *known))
     firsts = ", ".join(sorted(f"{PREFIX}{name}".upper() for name in settings.model_fields))
