@@ -20,7 +20,7 @@ class ServerMeasurement:
     The times of the server of one *role*, in seconds.
 
     *between* has, by the number of streams at the same time, the times between two tokens of a stream, and *first*
-    those from a request to its first token. *beside* are times between tokens while the other server reads prompts:
+    those from a request to its first token. *contended* are times between tokens while the other server reads prompts:
     longer ones if both share a card. *sequences* is how many streams it served at the same time, None if these were
     all. *prefix_cache* is None if it is not known whether there is one.
     """
@@ -33,12 +33,12 @@ class ServerMeasurement:
     sequences: int | None = None
     prefix_cache: bool | None = None
     suffix_scoring: bool = False
-    beside: tuple[float, ...] = ()
+    contended: tuple[float, ...] = ()
 
     @property
     def stalled(self) -> float:
         """The share of the time in which this server stands still while the other one reads prompts."""
-        return max(0.0, 1 - self.token / min(self.beside)) if self.beside else 0.0
+        return max(0.0, 1 - self.token / min(self.contended)) if self.contended else 0.0
 
     @property
     def token(self) -> float:

@@ -38,11 +38,10 @@ Arrival: TypeAlias = tuple[float, int]  # of tokens: the second, and how many th
 Place: TypeAlias = tuple[Chain, int | None]  # a beginning, and the tokens of the step that follows, if it is known
 OnPart: TypeAlias = Callable[[str, int], Callable[[], object]]
 
-REPEATS, BESIDE = 4, 2  # of the measurement of a pace, alone and beside the other server
+REPEATS, CONTENDED = 4, 2  # of the measurement of a pace, alone and while the other server reads
 TOKENS = 48  # that a stream writes to measure the time between them
 ONE_PIECE = 0.0005  # seconds: tokens that arrive closer together came in one piece
 SHORTEST = 0.05  # seconds that a stream lasts at least if it shows how many were written at the same time
-STAGGER = 1.0  # seconds in which the users of a load begin
 ALONE = 3  # drafts of each method with nothing beside them
 MOST_TOKENS = 512  # of the beginning of a chain
 PLACES = 16  # of one chain where drafts begin
@@ -137,7 +136,7 @@ class Streams:
 
 @dataclass
 class RunPace:
-    """Observes a run after the other: the *seconds* and the *tokens* from the first step of each to its last."""
+    """Observes one run after the other: the *seconds* and the *tokens* from the first step of each to its last."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -146,8 +145,9 @@ class RunPace:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
             before, self.mark = self.mark, asyncio.get_running_loop().time()
-            self.seconds += 0.0 if before is None else self.mark - before
-            self.tokens += 0 if before is None else len(event.step.tokens)
+            if before is not None:
+                self.seconds += self.mark - before
+                self.tokens += len(event.step.tokens)
 
 
 def pace(streams: Sequence[Sequence[Arrival]]) -> tuple[float, int] | None:
@@ -275,17 +275,17 @@ class Measuring:
                     await self.attempt(arm, chain, own, alone=True)
                     step()
 
-    async def beside(self) -> tuple[float, ...]:
+    async def contended(self) -> tuple[float, ...]:
         """Measure the time between tokens of the small model while the large one reads one prompt after the other."""
         found = list[float]()
 
         async def read() -> None:
             for number in count():
-                with separate_cache(f"beside {number}"):
+                with separate_cache(f"contended {number}"):
                     async with opened(self.solver.large) as model:
                         await model.write(Chain.of(self.problems[number % len(self.problems)]), stop=(), limit=1)
 
-        for _ in range(BESIDE):
+        for _ in range(CONTENDED):
             streams = Streams(self.solver.small, self.problems[:1], partial(self.clock.over, "verdicts"))
             async with self.clock.limit("verdicts"), background(read()):
                 await streams.write()
@@ -314,7 +314,6 @@ class Measuring:
         paces = [RunPace() for _ in range(number)]
 
         async def user(place: int, pace: RunPace) -> None:
-            await asyncio.sleep(STAGGER * place / number)  # together, their verdicts would come all at once
             for problem in islice(cycle(self.problems), place, None, number):
                 pace.mark = None
                 await self.solver.solve(problem, options, observe=pace)
@@ -394,7 +393,7 @@ async def measure(
     step = on_part("paces", 2 * REPEATS)
     large, small = [await work.paces(end, step) for end in (solver.large, solver.small)]
     await work.verdicts()
-    small = replace(small, beside=await work.beside())
+    small = replace(small, contended=await work.contended())
     large = await work.loads(large, sorted({number for number in concurrency if number > 1}))
     await work.drafts()
     arms = tuple(arm for arm in methods if work.trials[arm.name] or arm.name not in work.skipped)

@@ -206,12 +206,12 @@ def predict(measured: Measurements, concurrency: Sequence[int] = ()) -> Estimate
 def _method(measured: Measurements, arm: Arm, loads: Sequence[int]) -> MethodEstimate:
     trials = measured.trials[arm.name]
     rate = wilson(sum(trial.accepted for trial in trials), len(trials)) if trials else UNKNOWN
-    rounds = Round.of(trials, measured.step)
+    rounds, tokens = Round.of(trials, measured.step), _tokens(measured, arm)
     times: dict[End, Times] = {end: Times.of(measured, trials, end) for end in (-1, 0, 1)}
 
     def at(share: float, mode: Mode, end: End = 0, progress: End = 0) -> float:
         now = times[end]
-        return _gain(_tokens(measured, arm), now, pace(rounds, now, share, mode, progress), now.plain, now.large)
+        return _gain(tokens, now, pace(rounds, now, share, mode, progress), now.plain, now.large)
 
     may_hedge = repairs_whole_steps(arm) and rate.value <= auto.HEDGED and measured.small.stalled < SHARED
     modes = [mode for mode in MODES if may_hedge or not mode.hedge]

@@ -92,7 +92,7 @@ def servers_table(measured: Measurements) -> Table:
     for streams in sorted({streams for server in servers for streams in server.between}):
         label = "between two tokens" + (f", {streams} streams at once" if streams > 1 else "")
         table.add_row(label, *(_times(server.between.get(streams, ())) for server in servers))
-    table.add_row("the same, while the other server reads", _times(measured.small.beside), "")
+    table.add_row("the same, while the other server reads", _times(measured.small.contended), "")
     table.add_row("the same, as an ordinary request", "", _times(measured.plain))
     table.add_row("first token", *(_times(server.first) for server in servers))
     for arm in measured.arms:

@@ -117,9 +117,9 @@ def command(
     else:
         Console(width=max(stdout.width, WIDTH), markup=False).print(table(rows))  # so that no cell is cut off
         for request, why in judged.skipped.items():
-            stdout.print(f"- {request} was left out: {why}", highlight=False, markup=False)
+            stdout.print(f"- {request} was left out: {why}", highlight=False)
         stdout.print(f"\n{judged.cases} steps, right and with a slip. {SMALL_PRINT}\n", style="dim", highlight=False)
-        stdout.print(sentence, style="bold", highlight=False, markup=False, soft_wrap=True)
+        stdout.print(sentence, style="bold", highlight=False, soft_wrap=True)
     if write is not None:
         write.write_text(toml, encoding="utf-8")
         stderr.print(f"wrote {write}: name it with --config, or make it stepspec.toml", highlight=False)

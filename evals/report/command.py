@@ -96,7 +96,7 @@ def _show(section: Section) -> None:
     summary = summarise(section)
     lines = [section.stamp, summary.headline, *(f"  {name}: {said}" for name, said in summary.sentences)]
     for line in filter(None, lines):
-        stdout.print(line, markup=False, highlight=False, soft_wrap=True)
+        stdout.print(line, highlight=False, soft_wrap=True)
 
 
 def _origin() -> str:

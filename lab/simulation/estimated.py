@@ -1,4 +1,4 @@
-"""What `stepspec estimate` predicts of simulated servers, beside the gain that the simulation of whole problems has."""
+"""What `stepspec estimate` predicts of simulated servers, and the gain that a simulation of whole problems gives."""
 
 from __future__ import annotations
 

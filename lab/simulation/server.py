@@ -220,8 +220,9 @@ class SimulatedServer:
         working = [server for server in self._card.servers if server is not self and server.working]
         if self.costs.beside_reading is not None and any(server.reading for server in working):
             return self.costs.beside_reading
-        reads = self._prompts > 1 and self.costs.reading_beside is not None
-        return (self.costs.reading_beside if reads else self.costs.beside) or 1.0 if working else 1.0
+        if self.costs.reading_beside is not None and working and self._prompts > 1:
+            return self.costs.reading_beside
+        return self.costs.beside if working else 1.0
 
     def _seconds(self, passes: int) -> float:
         """Seconds of the first *passes* of the current ones; the context grows with every pass."""

@@ -352,9 +352,10 @@ class TokenStream:
 
     async def _divided(self, tokens: Sequence[Token]) -> Sequence[Token]:
         """Divide the text of the last of *tokens* among all of them, if their spellings are known."""
-        if not self._halved and len(tokens) == 1:
+        if not tokens:
+            return tokens
+        if len(tokens) == 1 and not self._halved:
             self._spellings[tokens[0].id] = tokens[0].text
-        if not tokens or (not self._halved and len(tokens) == 1):
             return tokens
         unknown = [token.id for token in tokens if self._halved or token.id not in self._spellings]
         fetched = await self._spell(unknown) if unknown else dict[int, str]()

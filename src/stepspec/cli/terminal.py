@@ -1,4 +1,4 @@
-"""Shared by all commands: how JSON and runs are printed."""
+"""How runs are printed."""
 
 from __future__ import annotations
 

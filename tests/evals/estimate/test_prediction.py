@@ -76,15 +76,15 @@ def test_answers_of_the_large_model_alone_shorten_the_gain() -> None:
 
 
 def test_a_small_model_that_stands_still_while_the_large_one_reads_gains_less() -> None:
-    shared = replace(SMALL_SERVER, beside=(0.05, 0.04))  # three quarters of a verdict of 0.25 s
-    alone, beside = (predict(measured(10, 0, small=small)).methods[0].alone for small in (SMALL_SERVER, shared))
-    assert alone.gain.value / beside.gain.value == pytest.approx((0.1 + 0.75 * 0.25) / 0.1, rel=0.03)
+    shared = replace(SMALL_SERVER, contended=(0.05, 0.04))  # three quarters of a verdict of 0.25 s
+    alone, contended = (predict(measured(10, 0, small=small)).methods[0].alone for small in (SMALL_SERVER, shared))
+    assert alone.gain.value / contended.gain.value == pytest.approx((0.1 + 0.75 * 0.25) / 0.1, rel=0.03)
 
 
 def test_drafts_are_hedged_where_many_are_rejected_and_no_card_is_shared() -> None:
     hedged, certain = (predict(measured(good, 10 - good)).methods[0].alone for good in (5, 8))
     assert (hedged.hedge, certain.hedge) == (1.0, 0.0)
-    shared = predict(measured(5, 5, small=replace(SMALL_SERVER, beside=(0.02,)))).methods[0].alone
+    shared = predict(measured(5, 5, small=replace(SMALL_SERVER, contended=(0.02,)))).methods[0].alone
     assert shared.hedge == 0.0
     # A rejected draft of 0.02 + 0.1 s and its verdict of 0.25 s go on while the large model writes its repair of 1.1 s.
     each = max(0.1, 0.35 / 4)

@@ -106,7 +106,7 @@ def test_everything_is_printed_with_the_verdict_first() -> None:
     trials = {SHIPPED.name: (GOOD,) * 8 + (BAD,) * 2, "bild": (BAD,) * 10}
     loaded = replace(LARGE_SERVER, between={1: (0.1,), 4: (0.2,)})
     runs = {(SHIPPED.name, 4): 0.25}
-    shared = replace(SMALL_SERVER, beside=(0.04,))
+    shared = replace(SMALL_SERVER, contended=(0.04,))
     arms = (SHIPPED, Arm.of("bild", "bild"))
     both = measured(0, 0, arms=arms, trials=trials, small=shared, large=loaded, runs=runs)
     console = Console(width=200)

@@ -328,3 +328,26 @@ def test_a_client_that_does_not_read_is_disconnected_in_time_and_its_run_cancell
         return ended, request.status
 
     assert run(main()) == (("499 client_stalled after 60 s", 0), 60)
+
+
+def test_a_complete_response_is_no_disconnect_however_long_its_work_takes_to_end() -> None:
+    async def main() -> tuple[int, bool]:
+        request, sent, ended = ServiceRequest("v", "POST", "/v1/chat/completions", {}), asyncio.Event(), False
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.set()
+
+        async def receive() -> MutableMapping[str, Any]:
+            await sent.wait()  # the server reports a disconnect once a response is complete
+            return {"type": "http.disconnect"}
+
+        async def work(connection: ClientConnection) -> None:
+            nonlocal ended
+            await connection.finish(b"{}")
+            await asyncio.sleep(1)
+            ended = True
+
+        await StreamedResponse(request, work, 60.0, asyncio.Event())({}, receive, send)
+        return request.status, ended
+
+    assert run(main())[0] == (0, True)
