@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 
 from rich.table import Table
 
@@ -273,7 +273,11 @@ def wilson(successes: float, n: int) -> Interval:
 
 
 def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """The ratio of two sums over the same problems; percentile bootstrap over the problems."""
+    """
+    The ratio of two sums over the same problems; percentile bootstrap over the problems.
+
+    The percentiles are expanded for few problems, where plain ones are too narrow (Hesterberg 2015).
+    """
     rng, n = random.Random(0), len(ours)
     ratios: list[float] = []
     for _ in range(RESAMPLES):
@@ -281,8 +285,10 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
         if total := sum(theirs[i] for i in resample):  # A problem that is too long takes no time at all.
             ratios.append(sum(ours[i] for i in resample) / total)
     ratios.sort()
-    low, high = ratios[int(0.025 * len(ratios))], ratios[int(0.975 * len(ratios)) - 1]
-    return Interval(sum(ours) / sum(theirs), low, high)
+    free = max(1, n - 1)
+    student = Z + 2.37 / free + 2.82 / free**2  # its quantile, within 1% from six problems on
+    beyond = int(NormalDist().cdf(-student * math.sqrt(n / free)) * len(ratios))
+    return Interval(sum(ours) / sum(theirs), ratios[beyond], ratios[-1 - beyond])
 
 
 def mcnemar(gained: int, lost: int) -> float:

@@ -78,7 +78,7 @@ def command(
     users: Annotated[
         str, typer.Option(help="Numbers of users to estimate for as well; empty: none.", metavar="N,...")
     ] = "4,16",
-    minutes: Annotated[float, typer.Option(min=0.1, help="Limit of the measurements; there is an answer then.")] = 5.0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Limit of the measurements; there is an answer then.")] = 2.0,
     seed: Annotated[int, typer.Option(help="Seed of the samples, and of generated problems.")] = 0,
     testbed: Testbed = False,
     profile: Pace = "paced",
@@ -88,7 +88,7 @@ def command(
     json: Json = False,
 ) -> None:
     """
-    Measure both servers for some minutes, and print what each method is expected to gain, alone and under load.
+    Measure both servers for two minutes, and print what each method is expected to gain, alone and under load.
 
     Measured are seconds for a token, alone and with several streams, the cost of a verdict, and how many drafts are
     accepted after beginnings of the large model's chains, which need not end. Nobody else should use the servers

@@ -1,5 +1,5 @@
 """
-Measure a pair of servers within a hard limit of time: paces, verdicts, load, then drafts after beginnings of chains.
+Measure a pair of servers within a hard limit of time: paces, verdicts, drafts after beginnings of chains, then loads.
 
 Each part has a share of the time. A part that is through sooner leaves its time to the others; what is under way at
 its end is cancelled, and what was seen until then counts.
@@ -33,6 +33,7 @@ from ..plain import solve_plain
 from ..sample import Arm, derive_seed
 from .drafts import Beginning, repairs_whole_steps, try_draft
 from .measurements import AHEAD, DraftTrial, Measurements, ServerMeasurement
+from .prediction import predict
 
 Arrival: TypeAlias = tuple[float, int]  # of tokens: the second, and how many there were by then
 Place: TypeAlias = tuple[Chain, int | None]  # a beginning, and the tokens of the step that follows, if it is known
@@ -45,16 +46,17 @@ SHORTEST = 0.05  # seconds that a stream lasts at least if it shows how many wer
 ALONE = 3  # drafts of each method with nothing beside them
 MOST_TOKENS = 512  # of the beginning of a chain
 PLACES = 16  # of one chain where drafts begin
+LOADED = 2  # methods, the best ones, that are measured under load
 AT_ONCE = 8  # chains or drafts at the same time, of which only what was written counts
 SHARES = {
     "ready": 0.15,
     "large": 0.24,
     "small": 0.3,
     "beginning": 0.36,
-    "verdicts": 0.45,
-    "loads": 0.66,
-    "chains": 0.78,
-    "drafts": 1.0,
+    "verdicts": 0.42,
+    "chains": 0.52,
+    "drafts": 0.65,
+    "loads": 1.0,
 }
 UNLIMITED = {"max_concurrency": 4096}  # of an endpoint: the queue is to be the server's
 SCORING = frozenset({"bild", "reading", "reflective"})  # methods that let the large model score text
@@ -136,7 +138,7 @@ class Streams:
 
 @dataclass
 class RunPace:
-    """Observes one run after the other: the *seconds* and the *tokens* from the first step of each to its last."""
+    """Observes one run after the other: the *seconds* and the *tokens* after the first step of each."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -144,10 +146,14 @@ class RunPace:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
-            before, self.mark = self.mark, asyncio.get_running_loop().time()
-            if before is not None:
-                self.seconds += self.mark - before
-                self.tokens += len(event.step.tokens)
+            self.tokens += len(event.step.tokens) if self.mark is not None else 0
+            self.stop()
+            self.mark = asyncio.get_running_loop().time()
+
+    def stop(self) -> None:
+        """Count the seconds since the last step, also those of a step that is cut: slow steps are cut most often."""
+        self.seconds += asyncio.get_running_loop().time() - self.mark if self.mark is not None else 0.0
+        self.mark = None
 
 
 def pace(streams: Sequence[Sequence[Arrival]]) -> tuple[float, int] | None:
@@ -292,9 +298,9 @@ class Measuring:
             found += [streams.pace[0]] if streams.pace else []
         return tuple(found)
 
-    async def loads(self, large: ServerMeasurement, numbers: Sequence[int]) -> ServerMeasurement:
-        """Measure so many streams of the large model at once, which *large* gets, then as many runs of each method."""
-        cells = [(number, arm) for number in numbers for arm in (None, *self.methods)]
+    async def loads(self, large: ServerMeasurement, numbers: Sequence[int], arms: Sequence[Arm]) -> ServerMeasurement:
+        """Measure so many streams of the large model at once, which *large* gets, then as many runs of all *arms*."""
+        cells = [(number, arm) for number in numbers for arm in (None, *arms)]
         step = self.on_part("loads", len(cells))
         for place, (number, arm) in enumerate(cells):
             limit = self.clock.limit("loads", 1 / (len(cells) - place))
@@ -315,8 +321,8 @@ class Measuring:
 
         async def user(place: int, pace: RunPace) -> None:
             for problem in islice(cycle(self.problems), place, None, number):
-                pace.mark = None
                 await self.solver.solve(problem, options, observe=pace)
+                pace.mark = None
 
         try:
             async with limit:
@@ -327,6 +333,8 @@ class Measuring:
         except StepspecError as exc:
             self.skipped[arm.name] = str(exc)
             return
+        for each in paces:
+            each.stop()
         if tokens := sum(pace.tokens for pace in paces):
             self.runs[arm.name, number] = sum(pace.seconds for pace in paces) / tokens
 
@@ -380,7 +388,7 @@ async def measure(
     """
     Measure both servers of *solver* and drafts of the *methods* after beginnings of chains, within *minutes*.
 
-    *concurrency* are the numbers of problems at once for which runs are measured, besides one.
+    *concurrency* are the numbers of problems at once, besides one, for which runs of the best methods are measured.
     *on_part* is called with the name of each part and its number of units; what it returns is called after each unit.
     Raise `StepspecError` for a pair that cannot be measured at all, with the cause and the cure.
     """
@@ -394,17 +402,21 @@ async def measure(
     large, small = [await work.paces(end, step) for end in (solver.large, solver.small)]
     await work.verdicts()
     small = replace(small, contended=await work.contended())
-    large = await work.loads(large, sorted({number for number in concurrency if number > 1}))
     await work.drafts()
     arms = tuple(arm for arm in methods if work.trials[arm.name] or arm.name not in work.skipped)
     if not arms:
         raise StepspecError(f"no method can be measured: {'; '.join(f'{k}: {v}' for k, v in work.skipped.items())}")
-    return Measurements(
-        small, large, tuple(work.plain), arms,
-        tuple(beginning.seen for beginning in work.beginnings.values()),
-        {arm.name: tuple(work.trials[arm.name]) for arm in arms}, clock.seconds, work.skipped,
-        work.runs,
-    )  # fmt: skip
+
+    def measured(large: ServerMeasurement) -> Measurements:
+        return Measurements(
+            small, large, tuple(work.plain), arms,
+            tuple(beginning.seen for beginning in work.beginnings.values()),
+            {arm.name: tuple(work.trials[arm.name]) for arm in arms}, clock.seconds, work.skipped,
+            work.runs,
+        )  # fmt: skip
+
+    best = [method.arm for method in predict(measured(large)).methods[:LOADED]]
+    return measured(await work.loads(large, sorted({number for number in concurrency if number > 1}), best))
 
 
 def check_models(solver: Solver) -> None:

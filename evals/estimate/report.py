@@ -35,7 +35,7 @@ SMALL_PRINT = (
     "end as at its beginning; nobody else uses the servers; and the answers are good enough, for nothing is graded "
     "here: `stepspec eval` does that. Brackets: Wilson's 95% interval of the accept rate; for gains it is combined "
     "with the least and the greatest of the measured times, and with both ways to count the progress of an accepted "
-    "draft. Under load, runs of each method at the same time were measured for some seconds, and the interval is that "
+    "draft. Under load, runs of the two best methods were measured for some seconds, and the interval is that "
     "of one problem at a time. Of times: the least and the greatest."
 )
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.evals.arms import LARGE, SHIPPED
+from stepspec.evals.arms import LARGE
 from stepspec.evals.cli import arm as parse_arm
 from stepspec.evals.command_line import finite, progress_bars, run, writable
 from stepspec.orchestrator.errors import ConfigurationError
@@ -145,16 +145,22 @@ def estimated(
     ] = "0.5,0.95",
     users: Annotated[str, typer.Option(metavar="N,...", help="Problems at the same time, besides one.")] = "8",
     pair: Annotated[list[str] | None, typer.Option(help="Pairs of gpus.toml; default: one H200, and two.")] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", "-p", help="Methods to estimate in the same time; the first is compared."),
+    ] = None,
+    varied: Annotated[bool, typer.Option("--varied", help="Vary the lengths of the steps.")] = False,
     steps: Steps = 40,
     tokens: StepTokens = 50,
     output: Output = Path("build/estimated.json"),
 ) -> None:
-    """Print what `stepspec estimate` predicts for SpecReason on simulated servers beside the simulated gain."""
+    """Print what `stepspec estimate` predicts for a method on simulated servers beside the simulated gain."""
     writable("--output", output)
-    chains = Chains(steps=steps, tokens=tokens)
+    chains = Chains(steps=steps, tokens=tokens, varied=varied)
     shares, loads = _numbers("--accepted", accepted), _crowds(users)
+    arms = [parse_arm(text) for text in policy or ("specreason",)]
     pairs = [find_pair(GPUS, name) for name in pair or (H200, "qwen3-32b-two-h200")]
-    found = [row for each in pairs for share in shares for row in compared(each, SHIPPED, chains, share, loads)]
+    found = [row for each in pairs for share in shares for row in compared(each, arms, chains, share, loads)]
     _write(output, {"cells": found})
     _print(found)
 

@@ -21,7 +21,7 @@ from .figures import Servers, SimulatedSolver
 from .grid import Chains, Pair, simulate_cell
 from .models import SimulatedEndpoint
 
-MINUTES, PROBLEMS = 5.0, 20
+MINUTES, PROBLEMS = 2.0, 20
 
 
 class _Solver(SimulatedSolver):
@@ -40,11 +40,11 @@ async def _plain(
     solver: Solver, problem: str, sampling: Sampling, budget: Budget, clock: Callable[[], float]
 ) -> tuple[None, dict[str, float]]:
     began = clock()
-    await solver.large.model().write(Chain.of(problem), stop=(), limit=budget.tokens)
-    return None, {"large": (clock() - began) / budget.tokens}
+    written = await solver.large.model().write(Chain.of(problem), stop=(), limit=budget.tokens)
+    return None, {"large": (clock() - began) / len(written.tokens)}
 
 
-def estimate(pair: Pair, arm: Arm, chains: Chains, accepted: float, users: Sequence[int]) -> Estimate:
+def estimate(pair: Pair, arms: Sequence[Arm], chains: Chains, accepted: float, users: Sequence[int]) -> Estimate:
     """Let `stepspec estimate` measure the simulated *pair*, on a virtual clock."""
     problems = {f"{number}": script for number, script in enumerate(chains.scripts(accepted, PROBLEMS))}
 
@@ -53,15 +53,19 @@ def estimate(pair: Pair, arm: Arm, chains: Chains, accepted: float, users: Seque
         small, large = (_Endpoint(role, servers[role], problems) for role in servers)
         small.name = "small"
         async with _Solver(small, large) as solver:
-            return predict(await measuring.measure(solver, [arm], list(problems), users, MINUTES), users)
+            return predict(await measuring.measure(solver, arms, list(problems), users, MINUTES), users)
 
     with patch.object(measuring, "solve_plain", _plain):
         return run(work())[0]
 
 
-def compared(pair: Pair, arm: Arm, chains: Chains, accepted: float, users: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """The estimated and the simulated gain for each number of *users*, for a table."""
-    for gain in estimate(pair, arm, chains, accepted, users).methods[0].gains:
+def compared(
+    pair: Pair, arms: Sequence[Arm], chains: Chains, accepted: float, users: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """The estimated and the simulated gain of the first of *arms* for each number of *users*, for a table."""
+    arm, *_ = arms
+    methods = estimate(pair, arms, chains, accepted, users).methods
+    for gain in next(method for method in methods if method.arm == arm).gains:
         hedged = replace(arm, run=arm.run.with_overrides({"hedge": gain.hedge}))
         cells = [
             simulate_cell(pair, each, gain.concurrency, chains, share, max(8, 2 * gain.concurrency))

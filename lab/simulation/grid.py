@@ -72,7 +72,8 @@ class Chains:
     Problems to simulate: chains of so many *steps* of so many *tokens*, of which a share is accepted.
 
     The *prompt* and a judge's *question* have that many tokens. Which steps are accepted is drawn by *seed*; the large
-    model mends the others with as many tokens. The answer is one more step, which is accepted.
+    model mends the others with as many tokens. The answer is one more step, which is accepted. The lengths of *varied*
+    steps after the first are exponentially distributed, with the mean *tokens*.
     """
 
     steps: int = 40
@@ -80,6 +81,7 @@ class Chains:
     prompt: int = 200
     question: int = 80
     seed: int = 0
+    varied: bool = False
 
     def scripts(self, accepted: float, count: int = 16) -> list[Script]:
         """Draw *count* problems; the drafts that are good at one share are good at every higher one."""
@@ -90,6 +92,12 @@ class Chains:
         good, bad = Turn(self.tokens, self.tokens, grade=9.0), Turn(self.tokens, 0, self.tokens, 0.0)
         order = drawn.sample(range(self.steps), self.steps)
         thinking = [good if place < round(accepted * self.steps) else bad for place in order]
+        if self.varied:
+            lengths = [self.tokens, *(max(5, round(drawn.expovariate(1 / self.tokens))) for _ in order[1:])]
+            thinking = [
+                replace(turn, draft=n, kept=n if turn is good else 0, repair=0 if turn is good else n)
+                for turn, n in zip(thinking, lengths, strict=True)
+            ]
         return (*thinking, replace(CLOSE), replace(good, stop="end", ends=True))
 
 

@@ -82,6 +82,6 @@ def test_more_blocks_than_problems_are_refused() -> None:
 @pytest.mark.parametrize("pair", ["qwen3-32b-h200", "qwen3-32b-two-h200"])
 @pytest.mark.parametrize("accepted", [0.5, 0.95])
 def test_an_estimate_of_a_simulated_pair_is_right_alone_and_under_load(pair: str, accepted: float) -> None:
-    rows = list(compared(find_pair(GPUS, pair), SHIPPED, Chains(steps=40, tokens=50), accepted, [8]))
+    rows = list(compared(find_pair(GPUS, pair), [SHIPPED], Chains(steps=40, tokens=50), accepted, [8]))
     assert [row["users"] for row in rows] == [1, 8]
     assert [row["over"] for row in rows] == pytest.approx([1, 1], abs=0.1)

@@ -96,7 +96,7 @@ def test_the_verdict_comes_first_and_the_settings_are_written(
     assert "wrote settings.toml" in printed.err
     ((methods, problems, loads, (minutes, *_)),) = asked
     assert [arm.policy for arm in methods] == ["specreason"]
-    assert (problems, loads, minutes) == (list(PROBLEMS[:7]), [4], 5.0)
+    assert (problems, loads, minutes) == (list(PROBLEMS[:7]), [4], 2.0)
     assert len(set(PROBLEMS)) == len(PROBLEMS) == 20
     monkeypatch.setenv("STEPSPEC_CONFIG", "settings.toml")
     read = configuration.load()

@@ -16,13 +16,13 @@ from stepspec import Solver, policies
 from stepspec.evals.arms import SHIPPED
 from stepspec.evals.estimate import measuring
 from stepspec.evals.estimate.measurements import Measurements
-from stepspec.evals.estimate.measuring import measure, pace, spread, with_load
+from stepspec.evals.estimate.measuring import RunPace, measure, pace, spread, with_load
 from stepspec.evals.estimate.prediction import predict
 from stepspec.evals.sample import Arm
-from stepspec.orchestrator.chain import THINK_END, Chain
+from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
-from stepspec.orchestrator.events import Observer
+from stepspec.orchestrator.events import Committed, Observer
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.reason import reason
 from stepspec.orchestrator.run_options import RunOptions
@@ -171,6 +171,27 @@ def test_a_method_whose_requests_fail_is_left_out(monkeypatch: pytest.MonkeyPatc
     assert ([arm.name for arm in found.arms], found.skipped) == ([SHIPPED.name], {"reading": "no scores"})
     with pytest.raises(StepspecError, match="no method can be measured: reading: no scores"):
         measured(Deaf(), monkeypatch, READING)
+
+
+def test_the_two_best_methods_run_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    bild = Arm.of("bild", "bild", {"scale": "step"})
+    found = measured(World(), monkeypatch, SHIPPED, Arm.of("stricter", "specreason", {"threshold": 8}), bild)
+    estimate = predict(found, [4])
+    assert [len(method.gains) for method in estimate.methods] == [2, 2, 1]
+    assert set(found.runs) == {(method.arm.name, 4) for method in estimate.methods[:2]}
+
+
+def test_a_step_that_is_cut_counts_with_its_seconds() -> None:
+    async def work() -> None:
+        for _ in range(3):
+            counted(Committed(0, Step("w" * 10, "small", "delimiter", (Token("w"),) * 10)))
+            await asyncio.sleep(2)
+        counted.stop()
+
+    counted = RunPace()
+    run(work())
+    assert counted.seconds == pytest.approx(6)
+    assert counted.tokens == 20
 
 
 def test_places_are_of_all_chains_before_any_chain_has_its_share() -> None:

@@ -33,7 +33,7 @@ def test_a_report_is_written_into_the_run_folder(recorded: Path, capfd: pytest.C
     assert summary == "Too few problems to tell whether any of the faster methods loses at most 2 points of accuracy."
     assert [line.split(":")[0].strip() for line in sentences] == ["bild", "random like specreason", "specreason"]
     assert sentences[0] == (
-        "  bild: 1.9x faster [1.6, 2.1], accuracy +0.0 points [-24.3, +24.3]: "
+        "  bild: 1.9x faster [1.6, 2.2], accuracy +0.0 points [-24.3, +24.3]: "
         "too few problems to exclude a loss above 2 points; about 180 more would."
     )
     assert [line.split("/")[-1] for line in printed.err.splitlines()] == ["report.md", "report.json", "report.html"]
@@ -50,7 +50,7 @@ def test_every_format_begins_with_the_verdict(recorded: Path) -> None:
     assert call("report", "run", "--max-loss", "0.3") == 0
     (section,) = orjson.loads((recorded / "report.json").read_bytes())["sections"]
     verdict, first = section["verdict"], section["verdict"]["arms"][0]
-    headline = "Of 2 methods, bild is the fastest that excludes a loss above 30 points: 1.9x faster [1.6, 2.1]."
+    headline = "Of 2 methods, bild is the fastest that excludes a loss above 30 points: 1.9x faster [1.6, 2.2]."
     assert (verdict["max_loss"], verdict["headline"]) == (0.3, headline)
     assert [first[key] for key in ("arm", "speed", "loss", "further_for_loss")] == ["bild", "faster", "excluded", None]
     assert first["sentence"].endswith("no loss above 24.3 points at 95%")

@@ -55,7 +55,7 @@ def against(n: int, gained: int, lost: int, seconds: float = 2.0, arm: Arm = MET
         ((400, 4, 3), 2.0, None, "2.0x faster [2.0, 2.0]", "+0.2 points [-1.3, +1.9]: no loss above 1.3 points at 95%"),
         ((12, 0, 0), 2.0, 177, "2.0x faster [1.9, 2.1]",
          "+0.0 points [-24.3, +24.3]: too few problems to exclude a loss above 2 points; about 180 more would"),
-        ((5, 0, 0), 2.0, 184, "no difference in time shown (2.04x [1.89, 2.22])",
+        ((5, 0, 0), 2.0, 184, "no difference in time shown (2.04x [1.82, 2.22])",
          "+0.0 points [-43.4, +43.4]: too few problems to exclude a loss above 2 points; about 180 more would"),
         ((200, 0, 40), 2.0, None, "2.0x faster [2.0, 2.0]",
          "-20.0 points [-26.1, -15.0]: a loss of at least 15.0 points at 95%"),
