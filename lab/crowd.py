@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import orjson
 from pydantic import TypeAdapter
@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from stepspec.api import Solver
 from stepspec.evals.plan import turns
 from stepspec.evals.sample import Arm, Sample, Task, derive_seed, solve_once
-from stepspec.evals.store import JsonlStore
+from stepspec.evals.store import REMEDY, JsonlStore
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import Sampling
@@ -211,49 +211,35 @@ BlockPlace: TypeAlias = tuple[str, str, int]  # the names of the load and the ar
 _BLOCK: TypeAdapter[Block] = TypeAdapter(Block)
 
 
-class BlockStore:
-    """The blocks that are measured already, a line each in a `JsonlStore`. Blocks of an arm have equal options."""
+class BlockStore(JsonlStore):
+    """The blocks that are measured already, a line each. Blocks of an arm have equal options."""
+
+    done: dict[BlockPlace, Block]
 
     def __init__(self, path: Path, about: Mapping[str, Any], arms: Sequence[Arm], *, fresh: bool = False) -> None:
-        self._file = JsonlStore(path, about, fresh=fresh)
-        self._records = {arm.name: orjson.loads(orjson.dumps(arm.record())) for arm in arms}
-        self.done: dict[BlockPlace, Block] = {}
-        self._read()
-
-    def __enter__(self) -> Self:
-        self._file.__enter__()
-        self._read()  # again: the process that held the file until now may have added blocks
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._file.__exit__(*exc)
+        self._arms = {arm.name: orjson.loads(orjson.dumps(arm.record())) for arm in arms}
+        super().__init__(path, about, fresh=fresh)
 
     def add(self, place: BlockPlace, block: Block) -> None:
         """Keep the *block*; it is on disk when this returns."""
         self.done[place] = block
         load, arm, number = place
-        self._file.write({"load": load, "arm": self._records[arm], "block": number, **asdict(block)})
+        self.write({"load": load, "arm": self._arms[arm], "block": number, **asdict(block)})
 
     def _read(self) -> None:
-        self.done.clear()
-        for number, line in self._file.lines():
-            self._take(number, line)
+        self.done = {}
+        for place, arm, block in self.records(_placed, "block"):
+            if arm != self._arms.get(arm["name"], arm):
+                raise ConfigurationError(
+                    f"{self.path} has blocks of the arm {arm['name']!r} with other options: {REMEDY}"
+                )
+            self.done[place] = block
 
-    def _take(self, number: int, line: bytes) -> None:
-        try:
-            fields = orjson.loads(line)
-            name, block = fields["arm"]["name"], _BLOCK.validate_python(fields)
-            place = fields["load"], name, fields["block"]
-        except (KeyError, TypeError, ValueError) as exc:
-            raise ConfigurationError(
-                f"{self._file.path}, line {number}: not a block ({exc}); remove the line, or begin anew with --fresh"
-            ) from exc
-        if name in self._records and fields["arm"] != self._records[name]:
-            raise ConfigurationError(
-                f"{self._file.path} has blocks of the arm {name!r} with other options: choose another place with "
-                "--output, or begin anew with --fresh"
-            )
-        self.done[place] = block
+
+def _placed(line: bytes) -> tuple[BlockPlace, Mapping[str, Any], Block]:
+    fields = orjson.loads(line)
+    arm: Mapping[str, Any] = fields["arm"]
+    return (fields["load"], arm["name"], fields["block"]), arm, _BLOCK.validate_python(fields)
 
 
 @dataclass(frozen=True, slots=True)
