@@ -192,7 +192,7 @@ async def run(
     kept. Raise `WorkersLost` for a trial that was lost with several workers.
     """
     state = _Run(plan, graders, samples, traces, on_sample)
-    async with supervised(*map(state.fill, slots)):  # Some may still be waiting for a worker at the end.
+    async with supervised(*map(state.fill, slots)):  # Some may wait for a worker until all is finished.
         await state.finished()
 
 
