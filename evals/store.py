@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import IO, Any, Self, TypeVar, cast
 
 import orjson
 from pydantic import TypeAdapter
@@ -16,6 +16,7 @@ from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
 from .sample import Sample
 
+T = TypeVar("T")
 REMEDY = "choose another place with --output, or begin anew with --fresh"
 
 
@@ -39,6 +40,7 @@ class JsonlStore:
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
         self.path, self._head, self._fresh = path, orjson.dumps(dict(about)) + b"\n", fresh
         self._check()
+        self._read()
 
     @staticmethod
     def about(path: Path) -> Any:
@@ -51,10 +53,21 @@ class JsonlStore:
         except orjson.JSONDecodeError:
             return {}
 
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Every complete line after the header, with its number in the file."""
+    def records(self, parse: Callable[[bytes], T], name: str) -> Iterator[T]:
+        """Every record, read by *parse*. Raise `ConfigurationError`, with the *name* of a record, for another line."""
         lines = self._content().splitlines(keepends=True)
-        yield from ((number, line) for number, line in enumerate(lines[1:], 2) if line.endswith(b"\n"))
+        for number, line in enumerate(lines[1:], 2):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield parse(line)
+            except (KeyError, TypeError, ValueError) as exc:  # orjson's and pydantic's errors are ValueErrors
+                raise ConfigurationError(
+                    f"{self.path}, line {number}: no {name} ({exc}); remove the line, or begin anew with --fresh"
+                ) from exc
+
+    def _read(self) -> None:
+        """Read the records that the file has, where a subclass keeps them."""
 
     def __enter__(self) -> Self:
         """Begin to write. Raise `ConfigurationError` if another process is writing."""
@@ -74,6 +87,7 @@ class JsonlStore:
         if not complete:
             self._put(self._head)
         self._fresh = False
+        self._read()  # again: the process that held the file until now may have added records
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,15 +135,7 @@ Place = tuple[int, str]  # the number of the sample, and the name of the arm
 class SampleStore(JsonlStore):
     """The samples of one measurement, one line each, by number of the sample and name of the arm."""
 
-    def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
-        super().__init__(path, about, fresh=fresh)
-        self.done: dict[Place, Sample] = {}
-        self._read()
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self._read()  # again: the process that held the file until now may have added samples
-        return self
+    done: dict[Place, Sample]
 
     def add(self, number: int, sample: Sample) -> None:
         """Keep the *sample* with this *number*; it is on disk when this returns."""
@@ -137,13 +143,10 @@ class SampleStore(JsonlStore):
         self.write({"task": number, "outcome": sample.outcome, **asdict(sample)})
 
     def _read(self) -> None:
-        self.done.clear()
-        for number, line in self.lines():
-            try:
-                fields = orjson.loads(line)
-                sample = _ADAPTER.validate_python(fields)
-                self.done[fields["task"], sample.arm] = sample
-            except (KeyError, TypeError, ValueError) as exc:  # both parsers' errors are ValueErrors
-                raise ConfigurationError(
-                    f"{self.path}, line {number}: not a sample ({exc}); remove the line, or begin anew with --fresh"
-                ) from exc
+        self.done = dict(self.records(_placed, "sample"))
+
+
+def _placed(line: bytes) -> tuple[Place, Sample]:
+    fields = orjson.loads(line)
+    sample = _ADAPTER.validate_python(fields)
+    return (fields["task"], sample.arm), sample

@@ -302,14 +302,9 @@ async def bench(
         }
         with samples, progress_bars(console) as progress:
             left = missing(all_arms, tasks, samples)
-            bar = progress.add_task(
-                "measuring", total=problems * len(all_arms), completed=problems * len(all_arms) - left
-            )
-
-            def keep(number: int, sample: Any) -> None:
-                samples.add(number, sample)
-                progress.advance(bar)
-
+            total = problems * len(all_arms)
+            bar = progress.add_task("measuring", total=total, completed=total - left)
+            keep = _keeping(samples, partial(progress.advance, bar))
             await measure(solver, all_arms, tasks, on_sample=keep, done=samples.done, solvers=by_arm, base=SEED)
     results: dict[str, list[Result]] = {}
     for sampling in samplings:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Annotated, TypeAlias
@@ -30,9 +30,11 @@ from stepspec.evals.calibration import search as calibration_search
 from stepspec.evals.calibration.risk_bound import LossTest, Paired
 from stepspec.evals.calibration.search import CalibrationRun, RunMemory
 from stepspec.evals.command_line import progress_bars, script
-from stepspec.evals.results import wilson
+from stepspec.evals.results import Interval, wilson
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import Threshold
+
+from .tables import Sheet
 
 THRESHOLDS = 10
 SEARCHED = 10  # times fewer populations go through the search, which takes a task for every run
@@ -71,22 +73,20 @@ class Population:
 
 
 @dataclass(frozen=True, slots=True)
-class ThresholdRow:
+class Row:
     """
-    The results for one kind of population and one sample size, as shares of all populations.
+    The results for one *kind* of population in one *case*, as shares of all populations.
 
-    *broken* counts broken promises, *naively* those that trusting the observed loss would break, and *none*
-    calibrations that promised no threshold.
+    *broken* counts broken promises, *none* calibrations that promised no threshold, and *naively* the promises that
+    trusting the observed loss would break, None where that is not counted.
     """
 
     kind: str
-    n: int
-    limit: float
+    case: str
     populations: int
-    broken: float
-    broken_interval: tuple[float, float]
-    naively: float
+    broken: Interval
     none: float
+    naively: float | None = None
 
 
 def growing(rng: Generator, limit: float) -> Population:
@@ -124,7 +124,7 @@ SEARCH_KINDS: Kinds = {**KINDS, "at the edge from the second": late_edge}
 def simulate(
     kind: str, n: int, limit: float, populations: int, *, level: float = LEVEL, seed: int = 0,
     on_population: Callable[[], object] = lambda: None,
-) -> ThresholdRow:  # fmt: skip
+) -> Row:  # fmt: skip
     """Calibrate on a sample of *n* problems from each of a number of *populations*."""
     rng = np.random.default_rng([seed, n, len(kind)])
     broken = naively = none = 0
@@ -137,34 +137,14 @@ def simulate(
         naively += bool(trusted >= 0 and population.loss[trusted] > limit)
         none += index < 0
         on_population()
-    interval = wilson(broken, populations)
-    bounds = interval.low, interval.high
-    return ThresholdRow(kind, n, limit, populations, interval.value, bounds, naively / populations, none / populations)
+    share = wilson(broken, populations)
+    return Row(kind, f"{n} problems", populations, share, none / populations, naively / populations)
 
 
 def _loosest(outcomes: list[Paired], limit: float, level: float) -> int:
     """The index of the threshold that a calibration on these *outcomes* promises; -1 for none."""
     test = LossTest(limit, level)
     return sum(1 for _ in takewhile(lambda outcome: test.at(0, outcome).holds, outcomes)) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class SearchRow:
-    """
-    The results of the search itself.
-
-    With several *attempts*, each has twice the problems of the one before, whatever its result. *broken* is the share
-    of broken promises, *none* the share of searches that promised no threshold.
-    """
-
-    kind: str
-    n: int
-    limit: float
-    populations: int
-    broken: float
-    broken_interval: tuple[float, float]
-    none: float
-    attempts: int = 1
 
 
 class SimulatedRuns:
@@ -192,8 +172,12 @@ class SimulatedRuns:
 def search(
     kind: str, n: int, limit: float, populations: int, *, attempts: int = 1, seed: int = 0,
     on_population: Callable[[], object] = lambda: None,
-) -> SearchRow:  # fmt: skip
-    """Run the search of ``stepspec calibrate`` on a number of *populations*."""
+) -> Row:  # fmt: skip
+    """
+    Run the search of ``stepspec calibrate`` on a number of *populations*.
+
+    With several *attempts*, each has twice the problems of the one before, whatever its result.
+    """
     rng = np.random.default_rng([seed, n, len(kind)])
     broken = none = 0
     for _ in range(populations):
@@ -206,8 +190,8 @@ def search(
         none += not best
         broken += any(bool(population.loss[index] > limit) for index in best)
         on_population()
-    share = wilson(broken, populations)
-    return SearchRow(kind, n, limit, populations, share.value, (share.low, share.high), none / populations, attempts)
+    case = f"{attempts} attempt{'s' * (attempts > 1)}"
+    return Row(kind, case, populations, wilson(broken, populations), none / populations)
 
 
 def main(
@@ -241,53 +225,35 @@ def main(
             )
             for kind, attempts in searches
         ]  # fmt: skip
-    Console(width=130).print(table(rows), search_table(search_rows))
-    failures = missed(rows, search_rows)
+    about = f"a loss of at most {limit:.0%}, at 95% confidence, {datetime.date.today()}"
+    found = f"the search of `stepspec calibrate`, {SEARCH_PROBLEMS} problems"
+    Console(width=130).print(table(f"the promise: {about}", rows), table(f"{found}: {about}", search_rows))
+    failures = missed([*rows, *search_rows])
     for line in failures:
         stderr.print(line, style="red", highlight=False, soft_wrap=True)
     if failures:
         raise typer.Exit(1)
 
 
-def missed(rows: list[ThresholdRow], searches: list[SearchRow]) -> list[str]:
+def missed(rows: Sequence[Row]) -> list[str]:
     """The rows in which too many promises are broken, one sentence each."""
-    shares = [(f"{row.kind}, {row.n} problems", row.broken, row.broken_interval) for row in rows]
-    shares += [(f"{row.kind}, {row.attempts} attempts", row.broken, row.broken_interval) for row in searches]
     return [
-        f"missed: {name}: broken in {broken:.1%}, which is more than {LEVEL:.0%}"
-        for name, broken, (low, _) in shares
-        if low > LEVEL
+        f"missed: {row.kind}, {row.case}: broken in {row.broken.value:.1%}, which is more than {LEVEL:.0%}"
+        for row in rows
+        if row.broken.low > LEVEL
     ]
 
 
-def table(rows: list[ThresholdRow]) -> Table:
-    rendered = Table(
-        title=f"the promise: a loss of at most {rows[0].limit:.0%}, at 95% confidence",
-        caption=f"{rows[0].populations} populations a row, {datetime.date.today()}",
-    )
-    shares = ("broken (95% interval)", "if trusted naively", "none")
-    for column in ("population", "problems", *shares):
-        rendered.add_column(column, justify="left" if column == "population" else "right")
-    for row in rows:
-        low, high = row.broken_interval
-        rendered.add_row(
-            row.kind, str(row.n), f"{row.broken:.1%} ({low:.1%} to {high:.1%})", f"{row.naively:.1%}",
-            f"{row.none:.1%}",
-        )  # fmt: skip
-    return rendered
-
-
-def search_table(rows: list[SearchRow]) -> Table:
-    rendered = Table(
-        title=f"the search of `stepspec calibrate`: {rows[0].n} problems, a loss of at most {rows[0].limit:.0%}",
-        caption=f"{rows[0].populations} populations a row, {datetime.date.today()}",
-    )
-    for column in ("population", "attempts", "broken (95% interval)", "none"):
-        rendered.add_column(column, justify="left" if column == "population" else "right")
-    for row in rows:
-        low, high = row.broken_interval
-        rendered.add_row(row.kind, str(row.attempts), f"{row.broken:.1%} ({low:.1%} to {high:.1%})", f"{row.none:.1%}")
-    return rendered
+def table(title: str, rows: Sequence[Row]) -> Table:
+    columns = ("population", "", "populations", "broken [95% interval]", "none", "if trusted naively")
+    texts = [
+        (
+            *(row.kind, row.case, str(row.populations), f"{row.broken:.1%}", f"{row.none:.1%}"),
+            "" if row.naively is None else f"{row.naively:.1%}",
+        )
+        for row in rows
+    ]
+    return Sheet(columns, texts, title).table()
 
 
 if __name__ == "__main__":

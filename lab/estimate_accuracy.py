@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import datetime
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -23,8 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from lab.crowd import Attempt, Block, BlockPlace, BlockStore, Deployment, Load, Workload, attempt, grade_equal
-from lab.crowd import measure as measure_crowd
+from lab.crowd import Crowd, Timing, attempt, grade_equal, run_block
 from stepspec.evals.arms import PLAIN
 from stepspec.evals.cli import arm as parse_arm
 from stepspec.evals.command_line import numbers, progress_bars, script, writable
@@ -32,6 +33,7 @@ from stepspec.evals.estimate.command import POLICIES, parts
 from stepspec.evals.estimate.measuring import measure
 from stepspec.evals.estimate.prediction import Estimate, Gain, predict
 from stepspec.evals.estimate.report import record
+from stepspec.evals.plan import turns
 from stepspec.evals.results import Interval
 from stepspec.evals.sample import Arm
 from stepspec.orchestrator.errors import ConfigurationError
@@ -86,15 +88,14 @@ def expected(estimate: Estimate, load: int) -> list[tuple[Arm, Gain]]:
     return [(each.arm, gain) for each in estimate.methods for gain in each.gains if gain.concurrency == load]
 
 
-def compare(estimate: Estimate, blocks: int, done: dict[BlockPlace, Block]) -> Iterator[Comparison]:
-    """Compare the *estimate* with the blocks that are *done*."""
+def compare(estimate: Estimate, timings: Mapping[tuple[int, str], Sequence[Timing]]) -> Iterator[Comparison]:
+    """Compare the *estimate* with the *timings* of each arm, by the load and its name."""
     for load, arms in arms_by_load(estimate).items():
-        plain, *others = ([done[f"{load} at once", arm.name, block] for block in range(blocks)] for arm in arms)
+        plain, *others = (timings[load, arm.name] for arm in arms)
         for (arm, gain), measured in zip(expected(estimate, load), others, strict=True):
             ratio = latency_ratio(plain, measured)
-            timings = [timing for block in measured for timing in block.timings]
             assert ratio is not None
-            seconds = sum(timing.latency for timing in timings) / len(timings)
+            seconds = sum(timing.latency for timing in measured) / len(measured)
             yield Comparison(arm.name, load, gain.ahead, gain.gain, ratio, seconds)
 
 
@@ -128,25 +129,17 @@ async def run(
         estimate = predict(found, loads)
         figures = record(estimate, found, "")
         output.with_suffix(".estimate.json").write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
-        by_load = arms_by_load(estimate)
-        tasks = fresh_tasks(len(by_load) * counted, SEED + 1, world=world)
-        workload = Workload(tasks, fresh_tasks(OTHERS, SEED + 2, world=world), counted, blocks, SEED)
-        every = {arm.name: arm for chosen in by_load.values() for arm in chosen}
-        store = BlockStore(
-            output.with_suffix(".blocks.jsonl"), {"estimate": "accuracy"}, tuple(every.values()), fresh=True
-        )
+        by_load, timings = arms_by_load(estimate), defaultdict[tuple[int, str], list[Timing]](list)
+        tasks = fresh_tasks(counted, SEED + 1, world=world)
+        others = fresh_tasks(OTHERS, SEED + 2, world=world)
         step = part("measuring", blocks * sum(map(len, by_load.values())))
-        with store:
-            for load, chosen in by_load.items():
-                await measure_crowd(
-                    deployment, workload, [Load(concurrency=load)], chosen, store, attempts(deployment), step
-                )
-        return list(compare(estimate, blocks, store.done))
-
-
-def attempts(deployment: Deployment) -> Callable[[Arm], Attempt]:
-    """Make what solves a task as an arm does."""
-    return lambda arm: partial(attempt, deployment.solver(arm), arm, grade_equal, DEADLINE, None, None)
+        for (load, chosen), block in product(by_load.items(), range(blocks)):
+            for arm in turns(chosen, block):
+                solving = partial(attempt, solver, arm, grade_equal, DEADLINE, None, None)
+                crowd = Crowd(load, tasks[block::blocks], others, solving, SEED, block)
+                timings[load, arm.name] += await run_block(crowd, f"{arm.name}, {load} at once")
+                step()
+        return list(compare(estimate, timings))
 
 
 def main(

@@ -89,17 +89,30 @@ class Outcome:
 
 @dataclass(eq=False)
 class Deployment:
-    """The service and its servers, one at each of the *ports*. *text* is the answer of an undisturbed run."""
+    """
+    The service, with these *flags*, and its servers, one at each of the *ports*.
+
+    *text* is the answer of an undisturbed run.
+    """
 
     http: aiohttp.ClientSession
     folder: Path
     ports: Sequence[int]
+    flags: Sequence[str] = ()
     program: Program = field(init=False)
+    serving: AsyncExitStack = field(default_factory=AsyncExitStack)
     servers: dict[int, tuple[AsyncExitStack, Child]] = field(default_factory=dict[int, tuple[AsyncExitStack, Child]])
     text: str = ""
 
     def url(self, place: int) -> str:
         return f"http://127.0.0.1:{self.ports[place]}"
+
+    async def serve(self) -> None:
+        """Start the service, anew if it runs."""
+        await self.serving.aclose()
+        (small, large, other), log = map(self.url, PLACES), self.folder / "service.log"
+        running = serve(small, f"{large},{other}", log, *self.flags, settings=SETTINGS)
+        self.program = await self.serving.enter_async_context(running)
 
     async def start(self, *places: int, flags: Sequence[str] = ()) -> None:
         """Start the servers at *places* with more *flags*, and wait until they listen."""
@@ -401,12 +414,21 @@ class Result:
 
 
 @asynccontextmanager
-async def service(deployment: Deployment, *flags: str) -> AsyncGenerator[Program]:
-    """Run ``stepspec serve`` over the servers, with more *flags*."""
-    small, large, other = map(deployment.url, PLACES)
-    log = deployment.folder / "service.log"
-    async with serve(small, f"{large},{other}", log, *flags, settings=SETTINGS) as program:
-        yield program
+async def deployed(*flags: str, force_close: bool = True) -> AsyncGenerator[Deployment]:
+    """Start the servers, and ``stepspec serve`` over them, with more *flags*."""
+    with TemporaryDirectory(prefix="stepspec-deployment-") as name:
+        connector = aiohttp.TCPConnector(limit=0, force_close=force_close)
+        async with AsyncExitStack() as stack, aiohttp.ClientSession(connector=connector) as http:
+            deployment = Deployment(http, Path(name), free_ports(len(PLACES)), flags)
+            stack.push_async_callback(deployment.stop_all)
+            await deployment.start(*PLACES)
+            await stack.enter_async_context(deployment.serving)
+            await deployment.serve()
+            undisturbed = await deployment.ask(0)
+            if undisturbed.fate != "answered":
+                raise RuntimeError(f"the undisturbed run is {undisturbed.fate}: {undisturbed.note}")
+            deployment.text = undisturbed.note
+            yield deployment
 
 
 def free_ports(count: int) -> list[int]:
@@ -419,29 +441,17 @@ def free_ports(count: int) -> list[int]:
 async def suite(faults: Sequence[Fault], requests: int, tell: Callable[[Result], object]) -> list[Result]:
     """Try *faults* one after the other, with so many *requests* each; *tell* gets every result."""
     results = list[Result]()
-    with TemporaryDirectory(prefix="stepspec-faults-") as name:
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        async with AsyncExitStack() as stack, aiohttp.ClientSession(connector=connector) as http:
-            deployment = Deployment(http, Path(name), free_ports(len(PLACES)))
-            stack.push_async_callback(deployment.stop_all)
-            await deployment.start(*PLACES)
-            serving = await stack.enter_async_context(AsyncExitStack())
-            deployment.program = await serving.enter_async_context(service(deployment))
-            undisturbed = await deployment.ask(0)
-            if undisturbed.fate != "answered":
-                raise RuntimeError(f"the undisturbed run is {undisturbed.fate}: {undisturbed.note}")
-            deployment.text = undisturbed.note
-            for fault in faults:
-                outcomes = await fault.work(deployment, requests)
-                if fault is KILLED_SERVICE:
-                    await serving.aclose()
-                    deployment.program = await serving.enter_async_context(service(deployment))
-                try:
-                    recovered = await deployment.recovered()
-                except TimeoutError:
-                    recovered = None
-                results.append(Result(fault, outcomes, recovered))
-                tell(results[-1])
+    async with deployed() as deployment:
+        for fault in faults:
+            outcomes = await fault.work(deployment, requests)
+            if fault is KILLED_SERVICE:
+                await deployment.serve()
+            try:
+                recovered = await deployment.recovered()
+            except TimeoutError:
+                recovered = None
+            results.append(Result(fault, outcomes, recovered))
+            tell(results[-1])
     return results
 
 

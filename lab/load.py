@@ -1,4 +1,4 @@
-"""The figures of methods under load: latency, throughput and ratios of each arm, a *cell*, from its blocks."""
+"""The figures of methods under load: latency, throughput and ratios of each arm, a *cell*, from its timings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from lab.crowd import TWO_LARGE, Block, BlockPlace, Deployment, Load
+from lab.crowd import TWO_LARGE, Deployment, Timing
 from stepspec.api import Solver
 from stepspec.evals.arms import LARGE
 from stepspec.evals.estimate.measuring import UNLIMITED
 from stepspec.evals.results import Interval, Z, bootstrap_ratio, wilson
-from stepspec.evals.sample import Arm
 from stepspec.evals.testbed.servers import JUDGE, endpoint, running
 from stepspec.orchestrator.endpoints import GREEDY
 
@@ -35,11 +34,10 @@ class Cell:
     *latencies* has quantiles of the seconds from arrival to answer, None where *n* is too small for one. *first_step*
     and *first_answer* are medians. A failed problem is wrong, and has no latency. *to_large* and *to_two_large* divide
     the summed latency by that of the large model alone, on one and on two servers, over the problems that both solved;
-    *throughput_to_large* divides the problems a second. *cpu* is a share of a core by program.
+    *throughput_to_large* divides the problems a second.
     """
 
     name: str
-    load: str
     concurrency: int
     n: int
     failed: int
@@ -52,7 +50,6 @@ class Cell:
     to_large: Interval | None
     to_two_large: Interval | None
     throughput_to_large: float | None
-    cpu: Mapping[str, float]
 
 
 def quantile(values: Sequence[float], share: float) -> Interval | None:
@@ -69,51 +66,34 @@ def quantile(values: Sequence[float], share: float) -> Interval | None:
     return Interval(*(ordered[rank - 1] for rank in ranks))
 
 
-def summarise(loads: Sequence[Load], arms: Sequence[Arm], blocks: int, done: Mapping[BlockPlace, Block]) -> list[Cell]:
-    """The cells that are complete, load by load."""
-    cells: list[Cell] = []
-    for load in loads:
-        by_arm = {
-            arm.name: [done[place] for number in range(blocks) if (place := (load.name, arm.name, number)) in done]
-            for arm in arms
-        }
-        complete = {name: measured for name, measured in by_arm.items() if len(measured) == blocks}
-        cells += [_cell(load, name, measured, complete) for name, measured in complete.items()]
-    return cells
+def summarise(concurrency: int, measured: Mapping[str, Sequence[Timing]]) -> list[Cell]:
+    """The cells of a load of *concurrency* problems at once, from what was *measured* of each arm, by its name."""
+    return [_cell(concurrency, name, timings, measured) for name, timings in measured.items()]
 
 
-def _cell(load: Load, name: str, measured: Sequence[Block], others: Mapping[str, Sequence[Block]]) -> Cell:
-    timings = [timing for block in measured for timing in block.timings]
-    solved = [timing for timing in timings if not timing.failure]
-    seconds, large = [block.seconds for block in measured], others.get(LARGE.name)
-    rate = _throughput(load, measured)
+def _cell(concurrency: int, name: str, timings: Sequence[Timing], others: Mapping[str, Sequence[Timing]]) -> Cell:
+    solved, large = [timing for timing in timings if not timing.failure], others.get(LARGE.name)
+    rate = _throughput(concurrency, timings)
     return Cell(
         name=name,
-        load=load.name,
-        concurrency=load.concurrency,
+        concurrency=concurrency,
         n=len(timings),
         failed=len(timings) - len(solved),
         problems_per_second=rate,
-        tokens_per_second=sum(each.tokens for each in timings)
-        / sum(each.latency / load.concurrency for each in timings),
+        tokens_per_second=sum(each.tokens for each in timings) / sum(each.latency / concurrency for each in timings),
         latencies={key: quantile([timing.latency for timing in solved], share) for key, share in QUANTILES.items()},
         first_step=_median([timing.first_step for timing in solved]),
         first_answer=_median([timing.first_answer for timing in solved]),
         accuracy=wilson(sum(timing.correct for timing in timings), len(timings)),
-        to_large=latency_ratio(measured, large),
-        to_two_large=latency_ratio(measured, others.get(TWO_LARGE.name)),
-        throughput_to_large=None if large is None else rate.value / _throughput(load, large).value,
-        cpu={
-            program: sum(block.cpu[program] * block.seconds for block in measured) / sum(seconds)
-            for program in measured[0].cpu
-        },
+        to_large=latency_ratio(timings, large),
+        to_two_large=latency_ratio(timings, others.get(TWO_LARGE.name)),
+        throughput_to_large=None if large is None else rate.value / _throughput(concurrency, large).value,
     )
 
 
-def _throughput(load: Load, measured: Sequence[Block]) -> Interval:
+def _throughput(concurrency: int, timings: Sequence[Timing]) -> Interval:
     """Problems solved a second, from the latencies (Little's law): where a block begins and ends does not matter."""
-    timings = [timing for block in measured for timing in block.timings]
-    spent = [timing.latency / load.concurrency for timing in timings]
+    spent = [timing.latency / concurrency for timing in timings]
     return bootstrap_ratio([float(not timing.failure) for timing in timings], spent)
 
 
@@ -122,14 +102,13 @@ def _median(values: Sequence[float | None]) -> float | None:
     return None if middle is None else middle.value
 
 
-def latency_ratio(measured: Sequence[Block], large: Sequence[Block] | None) -> Interval | None:
+def latency_ratio(measured: Sequence[Timing], large: Sequence[Timing] | None) -> Interval | None:
     """The summed latency over that of *large*, problem by problem; None without a problem that both solved."""
     if large is None:
         return None
     pairs = [
         (ours.latency, theirs.latency)
-        for block, other in zip(measured, large, strict=True)
-        for ours, theirs in zip(block.timings, other.timings, strict=True)
+        for ours, theirs in zip(measured, large, strict=True)
         if not (ours.failure or theirs.failure)
     ]
     return bootstrap_ratio([ours for ours, _ in pairs], [theirs for _, theirs in pairs]) if pairs else None
@@ -137,7 +116,7 @@ def latency_ratio(measured: Sequence[Block], large: Sequence[Block] | None) -> I
 
 COLUMNS = (
     *("", "n", "failed", "problems/s", "tokens/s", "p50", "p95", "p99", "first step", "answer at"),
-    *("accuracy", "latency vs large", "vs two large", "problems/s vs large", "CPU"),
+    *("accuracy", "latency vs large", "vs two large", "problems/s vs large"),
 )
 
 
@@ -155,7 +134,6 @@ def sheet(cells: Sequence[Cell]) -> Sheet:
             written(cell.accuracy, ".0%"),
             *map(written, (cell.to_large, cell.to_two_large)),
             "" if cell.throughput_to_large is None else f"{cell.throughput_to_large:.2f}",
-            ", ".join(f"{program} {share:.0%}" for program, share in cell.cpu.items()),
         )
         for cell in cells
     ]
@@ -167,9 +145,8 @@ SMALL_PRINT = (
     "Seconds from a problem's arrival to "
     "its answer (p50, p95, p99), to its first verified step and to the first text of its answer (medians). Latency vs "
     "large: summed over the same problems, divided by that of the large model alone under this load; two large: by "
-    "that on two servers, the hardware of a pair. Failed problems count as wrong. CPU: the share of a core that each "
-    "program used. Brackets are 95% intervals: of problems a second and of ratios by bootstrap over problems, "
-    "of quantiles by order, of accuracy Wilson's."
+    "that on two servers, the hardware of a pair. Failed problems count as wrong. Brackets are 95% intervals: of "
+    "problems a second and of ratios by bootstrap over problems, of quantiles by order, of accuracy Wilson's."
 )
 
 
@@ -183,13 +160,12 @@ async def miniature_deployment(
         judging = replace(with_judge(world, judge), sequences=SEQUENCES)
         starting = running(profile, roles, console=console, world=judging)
         served = await stack.enter_async_context(starting)
-        groups = {name: server.pid for name, server in served.items()}
         ends = {
             name: endpoint(served[name], cast("Any", name)).model_copy(update=UNLIMITED) for name in ("small", "large")
         }
         pair = await stack.enter_async_context(Solver(ends["small"], ends["large"], sampling=GREEDY))
         if not two:
-            yield Deployment(pair, groups=groups)
+            yield Deployment(pair)
             return
         both = ends["large"].model_copy(update={"replicas": (endpoint(served["large-2"], "large").url,)})
-        yield Deployment(pair, await stack.enter_async_context(Solver(ends["small"], both, sampling=GREEDY)), groups)
+        yield Deployment(pair, await stack.enter_async_context(Solver(ends["small"], both, sampling=GREEDY)))

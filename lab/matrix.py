@@ -22,7 +22,7 @@ import orjson
 import typer
 from rich.console import Console
 
-from lab.crowd import TWO_LARGE, BlockStore, Crowd, Deployment, attempt, grade_equal, run_block
+from lab.crowd import TWO_LARGE, BlockStore, Crowd, Deployment, Timing, attempt, grade_equal, run_block
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.command_line import numbers, progress_bars, script, writable
 from stepspec.evals.plan import turns
@@ -40,7 +40,6 @@ from .matrix_tables import (
     arms_under,
     auto_rows,
     auto_sheet,
-    cells_under,
     conditions,
     method_rows,
     method_sheet,
@@ -87,7 +86,8 @@ def crowd(deployment: Deployment, arm: Arm, condition: Condition, number: int) -
         GREEDY,
         Budget(find_world(condition.world).context // 2),
     )
-    return Crowd(condition.load, tasks(condition, number), others, solving, SEED, number, warm_up=condition.warm_up)
+    counted, warm_up = tasks(condition, number), condition.warm_up
+    return Crowd(condition.concurrency, counted, others, solving, SEED, number, warm_up=warm_up)
 
 
 async def measure(
@@ -101,7 +101,7 @@ async def measure(
             for condition in some
             for number in range(rounds)
             for arm in turns(arms_under(condition, ARMS), number)
-            if (condition.load.name, arm.name, number) not in store.done
+            if (condition.concurrency, arm.name, number) not in store.done
         ]
         if not missing:
             continue
@@ -112,8 +112,8 @@ async def measure(
                 await deployment.two_large.warm_up()
             for condition, number, arm in missing:
                 name = f"{condition}: {arm.name}"
-                block = await run_block(crowd(deployment, arm, condition, number), name, deployment)
-                store.add((condition.load.name, arm.name, number), block)
+                block = await run_block(crowd(deployment, arm, condition, number), name)
+                store.add((condition.concurrency, arm.name, number), block)
                 on_block(name)
 
 
@@ -139,13 +139,14 @@ def open_stores(wanted: Sequence[Condition], profile: str, output: Path, *, fres
 
 
 def complete(wanted: Sequence[Condition], rounds: int, stores: Stores) -> Measured:
-    """The blocks by condition and arm, round by round."""
+    """What was measured, by condition and arm."""
+
+    def timings(condition: Condition, arm: Arm) -> list[Timing]:
+        done = stores[condition.pairing].done
+        return [timing for number in range(rounds) for timing in done[condition.concurrency, arm.name, number]]
+
     return {
-        condition: {
-            arm.name: [stores[condition.pairing].done[condition.load.name, arm.name, n] for n in range(rounds)]
-            for arm in arms_under(condition, ARMS)
-        }
-        for condition in wanted
+        condition: {arm.name: timings(condition, arm) for arm in arms_under(condition, ARMS)} for condition in wanted
     }
 
 
@@ -192,7 +193,7 @@ def _print(measured: Measured, note: str, profile: str, output: Path, *, as_mark
     """Write the figures and print the tables."""
     console, date = Console(width=max(Console().width, 180)), str(datetime.date.today())
     methods, autos = method_rows(measured), auto_rows(measured)
-    cells = {condition: cells_under(condition, blocks, ARMS) for condition, blocks in measured.items()}
+    cells = {condition: load_module.summarise(condition.concurrency, each) for condition, each in measured.items()}
     figures = {
         "date": date,
         "profile": profile,

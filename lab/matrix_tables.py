@@ -1,5 +1,5 @@
 """
-The conditions of the matrix of worlds, judges and loads, and its tables from the blocks that were measured. Pure.
+The conditions of the matrix of worlds, judges and loads, and its tables from the timings that were measured. Pure.
 
 A *condition* is what all arms have in common: world, judge and load. The tables: methods by judge; loads; `auto`
 against the better of the large model alone and the best fixed method.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from lab.crowd import TWO_LARGE, Block, Load, Timing
+from lab.crowd import TWO_LARGE, Timing
 from stepspec.evals.arms import LARGE
 from stepspec.evals.results import Interval, wilson
 from stepspec.evals.sample import Arm
@@ -20,8 +20,7 @@ from stepspec.evals.testbed.servers import JUDGE
 from stepspec.orchestrator.errors import ConfigurationError
 
 from .arms import AUTO, REFLECTIVE
-from .load import Cell, latency_ratio
-from .load import summarise as summarise_cells
+from .load import latency_ratio
 from .tables import Sheet, written
 from .worlds import JUDGES, LONG, find_world, with_judge
 
@@ -33,10 +32,6 @@ class Condition:
     world: str
     judge: str
     concurrency: int
-
-    @property
-    def load(self) -> Load:
-        return Load(concurrency=self.concurrency)
 
     @property
     def pairing(self) -> tuple[str, str]:
@@ -59,7 +54,7 @@ class Condition:
         return 0 if self.world == LONG else self.concurrency
 
     def __str__(self) -> str:
-        return f"{self.world}, {self.judge}, {self.load.name}"
+        return f"{self.world}, {self.judge}, {self.concurrency} at once"
 
 
 def conditions(worlds: Sequence[str], judges: Sequence[str], loads: Sequence[int]) -> list[Condition]:
@@ -92,8 +87,9 @@ def arms_under(condition: Condition, arms: Sequence[Arm]) -> tuple[Arm, ...]:
     return (LARGE, *(arm for arm in arms if arm != REFLECTIVE))
 
 
-Measured: TypeAlias = Mapping[Condition, Mapping[str, Sequence[Block]]]
-"""The blocks of each arm by its name, round by round, under every condition."""
+Timings: TypeAlias = Mapping[str, Sequence[Timing]]
+"""Those of each arm by its name, of all rounds."""
+Measured: TypeAlias = Mapping[Condition, Timings]
 
 BAR = 1.05  # what `auto` may take, over the better of the large model alone and the best fixed method
 LOST = 0.02  # the share of problems that a method may lose to the large model alone, to be compared with
@@ -123,22 +119,20 @@ def method_rows(measured: Measured) -> list[MethodRow]:
     """The arms of every world and judge, over all its loads."""
     rows: list[MethodRow] = []
     for world, judge in dict.fromkeys(condition.pairing for condition in measured):
-        mine = {condition: blocks for condition, blocks in measured.items() if condition.pairing == (world, judge)}
+        mine = {condition: timings for condition, timings in measured.items() if condition.pairing == (world, judge)}
         for name in dict.fromkeys(chain.from_iterable(mine.values())):
-            rows.append(_method_row(world, judge, name, [blocks for blocks in mine.values() if name in blocks], mine))
+            there = [timings for timings in mine.values() if name in timings]
+            rows.append(_method_row(world, judge, name, there, mine))
     return rows
 
 
-def _method_row(
-    world: str, judge: str, name: str, there: Sequence[Mapping[str, Sequence[Block]]], mine: Measured
-) -> MethodRow:
-    ours = [timing for blocks in there for timing in _timings(blocks[name])]
-    large = [timing for blocks in there for timing in _timings(blocks[LARGE.name])]
+def _method_row(world: str, judge: str, name: str, there: Sequence[Timings], mine: Measured) -> MethodRow:
+    ours, large = ([timing for timings in there for timing in timings[arm]] for arm in (name, LARGE.name))
     right, theirs = (sum(timing.correct for timing in timings) for timings in (ours, large))
     ledgers = [timing.sample.ledger for timing in ours if timing.sample]
     judging = any(ledger.large.judging for ledger in ledgers)
     judged = sum(ledger.drafts for ledger in ledgers) if judging else 0
-    alone = next((blocks for condition, blocks in mine.items() if condition.concurrency == 1 and name in blocks), None)
+    alone = next((each for condition, each in mine.items() if condition.concurrency == 1 and name in each), None)
     return MethodRow(
         world,
         judge,
@@ -146,14 +140,10 @@ def _method_row(
         len(ours),
         wilson(right, len(ours)),
         (theirs - right) / len(ours),
-        0 if alone is None else len(_timings(alone[name])),
+        0 if alone is None else len(alone[name]),
         None if alone is None else latency_ratio(alone[name], alone[LARGE.name]),
         sum(ledger.accepted for ledger in ledgers) / judged if judged else None,
     )
-
-
-def _timings(blocks: Sequence[Block]) -> list[Timing]:
-    return [timing for block in blocks for timing in block.timings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,32 +173,24 @@ def auto_rows(measured: Measured) -> list[AutoRow]:
     """The conditions under which `auto` solved a problem."""
     lost = {(row.world, row.judge, row.name): row.lost for row in method_rows(measured)}
     rows: list[AutoRow] = []
-    for condition, blocks in measured.items():
-        large, ours = blocks[LARGE.name], blocks.get(AUTO.name, ())
+    for condition, timings in measured.items():
+        large, ours = timings[LARGE.name], timings.get(AUTO.name, ())
         fixed = [
             name
-            for name in blocks
+            for name in timings
             if name not in (AUTO.name, TWO_LARGE.name) and lost[*condition.pairing, name] <= LOST + 1e-9
         ]
-        ratios = {name: ratio for name in fixed if (ratio := latency_ratio(blocks[name], large)) is not None}
+        ratios = {name: ratio for name in fixed if (ratio := latency_ratio(timings[name], large)) is not None}
         if not ours or not ratios:
             continue
         better = min(ratios, key=lambda name: ratios[name].value)
-        to_large, to_better = latency_ratio(ours, large), latency_ratio(ours, blocks[better])
+        to_large, to_better = latency_ratio(ours, large), latency_ratio(ours, timings[better])
         if to_large is None or to_better is None:
             continue
-        kept = [timing.sample.ledger for timing in _timings(ours) if timing.sample]
+        kept = [timing.sample.ledger for timing in ours if timing.sample]
         share = sum(x.large.kept for x in kept) / max(1, sum(x.large.kept + x.small.kept for x in kept))
-        n = len(_timings(ours))
-        rows.append(AutoRow(condition, n, better, ratios[better], to_large, to_better, share))
+        rows.append(AutoRow(condition, len(ours), better, ratios[better], to_large, to_better, share))
     return rows
-
-
-def cells_under(condition: Condition, blocks: Mapping[str, Sequence[Block]], arms: Sequence[Arm]) -> list[Cell]:
-    """The figures of every arm under the load of *condition*."""
-    load = condition.load
-    done = {(load.name, name, number): block for name, mine in blocks.items() for number, block in enumerate(mine)}
-    return summarise_cells([load], arms_under(condition, arms), len(next(iter(blocks.values()))), done)
 
 
 def method_sheet(rows: Sequence[MethodRow]) -> Sheet:

@@ -135,14 +135,12 @@ def _server(name: str, model: Path, extra: Mapping[str, Any]) -> Server:
 
 
 @asynccontextmanager
-async def serving(
-    small: str = "qwen", cache: Path = CACHE, console: Console = stderr
-) -> AsyncGenerator[Mapping[str, Served]]:
-    """Write the models and run their servers during the block, with a line of progress on *console*."""
+async def serving(small: str) -> AsyncGenerator[Mapping[str, Served]]:
+    """Write the models and run their servers during the block."""
     with tempfile.TemporaryDirectory() as folder:
-        described = await asyncio.to_thread(servers, Path(folder), small, cache)
+        described = await asyncio.to_thread(servers, Path(folder), small)
         async with AsyncExitStack() as stack:
-            with show_progress(console) as on_progress:
+            with show_progress(stderr) as on_progress:
                 served = await stack.enter_async_context(launch(described, on_progress=on_progress))
             yield served
 
@@ -240,7 +238,6 @@ async def measure(
     temperature: float = 1.0,
     small: str = "qwen",
     cache: Path = CACHE,
-    console: Console = stderr,
     on_row: Callable[[MethodRow], object] = lambda row: None,
 ) -> list[MethodRow]:
     """
@@ -257,7 +254,7 @@ async def measure(
         for role, family in families.items():
             model = await stack.enter_async_context(VllmEndpoint(endpoint(served, role)))
             sides[role] = Side(model.encoder, Tokenizer.from_file(str(tokenizer_file(family, cache))))
-        progress = stack.enter_context(progress_bars(console))
+        progress = stack.enter_context(progress_bars(stderr))
         for row in rows:
             bar = progress.add_task(row.method, total=runs)
 
@@ -282,7 +279,6 @@ def main(
     small_vocabulary: Annotated[
         str, typer.Option(help=f"Vocabulary of the small model: {', '.join(VOCABULARIES)}.")
     ] = "qwen",
-    cache: Annotated[Path, typer.Option(help="The folder for downloaded vocabularies.")] = CACHE,
 ) -> None:
     """Serve the pair, run every method, print a line for each, and exit with status 1 if there was a failure."""
     methods = tuple(policy or METHODS)
@@ -291,31 +287,22 @@ def main(
     if small_vocabulary not in VOCABULARIES:
         raise ConfigurationError(f"no vocabulary {small_vocabulary!r}; there are: {', '.join(VOCABULARIES)}")
     start = time.monotonic()
-    rows = asyncio.run(_measured(methods, runs, max_tokens, concurrency, temperature, small_vocabulary, cache))
+
+    async def work() -> list[MethodRow]:
+        async with serving(small_vocabulary) as served:
+            print(HEADER)
+            return await measure(
+                served, methods, runs=runs, tokens=max_tokens, at_once=concurrency, temperature=temperature,
+                small=small_vocabulary, on_row=lambda row: print(format_row(row), flush=True),
+            )  # fmt: skip
+
+    rows = asyncio.run(work())
     print(f"{time.monotonic() - start:.0f} s, including the start of the servers; budgets of {max_tokens} tokens")
     failures = [f"{row.method}, {failure}" for row in rows for failure in row.failures]
     for failure in failures[:SHOWN]:
         stderr.print(failure, style="red", markup=False, highlight=False, soft_wrap=True)
     if failures:
         raise typer.Exit(1)
-
-
-async def _measured(
-    methods: Sequence[str], runs: int, tokens: int, at_once: int, temperature: float, small: str, cache: Path
-) -> list[MethodRow]:
-    async with serving(small, cache) as served:
-        print(HEADER)
-        return await measure(
-            served,
-            methods,
-            runs=runs,
-            tokens=tokens,
-            at_once=at_once,
-            temperature=temperature,
-            small=small,
-            cache=cache,
-            on_row=lambda row: print(format_row(row), flush=True),
-        )
 
 
 def format_row(row: MethodRow) -> str:

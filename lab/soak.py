@@ -15,12 +15,11 @@ import random
 import re
 import statistics
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Literal, TypeAlias
 
 import aiohttp
@@ -31,7 +30,7 @@ from rich.table import Table
 from stepspec.evals.command_line import progress_bars, script
 from stepspec.orchestrator.concurrency import background
 
-from .faults import LARGE, OTHER, PLACES, SMALL, Deployment, Fate, free_ports, service
+from .faults import LARGE, OTHER, PLACES, SMALL, Deployment, Fate, deployed
 from .service_program import queued, resident, settled
 from .tables import Sheet
 
@@ -218,24 +217,10 @@ async def trouble(deployment: Deployment, soak: Soak, rng: random.Random) -> Non
             await deployment.restart(place)
 
 
-@asynccontextmanager
-async def deployed(running: int) -> AsyncGenerator[Deployment]:
-    """Start the servers and the service, which runs so many requests at once."""
-    with TemporaryDirectory(prefix="stepspec-soak-") as name:
-        connector = aiohttp.TCPConnector(limit=0)
-        async with AsyncExitStack() as stack, aiohttp.ClientSession(connector=connector) as http:
-            deployment = Deployment(http, Path(name), free_ports(len(PLACES)))
-            stack.push_async_callback(deployment.stop_all)
-            await deployment.start(*PLACES)
-            deployment.program = await stack.enter_async_context(service(deployment, "--max-running", str(running)))
-            deployment.text = (await deployment.ask(0)).note
-            yield deployment
-
-
 async def measure(minutes: float, calm: float, concurrency: int, seed: int, tick: Callable[[float], object]) -> Soak:
     """Soak for so many *minutes*, of which *calm* ones at each end are without faults. Raise if a client fails."""
     soak = Soak()
-    async with deployed(concurrency) as deployment:
+    async with deployed("--max-running", str(concurrency), force_close=False) as deployment:
         load = Load(deployment, soak)
         for path, body in HOSTILE:  # Memory that the first of each takes for good is no growth.
             await load.strike(path, body)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -94,18 +93,8 @@ class RunMemory:
 class RunStore(JsonlStore, RunMemory):
     """All runs and attempts so far, one line each."""
 
-    def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
-        """Read the file. Raise `ConfigurationError` if it holds another calibration and *fresh* is false."""
-        JsonlStore.__init__(self, path, about, fresh=fresh)
-        RunMemory.__init__(self)
-        self.started: list[AttemptStart] = []
-        self.ended: list[AttemptEnd] = []
-        self._read()
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self._read()  # again: another process may have added lines until now
-        return self
+    started: list[AttemptStart]
+    ended: list[AttemptEnd]
 
     def add(self, run: CalibrationRun) -> None:
         """Keep *run*; it is on disk when this returns."""
@@ -141,16 +130,8 @@ class RunStore(JsonlStore, RunMemory):
             self.write(asdict(end))
 
     def _read(self) -> None:
-        self.done.clear()
-        self.started.clear()
-        self.ended.clear()
-        for number, line in self.lines():
-            try:
-                record = _LINE.validate_json(line)
-            except ValueError as exc:
-                raise ConfigurationError(
-                    f"{self.path}, line {number}: no trial ({exc}); remove the line, or begin anew with --fresh"
-                ) from exc
+        self.done, self.started, self.ended = {}, [], []
+        for record in self.records(_LINE.validate_json, "trial"):
             match record:
                 case CalibrationRun():
                     self.done[record.problem, record.value] = record

@@ -68,7 +68,7 @@ def accuracy_line(name: str, answers: Sequence[Answer], plain: Mapping[int, Answ
     cells = [
         name,
         f"{len(graded)}",
-        f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]",
+        f"{share:.1%}",
         f"+{gained} -{lost} of {len(pairs)}",
         f"{accepted / drafts:.0%}" if drafts else "",
         f"{small:.0f}",
@@ -164,14 +164,10 @@ def position_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         ranges = (range(1), range(1, 2), range(2, 3), range(2, 99), range(99))
         ratios = [over_plain(rows, name, positions) for positions in ranges]
         ratios.append(over_plain(rows, name, ranges[-1], token=True))
-        cells = [f"{interval(ratio[0])}, n {ratio[1]}" if ratio else "" for ratio in ratios]
+        cells = [f"{ratio[0]:.2f}, n {ratio[1]}" if ratio else "" for ratio in ratios]
         drafts, accepted = (sum(row.get(key, 0) for row in mine) for key in ("drafts", "accepted"))
         seconds = f"{fmean(row['seconds'] for row in mine):.2f}"
         yield f"| {' | '.join((name, seconds, *cells, f'{accepted / drafts:.0%}' if drafts else ''))} |"
-
-
-def interval(found: Interval) -> str:
-    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def estimate_tables(folder: Path) -> None:
@@ -192,7 +188,7 @@ def estimate_tables(folder: Path) -> None:
                 real = Interval(1 / found.value, 1 / found.high, 1 / found.low)
                 drafts = f"{method['accepted']['value']:.0%} of {method['drafts']}"
                 off = f"{expected.value / real.value - 1:+.0%}"
-                cells = (name, str(gain["ahead"]), drafts, interval(expected), interval(real), str(n), off)
+                cells = (name, str(gain["ahead"]), drafts, f"{expected:.2f}", f"{real:.2f}", str(n), off)
                 print(f"| {' | '.join(cells)} |")
 
 

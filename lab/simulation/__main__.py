@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from stepspec.evals.arms import LARGE
 from stepspec.evals.cli import arm as parse_arm
-from stepspec.evals.command_line import finite, progress_bars, run, writable
+from stepspec.evals.command_line import new_app, numbers, progress_bars, run, verbatim, writable
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..charts import Curve, load_curves
+from ..tables import Sheet
 from .estimated import compared
 from .grid import GPUS, Chains, break_even, find_pair, plain, simulate_cell
 from .measured import rows
@@ -34,14 +34,7 @@ Examples:
 
   python -m lab.simulation estimated --users 8,32    # is `stepspec estimate` right on such servers?
 """
-app = typer.Typer(
-    no_args_is_help=True,
-    help=__doc__,
-    epilog=EXAMPLES.replace("\n\n", "\n\n\b\n"),  # Click wraps no paragraph that begins with \b.
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app(no_args_is_help=True, help=__doc__, epilog=verbatim(EXAMPLES))
 console, stderr = Console(), Console(stderr=True)
 H200 = "qwen3-32b-h200"
 Steps = Annotated[int, typer.Option(min=1, help="Steps of a chain.")]
@@ -69,9 +62,7 @@ def grid(
     """Simulate a pair on GPUs of published figures, next to its large model alone; figures are by card."""
     writable("--output", output)
     known = find_pair(gpus, pair)
-    chains, crowds, shares = Chains(steps, tokens, seed=seed), _crowds(users), _numbers("--accepted", accepted)
-    if max(shares) > 1:
-        raise ConfigurationError(f"--accepted {accepted!r}: shares from 0 to 1 are needed")
+    chains, crowds, shares = Chains(steps, tokens, seed=seed), _numbers("--users", users, int), _shares(accepted)
     arms = [parse_arm(text) for text in policy or ("specreason",)]
     arms += [replace(arm, name=f"{arm.name}, auto", run=arm.run.with_overrides({"auto": auto})) for arm in arms if auto]
     work = [(LARGE, number, 1.0) for number in crowds]
@@ -104,7 +95,8 @@ def break_even_command(
     """Find the share of accepted drafts from which on a method is faster than the large model alone."""
     writable("--output", output)
     known, arm, chains = find_pair(gpus, pair), parse_arm(policy), Chains(steps, tokens, seed=seed)
-    work = [(times, number) for times in _numbers("--speed", speed) for number in _crowds(users)]
+    loads = _numbers("--users", users, int)
+    work = [(times, number) for times in _numbers("--speed", speed, float) for number in loads]
     with progress_bars(stderr) as progress:
         cells = progress.track(work, description="cells")
         found = [break_even(known, arm, times, number, chains, problems) for times, number in cells]
@@ -157,7 +149,7 @@ def estimated(
     """Print what `stepspec estimate` predicts for a method on simulated servers beside the simulated gain."""
     writable("--output", output)
     chains = Chains(steps=steps, tokens=tokens, varied=varied)
-    shares, loads = _numbers("--accepted", accepted), _crowds(users)
+    shares, loads = _shares(accepted), _numbers("--users", users, int)
     arms = [parse_arm(text) for text in policy or ("specreason",)]
     pairs = [find_pair(GPUS, name) for name in pair or (H200, "qwen3-32b-two-h200")]
     found = [row for each in pairs for share in shares for row in compared(each, arms, chains, share, loads)]
@@ -165,31 +157,25 @@ def estimated(
     _print(found)
 
 
-def _crowds(text: str) -> list[int]:
-    numbers = _numbers("--users", text)
-    if any(number < 1 or number != int(number) for number in numbers):
-        raise ConfigurationError(f"--users {text!r}: whole numbers from 1 on are needed")
-    return [int(number) for number in numbers]
+def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
+    if not (found := numbers(flag, text, kind)):
+        raise ConfigurationError(f"{flag} {text!r}: a number is needed")
+    return found
 
 
-def _numbers(flag: str, text: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        values = []
-    finite(flag, *values)
-    if not values or min(values) < 0:
-        raise ConfigurationError(f"{flag} {text!r}: numbers with commas between them are needed")
-    return values
+def _shares(text: str) -> list[float]:
+    found = numbers("--accepted", text, float, positive=False)
+    if not found or not 0 <= min(found) <= max(found) <= 1:
+        raise ConfigurationError(f"--accepted {text!r}: shares from 0 to 1 are needed")
+    return found
 
 
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right")
-    for row in rows:
-        table.add_row(*("" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console(width=max(console.width, 200)).print(table)
+    texts = [
+        ["" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows
+    ]
+    sheet = Sheet(tuple(name.replace("_", " ") for name in rows[0]), texts, left=0)
+    Console(width=max(console.width, 200)).print(sheet.table())
 
 
 def _write(output: Path, figures: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Sampling
 
-from .figures import Servers, SimulatedSolver
+from .figures import SimulatedSolver, start_servers
 from .grid import Chains, Pair, simulate_cell
 from .models import SimulatedEndpoint
 
@@ -49,7 +49,7 @@ def estimate(pair: Pair, arms: Sequence[Arm], chains: Chains, accepted: float, u
     problems = {f"{number}": script for number, script in enumerate(chains.scripts(accepted, PROBLEMS))}
 
     async def work() -> Estimate:
-        servers = Servers(pair.small, pair.large, shared=pair.shared).start()
+        servers = start_servers(pair.small, pair.large, shared=pair.shared)
         small, large = (_Endpoint(role, servers[role], problems) for role in servers)
         small.name = "small"
         async with _Solver(small, large) as solver:

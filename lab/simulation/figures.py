@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from statistics import fmean
+from statistics import fmean, median_low
 
 from stepspec.api import Solver
 from stepspec.evals.grading.graders import Answer
@@ -18,7 +18,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.solution import Solution
 from stepspec.settings import Settings
 
-from ..crowd import Block, Crowd, Load, attempt
+from ..crowd import Block, Crowd, attempt
 from ..script import Script
 from ..virtual_clock import run
 from .costs import ServerCosts
@@ -54,34 +54,21 @@ class SimulatedSolver(Solver):
         self.small, self.large = small, large
 
 
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """Simulated servers by role: how many there are, what their passes take, and whether they share a card."""
-
-    small: ServerCosts
-    large: ServerCosts
-    replicas: Mapping[Role, int] | None = None
-    shared: bool = False
-
-    def start(self) -> dict[Role, list[SimulatedServer]]:
-        """Make the servers, of which none has done anything."""
-        card = Card() if self.shared else None
-        count = {"small": 1, "large": 1, **(self.replicas or {})}
-        costs: dict[Role, ServerCosts] = {"small": self.small, "large": self.large}
-        return {role: [SimulatedServer(costs[role], card) for _ in range(count[role])] for role in costs}
+def start_servers(small: ServerCosts, large: ServerCosts, *, shared: bool = False) -> dict[Role, SimulatedServer]:
+    """Make servers with these costs, of which none has done anything, on a *shared* card or on two."""
+    card = Card() if shared else None
+    return {"small": SimulatedServer(small, card), "large": SimulatedServer(large, card)}
 
 
 async def simulate_block(
-    load: Load,
+    concurrency: int,
     arm: Arm,
     counted: Sequence[Script],
     others: Sequence[Script],
-    servers: Mapping[Role, Sequence[SimulatedServer]],
-    *,
+    servers: Mapping[Role, SimulatedServer],
     seed: int = 0,
-    block: int = 0,
 ) -> Block:
-    """Run one block of *load* as `Crowd` does, on *servers*, on the clock of the running event loop."""
+    """Run one block as `Crowd` does, on *servers*, on the clock of the running event loop."""
     scripts = {
         f"{kind} {number}": each
         for kind, some in (("counted", counted), ("other", others))
@@ -93,7 +80,7 @@ async def simulate_block(
         solving = partial(attempt, solver, arm, _right, DEADLINE, None, BUDGET)
         own = [tasks[name] for name in tasks if name.startswith("counted")]
         more = [tasks[name] for name in tasks if name.startswith("other")]
-        return await Crowd(load, own, more, solving, seed, block).run()
+        return await Crowd(concurrency, own, more, solving, seed, 0).run()
 
 
 async def _right(solution: Solution, task: Task) -> bool:
@@ -101,7 +88,7 @@ async def _right(solution: Solution, task: Task) -> bool:
 
 
 def simulate(
-    load: Load,
+    concurrency: int,
     arm: Arm,
     scripts: Sequence[Script],
     small: ServerCosts,
@@ -109,39 +96,33 @@ def simulate(
     *,
     problems: int = 48,
     seed: int = 0,
-    replicas: Mapping[Role, int] | None = None,
     shared: bool = False,
 ) -> Figures:
     """
-    Simulate *problems* counted problems of *load*, solved as *arm* does, on servers with these costs.
+    Simulate *problems* counted problems, *concurrency* at once, solved as *arm* does, on servers with these costs.
 
-    The problems are those of *scripts*, in turn; *seed* is that of the runs.
-    *replicas* is the number of servers by role, one by default. On a *shared* card the passes of all servers take
-    turns. The same arguments give the same figures. Not for use within a running event loop: it runs one of its own, on
-    a virtual clock. Raise `ConfigurationError` if there is no script, and for a problem that no server can hold.
+    The problems are those of *scripts*, in turn; *seed* is that of the runs. On a *shared* card the passes of both
+    servers take turns. The same arguments give the same figures. Not for use within a running event loop: it runs one
+    of its own, on a virtual clock. Raise `ConfigurationError` if there is no script, and for a problem that no server
+    can hold.
     """
     if not scripts:
         raise ConfigurationError("a simulation needs the script of at least one problem")
     counted = [scripts[number % len(scripts)] for number in range(problems)]
-    servers = Servers(small, large, replicas, shared).start()
-    block, _ = run(simulate_block(load, arm, counted, scripts[::-1], servers, seed=seed))
-    solved = [timing for timing in block.timings if not timing.failure]
+    servers = start_servers(small, large, shared=shared)
+    block, _ = run(simulate_block(concurrency, arm, counted, scripts[::-1], servers, seed))
+    solved = [timing for timing in block if not timing.failure]
     latencies = sorted(timing.latency for timing in solved)
-    mean = fmean(latencies)
+    mean, first_steps = fmean(latencies), [timing.first_step for timing in solved if timing.first_step is not None]
     return Figures(
         n=len(solved),
         seconds={name: rank(latencies, share) for name, share in QUANTILES.items()},
         mean=mean,
-        first_step=_median([timing.first_step for timing in solved]),
-        problems_per_second=load.concurrency / mean,
+        first_step=median_low(first_steps) if first_steps else None,
+        problems_per_second=concurrency / mean,
     )
 
 
 def rank(ordered: Sequence[float], share: float) -> float:
     """The *share* quantile of *ordered* values, by nearest rank."""
     return ordered[max(0, ceil(len(ordered) * share - 1e-9) - 1)]
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = sorted(value for value in values if value is not None)
-    return rank(known, 0.5) if known else None

@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lab.crowd import Load
 from lab.script import Script, Turn
 from lab.simulation.costs import ServerCosts
 from lab.simulation.figures import Figures, simulate
@@ -120,9 +119,8 @@ class Cell:
 
 def simulate_cell(pair: Pair, arm: Arm, users: int, chains: Chains, accepted: float, problems: int) -> Cell:
     """Simulate *problems* counted problems; the large model alone needs no drafts."""
-    scripts = chains.scripts(accepted)
-    load, shared = Load(concurrency=users), pair.shared and arm.policy != LARGE.policy
-    figures = simulate(load, arm, scripts, pair.small, pair.large, problems=problems, seed=chains.seed, shared=shared)
+    scripts, shared = chains.scripts(accepted), pair.shared and arm.policy != LARGE.policy
+    figures = simulate(users, arm, scripts, pair.small, pair.large, problems=problems, seed=chains.seed, shared=shared)
     return Cell(pair.name, arm.name, users, accepted, pair.cards(arm), figures)
 
 

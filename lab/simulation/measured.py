@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from lab.crowd import Load
 from lab.script import Script, Turn
-from lab.simulation.figures import BUDGET, Servers, SimulatedSolver, simulate
+from lab.simulation.figures import BUDGET, SimulatedSolver, simulate, start_servers
 from lab.simulation.models import SimulatedEndpoint
 from lab.virtual_clock import run
 from stepspec.evals.arms import LARGE
@@ -81,7 +80,7 @@ def seconds(pair: Pair, arm: Arm, case: Measured) -> float:
     question = max(1, QUESTION - round(fmean(lengths()))) if case.known else QUESTION
     shared = pair.shared and arm.policy != LARGE.policy
     drawn = scripts(case, question)
-    return simulate(Load(concurrency=case.at), arm, drawn, pair.small, pair.large, problems=DRAWS, shared=shared).mean
+    return simulate(case.at, arm, drawn, pair.small, pair.large, problems=DRAWS, shared=shared).mean
 
 
 def trace_of(pair: Pair, arm: Arm, case: Measured) -> list[Moment]:
@@ -89,7 +88,7 @@ def trace_of(pair: Pair, arm: Arm, case: Measured) -> list[Moment]:
     script = scripts(case, QUESTION)[0]
 
     async def work() -> list[Moment]:
-        servers = Servers(pair.small, pair.large, shared=pair.shared).start()
+        servers = start_servers(pair.small, pair.large, shared=pair.shared)
         small, large = (SimulatedEndpoint(role, servers[role], {"chain": script}) for role in ("small", "large"))
         recorder = Recorder(clock := Stopwatch())
         async with SimulatedSolver(small, large) as solver:

@@ -104,13 +104,8 @@ class SimulatedModel:
         *,
         sticky: bool,
     ) -> None:
-        self._endpoint, self._server, self._observe, self._clock, self._sticky = (
-            endpoint,
-            server,
-            observe,
-            clock,
-            sticky,
-        )
+        self._endpoint, self._server, self._sticky = endpoint, server, sticky
+        self._observe, self._clock = observe, clock
         self._streams: WeakKeyDictionary[AsyncExitStack, _Open] = WeakKeyDictionary()
         self._seen: tuple[Step, ...] = ()  # the chain that the server read or wrote last
 
@@ -281,14 +276,14 @@ def _scored(piece: str, agreed: bool) -> Token:
 
 
 class SimulatedEndpoint:
-    """The model of *role* on simulated *servers*, with the *scripts* of the problems by their texts."""
+    """The model of *role* on a simulated *server*, with the *scripts* of the problems by their texts."""
 
     name, vocabulary, room, usable = "simulated", "simulated", ROOM, True
     template = Template(turn="", answer="", thinks=True)
 
-    def __init__(self, role: Role, servers: Sequence[SimulatedServer], scripts: Mapping[str, Script]) -> None:
+    def __init__(self, role: Role, server: SimulatedServer, scripts: Mapping[str, Script]) -> None:
         self.role: Role = role
-        self.servers, self._scripts = servers, scripts
+        self._server, self._scripts = server, scripts
         self.settings = Endpoint(role=role, url="http://simulated")
 
     def script(self, chain: Chain) -> Script:
@@ -303,9 +298,8 @@ class SimulatedEndpoint:
         clock: Callable[[], float] | None = None,
         format: Format | None = None,
     ) -> SimulatedModel:
-        """Make the model of one run, on the server with the fewest requests."""
-        server = min(self.servers, key=lambda server: server.running + server.waiting)
-        return SimulatedModel(self, server, observe, or_now(clock), sticky=not sampling.repeats)
+        """Make the model of one run."""
+        return SimulatedModel(self, self._server, observe, or_now(clock), sticky=not sampling.repeats)
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         return self._scripts[messages[-1].content].prompt
@@ -322,7 +316,7 @@ class SimulatedEndpoint:
         raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
 
     async def queue(self) -> QueueGauges | None:
-        return QueueGauges.sum(QueueGauges(one.running, one.waiting, one.costs.cache) for one in self.servers)
+        return QueueGauges(self._server.running, self._server.waiting, self._server.costs.cache)
 
     async def acceptance(self) -> Acceptance | None:
         return None

@@ -131,5 +131,5 @@ def test_a_complete_line_that_is_no_sample_is_refused_with_its_number(tmp_path: 
     path = tmp_path / "samples.jsonl"
     keep(path)
     path.write_bytes(path.read_bytes() + line + b"\n")
-    with pytest.raises(ConfigurationError, match=r"samples\.jsonl, line 5: not a sample"):
+    with pytest.raises(ConfigurationError, match=r"samples\.jsonl, line 5: no sample"):
         SampleStore(path, ABOUT)

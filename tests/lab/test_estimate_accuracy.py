@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from lab import estimate_accuracy
-from lab.crowd import Block, BlockPlace, Timing
+from lab.crowd import Timing
 from lab.estimate_accuracy import Comparison, arms_by_load, compare, main
 from lab.simulation.estimated import compared
 from lab.simulation.grid import GPUS, Chains, find_pair
@@ -27,8 +27,8 @@ ESTIMATE = predict(measured(8, 2, large=LOADED, runs={(SHIPPED.name, 4): 0.05}),
 GOOD = Comparison("SpecReason", 1, 1, Interval(3.1, 2.5, 3.9), Interval(2.9, 2.7, 3.1), 3.4)
 
 
-def block(*latencies: float) -> Block:
-    return Block(tuple(Timing(latency) for latency in latencies), sum(latencies))
+def timed(*latencies: float) -> list[Timing]:
+    return [Timing(latency) for latency in latencies]
 
 
 def test_each_load_is_measured_at_the_depth_estimated_for_it() -> None:
@@ -39,11 +39,11 @@ def test_each_load_is_measured_at_the_depth_estimated_for_it() -> None:
 
 
 def test_speed_ups_are_compared_over_the_same_problems() -> None:
-    done: dict[BlockPlace, Block] = {}
+    timings: dict[tuple[int, str], list[Timing]] = {}
     for load, ahead, slower in ((1, 3, 1.0), (4, 1, 2.0)):
-        done[f"{load} at once", PLAIN.name, 0] = block(8.0 * slower, 12.0 * slower)
-        done[f"{load} at once", f"SpecReason, {ahead} ahead", 0] = block(4.0, 4.0)
-    first, loaded = compare(ESTIMATE, 1, done)
+        timings[load, PLAIN.name] = timed(8.0 * slower, 12.0 * slower)
+        timings[load, f"SpecReason, {ahead} ahead"] = timed(4.0, 4.0)
+    first, loaded = compare(ESTIMATE, timings)
     assert (first.method, first.concurrency, first.measured_seconds) == (SHIPPED.name, 1, 4.0)
     assert (first.measured.value, loaded.measured.value) == pytest.approx((2.5, 5.0))
     assert first.measured.low <= 2.5 <= first.measured.high

@@ -105,8 +105,8 @@ def test_the_commands_write_figures_and_a_plot(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (["--users", "1.5"], "whole numbers"),
-        (["--users", "0"], "whole numbers"),
+        (["--users", "1.5"], "numbers with commas"),
+        (["--users", "0"], "above 0"),
         (["--accepted", "much"], "numbers with commas"),
         (["--accepted", "1.2"], "from 0 to 1"),
         (["--pair", "unknown"], "there is no pair"),

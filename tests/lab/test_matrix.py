@@ -13,7 +13,7 @@ from rich.console import Console
 
 from lab import load as load_module
 from lab.arms import AUTO, BILD, REFLECTIVE
-from lab.crowd import TWO_LARGE, Block, Deployment, Timing
+from lab.crowd import TWO_LARGE, Deployment, Timing
 from lab.matrix import ARMS, main, tasks
 from lab.matrix_tables import (
     Condition,
@@ -64,26 +64,25 @@ def test_a_judge_of_one_world_leaves_the_others_out() -> None:
     assert conditions(("long", "short"), ("judge-90",), (4,)) == [Condition("long", "judge-90", 4)]
 
 
-def block(arm: Arm, seconds: float, n: int, wrong: int = 0, large: int = 10) -> Block:
+def timings(arm: Arm, seconds: float, n: int, wrong: int = 0, large: int = 10) -> list[Timing]:
     made = solution("7", seconds=seconds, large=large)
 
     def timing(correct: bool) -> Timing:
         sample = Sample(arm.name, correct, seconds, made.ledger, {"large": 0.03})
         return Timing(seconds, 0.5, seconds, 40, correct, sample=sample)
 
-    timings = tuple(timing(number >= wrong) for number in range(n))
-    return Block(timings, seconds * n, {"stepspec": 0.1}, seconds * n)
+    return [timing(number >= wrong) for number in range(n)]
 
 
-def blocks(n: int, seconds: Mapping[str, float], wrong: int = 0) -> dict[str, list[Block]]:
+def by_arm(n: int, seconds: Mapping[str, float], wrong: int = 0) -> dict[str, list[Timing]]:
     arms = {arm.name: arm for arm in (LARGE, TWO_LARGE, *ARMS)}
-    return {name: [block(arms[name], each, n, wrong if name == BILD.name else 0)] for name, each in seconds.items()}
+    return {name: timings(arms[name], each, n, wrong if name == BILD.name else 0) for name, each in seconds.items()}
 
 
 ALONE, FOUR = Condition("long", "large", 1), Condition("long", "large", 4)
 TIMES = {LARGE.name: 4.0, SHIPPED.name: 2.0, BILD.name: 1.0, REFLECTIVE.name: 3.0, AUTO.name: 1.02}
 UNDER_LOAD = {LARGE.name: 4.0, TWO_LARGE.name: 3.0, SHIPPED.name: 6.0, BILD.name: 5.0, AUTO.name: 4.4}
-MEASURED: Measured = {ALONE: blocks(2, TIMES), FOUR: blocks(4, UNDER_LOAD)}
+MEASURED: Measured = {ALONE: by_arm(2, TIMES), FOUR: by_arm(4, UNDER_LOAD)}
 
 
 def test_auto_is_compared_with_the_better_of_large_alone_and_the_best_fixed_method() -> None:
@@ -97,7 +96,7 @@ def test_auto_is_compared_with_the_better_of_large_alone_and_the_best_fixed_meth
 
 
 def test_a_method_that_loses_problems_is_not_the_better_one() -> None:
-    careless: Measured = {ALONE: blocks(2, TIMES, wrong=1), FOUR: blocks(4, UNDER_LOAD)}
+    careless: Measured = {ALONE: by_arm(2, TIMES, wrong=1), FOUR: by_arm(4, UNDER_LOAD)}
     assert auto_rows(careless)[0].better == SHIPPED.name
     rows = {row.name: row for row in method_rows(careless)}
     assert rows[BILD.name].lost == pytest.approx(1 / 6)

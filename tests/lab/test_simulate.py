@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from lab.crowd import Load, Timing
+from lab.crowd import Timing
 from lab.script import Script, Turn
 from lab.simulation.costs import ServerCosts
-from lab.simulation.figures import Servers, simulate, simulate_block
+from lab.simulation.figures import simulate, simulate_block, start_servers
 from stepspec.evals.sample import Arm
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -40,7 +40,7 @@ def script(*turns: Turn) -> Script:
 
 
 def seconds(arm: Arm, *turns: Turn) -> float:
-    return simulate(Load(concurrency=1), arm, [script(*turns)], SECOND, SECOND, problems=2).mean
+    return simulate(1, arm, [script(*turns)], SECOND, SECOND, problems=2).mean
 
 
 def test_a_token_takes_a_pass_and_so_does_a_verdict() -> None:
@@ -71,32 +71,32 @@ def test_the_method_answers_too_and_a_draft_does_not_end_the_thinking() -> None:
         assert {timing.tokens for timing in timings_of(arm, whole)} == {sum(turn.kept for turn in whole.turns)}
 
 
-def timings_of(arm: Arm, *scripts: Script, load: Load = Load(concurrency=2)) -> tuple[Timing, ...]:  # noqa: B008
-    servers = Servers(SECOND, SECOND).start()
-    block, _ = run(simulate_block(load, arm, scripts, scripts[:1], servers))
-    for server in (*servers["small"], *servers["large"]):
+def timings_of(arm: Arm, *scripts: Script, at_once: int = 2) -> tuple[Timing, ...]:
+    servers = start_servers(SECOND, SECOND)
+    block, _ = run(simulate_block(at_once, arm, scripts, scripts[:1], servers))
+    for server in servers.values():
         assert (server.running, server.waiting) == (0, 0)
         assert not any(resident.requests for resident in server.resident.values())
-    assert not any(timing.failure for timing in block.timings)
-    return block.timings
+    assert not any(timing.failure for timing in block)
+    return block
 
 
 MIXED = script(GOOD, BAD, GOOD, replace(BAD, draft=9, kept=4), GOOD, BAD, LAST)
 
 
 @pytest.mark.parametrize("arm", METHODS, ids=lambda arm: arm.name)
-@pytest.mark.parametrize("load", [Load(1), Load(6)], ids=lambda load: load.name)
-def test_every_request_ends_and_nothing_is_left(arm: Arm, load: Load) -> None:
-    assert len(timings_of(arm, *[MIXED] * 6, load=load)) == 6
+@pytest.mark.parametrize("at_once", [1, 6])
+def test_every_request_ends_and_nothing_is_left(arm: Arm, at_once: int) -> None:
+    assert len(timings_of(arm, *[MIXED] * 6, at_once=at_once)) == 6
 
 
 @pytest.mark.parametrize("arm", METHODS, ids=lambda arm: arm.name)
 def test_a_run_waits_for_those_that_came_before_it_and_not_for_new_ones(arm: Arm) -> None:
     """Six problems at once share two sequences of a server, and another one comes whenever one ends."""
     busy = replace(SECOND, sequences=2)
-    alone, *_ = run(simulate_block(Load(concurrency=1), arm, [MIXED], [MIXED], Servers(busy, busy).start()))
-    block, _ = run(simulate_block(Load(6), arm, [MIXED] * 6, [MIXED], Servers(busy, busy).start()))
-    assert max(timing.latency for timing in block.timings) < 6 * alone.timings[0].latency
+    alone, *_ = run(simulate_block(1, arm, [MIXED], [MIXED], start_servers(busy, busy)))
+    block, _ = run(simulate_block(6, arm, [MIXED] * 6, [MIXED], start_servers(busy, busy)))
+    assert max(timing.latency for timing in block) < 6 * alone[0].latency
 
 
 @pytest.mark.parametrize(
@@ -120,20 +120,19 @@ def test_what_is_kept_and_what_is_repaired_is_what_the_script_says(arm: Arm, tur
 
 def test_the_same_arguments_give_the_same_figures() -> None:
     costs = ServerCosts(0.03, 0.001, 0.0001, 0.000001)
-    first, again = (simulate(Load(4), METHODS[0], [MIXED], costs, costs, problems=12) for _ in range(2))
+    first, again = (simulate(4, METHODS[0], [MIXED], costs, costs, problems=12) for _ in range(2))
     assert first == again
     assert first.problems_per_second == 4 / first.mean
 
 
-def test_more_servers_and_a_card_of_its_own_save_time() -> None:
-    costs, load = ServerCosts(0.03, 0.01, sequences=4), Load(concurrency=8)
-    one, two, shared = (
-        simulate(load, AHEAD, [MIXED], costs, costs, problems=16, replicas={"large": servers}, shared=shared).mean
-        for servers, shared in ((1, False), (2, False), (1, True))
+def test_a_card_of_its_own_saves_time() -> None:
+    costs = ServerCosts(0.03, 0.01, sequences=4)
+    own, shared = (
+        simulate(8, AHEAD, [MIXED], costs, costs, problems=16, shared=shared).mean for shared in (False, True)
     )
-    assert two < one < shared
+    assert own < shared
 
 
 def test_a_simulation_without_problems_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="at least one problem"):
-        simulate(Load(concurrency=1), LARGE, [], SECOND, SECOND)
+        simulate(1, LARGE, [], SECOND, SECOND)

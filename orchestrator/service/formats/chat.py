@@ -153,11 +153,10 @@ class ChatRequest(OpenaiRequest):
     @property
     def wanted(self) -> Wanted:
         if self.stream_options is not None and not self.stream:
-            raise bad_request("stream_options is for streams: set stream to true", "stream_options", "invalid_value")
+            raise bad_request("stream_options is for streams: set stream to true", "stream_options")
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
-            message = "max_tokens and max_completion_tokens differ: send one of them"
-            raise bad_request(message, "max_tokens", "invalid_value")
+            raise bad_request("max_tokens and max_completion_tokens differ: send one of them", "max_tokens")
         format, choice = self.response_format, self.tool_choice
         return Wanted(
             tuple([turn.message for turn in self.messages]),

@@ -284,8 +284,11 @@ def response_error(status: int, message: str) -> dict[str, Any]:
 def response_failed(response: Mapping[str, Any], number: int, status: int, message: str) -> bytes:
     """Return the last event, with this sequence *number*, of a stream of the Responses API that fails."""
     failed = {**response, "status": "failed", "error": response_error(status, message)}
-    body = {"type": "response.failed", "sequence_number": number, "response": failed}
-    return b"event: response.failed\ndata: " + orjson.dumps(body) + b"\n\n"
+    return named_event("response.failed", sequence_number=number, response=failed)
+
+
+def named_event(kind: str, **fields: Any) -> bytes:
+    return b"event: " + kind.encode() + b"\n" + event({"type": kind, **fields})
 
 
 def event(body: Mapping[str, Any]) -> bytes:

@@ -26,6 +26,7 @@ from ..settings import Thinking
 from ..watch.records import RunResult, ServiceRequest
 from . import deltas
 from .deltas import Delta, DeltaBuilder
+from .deltas import named_event as event
 from .schemas import (
     SERVED,
     CallId,
@@ -339,7 +340,7 @@ class MessagesRequest(Conversation, Request):
         most = self.thinking.budget_tokens if self.thinking else None
         if most is not None and most >= self.max_tokens:
             message = f"thinking.budget_tokens is {most}: send less than max_tokens, which is {self.max_tokens}"
-            raise bad_request(message, "thinking.budget_tokens", "invalid_value")
+            raise bad_request(message, "thinking.budget_tokens")
         return replace(
             super().wanted,
             tokens=self.max_tokens,
@@ -368,10 +369,6 @@ The signature of every block of thinking. Clients send it back unread, and nothi
 
 Anthropic's own API refuses it: it accepts the thinking of its own models only.
 """
-
-
-def event(kind: str, **fields: Any) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
 
 
 PING = event("ping")

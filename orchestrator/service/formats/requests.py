@@ -224,11 +224,9 @@ class Resolver:
         """Return one run for each choice that *request* wants, each with its own seed."""
         wanted, sampling, most = request.wanted, self._sampling(request), self.settings.max_choices
         if wanted.choices > most:
-            raise bad_request(f"n={wanted.choices}: at most {most} choices are allowed", "n", "invalid_value")
+            raise bad_request(f"n={wanted.choices}: at most {most} choices are allowed", "n")
         if wanted.choices > 1 and sampling.temperature == 0:
-            raise bad_request(
-                "n is above 1 and the temperature 0: all choices would be the same answer", "n", "invalid_value"
-            )
+            raise bad_request("n is above 1 and the temperature 0: all choices would be the same answer", "n")
         self._check_conversation(wanted)
         run = RunRequest(
             wanted.conversation,
@@ -275,7 +273,7 @@ class Resolver:
                 )
             called |= {call.id for call in turn.calls}
         if wrong:
-            raise bad_request(wrong, wanted.conversation_name, "invalid_value")
+            raise bad_request(wrong, wanted.conversation_name)
 
     def _options(self, requested: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the method, those *requested* over the configured ones."""
@@ -291,14 +289,14 @@ class Resolver:
                 self.offer.check(self.method, options)
             except ConfigurationError as exc:
                 place = f"stepspec.options.{exc.option}" if exc.option else "stepspec.options"
-                raise bad_request(str(exc), place if requested else "model", "invalid_value") from exc
+                raise bad_request(str(exc), place if requested else "model") from exc
         return options
 
     def _sampling(self, request: Request) -> Sampling:
         """Return the sampling of *request*; without a seed it has none, as the configured one would repeat answers."""
         for name in PENALTIES:
             if getattr(request, name, None):
-                raise bad_request(f"{name}: {NO_PENALTY}", name, "invalid_value")
+                raise bad_request(f"{name}: {NO_PENALTY}", name)
         values = {name: getattr(request, name, None) for name in SAMPLING_FIELDS}
         update = {name: value for name, value in values.items() if value is not None}
         if update.get("top_k") == -1:  # vLLM's name for all tokens
@@ -311,13 +309,12 @@ class Resolver:
         requested = overrides.budget.tokens if overrides.budget else None
         tokens, name, least = wanted.tokens, wanted.tokens_name, wanted.least
         if least is not None and tokens is not None and least > tokens:  # as vLLM does; it has no other effect
-            message = f"min_tokens is {least} and {name} {tokens}: send at most {tokens}"
-            raise bad_request(message, "min_tokens", "invalid_value")
+            raise bad_request(f"min_tokens is {least} and {name} {tokens}: send at most {tokens}", "min_tokens")
         if tokens == 1:
-            raise bad_request(f"{name}=1 has no room to think and to answer: send at least 2", name, "invalid_value")
+            raise bad_request(f"{name}=1 has no room to think and to answer: send at least 2", name)
         if tokens is not None and requested is not None and tokens != requested:
             message = f"{name} is {tokens} and stepspec.budget.tokens {requested}: both are one limit, send one of them"
-            raise bad_request(message, "stepspec.budget.tokens", "invalid_value")
+            raise bad_request(message, "stepspec.budget.tokens")
         budget = self.offer.defaults.budget.budget()
         budget = replace(budget, tokens=tokens, answer=None) if tokens else budget
         budget = self._limited(_with_overrides(budget, overrides), overrides)
@@ -350,15 +347,14 @@ def forwarded_priority(content: Mapping[str, Any], best: int | None) -> int | No
         return None
     asked = content.get("priority")
     if asked is not None and not (type(asked) is int and abs(asked) <= MOST_PRIORITY):
-        message = f"priority: send an integer from -{MOST_PRIORITY} to {MOST_PRIORITY}"
-        raise bad_request(message, "priority", "invalid_value")
+        raise bad_request(f"priority: send an integer from -{MOST_PRIORITY} to {MOST_PRIORITY}", "priority")
     return _allowed_priority(asked, best, "priority")
 
 
 def _allowed_priority(asked: int | None, best: int, param: str) -> int:
     if asked is not None and asked < best:
         message = f"{param} is {asked}, and the API key allows {best} at best: send {best} or more; lower is first"
-        raise bad_request(message, param, "invalid_value")
+        raise bad_request(message, param)
     return best if asked is None else asked
 
 
@@ -373,8 +369,7 @@ def _with_overrides(budget: Budget, overrides: StepspecOptions) -> Budget:
 
 def _check_answer(answer: int | None, tokens: int) -> None:
     if answer is not None and answer >= tokens:
-        message = f"{answer} tokens for the answer leave none of {tokens} to think"
-        raise bad_request(message, "stepspec.budget.answer", "invalid_value")
+        raise bad_request(f"{answer} tokens for the answer leave none of {tokens} to think", "stepspec.budget.answer")
 
 
 def _toolset(wanted: Wanted) -> Toolset | None:
@@ -382,19 +377,18 @@ def _toolset(wanted: Wanted) -> Toolset | None:
     tools, choice = wanted.tools, wanted.tool_choice
     if not tools:
         if choice not in ("auto", "none"):
-            raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice", "invalid_value")
+            raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice")
         return None
     names = [tool.name for tool in tools]
     twice, times = Counter(names).most_common(1)[0]
     if times > 1:
-        raise bad_request(f"two tools are called {twice!r}: give each a name of its own", "tools", "invalid_value")
+        raise bad_request(f"two tools are called {twice!r}: give each a name of its own", "tools")
     if choice not in ("auto", "none", "required", *names):
         hint = near(choice, names)
-        raise bad_request(f"tool_choice names {choice!r}, which is no tool{hint}", "tool_choice", "invalid_value")
+        raise bad_request(f"tool_choice names {choice!r}, which is no tool{hint}", "tool_choice")
     if wanted.format is not None and choice != "none":
         raise bad_request(
             "an answer has either a format or tools to call: leave out one of them, or send tool_choice none",
             wanted.format_name,
-            "invalid_value",
         )
     return Toolset(tools, choice, wanted.parallel)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-import orjson
 from pydantic import BeforeValidator, Field
 
 from ...answer import is_json
@@ -253,9 +252,8 @@ class ResponseEvents:
         self._call = -1  # the index of the open call
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        body = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
-        return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
+        return deltas.named_event(kind, sequence_number=self._number - 1, **fields)
 
     def add(self, delta: Delta) -> bytes:
         """Add *delta* to the open item, or to new ones; return the events."""

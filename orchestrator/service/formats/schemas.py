@@ -97,18 +97,18 @@ def too_deep(value: object) -> bool:
 def check_bounds(content: Mapping[str, Any]) -> None:
     """Raise `ApiError` if *content* has too many values, or one list or object too many items."""
     if len(content) > MAX_ITEMS:
-        raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed", code="invalid_value")
+        raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed")
     values = 0
     for name, value in content.items():
         level = _containers_in([value])
         while level:
             if (longest := max(map(len, level))) > MAX_ITEMS:
                 message = f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are allowed"
-                raise bad_request(message, name, "invalid_value")
+                raise bad_request(message, name)
             values += sum(map(len, level))
             if values > MAX_VALUES:
                 message = f"{name}: the request has more than {MAX_VALUES} values; write long texts as one value"
-                raise bad_request(message, name, "invalid_value")
+                raise bad_request(message, name)
             level = _containers_in(_items(level))
 
 

@@ -100,7 +100,7 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
     if error["type"] == "none_required":
         return bad_request(f"{param} is not supported: leave it out", param, "unsupported_parameter")
     messages = _joined(_message(other) for other, other_path in errors if other_path == path)
-    return bad_request(f"{param}: {messages}", param, "invalid_value")
+    return bad_request(f"{param}: {messages}", param)
 
 
 def body_path(location: Path, body: object, kind: str) -> Path:

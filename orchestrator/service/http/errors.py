@@ -99,7 +99,7 @@ def shortened(text: str, longest: int) -> str:
     return f"{text[:half]}...{text[-half:]}"
 
 
-def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+def bad_request(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     """Make the error of a request that is wrong in itself."""
     return ApiError(400, message, param, code)
 

@@ -6,8 +6,9 @@ from math import ceil, comb, log
 import numpy as np
 import pytest
 
-from lab.calibration_simulation import KINDS, Population, SearchRow, ThresholdRow, main, missed, simulate
+from lab.calibration_simulation import KINDS, Population, Row, main, missed, simulate
 from stepspec.evals.calibration.risk_bound import LossTest, Paired, betting_p_value, p_value
+from stepspec.evals.results import Interval
 from stepspec.orchestrator.errors import ConfigurationError
 
 
@@ -114,7 +115,7 @@ def test_a_bet_wins_where_nothing_is_lost_and_not_where_as_much_as_the_limit_is(
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_simulation_breaks_few_promises_and_would_notice_broken_ones(kind: str) -> None:
     row = simulate(kind, 400, 0.02, 60, seed=3)
-    assert row.broken_interval[0] <= 0.05
+    assert row.broken.low <= 0.05
     assert simulate(kind, 400, 0.02, 60, seed=3) == row
 
 
@@ -125,18 +126,16 @@ def test_a_limit_that_there_are_no_populations_for_is_refused(limit: str) -> Non
 
 
 def test_broken_promises_miss_the_bar() -> None:
-    def row(share: float) -> ThresholdRow:
-        return ThresholdRow("at the edge", 4000, 0.02, 1, share, (share, share), 0.0, 0.0)
+    def row(share: float) -> Row:
+        return Row("at the edge", "4000 problems", 1, Interval(share, share, share), 0.0)
 
-    assert missed([row(0.0)], []) == []
-    (complaint,) = missed([row(0.1)], [])
+    assert missed([row(0.0)]) == []
+    (complaint,) = missed([row(0.1)])
     assert "at the edge, 4000 problems: broken in 10.0%, which is more than 5%" in complaint
-    searched = SearchRow("at the edge", 4000, 0.02, 1, 0.4, (0.4, 0.4), 0.0, 3)
-    assert "at the edge, 3 attempts: broken in 40.0%" in missed([], [searched])[0]
 
 
 def test_trusting_the_observed_loss_breaks_half_of_the_guarantees_at_the_edge() -> None:
-    assert simulate("at the edge", 400, 0.02, 200).naively > 0.3
+    assert (simulate("at the edge", 400, 0.02, 200).naively or 0) > 0.3
 
 
 def test_a_sample_is_paired_and_of_its_population() -> None:

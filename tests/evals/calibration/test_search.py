@@ -131,4 +131,4 @@ def test_a_further_attempt_counts_and_a_repeated_one_does_not(tmp_path: Path) ->
 @pytest.mark.parametrize("kind", SEARCH_KINDS)
 def test_the_level_is_that_of_all_attempts_together(kind: str) -> None:
     """Twice as many problems after every attempt, and the promise is kept all the same."""
-    assert missed([], [simulate_search(kind, 60, 0.1, 25, attempts=3)]) == []
+    assert missed([simulate_search(kind, 60, 0.1, 25, attempts=3)]) == []

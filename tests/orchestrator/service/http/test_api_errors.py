@@ -259,6 +259,7 @@ async def test_every_refusal_has_the_shape_of_openais() -> None:
     for reply in replies:
         assert set(reply.error) == {"message", "type", "param", "code"}
         assert reply.headers["X-Request-Id"]
+    assert [replies[place].error["code"] for place in (3, 5)] == ["invalid_value", "invalid_value"]
     assert replies[0].error["message"].endswith(" (did you mean 'specreason'?); GET /v1/models lists them")
     assert replies[6].headers["Allow"] == "POST"
     assert "critic" in replies[10].error["message"]
