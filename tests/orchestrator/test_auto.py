@@ -427,6 +427,21 @@ def test_runs_that_decide_nothing_are_of_the_crowd_until_they_end_or_lose_the_sm
         auto.record("random", {"seed": number})
 
 
+def test_runs_of_the_large_model_alone_are_of_the_crowd_whose_pace_they_show() -> None:
+    auto, step = Auto(), Step("a\n\n", "large", tokens=(Token("a\n\n"),))
+    names = [*["large"] * 6, "small", "random"]
+    runs = [*[auto.run(name, {}, AHEAD) for name in names], auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1]))]
+    for name, each in zip([*names, "specreason"], runs, strict=True):
+        each.read(Moment(0, Started(PROBLEM.messages, name)))
+    for index in range(2):
+        for event in (Drafted(index, step), Committed(index, step)):
+            runs[0].read(Moment(index + 1, event))
+    assert auto.pace == 1.0
+    for each in runs[:6]:
+        each.close()
+    assert auto.pace is None  # of two runs
+
+
 def test_steps_are_as_long_as_those_of_the_method_not_as_the_paragraphs_of_the_large_model() -> None:
     record = Record()
     for lengths in (record.alone, record.tokens):
@@ -540,6 +555,7 @@ def test_more_runs_than_the_prior_knows_a_gain_with_are_the_large_models() -> No
             for run_ in runs:
                 run_.record.alone.append(20)
                 await stack.enter_async_context(auto.place())
+                run_.read(Moment(0, Started(PROBLEM.messages, "specreason")))
                 decided = run_.decide(0)
                 assert decided is not None
                 found.append((decided.choice, decided.reason))
