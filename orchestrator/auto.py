@@ -402,14 +402,13 @@ class Pending:
     """
     What of a run is not decided yet: since when drafts and verdicts are under way.
 
-    *free* is the time since which the small model could draft; None while it drafts. With *anew* the next commit lets
-    it start again. *settled* is the time of the last commit. *drafts* have the time of each draft of the small model
-    that waits for its verdict, with the size of the crowd, *verdicts* the time of each that waits for its commit.
+    *free* is the time since which the small model could draft; None while it drafts. *settled* is the time of the last
+    commit. *drafts* have the time of each draft of the small model that waits for its verdict, with the size of the
+    crowd, *verdicts* the time of each that waits for its commit.
     """
 
     free: float | None = None
     settled: float = 0.0
-    anew: bool = False
     drafts: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
     verdicts: dict[int, tuple[float, Verdict]] = field(default_factory=dict[int, tuple[float, Verdict]])
 
@@ -603,14 +602,14 @@ class AutoRun:
                 judged, _ = pending.verdicts.get(index, (pending.settled, rollback))
                 self.record.repairs.add(self.auto.steps, at - max(judged, pending.settled))
                 self.record.accepted.add(self.auto.steps, False)
-                pending.anew = True
+                pending.free = at
             case Lost(index):
                 pending.drafts.pop(index, None)
                 pending.verdicts.pop(index, None)
             case Degraded(path=""):
                 self._use(False)
             case Chosen():
-                pending.anew = True
+                pending.free = at
             case Committed():
                 self._committed(at, event)
             case Finished():
@@ -678,8 +677,6 @@ class AutoRun:
         if event.step.author == "small" and verdict is not None and (isinstance(verdict, Accept) or verdict.chosen):
             self.record.accepted.add(self.auto.steps, True)
         pending.settled = at
-        if pending.anew:
-            pending.free, pending.anew = at, False
 
     def _complete(self, at: float, event: Committed) -> None:
         """Measure a whole step."""
