@@ -178,7 +178,7 @@ def prepare(policy: Policy, chain: Chain) -> Coroutine[Any, Any, Step] | None:
 
 async def verify(policy: Policy, chain: Chain, draft: Step, prepared: Awaitable[Step] | None) -> Verdict:
     """Return the verdict of *policy* on *draft*, which it compares with the *prepared* step if there is one."""
-    if prepared is None or not hasattr(policy, "prepare"):
+    if prepared is None:
         return await policy.verify(chain, draft)
     return await cast("Preparing", policy).verify(chain, draft, prepared)
 

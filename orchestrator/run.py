@@ -145,26 +145,26 @@ class _Run:
         if isinstance(event, Committed) and self.by_method and self.chain.closed:
             self.stream.update(self.chain.parts()[1].text)
 
-    def lose_small(self, exc: EndpointError, fallback: Policy) -> None:
-        """Continue with *fallback*, without the small model, which failed with *exc*."""
+    def lose_small(self, exc: EndpointError) -> Policy:
+        """Return the fallback, which goes on without the small model; raise *exc* if that is not what failed."""
+        fallback = self.parts.fallback
+        if fallback is None or exc.role != self.optional:
+            raise exc
         self.observe(Degraded("small", str(exc)))
         self.optional = None
         self.control = replace(self.control, auto=None)  # nothing is left to choose from
         if self.author.role == "small":
             self.author = fallback.answerer
+        return fallback
 
     async def work_or_fall_back(self) -> FinishReason:
         """Let the policy think; the fallback takes over if the small model fails."""
-        fallback = self.parts.fallback
         try:
-            if self.parts.lost is not None and fallback is not None:
+            if self.parts.lost is not None:
                 raise self.parts.lost
             return await self.work(self.parts.policy)
         except EndpointError as exc:
-            if fallback is None or exc.role != self.optional:
-                raise
-            self.lose_small(exc, fallback)
-            return await self.work(fallback)
+            return await self.work(self.lose_small(exc))
 
     async def work(self, policy: Policy) -> FinishReason:
         """Let *policy* think and, if *by_method*, answer; also where the thinking was cut short."""
@@ -213,13 +213,12 @@ class _Run:
 
         If the small model fails before a part of it is emitted, the model of the fallback writes it.
         """
-        fallback = self.parts.fallback
         try:
             return await self._answer()
         except EndpointError as exc:
-            if fallback is None or exc.role != self.optional or self.answered:
+            if self.answered:
                 raise
-            self.lose_small(exc, fallback)
+            self.lose_small(exc)
             return await self._answer()
 
     async def _answer(self) -> FinishReason:
