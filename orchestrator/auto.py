@@ -555,7 +555,7 @@ class AutoRun:
         accepted = record.accepted.entries and record.accepted.entries[-1][1]  # a rejected draft ends a probe
         costs, judged = estimate.costs, record.judged[1].entries
         last = replace(costs, judge=judged[-1][1]) if costs and judged else costs
-        quick = last is None or estimate.large is None or last.step(1.0, 1) <= estimate.large  # if all were accepted
+        quick = last is None or estimate.large is None or last.step(1.0, self.most) <= estimate.large  # all accepted
         wanted = record.spent < SHADOWS and (costs is None or (accepted and quick))
         if not due and not (wanted and (estimate.caution == 0 or self._affords(event.index))):
             return event

@@ -243,6 +243,13 @@ def test_shadow_drafts_of_an_unknown_method_delay_a_run_by_a_seventh_at_most() -
     assert endless.solve(0, "auto", Auto())[-1].at == pytest.approx(endless.solve(0, "large")[-1].at)
 
 
+def test_a_slow_judge_is_measured_as_long_as_the_method_may_pay_at_the_depth_of_the_run() -> None:
+    """A step takes 3.05 s by the large model, 3.35 s at best one draft ahead, and 2.2 s two ahead."""
+    auto, world = Auto(), replace(GOOD, good=1.0, verdict=6.0)
+    traces = [world.solve(problem, "auto", auto) for problem in range(10)]
+    assert {event.choice for event in decisions(traces[8:]) if not event.probe} == {"method"}
+
+
 def test_runs_at_once_have_no_more_than_three_shadow_drafts() -> None:
     auto = Auto()
     runs = [auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])) for _ in range(9)]
