@@ -92,6 +92,7 @@ async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
     chain = replace(chain, thinks=parts.thinks and chain.thinks)
     current = _Run(parts, chain, observe, asyncio.get_running_loop().time())
     why = await current.work_or_fall_back()
+    why = why if current.cut == "stop" else current.cut
     calls: tuple[ToolCall, ...] = ()
     if not current.by_method and (current.chain.thought or parts.parser is not None):
         cut = await current.answer()
@@ -119,6 +120,7 @@ class _Run:
     written: Step | None = None  # the complete answer after the thinking
     partial: bool = False  # whether the time was up before the answer was complete
     answered: bool = False  # whether a part of the answer was emitted
+    cut: FinishReason = "stop"  # what ended the thinking before an answer of the method
 
     def __post_init__(self) -> None:
         parts = self.parts
@@ -172,9 +174,9 @@ class _Run:
         if not self.by_method or has_answer(self.chain, self.stop) or (closed and why != "time"):
             return why
         if not closed:
+            self.cut = why
             self(Committed(len(self.chain.steps), closing_step(self.chain, policy.answerer)))
-        cut = await self._reason(policy, self.budget.seconds)
-        return cut if closed or why == "stop" else why
+        return await self._reason(policy, self.budget.seconds)
 
     async def think(self, policy: Policy) -> FinishReason:
         if self.parts.parser is not None and not self.chain.thinks:
