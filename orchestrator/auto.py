@@ -289,7 +289,7 @@ class Auto:
     What all runs of one solver measured. The queue and the *cache*, in tokens, are those of the large model's server.
 
     *steps* counts the committed steps. *chains* are the tokens of the chains that finished, *resident* those of the
-    chains of all runs. *repairing* has the large model's seconds per token.
+    chains of all runs that use the large model. *repairing* has the large model's seconds per token.
     """
 
     prior: Prior = field(default_factory=Prior)
@@ -302,7 +302,7 @@ class Auto:
     resident: dict[AutoRun, int] = field(default_factory=dict["AutoRun", int])
     _alone: dict[int, Recent[float]] = field(default_factory=dict[int, Recent[float]])  # as repairing, by the crowd
     _records: dict[str, Record] = field(default_factory=dict[str, Record])
-    _active: int = 0
+    _placed: int = 0  # runs that hold a place
     _places: deque[asyncio.Future[None]] = field(default_factory=deque[asyncio.Future[None]])
 
     def queue(self, running: int, waiting: int, cache: int | None = None) -> None:
@@ -325,7 +325,7 @@ class Auto:
         """Why the large model writes alone now, whatever a method takes; empty if it need not."""
         if self.full:  # verdicts read whole chains again
             return "the chains of all runs fill the large model's cache"
-        crowd = self.prior.runs is not None and self._active > self.prior.runs
+        crowd = self.prior.runs is not None and len(self.resident) > self.prior.runs
         return f"the prior knows no gain with more than {self.prior.runs} runs at once" if crowd else ""
 
     @property
@@ -337,18 +337,18 @@ class Auto:
     @property
     def pace(self) -> float | None:
         """Seconds per token of the large model if it wrote all runs of now alone; else as in repairs."""
-        size = self._active.bit_length()
+        size = len(self.resident).bit_length()
         alone = [self._alone[of] for of in (size, size - 1) if of in self._alone]
         fresh = [each for each in alone if not self.outdated(each)]
         return next((median_low(each.values()) for each in (*fresh, self.repairing, *alone) if each.entries), None)
 
     def wrote_alone(self, seconds_per_token: float) -> None:
-        alone = max(0, self._active - sum(record.users for record in self._records.values()))
+        alone = sum(not each.using for each in self.resident)
         self._alone.setdefault(alone.bit_length(), Recent()).add(self.steps, seconds_per_token)
 
     def outdated(self, recent: Recent[float]) -> bool:
         """Whether the runs of now would have committed many steps each since the newest value."""
-        return self.steps - recent.newest > 2 * SPAN * max(1, self._active)
+        return self.steps - recent.newest > 2 * SPAN * max(1, len(self.resident))
 
     def stale(self) -> bool:
         """Whether nothing has shown the large model's pace for a while."""
@@ -385,14 +385,14 @@ class Auto:
             if place in self._places:
                 self._places.remove(place)
             else:
-                self._active -= 1
+                self._placed -= 1
                 self._admit()
 
     def _admit(self) -> None:
         fits = self.fits
-        while self._places and (fits is None or self._active < fits):
+        while self._places and (fits is None or self._placed < fits):
             place = self._places.popleft()
-            self._active += 1
+            self._placed += 1
             if not place.done():
                 place.set_result(None)
 
@@ -402,14 +402,13 @@ class Pending:
     """
     What of a run is not decided yet: since when drafts and verdicts are under way.
 
-    *free* is the time since which the small model could draft; None while it drafts. With *anew* the next commit lets
-    it start again. *settled* is the time of the last commit. *drafts* have the time of each draft of the small model
-    that waits for its verdict, with the size of the crowd, *verdicts* the time of each that waits for its commit.
+    *free* is the time since which the small model could draft; None while it drafts. *settled* is the time of the last
+    commit. *drafts* have the time of each draft of the small model that waits for its verdict, with the size of the
+    crowd, *verdicts* the time of each that waits for its commit.
     """
 
     free: float | None = None
     settled: float = 0.0
-    anew: bool = False
     drafts: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
     verdicts: dict[int, tuple[float, Verdict]] = field(default_factory=dict[int, tuple[float, Verdict]])
 
@@ -429,8 +428,8 @@ class AutoRun:
     lead: int = 0  # first steps, which the large model drafts
     decided: Decided | None = None
     given_up: set[int] = field(default_factory=set[int])
+    using: bool = False  # whether it is one of the users of the method
     _choice: Choice | None = None  # what the events say
-    _using: bool = False  # whether it is one of the users of the method
     _unsure: bool = False  # whether it decided by what is known of smaller crowds
     _pending: Pending = field(default_factory=Pending)
     _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
@@ -488,7 +487,7 @@ class AutoRun:
         if self.aside is None or (self.decided is not None and self.decided.index == index):
             return None
         record, auto = self.record, self.auto
-        size = (record.users + (not self._using)).bit_length()
+        size = (record.users + (not self.using)).bit_length()
         for outdated in [of for of, each in record.judged.items() if of >= max(3, size) and auto.outdated(each)]:
             del record.judged[outdated]
         estimate = record.estimate(auto.pace, busy=auto.busy, against=auto.against, size=size)
@@ -497,7 +496,7 @@ class AutoRun:
             record.probed, record.spent = record.steps, SHADOWS
         record.now, self._unsure = mode, not record.known(size)
         largest = max(filter(record.known, record.judged), default=1)
-        if mode.choice == "method" and not self._using and size > largest + 1:
+        if mode.choice == "method" and not self.using and size > largest + 1:
             mode, reason = ASIDE, f"verdicts of more than {record.users} runs at once are not known yet; {reason}"
         self._use(mode.choice == "method")
         event = self._probe(Decided(index, mode.choice, mode.ahead, tuple(seconds.items()), reason), estimate)
@@ -508,8 +507,8 @@ class AutoRun:
 
     def _use(self, using: bool) -> None:
         """Count the run among those that use the method, or no longer."""
-        self.record.users += using - self._using
-        self._using = using
+        self.record.users += using - self.using
+        self.using = using
 
     def _advice(self, estimate: Estimate) -> str:
         """Say in a sentence why the large model writes alone, and what the user can do about it."""
@@ -556,7 +555,7 @@ class AutoRun:
         accepted = record.accepted.entries and record.accepted.entries[-1][1]  # a rejected draft ends a probe
         costs, judged = estimate.costs, record.judged[1].entries
         last = replace(costs, judge=judged[-1][1]) if costs and judged else costs
-        quick = last is None or estimate.large is None or last.step(1.0, 1) <= estimate.large  # if all were accepted
+        quick = last is None or estimate.large is None or last.step(1.0, self.most) <= estimate.large  # all accepted
         wanted = record.spent < SHADOWS and (costs is None or (accepted and quick))
         if not due and not (wanted and (estimate.caution == 0 or self._affords(event.index))):
             return event
@@ -577,9 +576,11 @@ class AutoRun:
         """Learn from the next event of the run."""
         at, event, pending = round(moment.at, 6), moment.event, self._pending
         match event:
-            case Started():
+            case Started(policy=policy):
                 self._mark = pending.free = at
-                self._use(self.aside is None)
+                if policy != "small":  # a baseline, as is large: it does not use the large model
+                    self.auto.resident[self] = 0
+                self._use(self.aside is None and policy != "large")
             case Decided(choice=choice):
                 if event.shadow:
                     self._shadow = at
@@ -601,14 +602,14 @@ class AutoRun:
                 judged, _ = pending.verdicts.get(index, (pending.settled, rollback))
                 self.record.repairs.add(self.auto.steps, at - max(judged, pending.settled))
                 self.record.accepted.add(self.auto.steps, False)
-                pending.anew = True
+                pending.free = at
             case Lost(index):
                 pending.drafts.pop(index, None)
                 pending.verdicts.pop(index, None)
             case Degraded(path=""):
                 self._use(False)
             case Chosen():
-                pending.anew = True
+                pending.free = at
             case Committed():
                 self._committed(at, event)
             case Finished():
@@ -676,8 +677,6 @@ class AutoRun:
         if event.step.author == "small" and verdict is not None and (isinstance(verdict, Accept) or verdict.chosen):
             self.record.accepted.add(self.auto.steps, True)
         pending.settled = at
-        if pending.anew:
-            pending.free, pending.anew = at, False
 
     def _complete(self, at: float, event: Committed) -> None:
         """Measure a whole step."""

@@ -68,6 +68,10 @@ class Budget:
         answer = self.answer if self.answer is None else min(self.answer, tokens - 1)
         return replace(self, tokens=tokens, answer=answer)
 
+    def after(self, seconds: float) -> Budget:
+        """Return what is left if the run begins so many *seconds* late; there is always a millisecond."""
+        return self if self.seconds is None else replace(self, seconds=max(self.seconds - seconds, 0.001))
+
     def spent(self, chain: Chain) -> bool:
         steps = self.steps is not None and len(chain.steps) >= self.steps and not chain.closed
         return self.left(chain) == 0 or steps

@@ -178,7 +178,7 @@ def prepare(policy: Policy, chain: Chain) -> Coroutine[Any, Any, Step] | None:
 
 async def verify(policy: Policy, chain: Chain, draft: Step, prepared: Awaitable[Step] | None) -> Verdict:
     """Return the verdict of *policy* on *draft*, which it compares with the *prepared* step if there is one."""
-    if prepared is None or not hasattr(policy, "prepare"):
+    if prepared is None:
         return await policy.verify(chain, draft)
     return await cast("Preparing", policy).verify(chain, draft, prepared)
 
@@ -207,8 +207,7 @@ def answered_by(policy: object) -> AnsweredBy:
 
     A policy declares it with a class attribute ``answer``; without one it is the large model.
     """
-    answer: AnsweredBy = getattr(policy, "answer", "large")
-    return answer
+    return cast("AnsweredBy", getattr(policy, "answer", "large"))
 
 
 def ended_by(policy: object) -> EndedBy:
@@ -217,8 +216,7 @@ def ended_by(policy: object) -> EndedBy:
 
     A policy declares it with a class attribute ``ending``; without one it is "small".
     """
-    ending: EndedBy = getattr(policy, "ending", "small")
-    return ending
+    return cast("EndedBy", getattr(policy, "ending", "small"))
 
 
 KEPT_OPEN: ContextVar[AsyncExitStack | None] = ContextVar("KEPT_OPEN", default=None)

@@ -126,9 +126,9 @@ class Lookahead:
         await to_the_end(self._close())
 
     async def _close(self) -> None:
-        self._cancel()
-        while (await asyncio.wait(self._tasks, timeout=AGAIN))[1]:
+        while going_on := [task for task in self._tasks if not task.done()]:
             self._cancel()  # Where a deadline of its own cancelled a task just then, it has gone on.
+            await asyncio.wait(going_on, timeout=AGAIN)
         await (self._closing or self._kept_open.aclose())
         for task in self._tasks:
             if not task.cancelled():

@@ -18,13 +18,6 @@ from .shadow import ShadowDrafts
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
 
 
-def _ended(step: Step) -> End | None:
-    """Return why nothing can follow *step*; None if it can. A budget may have no room for one character."""
-    if step.stop == "repetition":
-        return "repetition"
-    return "budget" if step.stop == "length" and not step.text else None
-
-
 async def reason(
     policy: Policy,
     chain: Chain,
@@ -46,10 +39,13 @@ async def reason(
     raises, it leaves no task and no request behind.
     """
 
-    def commit(step: Step, score: float | None = None) -> None:
+    def commit(step: Step, score: float | None = None) -> End | None:
+        """Extend the chain by *step*; return why nothing can follow. A budget may have no room for one character."""
         nonlocal chain
         observe(Committed(len(chain.steps), step, score))
         chain = chain.extend(step)
+        full = step.stop == "length" and not step.text
+        return ended() or ("repetition" if step.stop == "repetition" else "budget" if full else None)
 
     def writer() -> Policy:
         """The policy of the next steps, decided about now if it is not."""
@@ -69,8 +65,7 @@ async def reason(
                     draft, verdict = await lookahead.next()
                     if isinstance(verdict, Rollback):
                         break
-                    commit(draft, verdict.score)
-                    if end := ended() or _ended(draft):
+                    if end := commit(draft, verdict.score):
                         return end
                     if auto and auto.due(len(chain.steps)) and writer() is not current:
                         break
@@ -80,17 +75,14 @@ async def reason(
                     observe(Chosen(len(chain.steps), chosen.step))
                     commit(chosen.step, chosen.score)
                     continue
-                if (kept := draft.cut(verdict.keep)).text:
-                    commit(kept, verdict.score)
-                    if end := ended():
-                        return end
+                if (kept := draft.cut(verdict.keep)).text and (end := commit(kept, verdict.score)):
+                    return end
                 repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
             # Leaving the block has cancelled the bets on the draft that was rolled back.
             observe(Repaired(len(chain.steps), repaired, verdict))
             if guarded(current) and stuck(chain, repaired):
                 return "repetition"
-            commit(repaired)
-            if end := _ended(repaired):
+            if end := commit(repaired):
                 return end
         return end
 

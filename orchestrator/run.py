@@ -92,6 +92,7 @@ async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
     chain = replace(chain, thinks=parts.thinks and chain.thinks)
     current = _Run(parts, chain, observe, asyncio.get_running_loop().time())
     why = await current.work_or_fall_back()
+    why = why if current.cut == "stop" else current.cut
     calls: tuple[ToolCall, ...] = ()
     if not current.by_method and (current.chain.thought or parts.parser is not None):
         cut = await current.answer()
@@ -119,6 +120,7 @@ class _Run:
     written: Step | None = None  # the complete answer after the thinking
     partial: bool = False  # whether the time was up before the answer was complete
     answered: bool = False  # whether a part of the answer was emitted
+    cut: FinishReason = "stop"  # what ended the thinking before an answer of the method
 
     def __post_init__(self) -> None:
         parts = self.parts
@@ -145,26 +147,26 @@ class _Run:
         if isinstance(event, Committed) and self.by_method and self.chain.closed:
             self.stream.update(self.chain.parts()[1].text)
 
-    def lose_small(self, exc: EndpointError, fallback: Policy) -> None:
-        """Continue with *fallback*, without the small model, which failed with *exc*."""
+    def lose_small(self, exc: EndpointError) -> Policy:
+        """Return the fallback, which goes on without the small model; raise *exc* if that is not what failed."""
+        fallback = self.parts.fallback
+        if fallback is None or exc.role != self.optional:
+            raise exc
         self.observe(Degraded("small", str(exc)))
         self.optional = None
         self.control = replace(self.control, auto=None)  # nothing is left to choose from
         if self.author.role == "small":
             self.author = fallback.answerer
+        return fallback
 
     async def work_or_fall_back(self) -> FinishReason:
         """Let the policy think; the fallback takes over if the small model fails."""
-        fallback = self.parts.fallback
         try:
-            if self.parts.lost is not None and fallback is not None:
+            if self.parts.lost is not None:
                 raise self.parts.lost
             return await self.work(self.parts.policy)
         except EndpointError as exc:
-            if fallback is None or exc.role != self.optional:
-                raise
-            self.lose_small(exc, fallback)
-            return await self.work(fallback)
+            return await self.work(self.lose_small(exc))
 
     async def work(self, policy: Policy) -> FinishReason:
         """Let *policy* think and, if *by_method*, answer; also where the thinking was cut short."""
@@ -172,9 +174,9 @@ class _Run:
         if not self.by_method or has_answer(self.chain, self.stop) or (closed and why != "time"):
             return why
         if not closed:
+            self.cut = why
             self(Committed(len(self.chain.steps), closing_step(self.chain, policy.answerer)))
-        cut = await self._reason(policy, self.budget.seconds)
-        return cut if closed or why == "stop" else why
+        return await self._reason(policy, self.budget.seconds)
 
     async def think(self, policy: Policy) -> FinishReason:
         if self.parts.parser is not None and not self.chain.thinks:
@@ -213,13 +215,12 @@ class _Run:
 
         If the small model fails before a part of it is emitted, the model of the fallback writes it.
         """
-        fallback = self.parts.fallback
         try:
             return await self._answer()
         except EndpointError as exc:
-            if fallback is None or exc.role != self.optional or self.answered:
+            if self.answered:
                 raise
-            self.lose_small(exc, fallback)
+            self.lose_small(exc)
             return await self._answer()
 
     async def _answer(self) -> FinishReason:

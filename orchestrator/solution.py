@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from .chain import Role, Rollback, ToolCall
+from .chain import Role, Rollback, Step, ToolCall
 from .events import AnswerJudged, Choice, Committed, Decided, Degraded, Event, FellBack, Judged, Lost, Started
 from .ledger import Ledger
 from .run import FinishReason, Outcome
@@ -92,11 +92,12 @@ class Solution:
     def of(cls, outcome: Outcome, moments: Sequence[Moment]) -> Solution:
         """Make the solution of a run from its *outcome* and its trace."""
         events = [moment.event for moment in moments]
+        lost = [event.draft for event in events if isinstance(event, Lost)]
         return cls(
             answer=outcome.answer,
             text=outcome.text,
             thinking=outcome.chain.parts()[0].text,
-            steps=tuple(step for moment in moments for step in solved_steps(moment)),
+            steps=tuple(step for moment in moments for step in solved_steps(moment, lost)),
             ledger=Ledger.of(events),
             finish_reason=outcome.reason,
             seconds=moments[-1].at,
@@ -133,14 +134,14 @@ def stretches(events: Iterable[Event]) -> Iterator[Stretch]:
         yield current
 
 
-def solved_steps(moment: Moment) -> tuple[SolvedStep, ...]:
-    """The steps whose fate is decided at *moment*: one or none, and the rejected rivals of a draft."""
+def solved_steps(moment: Moment, lost: Sequence[Step] = ()) -> tuple[SolvedStep, ...]:
+    """The steps whose fate is decided at *moment*, and rejected rivals of a draft; drafts in *lost* have another."""
     match moment.event:
         case Committed(index=index, step=step, score=score):
             return (SolvedStep(index, step.author, step.text, score, "kept", step.note, moment.at),)
         case Judged(index=index, draft=step, verdict=verdict):
             rejected = [(rival.step, rival.score, rival.reason, "") for rival in verdict.rivals if rival.reason]
-            if isinstance(verdict, Rollback):
+            if isinstance(verdict, Rollback) and not any(step is draft for draft in lost):
                 rejected.insert(0, (step, verdict.score, verdict.reason, verdict.detail))
             return tuple(
                 SolvedStep(index, other.author, other.text, score, "rejected", reason, moment.at, detail)

@@ -22,6 +22,7 @@ from functools import cache
 from typing import TypeAlias
 
 BLANK_LINE = "\n\n"
+OF_WINDOWS = "\r\n\r\n"  # a blank line where lines end as in a problem that was pasted from Windows
 MOST = 4096  # characters
 
 Span: TypeAlias = tuple[int, int]
@@ -70,7 +71,7 @@ NO_BLOCKS = Blocks()
 class StepEnds:
     """What ends a step: one of the *texts*; if *blocks* is false, also within code, LaTeX and tables."""
 
-    texts: tuple[str, ...] = (BLANK_LINE,)
+    texts: tuple[str, ...] = (BLANK_LINE, OF_WINDOWS)
     blocks: bool = True
 
     @classmethod
@@ -79,7 +80,7 @@ class StepEnds:
         texts = (delimiter,) if isinstance(delimiter, str) else tuple(delimiter)
         if not texts or not all(texts):
             raise ValueError(r'a delimiter is a text that is not empty, such as "\n\n", or a list of such texts')
-        return cls(texts)
+        return cls((*texts, OF_WINDOWS) if BLANK_LINE in texts else texts)
 
     @property
     def text(self) -> str:

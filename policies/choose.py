@@ -71,8 +71,7 @@ class Choose(Drafting):
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         verdict = await self.alone.verify(chain, draft)
-        begun = self.beginnings(chain, draft)
-        if isinstance(verdict, Accept) or not begun:
+        if isinstance(verdict, Accept) or not (begun := self.beginnings(chain, draft)):
             return verdict
         rivals = await self.rivals(chain, draft, begun)
         standing = [rival.step for rival in rivals if not rival.reason]

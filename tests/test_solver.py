@@ -205,6 +205,15 @@ async def test_runs_decide_by_default_but_with_a_seed() -> None:
         assert not (await solver.solve(PROBLEM, auto=False)).stretches
 
 
+async def test_the_wait_for_a_place_is_a_part_of_a_runs_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto.Auto, "fits", 1)
+    async with serving() as servers, servers.solver(auto=True) as solver:
+        async with solver.auto.place():
+            solving = asyncio.create_task(solver.solve(PROBLEM, budget=Budget(seconds=0.1)))
+            await asyncio.sleep(0.2)
+        assert (await solving).finish_reason == "time"
+
+
 @pytest.mark.parametrize(
     ("policy", "seed", "requests"), [("large", None, 2), ("small", None, 2), ("large", 7, 4), ("specreason", None, 4)]
 )

@@ -260,6 +260,7 @@ class Solver:
         If the small model fails for good, the large one goes on alone, and the solution says so; raise an
         `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
         """
+        began = asyncio.get_running_loop().time()
         run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
@@ -272,6 +273,7 @@ class Solver:
         budget = run.budget.budget().fit(room)
         try:
             async with self.auto.place() if _decides(run) else nullcontext():  # others begin at once
+                budget = budget.after(asyncio.get_running_loop().time() - began)
                 with carrying(self._session(session), run.priority, session or ""), prompts.replacing(self.prompts):
                     outcome = await self._run(run, chain, answering, budget, lost, tuple(stop), recorder, observe)
             if format is not None and outcome.reason == "stop":

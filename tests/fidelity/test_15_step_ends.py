@@ -131,7 +131,8 @@ async def test_the_server_stops_at_delimiters_but_for_the_rest_of_a_block() -> N
     async with server.serve() as endpoint, VllmEndpoint(endpoint) as served:
         await written(served.model(GREEDY))
     writes = [body for path, body in server.requests if path == "/v1/completions"]
-    assert [body["stop"] for body in writes] == [["\n\n"], ["\n\n"], [], ["\n\n"]]
+    ends = ["\n\n", "\r\n\r\n"]
+    assert [body["stop"] for body in writes] == [ends, ends, [], ends]
     assert {tuple(body["stop_token_ids"]) for body in writes} == {tuple(server.encode(THINK_END))}
 
 

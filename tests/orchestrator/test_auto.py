@@ -243,6 +243,13 @@ def test_shadow_drafts_of_an_unknown_method_delay_a_run_by_a_seventh_at_most() -
     assert endless.solve(0, "auto", Auto())[-1].at == pytest.approx(endless.solve(0, "large")[-1].at)
 
 
+def test_a_slow_judge_is_measured_as_long_as_the_method_may_pay_at_the_depth_of_the_run() -> None:
+    """A step takes 3.05 s by the large model, 3.35 s at best one draft ahead, and 2.2 s two ahead."""
+    auto, world = Auto(), replace(GOOD, good=1.0, verdict=6.0)
+    traces = [world.solve(problem, "auto", auto) for problem in range(10)]
+    assert {event.choice for event in decisions(traces[8:]) if not event.probe} == {"method"}
+
+
 def test_runs_at_once_have_no_more_than_three_shadow_drafts() -> None:
     auto = Auto()
     runs = [auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])) for _ in range(9)]
@@ -427,6 +434,21 @@ def test_runs_that_decide_nothing_are_of_the_crowd_until_they_end_or_lose_the_sm
         auto.record("random", {"seed": number})
 
 
+def test_runs_of_the_large_model_alone_are_of_the_crowd_whose_pace_they_show() -> None:
+    auto, step = Auto(), Step("a\n\n", "large", tokens=(Token("a\n\n"),))
+    names = [*["large"] * 6, "small", "random"]
+    runs = [*[auto.run(name, {}, AHEAD) for name in names], auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1]))]
+    for name, each in zip([*names, "specreason"], runs, strict=True):
+        each.read(Moment(0, Started(PROBLEM.messages, name)))
+    for index in range(2):
+        for event in (Drafted(index, step), Committed(index, step)):
+            runs[0].read(Moment(index + 1, event))
+    assert auto.pace == 1.0
+    for each in runs[:6]:
+        each.close()
+    assert auto.pace is None  # of two runs
+
+
 def test_steps_are_as_long_as_those_of_the_method_not_as_the_paragraphs_of_the_large_model() -> None:
     record = Record()
     for lengths in (record.alone, record.tokens):
@@ -540,6 +562,7 @@ def test_more_runs_than_the_prior_knows_a_gain_with_are_the_large_models() -> No
             for run_ in runs:
                 run_.record.alone.append(20)
                 await stack.enter_async_context(auto.place())
+                run_.read(Moment(0, Started(PROBLEM.messages, "specreason")))
                 decided = run_.decide(0)
                 assert decided is not None
                 found.append((decided.choice, decided.reason))

@@ -93,6 +93,7 @@ def test_the_number_of_steps_is_limited_at_any_length() -> None:
 
 
 def test_a_quarter_of_the_seconds_is_kept_for_the_answer() -> None:
+    assert [Budget(seconds=8).after(late).seconds for late in (1, 9)] == [7, 0.001]
     assert Budget(seconds=60).thinking_seconds == 45
     assert Budget().thinking_seconds is None
 

@@ -202,7 +202,10 @@ def test_errors_of_cancelled_bets_are_ignored() -> None:
     assert heard == []
 
 
-def test_a_bet_that_is_lost_just_as_its_own_deadline_passes_does_not_go_on() -> None:
+@pytest.mark.parametrize(("length", "closing", "again"), [(3, 3.0, 2.0), (2, 3.05, 0.0)])  # or is judged at once
+def test_a_bet_that_is_lost_just_as_its_own_deadline_passes_does_not_go_on(
+    length: int, closing: float, again: float
+) -> None:
     class Hasty(ScriptedModel):
         async def write(self, chain: Chain, **options: Any) -> Step:
             with suppress(TimeoutError):
@@ -210,8 +213,9 @@ def test_a_bet_that_is_lost_just_as_its_own_deadline_passes_does_not_go_on() -> 
                     return await super().write(chain, **options)
             return await super().write(chain, **options)  # as by the next replica
 
-    small, large = pair(length=3, wrong=(0,))
-    small = Hasty("small", small.script, closing=3.0, log=small.log, latency=lambda chain: 1.0 + len(chain.steps))
+    small, large = pair(length, wrong=(0,))
+    small = Hasty("small", small.script, closing=closing, log=small.log)
+    small.latency = lambda chain: again if small.log.count("small write 1") > 1 else 1.0 + len(chain.steps)
     large.reading = lambda chain: 1.75  # so that the verdict comes while the second draft is being closed
     assert run(reason(SpecReason(small, large), PROBLEM, ahead=1))[0][1] == "finished"
 

@@ -81,6 +81,13 @@ def test_an_answer_may_use_the_rest_of_the_budget_and_is_cut_where_that_ends(mor
     assert (outcome.chain.tokens, outcome.text, outcome.reason) == (thought, text, reason)
 
 
+def test_an_answer_of_the_method_that_the_small_model_cannot_write_is_still_one_to_thinking_that_was_cut() -> None:
+    case = Case(Budget(tokens=40, answer=20))
+    case.small.fails = lambda verb, chain: GONE if chain.closed else None
+    outcome, _ = case.run(by_method=True)
+    assert (outcome.answer, outcome.reason) == ("42", "length")
+
+
 def test_seconds_are_kept_for_the_answer_of_a_run_that_thinks_too_long() -> None:
     outcome, seconds = Case(Budget(seconds=6.0)).run()
     assert (len(outcome.chain.steps), outcome.answer, outcome.reason, seconds) == (3, "42", "time", 5.5)

@@ -11,7 +11,7 @@ from stepspec.orchestrator.step_ends import BLANK_LINES, MOST, NO_BLOCKS, StepEn
 from .arms import BOUNDED
 
 PARTS = [
-    "So x = 3.", "\n", "\n\n", " ", ";",
+    "So x = 3.", "\n", "\n\n", "\r\n", " ", ";",
     "```", "```python\n", "~~~", "$$", "\\begin{align}", "\\end{align}", "\\[", "\\]",
     "| a |", "\\end{cases}", "`x`", "</think>", "<table>", "</table>", "\\\\[2pt]", "Step 2: no",
 ]  # fmt: skip
@@ -35,6 +35,7 @@ def steps(text: str, ends: StepEnds = BLANK_LINES) -> list[str]:
     [
         ("a\n\nb\n\nc", ["a\n\n", "b\n\n", "c"]),
         ("a\n\n\nb", ["a\n\n", "\nb"]),
+        ("a\r\n\r\n```\r\nb\r\n\r\n```\r\n\r\nc", ["a\r\n\r\n", "```\r\nb\r\n\r\n```\r\n\r\n", "c"]),
         ("```\na\n\nb\n```\n\nc", ["```\na\n\nb\n```\n\n", "c"]),
         ("1. So:\n   ```py\n   a\n\n   b\n   ```\n\nc", ["1. So:\n   ```py\n   a\n\n   b\n   ```\n\n", "c"]),
         ("````\n```\na\n\n```\n\n````\n\nc", ["````\n```\na\n\n```\n\n````\n\n", "c"]),
@@ -67,7 +68,7 @@ def test_an_unclosed_block_ends_at_the_maximum() -> None:
 
 @pytest.mark.parametrize(
     ("delimiter", "text", "divided"),
-    [("\n", "a\nb\n", ["a\n", "b\n"]), (["; ", "\n\n"], "a; b\n\nc", ["a; ", "b\n\n", "c"])],
+    [("\n", "a\nb\n", ["a\n", "b\n"]), (["; ", "\n\n"], "a; b\n\nc\r\n\r\n", ["a; ", "b\n\n", "c\r\n\r\n"])],
 )
 def test_delimiters_are_texts(delimiter: str | list[str], text: str, divided: list[str]) -> None:
     assert steps(text, StepEnds.of(delimiter)) == divided

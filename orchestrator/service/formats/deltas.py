@@ -172,8 +172,10 @@ class TokenCounts:
         self.reasoning = self.answer = self.written = 0
         self._block = ThinkingBlock()
         self._calls: list[Called] = []
+        self.events: list[Event] = []
 
     def __call__(self, event: Event) -> None:
+        self.events.append(event)
         match event:
             case Started(thinks=thinks):
                 self._block = ThinkingBlock(open=thinks)
@@ -198,12 +200,6 @@ class TokenCounts:
     def cached(self) -> int:
         """How many of these prompt tokens were in the server's prefix cache."""
         return min(self._calls, key=lambda call: call.started).cached if self._calls else 0
-
-    @property
-    def large(self) -> int:
-        """The tokens that the large model has written, or read to judge."""
-        account = Ledger.of(self._calls).large
-        return account.written + account.judging
 
     @property
     def upstream(self) -> float:

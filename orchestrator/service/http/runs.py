@@ -19,6 +19,7 @@ from ...concurrency import background
 from ...endpoints.client import CARRIED
 from ...errors import EndpointError
 from ...events import Answering, Calling, Committed, Event, Finished
+from ...ledger import Ledger
 from ...solution import Solution
 from ...trace import Stopwatch
 from ..formats import deltas as payloads
@@ -110,7 +111,8 @@ class Runs:
                     ):
                         yield self
             finally:
-                self._request.large_tokens = sum(counts.large for counts in self.counts)
+                ledgers = self._request.ledgers = [Ledger.of(counts.events) for counts in self.counts]
+                self._request.large_tokens = sum(each.large.written + each.large.judging for each in ledgers)
 
     def __aiter__(self) -> Self:
         return self

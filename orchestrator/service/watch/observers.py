@@ -233,11 +233,7 @@ class Metrics:
         self._ended.labels(model, solution.finish_reason).inc()
         for step in solution.steps:
             self._steps.labels(model, step.author, step.fate).inc()
-        for account in (solution.ledger.small, solution.ledger.large, solution.ledger.critic):
-            for fate in ("kept", "discarded", "judging"):
-                self._tokens.labels(model, account.role, fate).inc(getattr(account, fate))
-            self._prompt.labels(model, account.role, "true").inc(account.cached)
-            self._prompt.labels(model, account.role, "false").inc(max(0, account.prompt - account.cached))
+        for account in (solution.ledger.small, solution.ledger.large):
             if account.written:
                 self._waste.labels(model, account.role).observe(account.waste)
         if solution.ledger.accept_rate is not None and model not in ROLES:  # the baselines judge nothing
@@ -249,6 +245,11 @@ class Metrics:
         if request.client:
             self._clients.labels(request.client, str(request.status)).inc()
             self._client_tokens.labels(request.client).inc(request.large_tokens)
+        for account in [each for ledger in request.ledgers for each in (ledger.small, ledger.large, ledger.critic)]:
+            for fate in ("kept", "discarded", "judging"):
+                self._tokens.labels(model, account.role, fate).inc(getattr(account, fate))
+            self._prompt.labels(model, account.role, "true").inc(account.cached)
+            self._prompt.labels(model, account.role, "false").inc(max(0, account.prompt - account.cached))
         if request.error is not None:
             self._refused.labels(endpoint, request.error.code or str(request.error.status)).inc()
         if endpoint == "other":

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from ...chain import Role
 from ...events import Event
+from ...ledger import Ledger
 from ...solution import Solution
 from ..http.errors import OVERLOADED, QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 
@@ -61,9 +62,9 @@ class ServiceRequest:
     *queued* is the seconds in the queue, *admitted* the second at which the work began, *upstream* the seconds that a
     served model was busy with it, and *first_step* the second at which its first step was verified; the last three are
     None while unknown. *session* is the value of the session header, *client* the name of the client; "" without one.
-    *large_tokens* are those that the large model has written, or read to judge, so far. *forwarded* are the headers
-    that served models receive, at first those named by *forward*. *log_fields* are added to its line in the log.
-    *calls* has one entry for each server that it was forwarded to.
+    *large_tokens* are those that the large model has written, or read to judge, so far, *ledgers* those of its runs at
+    their end. *forwarded* are the headers that served models receive, at first those named by *forward*.
+    *log_fields* are added to its line in the log. *calls* has one entry for each server that it was forwarded to.
     """
 
     id: str
@@ -74,6 +75,7 @@ class ServiceRequest:
     session: str = ""
     client: str = ""
     large_tokens: int = 0
+    ledgers: Sequence[Ledger] = ()
     arrived: float = field(default_factory=time.perf_counter)
     model: str = ""
     stream: bool = False

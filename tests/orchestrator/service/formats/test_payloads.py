@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepspec.orchestrator.chain import Chain, Step, Token
-from stepspec.orchestrator.events import Answered, Answering, Called, Committed, Event, Started
+from stepspec.orchestrator.chain import Chain, Rollback, Step, Token
+from stepspec.orchestrator.events import Answered, Answering, Called, Committed, Event, Judged, Lost, Started
 from stepspec.orchestrator.run import FinishReason, Outcome
 from stepspec.orchestrator.service.formats import deltas as payloads
 from stepspec.orchestrator.service.formats.deltas import DeltaBuilder, TokenCounts
@@ -39,6 +39,12 @@ def test_unsent_text_is_sent_at_the_end() -> None:
     shown = deltas(DeltaBuilder("content"), Committed(0, step("a\n\n")), text="")
     assert shown == {"content": "<think>\na\n\n\n</think>\n\n"}
     assert deltas(DeltaBuilder("content"), text="2") == {"content": "2"}
+
+
+def test_a_draft_that_is_rejected_and_then_lost_as_a_bet_is_one_step() -> None:
+    draft, rejected = step("a\n\n"), Rollback(reason="grade")
+    events = Judged(1, draft, rejected), Lost(1, draft), Judged(1, step("a\n\n"), rejected)
+    assert [each.fate for each in solved("2", events=events).steps] == ["lost", "rejected"]
 
 
 def test_sent_text_is_never_taken_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from typing import Any
 
 import pytest
@@ -205,9 +206,12 @@ async def test_a_cancelled_run_is_charged_too() -> None:
         await until(lambda: served.recorded.requests)
         request = served.recorded.requests[0]
         calls = [event for event in served.recorded.events if isinstance(event, Called)]
+        metrics = (await served.get("/metrics")).body.decode()
     assert request.status == 499
     account = Ledger.of(calls).large
     assert request.large_tokens == account.written + account.judging > 0
+    counted = re.findall(r'stepspec_tokens_total{fate=".*",model="large",role="large"} (.*)', metrics)
+    assert sum(map(float, counted)) == request.large_tokens
 
 
 async def test_a_request_that_a_server_refuses_costs_no_tokens() -> None:
