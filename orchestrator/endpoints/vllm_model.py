@@ -240,6 +240,11 @@ class VllmModel:
                 reply = await self._ask(
                     prompts if known else prompts[:1], numbers, by_id=True, retries=None if known else 0
                 )
+        except EndpointRejected as exc:
+            if "logprob_token_ids" not in exc.cause:
+                raise
+            endpoint.by_id = False
+            return None
         except EndpointUnavailable as exc:
             if known:
                 raise
