@@ -27,14 +27,21 @@ from contextvars import ContextVar
 from functools import partial
 from math import inf
 from types import MappingProxyType
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import orjson
 from asyncio_throttle import Throttler  # type: ignore[attr-defined]
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    retry_if_not_exception_type,
+    stop_after_attempt,
+    stop_before_delay,
+)
 from tenacity import wait_random_exponential as random_exponential
 
 from ..concurrency import background
@@ -198,10 +205,8 @@ class Connection:
         events = Events(call, pieces, release, self.endpoint.deadlines, ends)
         try:
             await events.prime()
-        except BaseException as exc:
+        except BaseException:
             await events.close()
-            if isinstance(exc, EndpointUnavailable):
-                raise _Retryable(exc) from exc.__cause__
             raise
         return events
 
@@ -212,7 +217,7 @@ class Connection:
                 return await response.read()
             except BROKEN as exc:
                 broke = "the connection broke before the end of the answer: did the server die?"
-                raise _Retryable(call.error(EndpointUnavailable, broke)) from exc
+                raise call.error(EndpointUnavailable, broke) from exc
             finally:
                 await _release(response)
 
@@ -251,14 +256,14 @@ class Connection:
                     raise _refusal(http_error(call, response.status, await response.read(), path), response)
             except BROKEN as exc:
                 message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self.proxy)
-                raise _Retryable(call.error(EndpointUnreachable, message)) from exc
+                raise call.error(EndpointUnreachable, message) from exc
         return response
 
     async def _retry(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
         try:
             return await send()  # Tenacity alone would cost more than sending it.
-        except _Retryable as exc:
-            failed: list[_Retryable] = [exc]
+        except EndpointUnavailable as exc:
+            failed = [exc]
 
         async def send_again() -> T:
             if failed:
@@ -269,11 +274,14 @@ class Connection:
         retrying = AsyncRetrying(
             stop=stop_after_attempt(tries) | stop_before_delay(deadline),
             wait=_wait,
-            retry=retry_if_exception_type(_Retryable),
-            retry_error_callback=_give_up,
+            retry=retry_if_exception_type(EndpointUnavailable) & retry_if_not_exception_type(ModelGone),
             before_sleep=self._report_retry,
+            reraise=True,
         )
-        return await retrying(send_again)
+        try:
+            return await retrying(send_again)
+        except EndpointUnavailable as exc:
+            raise exc from None  # The message names the cause; a traceback through five libraries would hide it.
 
     def _report_retry(self, state: RetryCallState) -> None:
         self._try = state.attempt_number + 1
@@ -331,21 +339,12 @@ class ConnectedEndpoint(Generic[A]):
         raise NotImplementedError
 
 
-class _Retryable(Exception):
-    """The request may be sent again; *error* is raised if it is not."""
-
-    def __init__(self, error: EndpointUnavailable) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def _refusal(error: EndpointError, response: aiohttp.ClientResponse) -> Exception:
-    """Make *error* retryable if the *response* was no final refusal."""
-    if not isinstance(error, EndpointUnavailable) or isinstance(error, ModelGone):
-        return error
-    now = http_date(response.headers.get("date")) or time.time()
-    error.retry_after = retry_after(response.headers.get("retry-after"), now)
-    return _Retryable(error)
+def _refusal(error: EndpointError, response: aiohttp.ClientResponse) -> EndpointError:
+    """Add to the *error* of a *response* when the server wants the request again."""
+    if isinstance(error, EndpointUnavailable):
+        now = http_date(response.headers.get("date")) or time.time()
+        error.retry_after = retry_after(response.headers.get("retry-after"), now)
+    return error
 
 
 async def _release(response: aiohttp.ClientResponse) -> None:
@@ -384,16 +383,12 @@ _backoff = random_exponential(multiplier=0.2, max=LONGEST_PAUSE)
 
 def _failure(state: RetryCallState) -> EndpointUnavailable:
     exc = state.outcome.exception() if state.outcome else None
-    assert isinstance(exc, _Retryable)
-    return exc.error
+    assert isinstance(exc, EndpointUnavailable)
+    return exc
 
 
 def _wait(state: RetryCallState) -> float:
     return max(_backoff(state), _failure(state).retry_after)
-
-
-def _give_up(state: RetryCallState) -> NoReturn:
-    raise _failure(state) from None  # The message names the cause; a traceback through five libraries would hide it.
 
 
 def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:

@@ -240,8 +240,7 @@ def connect(connection: Connection, monkeypatch: pytest.MonkeyPatch, seconds: fl
 
     async def send(*request: object) -> object:
         await asyncio.sleep(seconds)
-        error = connection.call("connect").error(EndpointUnavailable, "no connection")
-        raise module._Retryable(error)  # pyright: ignore[reportPrivateUsage]
+        raise connection.call("connect").error(EndpointUnavailable, "no connection")
 
     monkeypatch.setattr(connection, "_send_once", send)
     monkeypatch.setattr(module, "_wait", pause)
@@ -285,7 +284,6 @@ def test_a_rate_allows_whole_requests(rate: float, count: int, seconds: float) -
 
 @pytest.mark.parametrize("tried", [1, 2, 4, 30])
 def test_the_pause_before_a_try_is_random_and_grows_and_a_servers_wish_is_kept(tried: int) -> None:
-    retryable = module._Retryable  # pyright: ignore[reportPrivateUsage]
     wait = module._wait  # pyright: ignore[reportPrivateUsage]
     error = Connection(SETTINGS).call("connect").error(EndpointUnavailable, "no connection")
 
@@ -293,7 +291,7 @@ def test_the_pause_before_a_try_is_random_and_grows_and_a_servers_wish_is_kept(t
         state = RetryCallState(AsyncRetrying(), None, (), {})
         state.attempt_number = tried
         error.retry_after = after or 0.0
-        state.set_exception((retryable, retryable(error), None))
+        state.set_exception((type(error), error, None))
         return wait(state)
 
     longest = min(module.LONGEST_PAUSE, 0.2 * 2 ** (tried - 1))
