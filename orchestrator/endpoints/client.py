@@ -190,7 +190,7 @@ class Connection:
     async def stream(self, call: Call, body: Body, *, path: str = COMPLETIONS) -> AsyncGenerator[Events]:
         """Send *body* to *path* and yield the events of the stream. Leaving the block early aborts the request."""
         deadlines = self.endpoint.deadlines
-        async with self._slots:
+        async with self._slots, self._starts:
             ends = asyncio.get_running_loop().time() + deadlines.total
             beginning = self._retry(partial(self._begin, call, path, body, ends), deadlines.first)
             events = await _within(call, deadlines.unstreamed, "no token in the first {:g} s", beginning)
@@ -222,7 +222,7 @@ class Connection:
                 await _release(response)
 
         longest = self.endpoint.deadlines.unstreamed
-        async with nullcontext() if path in WITHOUT_ENGINE else self._slots:
+        async with nullcontext() if path in WITHOUT_ENGINE else self._slots, self._starts:
             return await _within(call, longest, "no answer after {:g} s", self._retry(fetch, longest, retries))
 
     async def _send(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
@@ -246,17 +246,16 @@ class Connection:
         if body is not None:
             method, content, headers = "POST", _json(call, body), {"Content-Type": "application/json", **headers}
         url = f"{self.endpoint.url}{path}"
-        async with self._starts:
-            try:
-                self._session = self._session or self._open_session()
-                response = await self._session.request(method, url, data=content, headers=headers, proxy=self.proxy)
-                self._heard = asyncio.get_running_loop().time()
-                log.debug("%s %s: %d", method, url, response.status)
-                if response.status >= 400:
-                    raise _refusal(http_error(call, response.status, await response.read(), path), response)
-            except BROKEN as exc:
-                message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self.proxy)
-                raise call.error(EndpointUnreachable, message) from exc
+        try:
+            self._session = self._session or self._open_session()
+            response = await self._session.request(method, url, data=content, headers=headers, proxy=self.proxy)
+            self._heard = asyncio.get_running_loop().time()
+            log.debug("%s %s: %d", method, url, response.status)
+            if response.status >= 400:
+                raise _refusal(http_error(call, response.status, await response.read(), path), response)
+        except BROKEN as exc:
+            message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self.proxy)
+            raise call.error(EndpointUnreachable, message) from exc
         return response
 
     async def _retry(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
@@ -268,7 +267,8 @@ class Connection:
         async def send_again() -> T:
             if failed:
                 raise failed.pop()
-            return await send()
+            async with self._starts:
+                return await send()
 
         tries = 1 + (self.endpoint.retries if retries is None else retries)
         retrying = AsyncRetrying(

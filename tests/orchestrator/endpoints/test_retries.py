@@ -6,6 +6,8 @@ import asyncio
 import gc
 import logging
 import re
+from functools import partial
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -19,7 +21,7 @@ from stepspec.orchestrator.endpoints.client import WAITING, Connection
 from stepspec.orchestrator.endpoints.sse import Events
 from stepspec.orchestrator.errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
 
-from ...fakes import run
+from ...fakes import jumping, run
 from ...stand_in import Break, FakeVllm, Refuse, Stall
 from .conftest import Meet, eventually
 
@@ -280,6 +282,23 @@ def test_a_rate_allows_whole_requests(rate: float, count: int, seconds: float) -
     throttle = module._throttle(rate)  # pyright: ignore[reportPrivateUsage]
     assert isinstance(throttle, Throttler)
     assert (throttle.rate_limit, throttle.period) == (count, pytest.approx(seconds))
+
+
+@jumping
+async def test_the_deadline_of_a_request_begins_when_the_rate_lets_it_start() -> None:
+    class Rate:
+        async def __aenter__(self) -> None:
+            await asyncio.sleep(2 * SETTINGS.deadlines.total)
+
+        async def __aexit__(self, *error: object) -> None: ...
+
+    async def request(*parts: object, **fields: object) -> SimpleNamespace:
+        return SimpleNamespace(status=400, history=(), read=partial(asyncio.sleep, 0, b'{"error": "answered"}'))
+
+    connection = Connection(SETTINGS)
+    vars(connection).update(_starts=Rate(), _session=SimpleNamespace(request=request))
+    with pytest.raises(EndpointRejected, match="answered"):
+        await connection.get(connection.call("connect"), "/v1/models")
 
 
 @pytest.mark.parametrize("tried", [1, 2, 4, 30])
