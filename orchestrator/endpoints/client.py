@@ -68,7 +68,7 @@ from .vllm_protocol import (
     retry_after,
 )
 
-KEEP_ALIVE = 5.0  # seconds that an idle connection stays open, as long as vLLM's own
+KEEP_ALIVE = 4.0  # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is sent
 
 WAITING = "stepspec.waiting"
 """The logger of servers that do not answer; the command line shows what it logs."""

@@ -301,6 +301,10 @@ async def test_the_deadline_of_a_request_begins_when_the_rate_lets_it_start() ->
         await connection.get(connection.call("connect"), "/v1/models")
 
 
+def test_an_idle_connection_is_closed_before_vllm_closes_it() -> None:
+    assert module.KEEP_ALIVE < 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE; a request that meets the end of it fails
+
+
 @pytest.mark.parametrize("tried", [1, 2, 4, 30])
 def test_the_pause_before_a_try_is_random_and_grows_and_a_servers_wish_is_kept(tried: int) -> None:
     wait = module._wait  # pyright: ignore[reportPrivateUsage]
