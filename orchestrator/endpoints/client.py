@@ -48,6 +48,7 @@ from ..concurrency import background
 from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, ModelGone
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext, holding
+from .breaker import UNUSABLE
 from .failures import no_connection
 from .settings import Address
 from .sse import BROKEN, Events
@@ -64,6 +65,7 @@ from .vllm_protocol import (
     http_error,
     model_names,
     parse_object,
+    refused_elsewhere,
     reply_error,
     retry_after,
 )
@@ -252,7 +254,7 @@ class Connection:
             self._heard = asyncio.get_running_loop().time()
             log.debug("%s %s: %d", method, url, response.status)
             if response.status >= 400:
-                raise _refusal(http_error(call, response.status, await response.read(), path), response)
+                raise _refusal(http_error(call, response.status, await response.read(), path), response, path)
         except BROKEN as exc:
             message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self.proxy)
             raise call.error(EndpointUnreachable, message) from exc
@@ -339,11 +341,13 @@ class ConnectedEndpoint(Generic[A]):
         raise NotImplementedError
 
 
-def _refusal(error: EndpointError, response: aiohttp.ClientResponse) -> EndpointError:
-    """Add to the *error* of a *response* when the server wants the request again."""
+def _refusal(error: EndpointError, response: aiohttp.ClientResponse, path: str) -> EndpointError:
+    """Add to the *error* of a *response* when the server wants the request again, or which URL has refused it."""
     if isinstance(error, EndpointUnavailable):
         now = http_date(response.headers.get("date")) or time.time()
         error.retry_after = retry_after(response.headers.get("retry-after"), now)
+    elif response.history and response.status in UNUSABLE:
+        return refused_elsewhere(error, str(response.url).removesuffix("" if error.verb == JUDGE else path))
     return error
 
 

@@ -171,6 +171,14 @@ def _not_found(call: Call, message: str, path: str) -> str:
     return f"{message}; is a vLLM server at this URL?"
 
 
+def refused_elsewhere(error: EndpointError, url: str) -> EndpointError:
+    """Make the error for a request that was redirected to *url* and rejected there: a key or a body gets lost so."""
+    cause = f"this URL redirects to {url}, which refuses the request (HTTP {error.status}): set that as url"
+    moved = EndpointRejected(cause, role=error.role, url=error.url, verb=error.verb)
+    moved.status = error.status
+    return moved
+
+
 def reply_error(call: Call, reply: Reply) -> EndpointError | None:
     """Make the error that a *reply* with the HTTP status 200 carries, whole or inside a stream; None for no error."""
     error = reply.get("error") or (reply if reply.get("object") == "error" else None)

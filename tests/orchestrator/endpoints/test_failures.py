@@ -184,6 +184,20 @@ async def test_the_proxy_is_named_with_the_way_around_it(monkeypatch: pytest.Mon
         assert f"the proxy http://{address} answers with HTTP 404; " in error.cause  # aiohttp knows no CONNECT
 
 
+@pytest.mark.parametrize(("key", "status"), [("right", 401), ("", 405)])
+async def test_a_redirection_that_loses_the_key_or_the_body_names_the_url_to_set(key: str, status: int) -> None:
+    """As of a gateway that leads from http:// to https://."""
+    async with FakeVllm(SCRIPT, key=key).serve() as server:
+
+        async def away(request: web.Request) -> web.Response:
+            raise web.HTTPMovedPermanently(f"{server.url}{request.path}")
+
+        async with site(away) as address:
+            error = await failure(f"http://{address}/v1", api_key=key or None)
+    moved = f"this URL redirects to {server.url}, which refuses the request (HTTP {status}): set that as url"
+    assert (error.cause, error.status) == (moved, status)
+
+
 async def test_endless_redirections() -> None:
     async def around(request: web.Request) -> web.Response:
         raise web.HTTPFound(request.path)
