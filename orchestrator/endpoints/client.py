@@ -45,7 +45,14 @@ from tenacity import (
 from tenacity import wait_random_exponential as random_exponential
 
 from ..concurrency import background
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, ModelGone
+from ..errors import (
+    ConfigurationError,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    EndpointUnreachable,
+    ModelGone,
+)
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext, holding
 from .breaker import UNUSABLE
@@ -365,11 +372,14 @@ def _json(call: Call, body: Body) -> bytes:
 
 
 def _proxy(url: str) -> str | None:
-    """Return the proxy for *url* that the environment names; None if there is none."""
+    """Return the proxy for *url* that the environment names; None without one. Raise `ConfigurationError` for SOCKS."""
     parts, proxies = urlsplit(url), getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(parts.netloc):
         return None
+    if proxy.startswith("socks"):
+        cure = f"name another one in {parts.scheme}_proxy, or add {parts.hostname} to no_proxy"
+        raise ConfigurationError(f"the environment names a SOCKS proxy (all_proxy), which cannot be used: {cure}")
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
