@@ -480,6 +480,9 @@ def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int
     reason = choice.get("stop_reason")
     matched = choice.get("finish_reason") == "stop" and isinstance(reason, str)
     ended = _ending(call, choice)
+    if choice.get("token_ids") is None:
+        cause = "no token ids, which the field return_token_ids requests: does a proxy leave out what it does not know?"
+        raise call.error(MalformedReply, cause)
     ids = _ids(choice["token_ids"])
     received = len(ids)
     turn_ended = ended == "end" and reason not in closing

@@ -120,6 +120,12 @@ async def test_the_seconds_up_to_a_date_are_kept_and_are_in_the_error(meet: Meet
         assert caught.value.retry_after == 3600
 
 
+async def test_a_proxy_that_leaves_out_an_unknown_field_is_named(meet: Meet) -> None:
+    async with meet(FakeVllm(SCRIPT, lacks=frozenset({"return_token_ids"}))) as met:
+        with pytest.raises(MalformedReply, match="no token ids, which the field return_token_ids requests"):
+            await met.model.write(PROBLEM)
+
+
 async def test_it_gives_up_at_last(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server, retries=2) as met:
