@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -118,14 +118,24 @@ class Health:
         self._exit, self._probing = AsyncExitStack(), AsyncExitStack()
 
     async def start(self, *, optional: bool) -> None:
-        """Connect to all servers and begin to probe those that are down. Raise unless one is up or none has to be."""
+        """
+        Connect to all servers and begin to probe those that are down. Raise unless one is up or none has to be.
+
+        Once one is up, the others have `PROBE_SECONDS`: one that hangs must not hold up the rest.
+        """
         self.stopped = False
         try:
-            entered = await asyncio.gather(*map(self._connect, self.replicas), return_exceptions=True)
-            for replica, exc in zip(self.replicas, entered, strict=True):
-                if isinstance(exc, EndpointUnavailable):
+            async with background(*map(self._connect, self.replicas)) as connecting:
+                waiting: Collection[asyncio.Task[None]] = connecting
+                while waiting and not any(self.entered):
+                    _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if waiting:
+                    await asyncio.wait(waiting, timeout=PROBE_SECONDS)
+            for replica, task in zip(self.replicas, connecting, strict=True):
+                late = EndpointUnavailable(f"no connection {PROBE_SECONDS:g} s after another server", url=replica.url)
+                if isinstance(exc := late if task.cancelled() else task.exception(), EndpointUnavailable):
                     replica.breaker.open(exc)
-                elif isinstance(exc, BaseException):
+                elif exc:
                     raise exc
                 else:
                     replica.breaker.close()

@@ -459,6 +459,19 @@ async def test_a_token_of_a_probe_has_five_seconds_and_as_long_as_any_other_at_a
 
 
 @jumping
+async def test_a_server_that_hangs_at_the_start_holds_up_the_other_for_five_seconds_only() -> None:
+    first, hanging = server(A), server(B, far=120.0)
+    async with replicated(first, hanging) as endpoint:
+        assert asyncio.get_running_loop().time() == 5
+        assert endpoint.down == {B: "no connection 5 s after another server"}
+        assert (await endpoint.model().write(PROBLEM)).text
+        hanging.far = 1.0
+        await asyncio.sleep(200)
+        assert not endpoint.down
+    assert (first.entered, hanging.entered) == (0, 0)
+
+
+@jumping
 async def test_a_server_that_is_far_away_passes_its_probe_though_some_twenty_requests_take_longer() -> None:
     only = server(A, far=6.0)
     only.scripted.latency = lambda chain: 4.5
