@@ -61,7 +61,9 @@ from .settings import Address
 from .sse import BROKEN, Events
 from .vllm_protocol import (
     COMPLETIONS,
+    HEALTH,
     JUDGE,
+    METRICS,
     MODELS,
     PRIORITISED,
     WITHOUT_ENGINE,
@@ -231,7 +233,8 @@ class Connection:
                 await _release(response)
 
         longest = self.endpoint.deadlines.unstreamed
-        async with nullcontext() if path in WITHOUT_ENGINE else self._slots, self._starts:
+        slots = nullcontext() if path in WITHOUT_ENGINE else self._slots
+        async with slots, nullcontext() if path in (HEALTH, METRICS) else self._starts:
             return await _within(call, longest, "no answer after {:g} s", self._retry(fetch, longest, retries))
 
     async def _send(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:

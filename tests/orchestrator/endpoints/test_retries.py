@@ -301,10 +301,12 @@ async def test_the_deadline_of_a_request_begins_when_the_rate_lets_it_start() ->
     async def request(*parts: object, **fields: object) -> SimpleNamespace:
         return SimpleNamespace(status=400, history=(), read=partial(asyncio.sleep, 0, b'{"error": "answered"}'))
 
-    connection = Connection(SETTINGS)
+    connection, began = Connection(SETTINGS), asyncio.get_running_loop().time()
     vars(connection).update(_starts=Rate(), _session=SimpleNamespace(request=request))
-    with pytest.raises(EndpointRejected, match="answered"):
-        await connection.get(connection.call("connect"), "/v1/models")
+    for path, waited in (("/health", 0), ("/metrics", 0), ("/v1/models", 120)):
+        with pytest.raises(EndpointRejected, match="answered"):
+            await connection.get(connection.call("connect"), path)
+        assert asyncio.get_running_loop().time() - began == waited
 
 
 def test_an_idle_connection_is_closed_before_vllm_closes_it() -> None:
