@@ -78,9 +78,9 @@ class Model(Protocol):
         """
         Write several versions of the next step at once: one for each beginning in *begun*, in the same order.
 
-        That is one request. For a model that samples by a seed it is one request per beginning, each with a seed of
-        its own. A beginning counts towards *limit*, and a *stop* within it does not end the step; *stop* is that of
-        `write`. A beginning that this model wrote is sent as ids, any other as text. Cancelling closes the requests.
+        Each has a request of its own, and a seed of its own if the model samples by one. A beginning counts towards
+        *limit*, and a *stop* within it does not end the step; *stop* is that of `write`. A beginning that this model
+        wrote is sent as ids, any other as text. Cancelling closes the requests.
         """
         ...
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -118,14 +118,24 @@ class Health:
         self._exit, self._probing = AsyncExitStack(), AsyncExitStack()
 
     async def start(self, *, optional: bool) -> None:
-        """Connect to all servers and begin to probe those that are down. Raise unless one is up or none has to be."""
+        """
+        Connect to all servers and begin to probe those that are down. Raise unless one is up or none has to be.
+
+        Once one is up, the others have `PROBE_SECONDS`: one that hangs must not hold up the rest.
+        """
         self.stopped = False
         try:
-            entered = await asyncio.gather(*map(self._connect, self.replicas), return_exceptions=True)
-            for replica, exc in zip(self.replicas, entered, strict=True):
-                if isinstance(exc, EndpointUnavailable):
+            async with background(*map(self._connect, self.replicas)) as connecting:
+                waiting: Collection[asyncio.Task[None]] = connecting
+                while waiting and not any(self.entered):
+                    _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if waiting:
+                    await asyncio.wait(waiting, timeout=PROBE_SECONDS)
+            for replica, task in zip(self.replicas, connecting, strict=True):
+                late = EndpointUnavailable(f"no connection {PROBE_SECONDS:g} s after another server", url=replica.url)
+                if isinstance(exc := late if task.cancelled() else task.exception(), EndpointUnavailable):
                     replica.breaker.open(exc)
-                elif isinstance(exc, BaseException):
+                elif exc:
                     raise exc
                 else:
                     replica.breaker.close()
@@ -208,27 +218,22 @@ class Health:
 
     async def _probe(self, replica: Replica) -> None:
         """
-        Connect anew and write one token. Raise a `StepspecError` if that fails, or takes longer than `PROBE_SECONDS`.
+        Connect anew and write one token, each request once. Raise a `StepspecError` if that fails.
 
-        Where requests wait, the token has as long as any other request's first; where some run, as their next ones.
+        Every request has `PROBE_SECONDS`; where requests wait, as long as any other has to its first token; where some
+        run, as long as their next tokens have. Then the replica's endpoint knows what the server is now.
         """
-        now = asyncio.get_running_loop().time
-        began = now()
+        settings, seconds = replica.settings, PROBE_SECONDS
         try:
-            async with asyncio.timeout(PROBE_SECONDS) as limit:
-                await self._try(replica, limit)
+            async with asyncio.timeout(PROBE_SECONDS):
+                queue = await replica.endpoint.queue() if replica.endpoint else None
         except TimeoutError:
-            late = f"no answer to a probe within {now() - began:.0f} s"
+            late = f"no answer to a probe within {PROBE_SECONDS:g} s"
             raise EndpointUnavailable(late, role=self.role, url=replica.url, verb="probe") from None
-
-    async def _try(self, replica: Replica, limit: asyncio.Timeout) -> None:
-        """Send each request of a probe once; then the replica's endpoint knows what the server is now."""
-        settings = replica.settings
-        queue = await replica.endpoint.queue() if replica.endpoint else None
         if queue and (queue.waiting or queue.running):
-            longest = settings.deadlines.unstreamed if queue.waiting else settings.deadlines.between
-            limit.reschedule(asyncio.get_running_loop().time() + max(PROBE_SECONDS, longest))
-        async with self._make(settings.model_copy(update={"retries": 0})) as fresh:
+            seconds = max(seconds, settings.deadlines.first if queue.waiting else settings.deadlines.between)
+        deadlines = settings.deadlines.model_copy(update={"first": min(seconds, settings.deadlines.first)})
+        async with self._make(settings.model_copy(update={"retries": 0, "deadlines": deadlines})) as fresh:
             self._check(replica, fresh)
             await fresh.check_health()
             await fresh.model().write(PROBE, limit=1)

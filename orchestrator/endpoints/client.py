@@ -27,26 +27,43 @@ from contextvars import ContextVar
 from functools import partial
 from math import inf
 from types import MappingProxyType
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import orjson
 from asyncio_throttle import Throttler  # type: ignore[attr-defined]
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    retry_if_not_exception_type,
+    stop_after_attempt,
+    stop_before_delay,
+)
 from tenacity import wait_random_exponential as random_exponential
 
 from ..concurrency import background
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, ModelGone
+from ..errors import (
+    ConfigurationError,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    EndpointUnreachable,
+    ModelGone,
+)
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext, holding
+from .breaker import UNUSABLE
 from .failures import no_connection
 from .settings import Address
 from .sse import BROKEN, Events
 from .vllm_protocol import (
     COMPLETIONS,
+    HEALTH,
     JUDGE,
+    METRICS,
     MODELS,
     PRIORITISED,
     WITHOUT_ENGINE,
@@ -57,11 +74,12 @@ from .vllm_protocol import (
     http_error,
     model_names,
     parse_object,
+    refused_elsewhere,
     reply_error,
     retry_after,
 )
 
-KEEP_ALIVE = 5.0  # seconds that an idle connection stays open, as long as vLLM's own
+KEEP_ALIVE = 4.0  # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is sent
 
 WAITING = "stepspec.waiting"
 """The logger of servers that do not answer; the command line shows what it logs."""
@@ -183,7 +201,7 @@ class Connection:
     async def stream(self, call: Call, body: Body, *, path: str = COMPLETIONS) -> AsyncGenerator[Events]:
         """Send *body* to *path* and yield the events of the stream. Leaving the block early aborts the request."""
         deadlines = self.endpoint.deadlines
-        async with self._slots:
+        async with self._slots, self._starts:
             ends = asyncio.get_running_loop().time() + deadlines.total
             beginning = self._retry(partial(self._begin, call, path, body, ends), deadlines.first)
             events = await _within(call, deadlines.unstreamed, "no token in the first {:g} s", beginning)
@@ -198,10 +216,8 @@ class Connection:
         events = Events(call, pieces, release, self.endpoint.deadlines, ends)
         try:
             await events.prime()
-        except BaseException as exc:
+        except BaseException:
             await events.close()
-            if isinstance(exc, EndpointUnavailable):
-                raise _Retryable(exc) from exc.__cause__
             raise
         return events
 
@@ -212,12 +228,13 @@ class Connection:
                 return await response.read()
             except BROKEN as exc:
                 broke = "the connection broke before the end of the answer: did the server die?"
-                raise _Retryable(call.error(EndpointUnavailable, broke)) from exc
+                raise call.error(EndpointUnavailable, broke) from exc
             finally:
                 await _release(response)
 
         longest = self.endpoint.deadlines.unstreamed
-        async with nullcontext() if path in WITHOUT_ENGINE else self._slots:
+        slots = nullcontext() if path in WITHOUT_ENGINE else self._slots
+        async with slots, nullcontext() if path in (HEALTH, METRICS) else self._starts:
             return await _within(call, longest, "no answer after {:g} s", self._retry(fetch, longest, retries))
 
     async def _send(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
@@ -241,39 +258,42 @@ class Connection:
         if body is not None:
             method, content, headers = "POST", _json(call, body), {"Content-Type": "application/json", **headers}
         url = f"{self.endpoint.url}{path}"
-        async with self._starts:
-            try:
-                self._session = self._session or self._open_session()
-                response = await self._session.request(method, url, data=content, headers=headers, proxy=self.proxy)
-                self._heard = asyncio.get_running_loop().time()
-                log.debug("%s %s: %d", method, url, response.status)
-                if response.status >= 400:
-                    raise _refusal(http_error(call, response.status, await response.read(), path), response)
-            except BROKEN as exc:
-                message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self.proxy)
-                raise _Retryable(call.error(EndpointUnreachable, message)) from exc
+        try:
+            self._session = self._session or self._open_session()
+            response = await self._session.request(method, url, data=content, headers=headers, proxy=self.proxy)
+            self._heard = asyncio.get_running_loop().time()
+            log.debug("%s %s: %d", method, url, response.status)
+            if response.status >= 400:
+                raise _refusal(http_error(call, response.status, await response.read(), path), response, path)
+        except BROKEN as exc:
+            message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self.proxy)
+            raise call.error(EndpointUnreachable, message) from exc
         return response
 
     async def _retry(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
         try:
             return await send()  # Tenacity alone would cost more than sending it.
-        except _Retryable as exc:
-            failed: list[_Retryable] = [exc]
+        except EndpointUnavailable as exc:
+            failed = [exc]
 
         async def send_again() -> T:
             if failed:
                 raise failed.pop()
-            return await send()
+            async with self._starts:
+                return await send()
 
         tries = 1 + (self.endpoint.retries if retries is None else retries)
         retrying = AsyncRetrying(
             stop=stop_after_attempt(tries) | stop_before_delay(deadline),
             wait=_wait,
-            retry=retry_if_exception_type(_Retryable),
-            retry_error_callback=_give_up,
+            retry=retry_if_exception_type(EndpointUnavailable) & retry_if_not_exception_type(ModelGone),
             before_sleep=self._report_retry,
+            reraise=True,
         )
-        return await retrying(send_again)
+        try:
+            return await retrying(send_again)
+        except EndpointUnavailable as exc:
+            raise exc from None  # The message names the cause; a traceback through five libraries would hide it.
 
     def _report_retry(self, state: RetryCallState) -> None:
         self._try = state.attempt_number + 1
@@ -331,21 +351,14 @@ class ConnectedEndpoint(Generic[A]):
         raise NotImplementedError
 
 
-class _Retryable(Exception):
-    """The request may be sent again; *error* is raised if it is not."""
-
-    def __init__(self, error: EndpointUnavailable) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def _refusal(error: EndpointError, response: aiohttp.ClientResponse) -> Exception:
-    """Make *error* retryable if the *response* was no final refusal."""
-    if not isinstance(error, EndpointUnavailable) or isinstance(error, ModelGone):
-        return error
-    now = http_date(response.headers.get("date")) or time.time()
-    error.retry_after = retry_after(response.headers.get("retry-after"), now)
-    return _Retryable(error)
+def _refusal(error: EndpointError, response: aiohttp.ClientResponse, path: str) -> EndpointError:
+    """Add to the *error* of a *response* when the server wants the request again, or which URL has refused it."""
+    if isinstance(error, EndpointUnavailable):
+        now = http_date(response.headers.get("date")) or time.time()
+        error.retry_after = retry_after(response.headers.get("retry-after"), now)
+    elif response.history and response.status in UNUSABLE:
+        return refused_elsewhere(error, str(response.url).removesuffix("" if error.verb == JUDGE else path))
+    return error
 
 
 async def _release(response: aiohttp.ClientResponse) -> None:
@@ -362,11 +375,14 @@ def _json(call: Call, body: Body) -> bytes:
 
 
 def _proxy(url: str) -> str | None:
-    """Return the proxy for *url* that the environment names; None if there is none."""
+    """Return the proxy for *url* that the environment names; None without one. Raise `ConfigurationError` for SOCKS."""
     parts, proxies = urlsplit(url), getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(parts.netloc):
         return None
+    if proxy.startswith("socks"):
+        cure = f"name another one in {parts.scheme}_proxy, or add {parts.hostname} to no_proxy"
+        raise ConfigurationError(f"the environment names a SOCKS proxy (all_proxy), which cannot be used: {cure}")
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
@@ -384,16 +400,12 @@ _backoff = random_exponential(multiplier=0.2, max=LONGEST_PAUSE)
 
 def _failure(state: RetryCallState) -> EndpointUnavailable:
     exc = state.outcome.exception() if state.outcome else None
-    assert isinstance(exc, _Retryable)
-    return exc.error
+    assert isinstance(exc, EndpointUnavailable)
+    return exc
 
 
 def _wait(state: RetryCallState) -> float:
     return max(_backoff(state), _failure(state).retry_after)
-
-
-def _give_up(state: RetryCallState) -> NoReturn:
-    raise _failure(state) from None  # The message names the cause; a traceback through five libraries would hide it.
 
 
 def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:

@@ -91,7 +91,7 @@ class Address(BaseModel, frozen=True, extra="forbid"):
     max_concurrency: PositiveInt = 64
     """The most requests at a time."""
     requests_per_second: PositiveFloat | None = None
-    """The most requests that start in a second; none: no limit."""
+    """The most requests that start in a second, besides checks of health and metrics; none: no limit."""
     retries: int = Field(default=3, ge=0)
     """Further attempts for a request that failed before its first token."""
     priorities: bool = True

@@ -3,7 +3,8 @@ Text to token ids and back, by one server's tokenizer; text of users and models 
 
 A tokenizer finds the spelling of a special token in any text, and servers offer no way to switch that off. A user who
 writes ``<|im_end|>`` would end a turn. So a spelling is divided after its first character, and both halves are encoded
-by themselves: no tokenizer sees the whole spelling.
+by themselves: no tokenizer sees the whole spelling. Mistral's own tokenizer finds special tokens in no text at all: of
+such a one, those that the chat template shows are known by their ids (`TextEncoder.learn_marks`).
 
 Which tokens are special is not known to a client. `is_mark` goes by the shape, and takes too many rather than too few:
 an ordinary token of that shape becomes two ordinary tokens of the same text.
@@ -80,6 +81,7 @@ class TextEncoder:
         self.literally = AsyncCache(self._encode, TEXTS)
         self._between = AsyncCache(self._encode_between, TEXTS)
         self._pieces: dict[int, str] = {}
+        self._hidden: dict[str, int] = {}  # special tokens that the tokenizer finds in no text
 
     async def between(self, *texts: str) -> tuple[int, ...]:
         """
@@ -88,7 +90,7 @@ class TextEncoder:
         Raise `MissingCapability` if the tokenizer makes a special token of what others wrote, however it is divided.
         """
         if not any(map(may_spell, texts[1::2])):
-            return await self.literally("".join(texts))
+            return await self._joint(texts)
         return await self._between(texts)
 
     async def rendered(
@@ -153,12 +155,32 @@ class TextEncoder:
         """Send one request; return the ids, and the longest sequence that the model takes: see `tokenized`."""
         return tokenized(self._call, await self.connection.post(self._call, TOKENIZE, body), fitting=fitting)
 
+    async def learn_marks(self, ids: Iterable[int]) -> None:
+        """Know those special tokens among *ids* that the tokenizer does not find in their own text."""
+        for number in await self._mark_ids([*dict.fromkeys(ids)]):
+            if await self._encode(mark := self._pieces[number]) != (number,):
+                self._hidden[mark] = number
+
     async def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple((await self.tokenize(tokenize_body(self._model, text)))[0]) if text else ()
+        ids: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, self._hidden))})", text) if self._hidden else [text]:
+            known = self._hidden.get(part)
+            ids += await self._tokenize_text(part) if known is None else [known]
+        return tuple(ids)
+
+    async def _tokenize_text(self, text: str) -> list[int]:
+        return (await self.tokenize(tokenize_body(self._model, text)))[0] if text else []
+
+    async def _joint(self, texts: tuple[str, ...]) -> tuple[int, ...]:
+        """Encode *texts* of `between` as one; each by itself if marks in ours are known that no tokenizer finds."""
+        if not self._hidden:
+            return await self.literally("".join(texts))
+        encode = self.literally, self._tokenize_text
+        return tuple([number for place, text in enumerate(texts) for number in await encode[place % 2](text)])
 
     async def _encode_between(self, texts: tuple[str, ...]) -> tuple[int, ...]:
         own = [number for text in texts[::2] for number in await self._mark_ids(await self.literally(text))]
-        ids, marks = await self.literally("".join(texts)), set[str]()
+        ids, marks = await self._joint(texts), set[str]()
         for _ in range(ROUNDS):
             if await self._mark_ids(ids) == own:
                 return ids

@@ -1,8 +1,8 @@
 """
 From the events of a stream to a step: `TokenStream` yields tokens, `StepBuilder` takes them until the step ends.
 
-`RequestMeter` counts the tokens and seconds of a request. `generate` opens one stream, `grow` writes one step from it,
-and `grow_each` writes several steps from one stream with several prompts.
+`RequestMeter` counts the tokens and seconds of a request. `generate` opens one stream, and `grow` writes one step from
+it.
 """
 
 from __future__ import annotations
@@ -385,39 +385,6 @@ async def generate(
             await arrivals.finish()
 
 
-async def grow_each(
-    connection: Connection, call: Call, body: Body, tally: RequestMeter, growing: Sequence[StepBuilder]
-) -> tuple[Step | None, ...]:
-    """
-    Send *body*, which has a prompt for each of *growing*, and add the tokens until all steps are complete.
-
-    None stands for an incomplete step: the server stopped at a delimiter in a block.
-    """
-    steps: dict[int, Step | None] = {}
-    with tally:
-        async with connection.stream(call, body) as events:
-            while (event := await events.next()) is not None:
-                piece = parse_chunk(call, event, body.get("logprobs"), body.get("stop_token_ids", ()))
-                tally.add(piece.received, piece.cached)
-                if not 0 <= piece.place < len(growing):
-                    raise call.error(MalformedReply, f"an answer to prompt {piece.place} of {len(growing)}")
-                if piece.place in steps:
-                    continue
-                builder = growing[piece.place]
-                if stop := builder.add_each(piece.tokens):
-                    steps[piece.place] = builder.end(stop)
-                elif piece.ended:
-                    steps[piece.place] = _ended(builder, piece.ended)
-        if len(steps) < len(growing):
-            raise call.error(MalformedReply, "the stream ended without a finish_reason for every prompt")
-    return tuple([steps[place] for place in range(len(growing))])
-
-
-def _ended(growing: StepBuilder, stop: Stop) -> Step | None:
-    """Return the step of a stream that ended; None if the server stopped at a delimiter in a block."""
-    return None if stop == "delimiter" and growing.blocks else growing.end(stop)
-
-
 async def grow(
     growing: StepBuilder, take: Callable[[], Awaitable[Token | Stop]], until: Callable[[Step], bool] | None
 ) -> Step | None:
@@ -430,7 +397,7 @@ async def grow(
     while True:
         token = await take()
         if isinstance(token, str):
-            return _ended(growing, token)
+            return None if token == "delimiter" and growing.blocks else growing.end(token)
         if step := grown(growing, token, until):
             return step
 

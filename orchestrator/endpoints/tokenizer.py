@@ -9,9 +9,9 @@ from hashlib import blake2b
 from itertools import groupby, takewhile
 
 from ..chain import THINK_END, Chain, Message, Step, Token, Tool
-from ..errors import ConfigurationError, MissingCapability
+from ..errors import ConfigurationError, EndpointRejected, MissingCapability
 from ..markers import ThinkingMarkers, mark_after, opened_by, opens_block
-from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Template, cut
+from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Messages, Template, cut
 from .client import Connection
 from .settings import Endpoint
 from .text_encoder import TEXTS, AsyncCache, TextEncoder
@@ -72,25 +72,41 @@ class ModelTokenizer(TextEncoder):
         """Learn the vocabulary and the chat template. Raise `MissingCapability` if the template cannot be learnt."""
         ids, self.room = await self.tokenize(tokenize_body(self._model, PROBE))
         self.vocabulary = blake2b(repr(ids).encode(), digest_size=8).hexdigest()
-        rendered = [
-            await self.render(messages, generate=generate, template=self._settings.template)
-            for messages, generate in CONVERSATIONS
-        ]
+        rendered = [await self._shown(messages, generate=generate) for messages, generate in CONVERSATIONS]
         self.rendered_last = rendered[-1]
         texts = [await self.decode(ids) for ids in rendered]
+        self.faithful = list(await self._encode(texts[-1])) == rendered[-1]
+        if not self.faithful:
+            await self.learn_marks(number for ids in rendered for number in ids)
+            self.faithful = list(await self._encode(texts[-1])) == rendered[-1]
         try:
             shown = cut(texts, self._settings.marks)
             found = await self._by_effect(shown) if shown.source == "unknown" else shown
             self.template = found.overridden(self._settings.thinks)
         except MissingCapability as exc:
             raise MissingCapability(f"the {self._call.role} model at {self._call.url}: {exc}") from exc
-        self.faithful = list(await self.literally(texts[-1])) == rendered[-1]
         self.ending_id = await self.one_token(self.template.ending)
         closing = self.template.markers.closing
         self.marks = {await self.one_token(closing): closing, self.ending_id: self.template.ending}
         block = await self.literally(self.template.markers.opening + self.template.markers.closing)
         between = await self.literally(self.template.turn + self.template.answer)
         self._turns = frozenset(await self._mark_ids(between)) - frozenset(block)
+
+    async def _shown(self, messages: Messages, *, generate: bool) -> list[int]:
+        """
+        Render one of `CONVERSATIONS`, or the last one in its place.
+
+        Mistral's and DeepSeek's own templates refuse some replies at the end of a conversation: another question
+        follows then. Mistral's older ones refuse all reasoning.
+        """
+        last, template = CONVERSATIONS[-1][0], self._settings.template
+        for shown, prompted in ((messages, generate), ((*messages, last[-1]), True)):
+            try:
+                return await self.render(shown, generate=prompted, template=template)
+            except EndpointRejected:
+                if generate:
+                    raise
+        return await self.render(last, template=template)
 
     async def one_token(self, mark: str) -> int:
         """The id of *mark*; -1 if it takes several tokens, or none."""

@@ -256,7 +256,6 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         requests: tuple[Callable[[], Awaitable[object]], ...] = (
             lambda: greedy.write(chain, limit=WARM_UP_TOKENS),
             lambda: sampled.write(chain, limit=WARM_UP_TOKENS, top=vllm_protocol.MAX_LOGPROBS),
-            lambda: greedy.branch(chain, (step, step), limit=WARM_UP_TOKENS),
             lambda: greedy.ask(chain.extend(step), "Is it right?", "0123456789"),
             lambda: greedy.score(chain, step.text, top=vllm_protocol.MAX_LOGPROBS),
             lambda: self.model(format="json").write(chain, limit=WARM_UP_TOKENS),

@@ -18,7 +18,7 @@ from ..step_ends import StepEnds
 from . import vllm_protocol
 from .settings import Sampling
 from .sticky_stream import StickyStream
-from .token_stream import OUTSIDE, Closing, RequestMeter, StepBuilder, TokenStream, generate, grow, grow_each, step_ends
+from .token_stream import OUTSIDE, Closing, RequestMeter, StepBuilder, TokenStream, generate, grow, step_ends
 from .tokenizer import ChainIds
 from .vllm_protocol import COMPLETIONS, GENERATE, Body, Call, EncodedPrompt, Prompts, Reply
 
@@ -85,13 +85,10 @@ class VllmModel:
             await sticky.close()
         if len(begun) >= limit:
             return growing.end("length")
+        if stack is None or (sticky and sticky.writing):
+            return await self._complete(chain, growing, sampling, ends, until, closing)
         prompt, held = await self._prompt(chain, begun)
         growing.hold(held)
-        if stack is None or (sticky and sticky.writing):
-            stops, most = self._stops(ends, chain, opening), limit - len(begun) + len(held) * CHARACTER
-            async with self._generate(chain, prompt, sampling, most, opening, stops, closing) as arrivals:
-                step = await grow(growing, arrivals.take, until)
-            return step or await self._finish(chain, growing, sampling, until, closing)
 
         def open_request(observe: Callable[[Called], None]) -> AbstractAsyncContextManager[TokenStream]:
             room = self._endpoint.encoder.room
@@ -106,34 +103,15 @@ class VllmModel:
         self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
     ) -> tuple[Step, ...]:
         """
-        Write the next step from several beginnings as `Model.branch` says, in one stream for all of them.
+        Write the next step from several beginnings as `Model.branch` says, each with a request of its own.
 
-        vLLM gives all prompts of a request the same seed, so that the steps would share their draws. A model that
-        samples by a seed therefore sends one request per beginning, at the same time. Raise `ContextTooLong` if one of
-        the beginnings leaves no room for a token.
+        Raise `ContextTooLong` if one of the beginnings leaves no room for a token.
         """
         encoder, ends, closing = self._endpoint.encoder, step_ends(chain, stop), await self._closing(chain)
         begin = partial(StepBuilder, self.role, encoder.vocabulary, chain, ends=ends, limit=limit, closing=closing)
         growing = [begin(opening=await encoder.begun(step)) for step in begun]
-        open_ones = [one for one in growing if one.room > 0]
-        prompts = {one: (await self._prompt(chain, one.so_far().tokens))[0] for one in open_ones}
-        batches = [[one] for one in open_ones] if self._sampling.repeats else [open_ones] if open_ones else []
-        written = await at_once(
-            self._grow(
-                [prompts[one] for one in batch],
-                self._stops(ends, chain),
-                closing,
-                max(one.room for one in batch),
-                batch,
-                self._sampling.seed_for(self.role, "write", chain, batch[0].so_far().text),
-            )
-            for batch in batches
-        )
-        steps = dict(zip(open_ones, (step for batch in written for step in batch), strict=True))
-        unfinished = [one for one, step in steps.items() if step is None]
-        finished = await at_once(self._finish(chain, one, self._sampling, None, closing) for one in unfinished)
-        steps |= zip(unfinished, finished, strict=True)
-        return tuple([steps.get(one) or one.end("length") for one in growing])
+        steps = (self._complete(chain, each, self._sampling, ends, None, closing) for each in growing)
+        return tuple(await at_once(steps))
 
     async def _closing(self, chain: Chain) -> Closing:
         """What ends the thinking in what this model writes after *chain*; once it is over, what ends the reply."""
@@ -161,21 +139,33 @@ class VllmModel:
             return ()
         return ends.texts
 
-    async def _finish(
+    async def _complete(
         self,
         chain: Chain,
         growing: StepBuilder,
         sampling: Sampling,
+        ends: StepEnds,
         until: Callable[[Step], bool] | None,
         closing: Closing,
     ) -> Step:
-        """Write the rest of a step where the server stopped in a block, at a delimiter that is no end of the step."""
-        growing.resume()
-        prompt, held = await self._prompt(chain.extend(growing.so_far()), ())
-        growing.hold(held)
-        opening, most = growing.so_far().text, growing.room + len(held) * CHARACTER
-        async with self._generate(chain, prompt, sampling, most, opening, closing=closing) as arrivals:
-            step = await grow(growing, arrivals.take, until)
+        """
+        Write the rest of the step that *growing* has begun.
+
+        Where the server stops in a block, at a delimiter that is no end of the step, a second request goes on.
+        """
+        if growing.room <= 0:
+            return growing.end("length")
+        begun = growing.so_far()
+        stops, (prompt, held) = self._stops(ends, chain, begun.text), await self._prompt(chain, begun.tokens)
+        for again in (False, True):
+            growing.hold(held)
+            opening, most = growing.so_far().text, growing.room + len(held) * CHARACTER
+            async with self._generate(chain, prompt, sampling, most, opening, stops, closing) as arrivals:
+                step = await grow(growing, arrivals.take, until)
+            if step or again:
+                break
+            growing.resume()
+            stops, (prompt, held) = (), await self._prompt(chain.extend(growing.so_far()), ())
         return step or growing.end("delimiter")
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
@@ -250,6 +240,11 @@ class VllmModel:
                 reply = await self._ask(
                     prompts if known else prompts[:1], numbers, by_id=True, retries=None if known else 0
                 )
+        except EndpointRejected as exc:
+            if "logprob_token_ids" not in exc.cause:
+                raise
+            endpoint.by_id = False
+            return None
         except EndpointUnavailable as exc:
             if known:
                 raise
@@ -284,47 +279,18 @@ class VllmModel:
         limit = min(limit + closing.room, self._room("write", prompt))
         seed = sampling.seed_for(self.role, "write", chain, opening, again=REQUEST.get().again)
         spelt = not observe or self.role != "large" or sampling.logprobs > 0 or self._endpoint.speculates
-        body = self._body(prompt.fragment, sampling, seed, limit, stop, closing, spelt)
-        endpoint, tally = self._endpoint, self._tally("write", len(prompt), observe)
-        opened = generate(endpoint.connection, self._call("write"), body, tally, endpoint.spellings, endpoint.spell)
-        async with self._apart(sampling), opened as arrivals:
-            yield arrivals
-
-    async def _grow(
-        self,
-        prompts: Sequence[EncodedPrompt],
-        stop: Sequence[str],
-        closing: Closing,
-        limit: int,
-        growing: Sequence[StepBuilder],
-        seed: int | None,
-    ) -> tuple[Step | None, ...]:
-        """Let all of *growing* grow in one request, each after its prompt."""
-        limit = min(limit + closing.room, *(self._room("write", prompt) for prompt in prompts))
-        body = self._body([prompt.fragment for prompt in prompts], self._sampling, seed, limit, stop, closing)
-        connection, tally = self._endpoint.connection, self._tally("write", sum(map(len, prompts)))
-        async with self._apart(self._sampling):
-            return await grow_each(connection, self._call("write"), body, tally, growing)
-
-    def _body(
-        self,
-        prompt: Prompts,
-        sampling: Sampling,
-        seed: int | None,
-        limit: int,
-        stop: Sequence[str],
-        closing: Closing,
-        spelt: bool = True,
-    ) -> Body:
         body = vllm_protocol.stream_body(
-            *(self._endpoint.name, prompt, sampling),
+            *(self._endpoint.name, prompt.fragment, sampling, self._format),
             seed=seed,
             limit=limit,
             stop=(*closing.stops, *stop),
             stop_token=closing.id if closing.open else -1,
             spelt=spelt,
         )
-        return body | vllm_protocol.format_fields(self._format)
+        endpoint, tally = self._endpoint, self._tally("write", len(prompt), observe)
+        opened = generate(endpoint.connection, self._call("write"), body, tally, endpoint.spellings, endpoint.spell)
+        async with self._apart(sampling), opened as arrivals:
+            yield arrivals
 
     def _apart(self, sampling: Sampling) -> AbstractAsyncContextManager[None]:
         """Keep a request that reads the likeliest tokens apart from questions by token ids."""

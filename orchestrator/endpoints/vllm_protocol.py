@@ -171,6 +171,14 @@ def _not_found(call: Call, message: str, path: str) -> str:
     return f"{message}; is a vLLM server at this URL?"
 
 
+def refused_elsewhere(error: EndpointError, url: str) -> EndpointError:
+    """Make the error for a request that was redirected to *url* and rejected there: a key or a body gets lost so."""
+    cause = f"this URL redirects to {url}, which refuses the request (HTTP {error.status}): set that as url"
+    moved = EndpointRejected(cause, role=error.role, url=error.url, verb=error.verb)
+    moved.status = error.status
+    return moved
+
+
 def reply_error(call: Call, reply: Reply) -> EndpointError | None:
     """Make the error that a *reply* with the HTTP status 200 carries, whole or inside a stream; None for no error."""
     error = reply.get("error") or (reply if reply.get("object") == "error" else None)
@@ -385,14 +393,13 @@ class Chunk(NamedTuple):
     One event of a stream: its tokens and, with the last ones, how the text ended.
 
     *received* also counts the token that ended the turn, which is not among *tokens*. *cached* counts tokens of the
-    prompt, and is 0 before the server has sent its usage. *place* is the index of the prompt in the request.
+    prompt, and is 0 before the server has sent its usage.
     """
 
     tokens: tuple[Token, ...] = ()
     received: int = 0
     ended: Stop | None = None
     cached: int = 0
-    place: int = 0
 
 
 def completion_body(model: str, prompt: Prompts, sampling: Sampling, limit: int) -> Body:
@@ -414,8 +421,9 @@ def completion_body(model: str, prompt: Prompts, sampling: Sampling, limit: int)
 
 def stream_body(
     model: str,
-    prompt: Prompts,
+    prompt: Prompt,
     sampling: Sampling,
+    format: Format | None = None,
     *,
     seed: int | None,
     limit: int,
@@ -424,13 +432,10 @@ def stream_body(
     spelt: bool = True,
 ) -> Body:
     """
-    Ask for a stream of at most *limit* tokens.
+    Ask for a stream of at most *limit* tokens in this *format*.
 
     It ends after a *stop* string, or with the *stop_token* if that is not -1. Only *spelt* tokens come with their
-    spellings and log-probabilities; without them it has to have no stops.
-
-    Without a *seed* the server draws by its own. vLLM uses one seed for all prompts of a request, which then share
-    their draws. Several prompts are answered in one stream, each event with the index of its prompt.
+    spellings and log-probabilities; without them it has to have no stops. Without a *seed* the server draws by its own.
     """
     body = completion_body(model, prompt, sampling, limit) | {
         "stream": True,
@@ -446,16 +451,11 @@ def stream_body(
         body["stop_token_ids"] = [stop_token]
     if spelt:
         body["logprobs"] = sampling.logprobs
-    return body
-
-
-def format_fields(format: Format | None) -> Body:
-    """Return what a request for a text in this *format* has besides; {} for None."""
-    if format is None:
-        return {}
     if isinstance(format, ServerFormat):
-        return {"structured_outputs": format.outputs}
-    return {"structured_outputs": {"json_object": True} if format == "json" else {"json": format}}
+        body["structured_outputs"] = format.outputs
+    elif format is not None:
+        body["structured_outputs"] = {"json_object": True} if format == "json" else {"json": format}
+    return body
 
 
 def parse_chunk(call: Call, event: bytes, logprobs: int | None, closing: Sequence[int] = ()) -> Chunk:
@@ -480,7 +480,10 @@ def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int
     reason = choice.get("stop_reason")
     matched = choice.get("finish_reason") == "stop" and isinstance(reason, str)
     ended = _ending(call, choice)
-    ids, place = _ids(choice["token_ids"]), choice.get("index", 0)
+    if choice.get("token_ids") is None:
+        cause = "no token ids, which the field return_token_ids requests: does a proxy leave out what it does not know?"
+        raise call.error(MalformedReply, cause)
+    ids = _ids(choice["token_ids"])
     received = len(ids)
     turn_ended = ended == "end" and reason not in closing
     if turn_ended and logprobs is None:  # The text has the token that ended the turn only among spelt tokens.
@@ -488,7 +491,7 @@ def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int
     tokens = _tokens(choice, ids, logprobs, matched=matched) if ids or not turn_ended else ()
     if turn_ended and logprobs is not None:
         tokens = tokens[:-1]
-    return Chunk(tokens, received, ended, place=place)
+    return Chunk(tokens, received, ended)
 
 
 def _ending(call: Call, choice: Reply) -> Stop | None:

@@ -155,5 +155,9 @@ async def in_thread(function: VerifierFunction, candidate: Candidate, ended: Cal
         with suppress(RuntimeError):  # The loop may be closed by now.
             loop.call_soon_threadsafe(ended)
 
-    threading.Thread(target=work, name="verifier", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="verifier", daemon=True).start()
+    except RuntimeError:  # The machine has no thread left.
+        ended()
+        raise
     return await asyncio.wrap_future(result)

@@ -214,11 +214,11 @@ class ModelContract:
         assert asyncio.all_tasks() <= before
         assert sum(call.written for call in subject.calls) >= sum(len(step.tokens) for step in plain)
 
-    async def test_steps_are_written_from_several_beginnings_in_one_request(self, subject: Subject) -> None:
+    async def test_steps_are_written_from_several_beginnings(self, subject: Subject) -> None:
         full = await subject.model.write(subject.chain, limit=SHORT)
         begun = [full.cut(len(full.tokens[0].text)), Step(f"Wait,{full.text[:3]}", subject.model.role)]
         steps = await subject.model.branch(subject.chain, begun, limit=SHORT)
-        assert [call.verb for call in subject.calls] == ["write", "write"]
+        assert {call.verb for call in subject.calls} == {"write"}
         assert (steps[0].text, steps[0].stop) == (full.text, full.stop)
         assert [token.id for token in steps[0].tokens] == [token.id for token in full.tokens]
         assert steps[1].text.startswith(begun[1].text)
@@ -228,7 +228,8 @@ class ModelContract:
             assert "".join(token.text for token in step.tokens) == step.text
             assert (step.stop == "delimiter") == step.text.endswith(DELIMITER)
             assert len(step.tokens) <= SHORT
-        assert subject.calls[1].written >= sum(len(step.tokens) for step in steps) - 12  # those of the beginnings
+        written = sum(call.written for call in subject.calls[1:])
+        assert written >= sum(len(step.tokens) for step in steps) - 12  # those of the beginnings
 
     async def test_a_beginning_does_not_depend_on_the_other_beginnings(self, subject: Subject) -> None:
         full = await subject.model.write(subject.chain, limit=SHORT)
@@ -263,5 +264,5 @@ class ModelContract:
         branching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await branching
-        assert [call.fate for call in subject.calls] in ([], ["cancelled"])
+        assert {call.fate for call in subject.calls} <= {"cancelled"}
         assert len(await subject.model.branch(subject.chain, begun, limit=SHORT)) == 2

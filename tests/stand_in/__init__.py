@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 from zlib import crc32
@@ -269,29 +268,27 @@ class FakeVllm:
     async def stream(
         self, request: web.Request, body: dict[str, Any], fault: Break | Stall | None
     ) -> web.StreamResponse:
-        slow, what, texts = request.get(SLOWED, 1.0), request.get(SPOILT, ""), prompts(body)
-        cached = [self.cache(prompt) for prompt in texts]
+        slow, what, cached = request.get(SLOWED, 1.0), request.get(SPOILT, ""), self.cache(body["prompt"])
         due = time.perf_counter() + self.latency.first * slow
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         envelope = {"id": f"cmpl-{id(request):x}", "object": "text_completion", "created": int(time.time())}
         envelope["model"], count = body["model"], 0
-        for turn in self.turns(body):
+        for choice in self.pieces(body):
             if (left := due - time.perf_counter()) > 0:
                 await asyncio.sleep(left)
-            for choice in turn:
-                for _ in choice["token_ids"] or ("",):
-                    if fault and count == fault.after:
-                        await self.fail(request, fault)
-                    if self.gate:
-                        await self.gate.acquire()
-                    count += 1
-                if what == "cut" and choice["finish_reason"]:
-                    return response
-                await response.write(event({**envelope, "choices": [spoilt(choice, what)], "usage": None}))
-                self.sent = count
+            for _ in choice["token_ids"] or ("",):
+                if fault and count == fault.after:
+                    await self.fail(request, fault)
+                if self.gate:
+                    await self.gate.acquire()
+                count += 1
+            if what == "cut" and choice["finish_reason"]:
+                return response
+            await response.write(event({**envelope, "choices": [spoilt(choice, what)], "usage": None}))
+            self.sent = count
             due = max(due, time.perf_counter() - 1.0) + self.latency.token * self.chunk * slow
-        usage = self.usage(texts, cached[-1], count)
+        usage = self.usage([body["prompt"]], cached, count)
         await response.write(event({**envelope, "choices": [], "usage": usage}) + b"data: [DONE]\n\n")
         return response
 
@@ -301,12 +298,6 @@ class FakeVllm:
         assert request.transport is not None
         request.transport.abort()
         raise ConnectionResetError
-
-    def turns(self, body: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
-        """Yield the next piece of every answer, each with the place of its prompt, until all are complete."""
-        each = [self.pieces(body | {"prompt": prompt}) for prompt in prompts(body)]
-        for turn in zip_longest(*each):
-            yield [piece | {"index": place} for place, piece in enumerate(turn) if piece]
 
     def following(self, body: dict[str, Any]) -> Iterable[bytes]:
         """The tokens that follow the prompt of *body*, up to the end of the turn at the latest."""
@@ -355,6 +346,7 @@ class FakeVllm:
             "top_logprobs": [{each["decoded_token"]: each["logprob"] for each in row.values()} for row in rows],
         }
         return {
+            "index": 0,
             "text": "".join(shown for shown, _, _ in tokens),
             "token_ids": [number for _, _, number in tokens] if body.get("return_token_ids") else None,
             "logprobs": known if body.get("logprobs") is not None else None,

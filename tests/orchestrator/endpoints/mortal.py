@@ -31,7 +31,8 @@ class Mortal:
     """
     A server of *scripted*, dead from the second *dies* until *revives*: requests in between fail.
 
-    *calls* counts the verbs begun here, *entered* the connections made and not yet closed, *looks* all of them.
+    *calls* counts the verbs begun here, *entered* the connections made and not yet closed, *looks* all of them. To
+    connect takes *far* seconds.
     """
 
     url: str
@@ -47,6 +48,7 @@ class Mortal:
     acceptance: Acceptance | None = None
     broken: EndpointError | None = None  # what becomes of a question about its features
     unhealthy: EndpointError | None = None  # what it says of itself
+    far: float = 0.0
     calls: int = 0
     entered: int = 0
     looks: int = 0
@@ -84,7 +86,7 @@ class MortalEndpoint:
 
     async def __aenter__(self) -> Self:
         self.server.looks += 1
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.server.far)
         if not self.server.alive:
             raise self.server.gone()
         self.server.entered += 1
@@ -152,21 +154,26 @@ class MortalEndpoint:
             observe(replace(event, url=self.server.url) if isinstance(event, Called) else event)
 
         self.server.scripted.observe = tell
-        return MortalModel(self.server)
+        return MortalModel(self.server, self.settings.deadlines.first)
 
 
 @dataclass(eq=False)
 class MortalModel:
-    """What one run asks of a mortal server."""
+    """What one run asks of a mortal server, whose tokens have *first* seconds."""
 
     server: Mortal
+    first: float
 
     @property
     def role(self) -> Role:
         return self.server.scripted.role
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
-        return await self.server.called(self.server.scripted.write(chain, **options))
+        try:
+            async with asyncio.timeout(self.first):
+                return await self.server.called(self.server.scripted.write(chain, **options))
+        except TimeoutError:
+            raise EndpointUnavailable(f"no token in the first {self.first:g} s", url=self.server.url) from None
 
     async def branch(
         self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512

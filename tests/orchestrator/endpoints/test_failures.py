@@ -18,8 +18,16 @@ from aiohttp import web
 
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
+from stepspec.orchestrator.endpoints.client import Connection
 from stepspec.orchestrator.endpoints.failures import no_connection
-from stepspec.orchestrator.errors import EndpointError, EndpointRejected, EndpointUnreachable, MalformedReply, ModelGone
+from stepspec.orchestrator.errors import (
+    ConfigurationError,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnreachable,
+    MalformedReply,
+    ModelGone,
+)
 
 from ...stand_in import FakeVllm
 
@@ -182,6 +190,30 @@ async def test_the_proxy_is_named_with_the_way_around_it(monkeypatch: pytest.Mon
         monkeypatch.setenv("https_proxy", f"http://{address}")
         error = await failure("https://model.example:8000")
         assert f"the proxy http://{address} answers with HTTP 404; " in error.cause  # aiohttp knows no CONNECT
+
+
+async def test_a_proxy_that_is_no_http_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("all_proxy", "socks5h://user:secret@127.0.0.1:1080")
+    with pytest.raises(ConfigurationError, match=r"SOCKS proxy .* another one in http_proxy, or add model.example to"):
+        Connection(Endpoint(role="large", url="http://model.example:8000"))
+    monkeypatch.setenv("no_proxy", "model.example")
+    assert Connection(Endpoint(role="large", url="http://model.example:8000")).proxy is None
+
+
+@pytest.mark.parametrize(("key", "status"), [("right", 401), ("", 405)])
+async def test_a_redirection_that_loses_the_key_or_the_body_names_the_url_to_set(key: str, status: int) -> None:
+    """As of a gateway that leads from http:// to https://."""
+    async with FakeVllm(SCRIPT, key=key).serve() as server:
+
+        async def away(request: web.Request) -> web.Response:
+            raise web.HTTPMovedPermanently(f"{server.url}{request.path}")
+
+        async with site(away) as address:
+            error = await failure(f"http://{address}/v1", api_key=key or None)
+    moved = f"this URL redirects to {server.url}, which refuses the request (HTTP {status}): set that as url"
+    assert (error.cause, error.status) == (moved, status)
 
 
 async def test_endless_redirections() -> None:

@@ -38,13 +38,17 @@ async def test_a_question_is_a_turn_of_its_own_with_the_thinking_skipped(meet: M
     assert [(call.verb, call.fate, call.written) for call in met.calls] == [("ask", "done", 1)]
 
 
-async def test_if_a_server_ignores_chosen_tokens_the_likeliest_are_requested(meet: Meet) -> None:
+@pytest.mark.parametrize("refusals", [0, 1])
+async def test_if_a_server_ignores_or_refuses_chosen_tokens_the_likeliest_are_requested(
+    meet: Meet, refusals: int
+) -> None:
     server = FakeVllm(digits=GRADES, lacks=frozenset({"logprob_token_ids"}))
+    server.faults.extend([Refuse(400, "Unrecognized request argument supplied: logprob_token_ids")] * refusals)
     async with meet(server) as met:
         for _ in range(2):
             grades = await met.model.ask(PROBLEM, "Right?", "789")
             assert grades == pytest.approx({"7": 0.5, "8": 0.0, "9": 0.25})
-    assert [call.fate for call in met.calls] == ["done"] * 3  # It is tried once.
+    assert [call.fate for call in met.calls] == ["failed" if refusals else "done", "done", "done"]  # It is tried once.
 
 
 async def test_questions_by_ids_and_requests_for_likeliest_tokens_are_kept_apart(meet: Meet) -> None:

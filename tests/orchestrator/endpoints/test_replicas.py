@@ -442,7 +442,7 @@ async def test_a_call_waits_for_the_probe_that_another_calls_failure_began() -> 
     ],
 )
 @jumping
-async def test_a_probe_has_five_seconds_and_as_long_as_any_request_at_a_busy_server(
+async def test_a_token_of_a_probe_has_five_seconds_and_as_long_as_any_other_at_a_busy_server(
     queue: QueueGauges | None, seconds: float, late: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     only = server(A, queue=queue)
@@ -453,9 +453,31 @@ async def test_a_probe_has_five_seconds_and_as_long_as_any_request_at_a_busy_ser
             assert ((await endpoint.model().write(PROBLEM)).author, endpoint.down) == ("large", {})
             assert f"at {A} works again; before: " in caplog.text
             return
-        with pytest.raises(EndpointUnavailable, match=f"no answer to a probe within {late} s"):
+        with pytest.raises(EndpointUnavailable, match=f"no token in the first {late} s"):
             await endpoint.model().write(PROBLEM)
-    assert f"no answer to a probe within {late} s; it is probed again in 1 s" in caplog.text
+    assert f"no token in the first {late} s; it is probed again in 1 s" in caplog.text
+
+
+@jumping
+async def test_a_server_that_hangs_at_the_start_holds_up_the_other_for_five_seconds_only() -> None:
+    first, hanging = server(A), server(B, far=120.0)
+    async with replicated(first, hanging) as endpoint:
+        assert asyncio.get_running_loop().time() == 5
+        assert endpoint.down == {B: "no connection 5 s after another server"}
+        assert (await endpoint.model().write(PROBLEM)).text
+        hanging.far = 1.0
+        await asyncio.sleep(200)
+        assert not endpoint.down
+    assert (first.entered, hanging.entered) == (0, 0)
+
+
+@jumping
+async def test_a_server_that_is_far_away_passes_its_probe_though_some_twenty_requests_take_longer() -> None:
+    only = server(A, far=6.0)
+    only.scripted.latency = lambda chain: 4.5
+    fail_once(only)
+    async with replicated(only) as endpoint:
+        assert (await endpoint.model().write(PROBLEM)).text
 
 
 @jumping

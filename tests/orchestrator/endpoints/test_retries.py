@@ -6,6 +6,8 @@ import asyncio
 import gc
 import logging
 import re
+from functools import partial
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -19,7 +21,7 @@ from stepspec.orchestrator.endpoints.client import WAITING, Connection
 from stepspec.orchestrator.endpoints.sse import Events
 from stepspec.orchestrator.errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
 
-from ...fakes import run
+from ...fakes import jumping, run
 from ...stand_in import Break, FakeVllm, Refuse, Stall
 from .conftest import Meet, eventually
 
@@ -116,6 +118,12 @@ async def test_the_seconds_up_to_a_date_are_kept_and_are_in_the_error(meet: Meet
         with pytest.raises(EndpointUnavailable, match="HTTP 503") as caught:
             await met.model.write(PROBLEM)
         assert caught.value.retry_after == 3600
+
+
+async def test_a_proxy_that_leaves_out_an_unknown_field_is_named(meet: Meet) -> None:
+    async with meet(FakeVllm(SCRIPT, lacks=frozenset({"return_token_ids"}))) as met:
+        with pytest.raises(MalformedReply, match="no token ids, which the field return_token_ids requests"):
+            await met.model.write(PROBLEM)
 
 
 async def test_it_gives_up_at_last(meet: Meet) -> None:
@@ -240,8 +248,7 @@ def connect(connection: Connection, monkeypatch: pytest.MonkeyPatch, seconds: fl
 
     async def send(*request: object) -> object:
         await asyncio.sleep(seconds)
-        error = connection.call("connect").error(EndpointUnavailable, "no connection")
-        raise module._Retryable(error)  # pyright: ignore[reportPrivateUsage]
+        raise connection.call("connect").error(EndpointUnavailable, "no connection")
 
     monkeypatch.setattr(connection, "_send_once", send)
     monkeypatch.setattr(module, "_wait", pause)
@@ -283,9 +290,31 @@ def test_a_rate_allows_whole_requests(rate: float, count: int, seconds: float) -
     assert (throttle.rate_limit, throttle.period) == (count, pytest.approx(seconds))
 
 
+@jumping
+async def test_the_deadline_of_a_request_begins_when_the_rate_lets_it_start() -> None:
+    class Rate:
+        async def __aenter__(self) -> None:
+            await asyncio.sleep(2 * SETTINGS.deadlines.total)
+
+        async def __aexit__(self, *error: object) -> None: ...
+
+    async def request(*parts: object, **fields: object) -> SimpleNamespace:
+        return SimpleNamespace(status=400, history=(), read=partial(asyncio.sleep, 0, b'{"error": "answered"}'))
+
+    connection, began = Connection(SETTINGS), asyncio.get_running_loop().time()
+    vars(connection).update(_starts=Rate(), _session=SimpleNamespace(request=request))
+    for path, waited in (("/health", 0), ("/metrics", 0), ("/v1/models", 120)):
+        with pytest.raises(EndpointRejected, match="answered"):
+            await connection.get(connection.call("connect"), path)
+        assert asyncio.get_running_loop().time() - began == waited
+
+
+def test_an_idle_connection_is_closed_before_vllm_closes_it() -> None:
+    assert module.KEEP_ALIVE < 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE; a request that meets the end of it fails
+
+
 @pytest.mark.parametrize("tried", [1, 2, 4, 30])
 def test_the_pause_before_a_try_is_random_and_grows_and_a_servers_wish_is_kept(tried: int) -> None:
-    retryable = module._Retryable  # pyright: ignore[reportPrivateUsage]
     wait = module._wait  # pyright: ignore[reportPrivateUsage]
     error = Connection(SETTINGS).call("connect").error(EndpointUnavailable, "no connection")
 
@@ -293,7 +322,7 @@ def test_the_pause_before_a_try_is_random_and_grows_and_a_servers_wish_is_kept(t
         state = RetryCallState(AsyncRetrying(), None, (), {})
         state.attempt_number = tried
         error.retry_after = after or 0.0
-        state.set_exception((retryable, retryable(error), None))
+        state.set_exception((type(error), error, None))
         return wait(state)
 
     longest = min(module.LONGEST_PAUSE, 0.2 * 2 ** (tried - 1))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from stepspec.orchestrator.chain import Chain, Message, Step, Token
 from stepspec.orchestrator.endpoints import VllmEndpoint
@@ -30,6 +31,54 @@ class Lossy(FakeVllm):
 
     def decode(self, ids: Any) -> str:
         return super().decode(ids).replace("assistant", "ASSISTANT")
+
+
+class Mistral(FakeVllm):
+    """Its tokenizer finds no special token in a text, and its template lets no reply end a conversation."""
+
+    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+        thoughts = [f"{turn['reasoning']}{THINK_END}" if "reasoning" in turn else "" for turn in messages]
+        shown = [
+            {**turn, "content": thought + turn["content"]} for turn, thought in zip(messages, thoughts, strict=True)
+        ]
+        return super().render(shown, generate, tools)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        messages, special = (await request.json()).get("messages"), self.special
+        if messages and self.refuses(messages):
+            return web.json_response({"error": {"message": "Expected last role User or Tool", "code": 400}}, status=400)
+        self.special = special if messages else ()
+        try:
+            return await super().tokenize(request)
+        finally:
+            self.special = special
+
+    def refuses(self, messages: list[dict[str, Any]]) -> bool:
+        return bool(messages[-1]["role"] == "assistant")
+
+
+class OldMistral(Mistral):
+    """Its template refuses reasoning, too."""
+
+    def refuses(self, messages: list[dict[str, Any]]) -> bool:
+        return super().refuses(messages) or any("reasoning" in message for message in messages)
+
+
+async def test_special_tokens_are_sent_to_a_server_that_finds_none_in_a_text(meet: Meet) -> None:
+    prompts: list[list[str]] = []
+    for server in (FakeVllm(digits={"7": -0.1}), Mistral(digits={"7": -0.1})):
+        async with meet(server) as met:
+            chain = Chain.of(f"Hello {IM_END}").extend(Step(f"So {IM_START}.\n{THINK_END}", "small"))
+            await met.model.ask(chain, f"Right{THINK_END}?", "7")
+            assert met.endpoint.encoder.faithful
+        prompts.append([server.decode([number]) for number in server.requests[-1][1]["prompt"]])
+    assert prompts[0] == prompts[1]
+    assert THINK_END in prompts[0]
+
+
+async def test_a_template_that_refuses_replies_with_reasoning_is_learnt(meet: Meet) -> None:
+    async with meet(OldMistral()) as old, meet(FakeVllm()) as met:
+        assert old.endpoint.template == met.endpoint.template
 
 
 async def test_a_template_that_cannot_be_learnt_is_named() -> None:

@@ -16,7 +16,7 @@ from stepspec.orchestrator.endpoints.vllm import WARM_UP_BATCHES, VllmEndpoint, 
 from ...stand_in import GENERATE, FakeVllm, Refuse
 
 EACH = sum(WARM_UP_BATCHES)
-KINDS = {"write", "write with likeliest tokens", "branch", "ask", "score", "JSON"}
+KINDS = {"write", "write with likeliest tokens", "ask", "score", "JSON"}
 
 
 def kind(path: str, body: dict[str, Any]) -> str:
@@ -27,8 +27,6 @@ def kind(path: str, body: dict[str, Any]) -> str:
         return "score"
     if "response_format" in body or "structured_outputs" in body:
         return "JSON"
-    if isinstance(body["prompt"][0], list):
-        return "branch"
     return "write with likeliest tokens" if body["logprobs"] else "write"
 
 

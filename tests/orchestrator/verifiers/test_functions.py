@@ -36,6 +36,18 @@ async def connected(function: Any, **settings: Any) -> AsyncGenerator[ConnectedV
         yield verifier
 
 
+async def test_a_thread_that_cannot_start_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with connected(right, max_concurrency=1, seconds=5) as verifier:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start)
+            with pytest.raises(VerifierFailed, match="can't start new thread"):
+                await verifier.rate(CANDIDATE)
+        assert await verifier.rate(CANDIDATE) == Rating(1.0)
+
+
 @pytest.mark.parametrize(
     ("value", "rating"),
     [
