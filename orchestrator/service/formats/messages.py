@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field
 
 from ...answer import is_json
 from ...chain import Message, Tool, ToolCall
-from ...events import Answered, Calling, Committed, Event
+from ...events import Answered, Calling, Committed, Event, Started
 from ...solution import Solution
 from ..http.errors import ApiError, bad_request
 from ..http.runs import PROGRESS, RunItem, Runs
@@ -459,6 +459,8 @@ class RawAnswer:
 
     def __call__(self, event: Event) -> None:
         match event:
+            case Started(thinks=thinks):
+                self._thought = not thinks
             case Committed(step=step) if self._thought:
                 self._text += step.text
             case Committed(step=step):
