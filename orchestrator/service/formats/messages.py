@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import orjson
 from pydantic import BeforeValidator, Field
 
-from ...answer import is_json
+from ...answer import first_stop, is_json
 from ...chain import Message, Tool, ToolCall
 from ...events import Answered, Calling, Committed, Event, Started
 from ...solution import Solution
@@ -472,8 +472,8 @@ class RawAnswer:
 
     def stopped_by(self, stops: Sequence[str]) -> str | None:
         """Return which of *stops* ended the answer; None if none did."""
-        places = {stop: place for stop in stops if (place := self._text.find(stop)) >= 0}
-        return min(places, key=lambda stop: places[stop]) if places else None
+        first = first_stop(self._text, stops)
+        return first[1] if first else None
 
 
 class MessagesReply:
