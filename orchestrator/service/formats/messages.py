@@ -98,7 +98,7 @@ class ToolUseBlock(Part):
 
     type: Literal["tool_use"]
     id: CallId
-    name: Name
+    name: str
     input: Any = None
     caller: dict[str, Any] | None = None
     toolset_name: None = None

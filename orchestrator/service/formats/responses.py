@@ -34,7 +34,6 @@ from .schemas import (
     FunctionTool,
     ItemContent,
     Items,
-    Name,
     NamedSchema,
     Offered,
     OpenaiRequest,
@@ -84,7 +83,7 @@ class FunctionCallItem(Item):
 
     type: Literal["function_call"]
     call_id: CallId
-    name: Name
+    name: str
     arguments: Arguments = "{}"
     parsed_arguments: Any = None  # by OpenAI's SDK
 
