@@ -146,8 +146,6 @@ class ChatRequest(OpenaiRequest):
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     verbosity: Literal["medium"] | None = None
     modalities: Items[Literal["text"]] | None = None
-    audio: None = None
-    prediction: None = None
     web_search_options: None = None
 
     @property

@@ -328,11 +328,6 @@ class MessagesRequest(Conversation, Request):
     # Hints that do not change the answer.
     service_tier: Literal["auto", "standard_only"] | None = None
 
-    # Features that no method has; clients may send the values that turn them off.
-    container: None = None
-    inference_geo: None = None
-    diagnostics: None = None
-
     @property
     def wanted(self) -> Wanted:
         effort = self.output_config.effort if self.output_config else None
