@@ -198,7 +198,7 @@ async def test_a_top_k_of_minus_one_samples_among_all_tokens(path: str) -> None:
     [
         {"role": "assistant"},
         {"role": "assistant", "content": None},
-        {"role": "assistant", "tool_calls": []},
+        {"role": "assistant", "tool_calls": [], "annotations": [{"type": "url_citation"}]},
         {"role": "assistant", "content": None, "tool_calls": None, "function_call": None},
     ],
 )
