@@ -52,7 +52,14 @@ def closing_step(chain: Chain, author: Model) -> Step:
 def has_answer(chain: Chain, stops: Sequence[str] = ()) -> bool:
     """Whether *chain* holds its thinking and a complete answer: one that ended, or that contains one of *stops*."""
     _, answer = chain.parts()
-    return answer.finished or any(stop in answer.text for stop in stops)
+    return answer.finished or first_stop(answer.text, stops) is not None
+
+
+def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    """Return where the first of *stops* is in *text*, and that stop; the white space that begins *text* has none."""
+    blank = len(text) - len(text.lstrip())
+    places = ((text.find(stop, max(0, blank + 1 - len(stop))), stop) for stop in stops)
+    return min((place for place in places if place[0] >= 0), default=None)
 
 
 def answer_text(text: str, stops: Sequence[str] = (), *, complete: bool = True, thought: bool = False) -> str:
@@ -62,9 +69,8 @@ def answer_text(text: str, stops: Sequence[str] = (), *, complete: bool = True, 
     If the model has *thought* before it, the end of the thinking is left out where *text* begins with it once more. If
     *text* is not yet *complete*, only the part that no further token can change is returned.
     """
-    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
-    if ends:
-        text = text[: min(ends)]
+    if (stop := first_stop(text, stops)) is not None:
+        text = text[: stop[0]]
     elif not complete:
         if thought and may_repeat(text):
             return ""

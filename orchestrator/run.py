@@ -15,6 +15,7 @@ from .answer import (
     closing_step,
     complete_calls,
     extract,
+    first_stop,
     has_answer,
     write_answer,
 )
@@ -204,7 +205,7 @@ class _Run:
     def _over(self, chain: Chain) -> bool:
         if self.by_method and chain.closed:
             return has_answer(chain, self.stop)
-        return chain.finished or (not chain.thought and any(stop in chain.text for stop in self.stop))
+        return chain.finished or (not chain.thought and first_stop(chain.text, self.stop) is not None)
 
     def _deadline(self, seconds: float | None) -> float | None:
         return None if seconds is None else self.began + seconds

@@ -98,11 +98,11 @@ class StepEnds:
         at = start
         while (hit := self._next(text, at)) is not None:
             begin, end = hit
-            if not self.blocks:
-                return end, begin
-            if not text[:end].strip() and self._begins(before):
+            if not text[:end].strip() and (not self.blocks or self._begins(before)):
                 at = begin + 1
                 continue
+            if not self.blocks:
+                return end, begin
             spans = blocks.spans(before + text) if spans is None else spans
             if _inside(spans, len(before) + end):
                 at = begin + 1

@@ -334,6 +334,8 @@ async def test_a_server_that_ignores_the_format_is_found_out() -> None:
     async with serving() as servers, servers.solver() as solver:
         with pytest.raises(MalformedReply, match=r"asked for JSON and wrote '\\\\boxed\{2\}'.*structured outputs"):
             await solver.solve(PROBLEM, format="json")
+        cut = await solver.solve(PROBLEM, format="json", stop=["{"])
+    assert cut.text == "\\boxed"  # which a stop string may have made of JSON
 
 
 def written(server: FakeVllm) -> list[dict[str, Any]]:

@@ -132,12 +132,13 @@ class VllmModel:
         """
         The stop strings for the server.
 
-        No delimiters in a block, where most end no step, nor where an answer begins, often with a blank line.
+        No delimiters in a block, where most end no step; none, and no white space, where an answer begins, often with a
+        blank line.
         """
         begins = chain.closed and not (chain.parts()[1].text + opening).strip()
         if ends.blocks and (begins or ends.in_block(chain.text + opening, chain.totals.blocks)):
             return ()
-        return ends.texts
+        return tuple([text for text in ends.texts if text.strip()]) if begins else ends.texts
 
     async def _complete(
         self,

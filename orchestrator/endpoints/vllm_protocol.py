@@ -361,9 +361,9 @@ def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[
 
 
 def no_room(count: int, room: int) -> str:
-    """Say that a conversation of *count* tokens leaves no room in a context of *room*, and what to do."""
+    """Say, in words that clients look for, that *count* tokens leave no room in a context of *room*, and what to do."""
     cure = "shorten it, or serve the model with a longer --max-model-len"
-    return f"the problem has {count} tokens, which leaves no room to think in a context of {room}; {cure}"
+    return f"the prompt is too long: {count} tokens; this model's maximum context length is {room} tokens; {cure}"
 
 
 def _ids(value: Any) -> list[int]:

@@ -276,7 +276,7 @@ class Solver:
                 budget = budget.after(asyncio.get_running_loop().time() - began)
                 with carrying(self._session(session), run.priority, session or ""), prompts.replacing(self.prompts):
                     outcome = await self._run(run, chain, answering, budget, lost, tuple(stop), recorder, observe)
-            if format is not None and outcome.reason == "stop":
+            if format is not None and outcome.reason == "stop" and not stop:  # which may cut the JSON
                 require_json(outcome.text, self.large.settings.url)
         finally:
             if trace_to is not None:

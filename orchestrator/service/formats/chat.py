@@ -52,7 +52,7 @@ class Turn(Part):
     A message of the conversation: of the client, of an earlier answer with its calls, or with the result of a call.
 
     The reasoning of an earlier answer may be sent back in either field; the models' own chat templates keep or drop it.
-    ``provider_specific_fields``, in which LiteLLM keeps it a second time, is dropped.
+    Dropped are ``provider_specific_fields``, in which LiteLLM keeps it a second time, and annotations.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -61,7 +61,7 @@ class Turn(Part):
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
-    annotations: Empty = None
+    annotations: Items[Any] | None = None
     audio: None = None
     function_call: None = None
     tool_calls: Items[ToolCallPart] | None = None
@@ -146,8 +146,6 @@ class ChatRequest(OpenaiRequest):
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     verbosity: Literal["medium"] | None = None
     modalities: Items[Literal["text"]] | None = None
-    audio: None = None
-    prediction: None = None
     web_search_options: None = None
 
     @property

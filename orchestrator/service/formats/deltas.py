@@ -16,7 +16,7 @@ from ...ledger import Ledger
 from ...markers import may_open_block, opened_by
 from ...solution import Solution
 from ..settings import Thinking
-from ..watch.records import MESSAGES_PATH, RunEvent, RunResult
+from ..watch.records import RunEvent, RunResult
 from .requests import RunRequest
 from .schemas import has_arguments
 
@@ -264,11 +264,6 @@ def steps(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
 def ledger(ledger: Ledger) -> dict[str, Any]:
     """Return the *ledger* of a run with its rates."""
     return dataclasses.asdict(ledger) | {"accept_rate": ledger.accept_rate, "share_large": ledger.share_large}
-
-
-def failure(path: str) -> bytes:
-    """Return the last event of a failed stream of the API at *path*, with ``%b`` for the body of the error."""
-    return FAILED_EVENT if path in ("/live", MESSAGES_PATH) else FAILED
 
 
 def response_error(status: int, message: str) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import orjson
 from pydantic import BeforeValidator, Field
 
-from ...answer import is_json
+from ...answer import first_stop, is_json
 from ...chain import Message, Tool, ToolCall
-from ...events import Answered, Calling, Committed, Event
+from ...events import Answered, Calling, Committed, Event, Started
 from ...solution import Solution
 from ..http.errors import ApiError, bad_request
 from ..http.runs import PROGRESS, RunItem, Runs
@@ -99,7 +99,7 @@ class ToolUseBlock(Part):
 
     type: Literal["tool_use"]
     id: CallId
-    name: Name
+    name: str
     input: Any = None
     caller: dict[str, Any] | None = None
     toolset_name: None = None
@@ -329,11 +329,6 @@ class MessagesRequest(Conversation, Request):
     # Hints that do not change the answer.
     service_tier: Literal["auto", "standard_only"] | None = None
 
-    # Features that no method has; clients may send the values that turn them off.
-    container: None = None
-    inference_geo: None = None
-    diagnostics: None = None
-
     @property
     def wanted(self) -> Wanted:
         effort = self.output_config.effort if self.output_config else None
@@ -456,6 +451,8 @@ class RawAnswer:
 
     def __call__(self, event: Event) -> None:
         match event:
+            case Started(thinks=thinks):
+                self._thought = not thinks
             case Committed(step=step) if self._thought:
                 self._text += step.text
             case Committed(step=step):
@@ -467,8 +464,8 @@ class RawAnswer:
 
     def stopped_by(self, stops: Sequence[str]) -> str | None:
         """Return which of *stops* ended the answer; None if none did."""
-        places = {stop: place for stop in stops if (place := self._text.find(stop)) >= 0}
-        return min(places, key=lambda stop: places[stop]) if places else None
+        first = first_stop(self._text, stops)
+        return first[1] if first else None
 
 
 class MessagesReply:

@@ -155,14 +155,6 @@ class ModelCatalog:
             )
         return model
 
-    def label(self, name: object) -> str:
-        """Return a label for metrics, one of few values: the method, ``raw:ROLE`` of a served model, or ``unknown``."""
-        try:
-            model = self.find(name) if isinstance(name, str) else None
-        except ApiError:
-            model = None
-        return "unknown" if model is None else f"raw:{model.role}" if isinstance(model, ServedModel) else model
-
     def listing(self, created: int) -> list[dict[str, Any]]:
         """Return the list of models in OpenAI's shape, with the context length of each."""
         return [self.describe(name, created) for name in (*self.methods, *self.served)]

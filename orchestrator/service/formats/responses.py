@@ -33,7 +33,6 @@ from .schemas import (
     FunctionTool,
     ItemContent,
     Items,
-    Name,
     NamedSchema,
     Offered,
     OpenaiRequest,
@@ -83,7 +82,7 @@ class FunctionCallItem(Item):
 
     type: Literal["function_call"]
     call_id: CallId
-    name: Name
+    name: str
     arguments: Arguments = "{}"
     parsed_arguments: Any = None  # by OpenAI's SDK
 
@@ -114,7 +113,7 @@ def _with_type(item: object) -> object:
     if kind.endswith(("_call", "_call_output")) and kind not in OWN_CALLS:
         raise ValueError(f"an item of the type {kind!r}: {FUNCTIONS}")
     if kind == "item_reference" or fields.keys() == {"id"}:
-        raise ValueError("an item_reference: nothing is stored; send the item itself")
+        raise ValueError("an item_reference: nothing is stored; send the item itself, as clients do after store: false")
     return {"type": "message", **fields} if "role" in fields else fields
 
 
@@ -190,9 +189,6 @@ class ResponsesRequest(OpenaiRequest):
     background: Literal[False] | None = None
     include: Items[Literal["reasoning.encrypted_content"]] | None = None  # agents ask always; the text is in the output
     truncation: Literal["disabled"] | None = None
-    previous_response_id: None = None
-    conversation: None = None
-    prompt: None = None
     max_tool_calls: None = None
 
     @property

@@ -226,9 +226,9 @@ Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object, json_sch
 
 
 class CalledFunction(Part):
-    """The tool that an earlier answer called, with its arguments as JSON text."""
+    """The tool that an earlier answer called, perhaps by a name that no tool has, with its arguments as JSON text."""
 
-    name: Name
+    name: str
     arguments: Arguments = "{}"
     parsed_arguments: Any = None  # by OpenAI's SDK
 

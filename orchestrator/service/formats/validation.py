@@ -71,10 +71,10 @@ OBJECTS = ("model_type", "model_attributes_type", "dict_type")  # pydantic names
 
 
 def parse_request(schema: type[P], content: Mapping[str, Any]) -> P:
-    """Validate a request. Raise `ApiError`, which names the wrong parameter and a cure."""
+    """Validate a request; null counts as left out. Raise `ApiError`, which names the wrong parameter and a cure."""
     check_bounds(content)
     try:
-        return schema.model_validate(content)
+        return schema.model_validate({name: value for name, value in content.items() if value is not None})
     except ValidationError as exc:
         raise explain(schema, content, exc) from exc
 

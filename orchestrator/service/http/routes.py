@@ -51,6 +51,7 @@ DESCRIPTIONS: Mapping[int, str] = {
 }
 MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 JSON, STREAM = "application/json", "text/event-stream"
+UNKNOWN = "unknown"  # the label in metrics of a model that there is not
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -233,6 +234,8 @@ class ModelCall:
     async def read(cls, context: ServiceContext, http_request: Request, usual: str | None = None) -> ModelCall:
         """Read the body and find the model, by default the *usual* one. Raise `ApiError`."""
         request = service_request(http_request)
+        if (coding := http_request.headers.get("content-encoding", "identity")) != "identity":
+            raise bad_request(f"the body has the Content-Encoding {coding}: send it uncompressed", code="invalid_json")
         body = await http_request.body()
         content = parse_json(body)
         name = content.get("model", usual)
@@ -240,9 +243,10 @@ class ModelCall:
             raise bad_request("model is missing", "model", "missing")
         if not isinstance(name, str) or not name:
             raise bad_request("model has to be a name", "model")
-        request.model = context.models.label(name)
-        request.stream = content.get("stream") is True
-        return cls(context, request, body, content, context.models.find(name))
+        request.model, request.stream = UNKNOWN, content.get("stream") is True
+        model = context.models.find(name)
+        request.model = f"raw:{model.role}" if isinstance(model, ServedModel) else model
+        return cls(context, request, body, content, model)
 
     def parsed(self, schema: type[P]) -> P:
         """Validate the body. Raise `ApiError`."""

@@ -23,9 +23,9 @@ from ...endpoints.sse import DONE, EventReader, EventTooLarge, begins_events
 from ...endpoints.vllm_protocol import Call, http_date, http_error, no_reply, no_stream, object_in, retry_after
 from ...errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
 from ...nesting import leaves
-from ..formats.deltas import failure, response_failed
+from ..formats.deltas import FAILED, FAILED_EVENT, response_failed
 from ..formats.requests import ServedModel
-from ..watch.records import HealthChecked, ServiceObserver, ServiceRequest
+from ..watch.records import MESSAGES_PATH, HealthChecked, ServiceObserver, ServiceRequest
 from .errors import ApiError, api_error
 from .middleware import EVENT_STREAM, ClientConnection
 
@@ -361,7 +361,7 @@ class ForwardedAnswer:
     def failed(self, error: ApiError, body: bytes) -> bytes:
         """Return the last event of a stream that breaks off: *error*, whose *body* is in the shape of its API."""
         if self._path != "/v1/responses":
-            return failure(self._path) % body
+            return (FAILED_EVENT if self._path == MESSAGES_PATH else FAILED) % body
         last, begun = object_in(self._last), object_in(self._first).get("response")
         number: Any = last.get("sequence_number")
         response = cast("dict[str, Any]", begun) if isinstance(begun, dict) else {}

@@ -33,13 +33,13 @@ def grown(pieces: list[str], limit: int = 1000, closing: Closing = TEXT) -> tupl
 
 
 def first_end(pieces: list[str], closing: Closing) -> int:
-    """The end of the first blank line or mark in *pieces*; -1 if there is none."""
+    """The end of the mark in *pieces*, or of the first blank line that they do not begin with; -1 if there is none."""
     text, ends = "".join(pieces), list[int]()
     if closing.id >= 0:
         ends = [len("".join(pieces[: place + 1])) for place, piece in enumerate(pieces) if piece == THINK_END][:1]
     elif THINK_END in text and closing.text:
         ends = [text.index(THINK_END) + len(THINK_END)]
-    ends += [text.index("\n\n") + 2] if "\n\n" in text else []
+    ends += [end for end in range(2, len(text) + 1) if text[:end].strip() and text[:end].endswith("\n\n")][:1]
     return min(ends, default=-1)
 
 

@@ -35,7 +35,7 @@ def blocks(*content: Any, role: str = "user") -> dict[str, Any]:
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"max_tokens": None}, "max_tokens", "valid integer"),
+    ({"max_tokens": None}, "max_tokens", "missing"),
     ({"messages": [TURN, {"role": "tool", "content": "2"}]}, "messages[1]", "'assistant'"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
     ({"messages": [{**TURN, "contents": 5}]}, "messages[0].contents", "/openapi.json lists all"),
@@ -62,7 +62,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"output_config": {"effort": "none"}}, "output_config.effort", "always thinks"),
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", "json_schema"),
     ({"stop_sequences": ["a", "b", "c", "d", "e"]}, "stop_sequences", "at most 4"),
-    ({"container": "c"}, "container", "leave it out"),
+    ({"container": "c"}, "container", "by its own name"),
     ({"speed": "fast"}, "speed", "'standard'"),
     ({"stop": ["x"]}, "stop", "called stop_sequences"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "called output_config"),
@@ -83,7 +83,7 @@ def test_an_error_names_the_field_and_the_cure(fields: dict[str, Any], param: st
 
 NEUTRAL: list[dict[str, Any]] = [
     {"system": None, "stop_sequences": None, "stream": None, "temperature": None, "metadata": None, "thinking": None},
-    {"tools": [], "mcp_servers": [], "container": None, "speed": "standard", "service_tier": "auto"},
+    {"tools": [], "mcp_servers": [], "container": None, "anything": None, "speed": "standard", "service_tier": "auto"},
     {"service_tier": "standard_only", "cache_control": {"type": "ephemeral"}, "metadata": {"user_id": None}},
     {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
     {"context_management": {"edits": []}, "output_config": {}},
@@ -198,5 +198,5 @@ def test_tools_and_their_choice(choice: Any, name: str, parallel: bool) -> None:
 @pytest.mark.parametrize("field", ["max_tokens", "stepspec", "stream"])
 def test_a_request_to_count_has_no_fields_about_writing(field: str) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_request(CountTokensRequest, {"model": "auto", "messages": [TURN], field: None})
+        parse_request(CountTokensRequest, {"model": "auto", "messages": [TURN], field: 5})
     assert caught.value.param == field

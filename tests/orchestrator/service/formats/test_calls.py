@@ -20,6 +20,7 @@ from stepspec.orchestrator.service.formats.validation import parse_request
 
 from ..served import TURN, serving
 
+MADE_UP = "find/für mich"
 DEEP = "[" * 300 + "]" * 300
 HISTORY: list[tuple[Any, dict[str, Any]]] = [
     ("", {}),
@@ -48,12 +49,12 @@ HISTORY: list[tuple[Any, dict[str, Any]]] = [
 @pytest.mark.parametrize(("arguments", "read"), HISTORY)
 def test_the_arguments_of_a_history_are_an_object(arguments: Any, read: dict[str, Any]) -> None:
     assert orjson.loads(arguments_object(arguments)) == read
-    function = {"name": "f", "arguments": arguments}
+    function = {"name": MADE_UP, "arguments": arguments}
     turn = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
     result = {"role": "tool", "tool_call_id": "c", "content": "r"}
-    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+    item = {"type": "function_call", "call_id": "c", "name": MADE_UP, "arguments": arguments}
     output = {"type": "function_call_output", "call_id": "c", "output": "r"}
-    block = {"type": "tool_use", "id": "c", "name": "f", "input": arguments}
+    block = {"type": "tool_use", "id": "c", "name": MADE_UP, "input": arguments}
     answered = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]}
     histories: list[Request] = [
         parse_request(ChatRequest, {"model": "auto", "messages": [TURN, turn, result]}),
@@ -65,7 +66,7 @@ def test_the_arguments_of_a_history_are_an_object(arguments: Any, read: dict[str
     ]
     for request in histories:
         (call,) = request.wanted.conversation[1].calls
-        assert orjson.loads(call.arguments) == read
+        assert (call.name, orjson.loads(call.arguments)) == (MADE_UP, read)
 
 
 @pytest.mark.parametrize("form", ["[%s1]", '{"a": [%s1]}'])
@@ -197,7 +198,7 @@ async def test_a_top_k_of_minus_one_samples_among_all_tokens(path: str) -> None:
     [
         {"role": "assistant"},
         {"role": "assistant", "content": None},
-        {"role": "assistant", "tool_calls": []},
+        {"role": "assistant", "tool_calls": [], "annotations": [{"type": "url_citation"}]},
         {"role": "assistant", "content": None, "tool_calls": None, "function_call": None},
     ],
 )

@@ -109,8 +109,10 @@ async def test_a_stop_string_ends_the_answer_and_never_the_thinking() -> None:
     async with serving() as served:
         unstreamed = await served.chat(stop=["two", "\\boxed"])
         stream = await served.chat(stop="\\boxed", stream=True)
+        lines = [await served.chat(stop=["\n", "\n\n"], stepspec={"answer": by}) for by in ("large", "method")]
     assert (unstreamed.message["reasoning"], unstreamed.message["content"]) == (THINKING, "It is")
     assert (stream.joined("reasoning"), stream.joined("content")) == (THINKING, "It is")
+    assert [line.message["content"] for line in lines] == [ANSWER] * 2  # the answer begins with a blank line
 
 
 async def test_a_conversation_reaches_the_models_as_turns_without_old_thinking() -> None:

@@ -235,9 +235,11 @@ def test_the_page_gives_a_problem_and_gets_no_more_than_others() -> None:
 async def test_a_body_that_is_no_json_object(body: bytes, words: str) -> None:
     async with serving() as served:
         replies = [await served.post(path, body) for path in ("/v1/chat/completions", "/v1/completions", "/live")]
+        compressed = await served.post("/live", body, content_encoding="gzip")
     for reply in replies:
         assert (reply.status, reply.error["code"]) == (400, "invalid_json")
         assert words in reply.error["message"]
+    assert compressed.error["message"] == "the body has the Content-Encoding gzip: send it uncompressed"
 
 
 async def test_every_refusal_has_the_shape_of_openais() -> None:
