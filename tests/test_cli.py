@@ -14,7 +14,7 @@ import pytest
 from stepspec import __version__, cli
 from stepspec.cli.terminal import RunPrinter
 from stepspec.evals.command_line import stderr
-from stepspec.orchestrator.events import Degraded
+from stepspec.orchestrator.events import Decided, Degraded
 from stepspec.orchestrator.service.watch.page import html
 from stepspec.policies import METHODS
 
@@ -114,6 +114,14 @@ def test_standard_input_without_a_text_is_wrong_use(
 def test_brackets_in_the_words_of_a_server_are_no_markup(capfd: pytest.CaptureFixture[str]) -> None:
     RunPrinter(stderr)(Degraded("small", "no [/INST] in [small]"))
     assert "no [/INST] in [small]" in capfd.readouterr().err
+
+
+def test_where_the_large_model_writes_alone_the_first_step_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+    show = RunPrinter(stderr)
+    for choice in ("large", "large", "method"):
+        show(Decided(0, choice, 1, reason="its pace"))
+    show(Decided(9, "large", 1, reason="its pace", advice="logged already"))
+    assert capfd.readouterr().err == "the large model writes alone: its pace\nthe method goes on: its pace\n"
 
 
 def test_a_dead_server_is_named_and_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:
