@@ -18,6 +18,7 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
+from ..cli import WIDTH
 from ..cli import arm as parse_arm
 from ..command_line import (
     finite,
@@ -163,13 +164,12 @@ def with_bars(settings: Settings, work: Callable[[OnPart], Coroutine[Any, Any, T
 def show(console: Console, measured: Measurements, estimate: Estimate, toml: str) -> None:
     """Print an estimate: the verdict first."""
     plain: dict[str, Any] = {"highlight": False, "markup": False}
-    console.print(headline(estimate), style="bold", **plain)
+    wide = Console(file=console.file, width=max(console.width, WIDTH), **plain)  # so that no cell is cut off
+    console.print(f"{headline(estimate)}\n", style="bold", **plain)
+    wide.print(methods_table(estimate))
     console.print()
-    console.print(methods_table(estimate))
-    console.print()
-    console.print(servers_table(measured))
+    wide.print(servers_table(measured))
     for note in notes(measured, estimate):
         console.print(f"- {note}", **plain)
-    console.print("\nThe settings to use:\n", **plain)
-    console.print(toml, soft_wrap=True, **plain)
+    console.print(f"\nThe settings to use:\n\n{toml}", soft_wrap=True, **plain)
     console.print(SMALL_PRINT.format(problems=len(measured.chains)), style="dim", **plain)
