@@ -22,7 +22,7 @@ from stepspec.settings import Settings
 from . import provenance
 from .arms import LARGE, PLAIN, SMALL
 from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
-from .command_line import RESUMABLE, only_without_testbed, print_json, stderr, stdout, wait
+from .command_line import only_without_testbed, print_json, stderr, stdout, wait
 from .evaluation import Evaluation, evaluate
 from .flags import (
     BUDGET,
@@ -236,11 +236,7 @@ def command(
     fresh: Fresh = False,
     json: Json = False,
 ) -> None:
-    """
-    Measure methods on a benchmark, next to each model alone: same servers, same problems, same budgets, interleaved.
-
-    Endpoints and sampling may also come from STEPSPEC_* variables and from stepspec.toml.
-    """
+    """Measure methods on a benchmark, next to each model alone: same servers, problems and budgets, interleaved."""
     chosen, source = choose(benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
     _check_half(chosen, source, part)
     methods = policy or ["specreason"]
@@ -280,7 +276,7 @@ def command(
                 )
                 return await evaluate(solver, evaluation, stderr, team)
 
-        _show(wait(work(), RESUMABLE), competing[0].name, as_json=json)
+        _show(wait(work(), resumable=True), competing[0].name, as_json=json)
         stderr.print(f"wrote {folder}; next: stepspec report {folder}", highlight=False, soft_wrap=True)
         _remark(remarks)
 

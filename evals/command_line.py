@@ -7,6 +7,7 @@ import copy
 import errno
 import functools
 import inspect
+import io
 import logging
 import math
 import os
@@ -132,6 +133,8 @@ def run(app: Callable[[], object]) -> None:
     The exit code is 1 if something fails, 2 for wrong usage or settings, 130 after Ctrl-C.
     """
     with logging_to_stderr():
+        if sys.stdout is None:  # it was closed: what is printed is to fail instead of being lost
+            sys.stdout = io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_RDONLY), "w"), write_through=True)
         try:
             app()
         except StepspecError as exc:
@@ -140,24 +143,22 @@ def run(app: Callable[[], object]) -> None:
         except OSError as exc:
             if exc.errno not in UNWRITABLE:
                 raise
-            _print_error(f"{exc.filename or 'a file'} cannot be written: {exc.strerror}")
+            _print_error(f"{exc.filename or 'standard output, or a file,'} cannot be written: {exc.strerror}")
             sys.exit(1)
 
 
-RESUMABLE = "interrupted: the same command goes on from here"
-
-
-def wait(work: Coroutine[Any, Any, T], message: str = "interrupted") -> T:
-    """Run *work*; Ctrl-C cancels it, with every request and child process, prints the *message*, and exits with 130."""
+def wait(work: Coroutine[Any, Any, T], *, resumable: bool = False) -> T:
+    """Run *work*; Ctrl-C cancels it, with every request and child process, prints a message, and exits with 130."""
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        _stderr().print(message, style="yellow")
+        _stderr().print("interrupted" + ": the same command goes on from here" * resumable, style="yellow")
         raise typer.Exit(130) from None
 
 
-UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
-"""What a disk says that is full, or broken."""
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EBADF})
+"""What a disk says that is full, or broken, and a stream that is closed."""
+STDOUT = Path("-")
 
 
 def _stderr() -> Console:
@@ -224,6 +225,21 @@ def writable(flag: str, path: Path) -> None:
         raise ConfigurationError(f"{flag} {path}: {exc.filename}: {exc.strerror}") from exc
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigurationError(f"{flag} {path}: no file that can be written; name another")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write *text* to the file at *path*. Raise `StepspecError`, which names the file, if that fails."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise StepspecError(f"{path} cannot be written: {exc.strerror}") from exc
+
+
+def write_settings(path: Path | None, toml: str) -> None:
+    """Write the settings file at *path*, if there is one, and say how it is used."""
+    if path is not None:
+        write_file(path, toml)
+        stderr.print(f"wrote {path}: name it with --config, or make it stepspec.toml", highlight=False, soft_wrap=True)
 
 
 def only_without_testbed(**others: object) -> None:

@@ -92,6 +92,9 @@ ProblemsFile: TypeAlias = Annotated[
         "--problems", help="A file of problems, one a line: a text, or JSON with its problem.", metavar="FILE"
     ),
 ]
+SettingsOutput: TypeAlias = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Where to write the settings to use, as TOML.", metavar="FILE")
+]
 Testbed: TypeAlias = Annotated[
     bool, typer.Option("--testbed", help="Start the miniature pair on this CPU, and use that.", is_eager=True)
 ]
@@ -105,7 +108,7 @@ def _of_testbed(context: typer.Context, pace: str) -> str:
 
 
 Pace: TypeAlias = Annotated[
-    str, typer.Option("--profile", help="The simulated speed of the miniature models.", callback=_of_testbed)
+    str, typer.Option("--profile", help="The pace of the miniature models: paced, slow, off.", callback=_of_testbed)
 ]
 Fresh: TypeAlias = Annotated[bool, typer.Option("--fresh", help="Discard what an earlier run left, and begin anew.")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]

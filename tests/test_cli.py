@@ -14,13 +14,14 @@ import pytest
 from stepspec import __version__, cli
 from stepspec.cli.terminal import RunPrinter
 from stepspec.evals.command_line import stderr
-from stepspec.orchestrator.events import Degraded
+from stepspec.orchestrator.events import Decided, Degraded
 from stepspec.orchestrator.service.watch.page import html
 from stepspec.policies import METHODS
 
 from .orchestrator.service.watch.page.made import made
 from .stand_in import stand_in_process
 
+PAIR = Path(__file__).parents[1] / "recipes" / "miniature.toml"
 DEAD = "--small", "http://127.0.0.1:1", "--large", "http://127.0.0.1:1"
 
 
@@ -86,7 +87,9 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["trace", "p.txt"], "p.txt: not a line of a trace"),
         (["trace", "empty.jsonl"], "empty.jsonl: not a trace: it does not begin with the event Started"),
         (["trace", "."], "Is a directory"),
-        (["trace", "run.jsonl", "-o", "nowhere/page.html"], "nowhere/page.html: No such file"),
+        (["trace", "run.jsonl", "-o", "."], "--output .: no file that can be written"),
+        (["trace", "run.jsonl", "-o", "run.jsonl"], "run.jsonl is the trace itself: name another file"),
+        (["config", "show", "--config", str(PAIR)], "small.url: Field required (the file of a pair is for `stepspec"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(
@@ -114,6 +117,24 @@ def test_standard_input_without_a_text_is_wrong_use(
 def test_brackets_in_the_words_of_a_server_are_no_markup(capfd: pytest.CaptureFixture[str]) -> None:
     RunPrinter(stderr)(Degraded("small", "no [/INST] in [small]"))
     assert "no [/INST] in [small]" in capfd.readouterr().err
+
+
+def test_where_the_large_model_writes_alone_the_first_step_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+    show = RunPrinter(stderr)
+    for choice in ("large", "large", "method"):
+        show(Decided(0, choice, 1, reason="its pace"))
+    show(Decided(9, "large", 1, reason="its pace", advice="logged already"))
+    assert capfd.readouterr().err == "the large model writes alone: its pace\nthe method goes on: its pace\n"
+
+
+def test_what_a_closed_standard_output_loses_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["policies"], ["policies", "--json"]):
+        monkeypatch.setattr(sys, "stdout", None)
+        assert call(*words) == 1
+        sys.stdout.close()
+        assert "error: standard output, or a file, cannot be written: Bad file descr" in capfd.readouterr().err
 
 
 def test_a_dead_server_is_named_and_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:

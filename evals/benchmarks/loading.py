@@ -86,7 +86,7 @@ def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
     missing = [column for column in benchmark.columns if row.get(column) is None]
     if missing:
         raise ConfigurationError(
-            f"{where}: no column {', '.join(map(repr, missing))}; {benchmark.name} needs "
+            f"{where}: {', '.join(map(repr, missing))} missing or null; {benchmark.name} needs "
             f"{', '.join(map(repr, benchmark.columns))}, and there are {', '.join(map(repr, row))}"
         )
     texts = {column: text for column, value in row.items() if (text := _text(value)) is not None}

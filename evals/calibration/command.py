@@ -19,7 +19,7 @@ from stepspec.policies import Threshold
 
 from ..benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
 from ..cli import contact
-from ..command_line import RESUMABLE, numbers, only_without_testbed, progress_bars, stderr, stdout, wait, writable
+from ..command_line import numbers, only_without_testbed, progress_bars, stderr, stdout, wait, writable, write_settings
 from ..flags import (
     BUDGET,
     SAMPLING,
@@ -102,7 +102,6 @@ def calibrate(
     Half of the benchmark is used, chosen by hash; `stepspec eval --half report` measures on the other half. An
     interrupted calibration continues when the same command is run again. With a larger --limit it becomes another
     attempt with the same runs, and the confidence holds for all attempts together; --fresh discards runs and attempts.
-    The policy file is a settings file: name it with --config.
     """
     if find_spec("scipy") is None:
         raise ConfigurationError(f"`stepspec calibrate` needs scipy: {install_command('evals')}")
@@ -149,7 +148,7 @@ def calibrate(
                 promise_conditions(solver.settings, threshold),
             )  # fmt: skip
 
-    _show(wait(main(), RESUMABLE), output, as_json=json)
+    _show(wait(main(), resumable=True), output, as_json=json)
 
 
 def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> None:
@@ -161,8 +160,7 @@ def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> No
         stdout.print(calibrated.summary(), highlight=False)
     if calibrated.result.loosest is None:
         sys.exit(1)
-    output.write_text(calibrated.toml(), encoding="utf-8")
-    stderr.print(f"wrote {output}: name it with --config, or make it stepspec.toml", highlight=False)
+    write_settings(output, calibrated.toml())
 
 
 async def _attempt(

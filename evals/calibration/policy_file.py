@@ -138,7 +138,7 @@ class CalibrationSettings:
         least = c.next_test.needed()
         return (
             f"{failure} At these rates {c.problems_needed:,} problems would do in another attempt with these trials, "
-            f"and with nothing lost at all {least:,}: the same command with a larger --limit."
+            f"and with nothing lost at all {least:,}: the same command with a larger --limit, if there are so many."
         )
 
     def table(self) -> Table:

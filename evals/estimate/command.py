@@ -18,6 +18,7 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
+from ..cli import WIDTH
 from ..cli import arm as parse_arm
 from ..command_line import (
     finite,
@@ -29,6 +30,7 @@ from ..command_line import (
     stdout,
     wait,
     writable,
+    write_settings,
 )
 from ..flags import (
     BUDGET,
@@ -38,6 +40,7 @@ from ..flags import (
     Pace,
     Policies,
     ProblemsFile,
+    SettingsOutput,
     SharedOptions,
     Testbed,
     parse_options,
@@ -82,9 +85,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the samples, and of generated problems.")] = 0,
     testbed: Testbed = False,
     profile: Pace = "paced",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write the settings to use, as TOML.", metavar="FILE")
-    ] = None,
+    output: SettingsOutput = None,
     json: Json = False,
 ) -> None:
     """
@@ -92,8 +93,7 @@ def command(
 
     Measured are seconds for a token, alone and with several streams, the cost of a verdict, and how many drafts are
     accepted after beginnings of the large model's chains, which need not end. Nobody else should use the servers
-    meanwhile. The exit code is 0 if a method is expected to pay, 1 if none is or the servers cannot be measured, and 2
-    for wrong options.
+    meanwhile. The exit code is 0 if a method is expected to pay, 1 if none is or the servers cannot be measured.
     """
     options = parse_options(option)
     arms = [parse_arm(spec, options) for spec in policy or POLICIES]
@@ -102,30 +102,19 @@ def command(
     if any(arm.policy in ("large", "small", "plain") for arm in arms):
         raise ConfigurationError("--policy: large, small and plain are no methods; methods are compared with plain")
     loads = numbers("--users", users, int)
-    finite("--minutes", minutes)
-    if output is not None:
-        writable("--output", output)
-    if testbed:
-        only_without_testbed(problems=problems)
-        texts = [task.problem for task in fresh_tasks(limit, seed)]
-    else:
-        texts = [each.text for each in read_problems(problems, limit)] if problems else list(PROBLEMS[:limit])
-    settings = testbed_settings() if testbed else Solver().settings
-    if not testbed:
-        check_pair(settings)
+    settings, texts = prepare(problems, limit, minutes, seed, output, testbed=testbed)
     for arm in arms:
         check_arm(arm, settings)
         if ignored := arm.run.model_fields_set - {"policy", "options", "auto"}:
             names = ", ".join(sorted(ignored))
             raise ConfigurationError(f"{arm.name}: an estimate knows no {names} (`ahead` it chooses itself)")
-    own_solver = None if testbed else Solver(unlimited(settings))
-    solving = own_solver or pair_solver(profile, stderr)
+    solving = pair_solver(profile, stderr) if testbed else Solver(unlimited(settings))
 
     async def work(part: OnPart) -> tuple[Measurements, Settings]:
         async with solving as solver:
             solver.require_both()
             used = solver.settings if testbed else settings
-            return await measure(solver, arms, texts, loads, minutes, seed, part), used
+            return await measure(solver, arms, texts or [*PROBLEMS[:limit]], loads, minutes, seed, part), used
 
     measured, settings = with_bars(settings, work)
     estimate = predict(measured, loads)
@@ -134,22 +123,31 @@ def command(
         print_json(record(estimate, measured, toml))
     else:
         show(stdout, measured, estimate, toml)
-    if output is not None:
-        output.write_text(toml, encoding="utf-8")
-        stderr.print(f"wrote {output}: name it with --config, or make it stepspec.toml", highlight=False)
+    write_settings(output, toml)
     if estimate.best is None:
         raise typer.Exit(1)
 
 
-def check_pair(settings: Settings) -> None:
-    """Raise `ConfigurationError` unless the settings name two servers of two models."""
+def prepare(
+    problems: Path | None, limit: int, minutes: float, seed: int, output: Path | None, *, testbed: bool
+) -> tuple[Settings, list[str]]:
+    """The settings and problems of a measurement. Raise `ConfigurationError` unless they name two different models."""
+    finite("--minutes", minutes)
+    if output is not None:
+        writable("--output", output)
+    if testbed:
+        only_without_testbed(problems=problems)
+        return testbed_settings(), [task.problem for task in fresh_tasks(limit, seed)]
+    texts = [each.text for each in read_problems(problems, limit)] if problems else []
+    settings = Solver().settings
     small, large = settings.small, settings.large
     if not isinstance(small, Endpoint):
-        raise ConfigurationError("a nested pair cannot be estimated: name one server with --small")
+        raise ConfigurationError("a nested pair cannot be measured: name one server with --small")
     if large is not None and set(small.urls) & set(large.urls) and small.model == large.model:
         raise ConfigurationError(
             f"--small and --large are the same server, {small.url}: name the server of a smaller model with --small"
         )
+    return settings, texts
 
 
 def parts(progress: Progress) -> OnPart:
@@ -166,13 +164,12 @@ def with_bars(settings: Settings, work: Callable[[OnPart], Coroutine[Any, Any, T
 def show(console: Console, measured: Measurements, estimate: Estimate, toml: str) -> None:
     """Print an estimate: the verdict first."""
     plain: dict[str, Any] = {"highlight": False, "markup": False}
-    console.print(headline(estimate), style="bold", **plain)
+    wide = Console(file=console.file, width=max(console.width, WIDTH), **plain)  # so that no cell is cut off
+    console.print(f"{headline(estimate)}\n", style="bold", **plain)
+    wide.print(methods_table(estimate))
     console.print()
-    console.print(methods_table(estimate))
-    console.print()
-    console.print(servers_table(measured))
+    wide.print(servers_table(measured))
     for note in notes(measured, estimate):
         console.print(f"- {note}", **plain)
-    console.print("\nThe settings to use:\n", **plain)
-    console.print(toml, soft_wrap=True, **plain)
+    console.print(f"\nThe settings to use:\n\n{toml}", soft_wrap=True, **plain)
     console.print(SMALL_PRINT.format(problems=len(measured.chains)), style="dim", **plain)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,14 +16,12 @@ from stepspec.orchestrator.auto import SLOW, Prior
 from stepspec.settings import Settings
 
 from ..cli import WIDTH
-from ..command_line import finite, only_without_testbed, print_json, stderr, stdout, writable
-from ..estimate.command import check_pair, with_bars
+from ..command_line import print_json, stderr, stdout, write_settings
+from ..estimate.command import prepare, with_bars
 from ..estimate.measuring import OnPart
 from ..estimate.report import settings_file
-from ..flags import SAMPLING, SERVERS, Json, Pace, ProblemsFile, Testbed, with_settings
-from ..plan import testbed_settings
-from ..problems import read_problems
-from ..testbed.solving_pair import fresh_tasks, pair_solver
+from ..flags import SAMPLING, SERVERS, Json, Pace, ProblemsFile, SettingsOutput, Testbed, with_settings
+from ..testbed.solving_pair import pair_solver
 from .figures import ACCEPTED, MOST_PASSED, DraftFigures, ReadingFigures, best, figures
 from .measuring import JudgedSteps, judge_cases, make_cases, try_drafts
 from .readings import Request
@@ -37,7 +34,7 @@ Examples:
       --large http://localhost:8002/v1
 
   # both servers are in stepspec.toml; write the settings that fit
-  stepspec judge --write fit.toml && stepspec solve --config fit.toml "..."
+  stepspec judge -o fit.toml && stepspec solve --config fit.toml "..."
 
   # steps of your own kind of problems, which the large model writes
   stepspec judge --problems problems.txt -n 40
@@ -64,9 +61,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the slips and of the order of the steps.")] = 0,
     testbed: Testbed = False,
     profile: Pace = "paced",
-    write: Annotated[
-        Path | None, typer.Option("--write", help="Where to write the settings that fit, as TOML.", metavar="FILE")
-    ] = None,
+    output: SettingsOutput = None,
     json: Json = False,
 ) -> None:
     """
@@ -74,20 +69,9 @@ def command(
 
     About 60 short steps are judged in every way that a method does, each once right and once with a slip. With
     --problems, the steps are the large model's own. Then the small model drafts some steps, and the method that fits
-    best judges them. The exit code is 0 if a method fits, 1 if none does or the servers cannot be measured, and 2 for
-    wrong options.
+    best judges them. The exit code is 0 if a method fits, 1 if none does or the servers cannot be measured.
     """
-    finite("--minutes", minutes)
-    if write is not None:
-        writable("--write", write)
-    if testbed:
-        only_without_testbed(problems=problems)
-        texts = [task.problem for task in fresh_tasks(limit, seed)]  # the only problems that its models know
-    else:
-        texts = [each.text for each in read_problems(problems, limit)] if problems else []
-    settings = testbed_settings() if testbed else Solver().settings
-    if not testbed:
-        check_pair(settings)
+    settings, texts = prepare(problems, limit, minutes, seed, output, testbed=testbed)
     solving = pair_solver(profile, stderr) if testbed else Solver(settings)
 
     async def work(
@@ -120,9 +104,7 @@ def command(
             stdout.print(f"- {request} was left out: {why}", highlight=False)
         stdout.print(f"\n{judged.cases} steps, right and with a slip. {SMALL_PRINT}\n", style="dim", highlight=False)
         stdout.print(sentence, style="bold", highlight=False, soft_wrap=True)
-    if write is not None:
-        write.write_text(toml, encoding="utf-8")
-        stderr.print(f"wrote {write}: name it with --config, or make it stepspec.toml", highlight=False)
+    write_settings(output, toml)
     if chosen is None:
         raise typer.Exit(1)
 

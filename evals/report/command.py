@@ -16,7 +16,7 @@ from stepspec import __version__
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.service.watch.page import html
 
-from ..command_line import stderr, stdout
+from ..command_line import stderr, stdout, writable
 from ..evaluation import TRACES
 from .run_folder import merge_folders, read_folder
 from .section import Section, build_section
@@ -56,9 +56,8 @@ def command(
     """
     Write report.md, report.json and report.html about runs: accuracy, time, tokens, and their causes.
 
-    The verdict on each method comes first, and is printed too.
-
-    Runs with the same problems, models, sampling and budget share a section; every other run has its own section.
+    The verdict on each method comes first, and is printed too. Runs with the same problems, models, sampling and budget
+    share a section.
     """
     if find_spec("matplotlib") is None:
         raise ConfigurationError(f"`stepspec report` needs matplotlib: {install_command('evals')}")
@@ -66,11 +65,8 @@ def command(
         raise ConfigurationError(f"--max-loss {max_loss}: a share above 0 and below 1; 0.02 is 2 points of accuracy")
     sections = [build_section(run, max_loss, baseline) for run in merge_folders([read_folder(run) for run in runs])]
     folder = output or (runs[0] if len(runs) == 1 else Path("report"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write(folder, sections)
-    except OSError as exc:
-        raise ConfigurationError(f"{exc.filename}: {exc.strerror}") from exc
+    writable("--output", folder / "report.md")
+    write(folder, sections)
     for section in sections:
         _show(section)
     for name in ("report.md", "report.json", "report.html"):

@@ -248,8 +248,9 @@ def _about_speed(small: Pace, large: Pace) -> Iterator[Finding]:
     if ratio <= HARDLY_FASTER:
         return
     if ratio > HARDLY_FASTER * (1 + noise):
-        message = "the small model is hardly faster than the large one: speculation cannot pay"
-        cure = "choose a smaller small model, or give it a faster server"
+        how, swap = ("slower", "swap the two, or ") if ratio > 1 + noise else ("hardly faster", "")
+        message = f"the small model is {how} than the large one: speculation cannot pay"
+        cure = f"{swap}choose a smaller small model, or give it a faster server"
         yield Finding("speed", "pair", "costs", message, cure)
         return
     message = (

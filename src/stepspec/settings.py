@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, cast
 
@@ -257,7 +258,10 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
         settings = Settings(**arguments)
     except ValidationError as exc:
         found = layers(Settings, arguments)
-        raise ConfigurationError("; ".join(_explain_error(error, found) for error in exc.errors())) from exc
+        each = ["", *(_explain_error(error, found) for error in exc.errors())]
+        file = f"{next((layer.path for layer in found if layer.path), None)}: "  # named once for all of its keys
+        texts = (text.removeprefix(file) if before.startswith(file) else text for before, text in pairwise(each))
+        raise ConfigurationError("; ".join(texts)) from exc
     return settings.model_copy(update={"sampling": settings.sampling.with_seed(seed)})
 
 
@@ -303,7 +307,9 @@ def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
     if layer is None or layer.source == "argument" or not place:
         return message
     if layer.source == "file":
-        return f"{layer.path}: {message}"
+        unstarted = error["type"] == "missing" and "model" in layer.values[place[0]]
+        hint = " (the file of a pair is for `stepspec up`, which prints settings)" * unstarted
+        return f"{layer.path}: {message}{hint}"
     reason = message.removeprefix(f"{'.'.join(place)}: ")
     value = f" {error['input']}" if error["type"].startswith(("greater_than", "less_than")) else ""
     return f"{layer.name(place)}{value}: {reason}"

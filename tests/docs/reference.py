@@ -152,7 +152,8 @@ def _type(schema: Schema, definitions: Mapping[str, Schema]) -> str:
         return " or ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":
         item = _type(schema.get("items", {}), definitions)
-        return "list of " + {"text": "texts", "table": "tables"}.get(item, f"{item}s")
+        kind, _, limit = item.partition(", ")
+        return f"list of {kind}s{f', each {limit}' if limit else ''}"
     name = "secret text" if schema.get("writeOnly") else TYPES.get(str(schema.get("type")), "value")
     limits = (words.format(schema[key]) for key, words in LIMITS.items() if key in schema)
     return ", ".join((name, *limits))
@@ -172,8 +173,8 @@ def _default(value: object) -> str:
 
 def _cell(text: str) -> str:
     """*text* as a cell of a table, its reStructuredText as Markdown."""
-    text = text.replace("``", "`").replace("|", "\\|")
-    return re.sub(r"<(\w+)>", r"`<\1>`", re.sub(r"`(<\w+>)`", r"\1", text))
+    parts = text.replace("``", "`").replace("|", "\\|").split("`")  # every second one is code
+    return "`".join(part if at % 2 else re.sub(r"<\w+>", r"`\g<0>`", part) for at, part in enumerate(parts))
 
 
 def flags() -> Mapping[str, Sequence[str]]:

@@ -135,8 +135,9 @@ def test_a_parquet_file_that_is_broken_is_refused(tmp_path: Path, content: bytes
     [
         (
             b'{"question": "q"}\n',
-            r"row 1: no column 'answer'; gsm8k needs 'question', 'answer', and there are 'question'",
+            r"row 1: 'answer' missing or null; gsm8k needs 'question', 'answer', and there are 'question'",
         ),
+        (b'{"question": "q", "answer": null}\n', r"row 1: 'answer' missing or null"),
         (b'{"question": "q", "answer": "#### 1"}\n{"quest', r"line 2: not JSON .* one JSON object on a line"),
         (rb'{"question": "\ud83d", "answer": "1"}', r"row 1: 'question' is '\\ud83d'"),
         (b"[1]\n", "line 1: not a JSON object"),

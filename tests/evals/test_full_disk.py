@@ -40,13 +40,22 @@ def run(*words: str, room: int | None = None) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_trace_on_a_full_disk_costs_no_answer(
+def test_a_trace_or_a_file_on_a_full_disk_costs_no_answer(
     servers: tuple[str, ...], nowhere: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert call("solve", "6 x 7?", *servers, "--trace", "/dev/full") == 0
     printed = capfd.readouterr()
     assert printed.out == "42\n"
     assert "the trace is not written to /dev/full: No space left on device" in " ".join(printed.err.split())
+    for output, code, complaint in (
+        ("-", 0, ""),
+        ("/dev/full", 1, "error: /dev/full cannot be written: No space"),
+    ):
+        assert call("solve", "6 x 7?", *servers, "--output", output) == code
+        printed = capfd.readouterr()
+        assert printed.out == "42\n"
+        assert complaint in printed.err
+    assert not [*nowhere.iterdir()]
 
 
 def test_an_evaluation_on_a_full_disk_is_gone_on_with_and_its_report_is_an_error_of_one_line(
@@ -75,5 +84,7 @@ def test_many_answers_on_a_full_disk_are_an_error_of_one_line(servers: tuple[str
     assert code == 1
     assert "Traceback" not in stderr
     assert "cannot be written" in stderr
+    code, _, stderr = run(*words[:-1], "/dev/stdout")
+    assert (code, stderr) == (2, "error: /dev/stdout is no file to go on in: leave --output out, or name one\n")
     assert run(*words)[0] == 0
     assert (folder / "answers.jsonl").read_text().count("\n") == 12

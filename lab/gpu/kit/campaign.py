@@ -234,7 +234,7 @@ def answered() -> str:
 def judge(env: Mapping[str, str]) -> Mapping[str, Any]:
     """Judge the pair; return the options of `reading` that its settings hold, and the prior of `auto`."""
     path = RESULTS / "judge.toml"
-    words = ["-m", "stepspec", "judge", "--minutes", str(TARGET.judge_minutes), "--json", "--write", str(path)]
+    words = ["-m", "stepspec", "judge", "--minutes", str(TARGET.judge_minutes), "--json", "--output", str(path)]
     run("judge-real", words, env, 75 * TARGET.judge_minutes + 15)
     written = tomllib.loads(path.read_text()) if path.exists() else {}
     if written.get("policy") != "reading":

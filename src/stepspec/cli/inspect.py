@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from stepspec.evals.command_line import print_json, stderr, stdout, wait
+from stepspec.evals.command_line import STDOUT, print_json, stderr, stdout, wait, writable, write_file
 from stepspec.evals.flags import SERVERS, Json, with_settings
 from stepspec.orchestrator.doctor import examine, render, report_json
 from stepspec.orchestrator.errors import ConfigurationError
@@ -65,16 +65,19 @@ def show_trace(
 ) -> None:
     """Render a trace as one HTML file for any browser; unless --output is set, FILE with the ending .html."""
     try:
-        page = html(file.read_bytes()).encode()
-        if output == Path("-"):
-            sys.stdout.buffer.write(page)
-            return
-        target = output or file.with_suffix(".html")
-        target.write_bytes(page)
+        page = html(file.read_bytes())
     except ConfigurationError as exc:
         raise ConfigurationError(f"{file}: {exc}") from exc
     except OSError as exc:
-        raise ConfigurationError(f"{exc.filename}: {exc.strerror}") from exc
+        raise ConfigurationError(f"{file}: {exc.strerror}") from exc
+    target = output or file.with_suffix(".html")
+    if target == file:
+        raise ConfigurationError(f"{file} is the trace itself: name another file for the page with --output")
+    if target == STDOUT:
+        sys.stdout.buffer.write(page.encode())
+        return
+    writable("--output", target)
+    write_file(target, page)
     stderr.print(f"wrote {target}", highlight=False, soft_wrap=True)
 
 
@@ -85,11 +88,6 @@ def doctor(json: Json = False) -> None:
     anything cannot work.
 
     Each line begins with its outcome: "works"; "costs", which is slower or less exact; "cannot work"; "unknown".
-
-    The prefix cache is tested with prompts longer than the server's block: hybrid models (linear attention, Mamba)
-    cache in blocks of 528 to 1600 tokens. "A verdict reads" is how many tokens of a growing chain each further verdict
-    reads again.
-
     In a nested pair, every model is tested together with the next larger one, which judges it.
     """
     solver = Solver()

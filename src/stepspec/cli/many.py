@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,10 @@ class SolutionFile:
         if self.path is None:
             self._file: BinaryIO = sys.stdout.buffer
             return self
-        self._file = self.path.open("a+b")
+        try:
+            self._file = self.path.open("a+b")
+        except io.UnsupportedOperation as exc:
+            raise ConfigurationError(f"{self.path} is no file to go on in: leave --output out, or name one") from exc
         lock(self._file, self.path)
         try:
             self._file.seek(0)

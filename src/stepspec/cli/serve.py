@@ -49,7 +49,7 @@ def serve() -> None:
     """
     Serve an OpenAI-compatible endpoint in front of both models, and a dashboard at /.
 
-    These settings, and more, may also come from STEPSPEC_* variables and from stepspec.toml; docs/service.md lists it.
+    These settings and more may also come from STEPSPEC_* variables and from stepspec.toml; docs/service.md lists them.
     """
     service_factory.require()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # PID 1 would ignore it until the server handles it

@@ -10,10 +10,10 @@ from typing import Annotated
 import orjson
 import typer
 
-from stepspec.evals.command_line import progress_bars, stderr, stdout, wait, writable
+from stepspec.evals.command_line import STDOUT, progress_bars, stderr, stdout, wait, writable, write_file
 from stepspec.evals.flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Limit, with_settings
 from stepspec.evals.problems import Problem, read_problems, read_text
-from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.solution import Solution
 
@@ -79,11 +79,11 @@ def solve(
 
     With --problems, the solutions are lines of JSON. A problem that fails has its error in its line, the others go on,
     and the exit code is 1. The same command goes on where it was interrupted, and tries failed problems again.
-
     Endpoints and all other settings may also come from STEPSPEC_* variables and from stepspec.toml.
     """
     if (problem is None) == (problems is None):
         raise ConfigurationError("name one problem, - for standard input, or a file of them with --problems")
+    output = None if output == STDOUT else output
     if output is not None:
         writable("--output", output)
     if problems is not None:
@@ -115,8 +115,12 @@ def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: b
             stderr.print(line, soft_wrap=True)
     if output is None:
         stdout.out(answer, highlight=False)
-    else:
-        output.write_text(f"{answer}\n", encoding="utf-8")
+        return
+    try:
+        write_file(output, f"{answer}\n")
+    except StepspecError:
+        stdout.out(answer, highlight=False)  # it may have taken long
+        raise
 
 
 def _solve_many(
@@ -128,8 +132,7 @@ def _solve_many(
     solver = Solver()
     if traces is not None:
         writable("--trace", traces / "0.jsonl")
-    failed = wait(_many(solver, problems, concurrency, output, traces, fresh=fresh))
-    if failed:
+    if failed := wait(_many(solver, problems, concurrency, output, traces, fresh=fresh), resumable=output is not None):
         stderr.print(f"{failed} of {len(problems)} problems failed; their lines have the errors", style="yellow")
         raise typer.Exit(1)
 

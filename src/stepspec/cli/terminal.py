@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from stepspec.orchestrator.events import AnswerJudged, Degraded, Event, FellBack, Moved
+from stepspec.orchestrator.events import AnswerJudged, Decided, Degraded, Event, FellBack, Moved
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
@@ -21,27 +21,31 @@ class RunPrinter:
     """An observer that prints the fate of every step; times count from when it is created."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._began = console, time.perf_counter()
+        self._console, self._began, self._writer = console, time.perf_counter(), "method"
 
     def __call__(self, event: Event) -> None:
         for step in solved_steps(Moment(time.perf_counter() - self._began, event)):
             if step.fate != "lost":
                 self._console.print(step_line(step), soft_wrap=True)
-        if isinstance(event, Degraded):
-            self._console.print(
-                f"the {event.path or event.role} model failed, going on without it: {event.cause}", style="yellow"
-            )
-        elif isinstance(event, FellBack):
-            self._console.print(
-                f"the verifier failed, its fallback decides about the {event.stage} ({event.fallback}): {event.cause}",
-                style="yellow",
-            )
-        elif isinstance(event, AnswerJudged) and (event.final or event.accepted):
-            self._console.print(_verdict(event), soft_wrap=True)
-        elif isinstance(event, Moved):
-            self._console.print(
-                f"the {event.path or event.role} model at {event.url} failed, going on at {event.to}", style="yellow"
-            )
+        if line := self._line(event):
+            self._console.print(line, soft_wrap=True)
+
+    def _line(self, event: Event) -> Text | None:
+        match event:
+            case Degraded(path=path, role=role, cause=cause):
+                return Text(f"the {path or role} model failed, going on without it: {cause}", "yellow")
+            case FellBack(stage=stage, fallback=by, cause=cause):
+                return Text(f"the verifier failed, its fallback decides about the {stage} ({by}): {cause}", "yellow")
+            case Moved(path=path, role=role, url=url, to=to):
+                return Text(f"the {path or role} model at {url} failed, going on at {to}", "yellow")
+            case AnswerJudged() if event.final or event.accepted:
+                return _verdict(event)
+            case Decided(choice=choice, reason=reason, advice=advice) if choice != self._writer:
+                self._writer = choice
+                who = "the large model writes alone" if choice == "large" else "the method goes on"
+                return None if advice else Text(f"{who}: {reason}", "dim")  # the log has the advice
+            case _:
+                return None
 
 
 def _verdict(event: AnswerJudged) -> Text:

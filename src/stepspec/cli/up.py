@@ -52,18 +52,14 @@ def up(
         str, typer.Option(help="Token-level speculation under the miniature pair: none, ngram, draft_model.")
     ] = "none",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the file and print the commands.")] = False,
-    log_dir: Annotated[Path | None, typer.Option(help="Folder for the servers' logs.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Folder for the servers' logs.", metavar="FOLDER")] = None,
     json: Json = False,
 ) -> None:
     """
     Start the vLLM servers of a pair, print where they are, and stop them on Ctrl-C.
 
-    If a server dies, its exit code, the end of its log and the place of the log are printed, all servers stop, and the
-    exit code is 1.
-
-    The small model may be a pair itself, to any depth. For a file, the settings of a solver are printed.
-
-    A pair that cannot run is refused before anything is downloaded or started, with what to change.
+    For a file, the settings of a solver are printed. A pair that cannot run is refused before anything is downloaded or
+    started, with what to change. If a server dies, all stop, the end of its log is printed, and the exit code is 1.
     """
     if use_testbed == (pair is not None):
         raise ConfigurationError("name a pair's file, as in recipes/, or pass --testbed for the miniature pair")

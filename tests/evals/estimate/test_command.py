@@ -79,7 +79,7 @@ def test_a_nested_pair_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[s
         'large = "http://a:1"\n[small]\nlarge = "http://b:1"\nsmall = "http://c:1"\n'
     )
     assert estimate() == 2
-    assert "a nested pair cannot be estimated" in capfd.readouterr().err
+    assert "a nested pair cannot be measured" in capfd.readouterr().err
 
 
 def test_a_dead_server_is_named_and_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:

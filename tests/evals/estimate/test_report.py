@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import tomllib
 from dataclasses import replace
@@ -109,10 +110,12 @@ def test_everything_is_printed_with_the_verdict_first() -> None:
     shared = replace(SMALL_SERVER, contended=(0.04,))
     arms = (SHIPPED, Arm.of("bild", "bild"))
     both = measured(0, 0, arms=arms, trials=trials, small=shared, large=loaded, runs=runs)
-    console = Console(width=200)
-    with console.capture() as capture:
-        show(console, both, predict(both, [4]), 'policy = "specreason"\n')
-    text = capture.get()
+    text = ""
+    for width in (50, 200):
+        printed = io.StringIO()
+        show(Console(file=printed, width=width), both, predict(both, [4]), 'policy = "specreason"\n')
+        text = printed.getvalue()
+        assert "80% [49%, 94%]" in text  # no cell is cut off
     assert text.startswith("It pays: SpecReason")
     assert text.index("SpecReason", 60) < text.index("bild")
     assert re.search(r"SpecReason .* 0.81\n", text)

@@ -48,7 +48,7 @@ def nothing(name: str, total: int) -> Any:
         (["--small", "http://h:1", "--large", "http://h:1/v1"], "--small and --large are the same server, http://h:1"),
         ([*DEAD, "--problems", "nowhere.txt"], "no problems in nowhere.txt"),
         ([*DEAD, "--minutes", "inf"], "--minutes inf: a finite number"),
-        ([*DEAD, "--write", "."], "no file that can be written"),
+        ([*DEAD, "--output", "."], "no file that can be written"),
         ([*DEAD, "--testbed"], "--testbed starts a pair of its own"),
     ],
 )
@@ -134,7 +134,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 def test_a_method_that_fits_is_named_last_and_its_settings_are_written(
     measured: dict[str, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call("judge", *DEAD, "--write", "fit.toml") == 0
+    assert call("judge", *DEAD, "--output", "fit.toml") == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[1].split("  ")[0] == "largest gap, digits"
     assert "- reflect was left out: no top tokens" in printed
@@ -154,7 +154,7 @@ def test_where_none_fits_the_exit_code_is_1_and_the_large_model_alone_is_written
     measured: dict[str, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured["gap"] = 1.0
-    assert call("judge", *DEAD, "--write", "fit.toml", "--json") == 1
+    assert call("judge", *DEAD, "--output", "fit.toml", "--json") == 1
     printed = orjson.loads(capsys.readouterr().out)
     assert printed["conclusion"].startswith("No method fits this pair: the best reading, ")
     assert (printed["fits"], printed["policy"], printed["steps"]) == (False, None, 20)

@@ -123,6 +123,7 @@ COSTS, FAILS = ("costs", "It works: 1 costs speed or accuracy."), ("cannot work"
         ({"failures": {"scoring": "no"}}, COSTS, "large: policies that score drafts (BiLD, reading, reflective)"),
         ({"digits": 0.1}, COSTS, "large: asked for a grade, it puts 10% on digits"),
         ({"pace": Pace(0.1, 0.007)}, COSTS, "pair: the small model is hardly faster than the large one: speculation"),
+        ({"pace": Pace(0.1, 0.004)}, COSTS, "pair: the small model is slower than the large one: speculation cannot"),
         ({"faithful": False}, COSTS, "large: its chat template does not survive encoding"),
         ({"context": 200}, FAILS, "large: its context of 200 tokens has no room for a step and its verdict: start"),
         ({"failures": {"judging": "no logprobs"}}, FAILS, "large: it cannot judge: no logprobs: serve it"),
