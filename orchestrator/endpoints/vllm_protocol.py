@@ -479,7 +479,7 @@ def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int
     choice = reply["choices"][0]
     reason = choice.get("stop_reason")
     matched = choice.get("finish_reason") == "stop" and isinstance(reason, str)
-    ended = _ending(call, choice)
+    ended = ending(call, choice)
     ids, place = _ids(choice["token_ids"]), choice.get("index", 0)
     received = len(ids)
     turn_ended = ended == "end" and reason not in closing
@@ -491,7 +491,7 @@ def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int
     return Chunk(tokens, received, ended, place=place)
 
 
-def _ending(call: Call, choice: Reply) -> Stop | None:
+def ending(call: Call, choice: Reply) -> Stop | None:
     """Read why a text ended; None if it goes on. Raise `EndpointUnavailable` if the server gave it up."""
     finish = choice.get("finish_reason")
     if not finish:
@@ -631,7 +631,7 @@ def choice_body(model: str, prompt: Prompts, choices: Sequence[int], *, by_id: b
 def choice_probabilities(call: Call, reply: Reply, choices: Mapping[str, int]) -> dict[str, float]:
     """Read the probability of every one of the *choices* that the reply contains, for the first prompt."""
     with reading(call, "log-probabilities", reply):
-        _ending(call, reply["choices"][0])
+        ending(call, reply["choices"][0])
         top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
         keys = {choice: f"token_id:{number}" for choice, number in choices.items()}
         return {choice: _probability(top[key]) for choice, key in keys.items() if key in top}
@@ -673,7 +673,7 @@ def suffix_scoring_body(model: str, prompt: Prompt, top: int) -> Body:
 def prompt_rows(call: Call, reply: Reply, start: int) -> Sequence[Row]:
     """Take the rows from token *start* on out of a reply to `scoring_body`. Raise `MalformedReply`."""
     with reading(call, PROMPT_ROWS, reply):
-        _ending(call, reply["choices"][0])
+        ending(call, reply["choices"][0])
         rows: Sequence[Row] = reply["choices"][0]["prompt_logprobs"][start:]
         return rows
 
