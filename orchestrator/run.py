@@ -68,7 +68,8 @@ class RunParts:
 
     The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is up, the part that is
     written counts. If the small model fails for good, or rejects what the large one may take, *fallback* continues the
-    committed chain; if it is *lost* already, *fallback* begins. Any other failure passes through.
+    committed chain; if it is *lost* already, *fallback* begins. Any other failure passes through; if the run
+    *needs_small*, so does a failure of the small model, unless only its context is full.
 
     With a *check* the answer is judged, and rewritten while it is rejected; it is emitted in one piece at the end. An
     answer that calls tools is no answer yet, and is not judged. *ahead* says how far to work ahead, as in `reason`.
@@ -85,6 +86,7 @@ class RunParts:
     parser: Callable[[], AnswerParser] | None = None
     check: AnswerCheck | None = None
     lost: EndpointError | None = None
+    needs_small: bool = False
 
 
 async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
@@ -146,7 +148,9 @@ class _Run:
             self.stream.update(self.chain.parts()[1].text)
 
     def lose_small(self, exc: EndpointError, fallback: Policy) -> None:
-        """Continue with *fallback*, without the small model, which failed with *exc*."""
+        """Continue with *fallback* without the small model, which failed with *exc*; raise it if the run needs both."""
+        if self.parts.needs_small and not isinstance(exc, ContextTooLong):
+            raise exc
         self.observe(Degraded("small", str(exc)))
         self.optional = None
         self.control = replace(self.control, auto=None)  # nothing is left to choose from
