@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -56,7 +56,6 @@ from .testbed.solving_pair import pair_solver
 CONTROL = "random"
 NO_OPTIONS: Mapping[str, Any] = {}
 FILE = ".toml"
-T = TypeVar("T")
 BASELINES: Mapping[str, Arm] = {"plain": PLAIN, "large": LARGE, "small": SMALL}
 
 

@@ -9,10 +9,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias
 
 from stepspec.api import Solver
 from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.concurrency import at_once, supervised
 from stepspec.orchestrator.errors import WorkersLost
 from stepspec.settings import Settings
 
@@ -191,19 +192,8 @@ async def run(
     kept. Raise `WorkersLost` for a trial that was lost with several workers.
     """
     state = _Run(plan, graders, samples, traces, on_sample)
-    try:
-        async with asyncio.TaskGroup() as group:
-            filling = [group.create_task(state.fill(slot)) for slot in slots]
-            await state.finished()
-            for task in filling:
-                task.cancel()  # Some may still be waiting for a worker.
-    except ExceptionGroup as failed:
-        raise _first(failed) from None
-
-
-def _first(failed: ExceptionGroup[Exception]) -> Exception:
-    first = failed.exceptions[0]
-    return _first(cast("ExceptionGroup[Exception]", first)) if isinstance(first, ExceptionGroup) else first
+    async with supervised(*map(state.fill, slots)):  # Some may wait for a worker until all is finished.
+        await state.finished()
 
 
 class _Run:
@@ -232,9 +222,8 @@ class _Run:
     async def fill(self, slot: WorkerSlot) -> None:
         """Keep a worker in *slot*, replacing lost ones, until no trial is left."""
         while not self._queue.finished:
-            async with slot() as worker, asyncio.TaskGroup() as group:
-                for _ in range(self._plan.concurrency):
-                    group.create_task(self._work(worker))
+            async with slot() as worker:
+                await at_once(self._work(worker) for _ in range(self._plan.concurrency))
 
     async def _work(self, worker: Worker) -> None:
         while (trial := await self._next(worker.name)) is not None:
