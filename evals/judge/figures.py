@@ -28,14 +28,13 @@ CLOSE = 0.02  # of AUROC, within which the cheaper request counts
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
     """
-    A step of the problem with this number that is *right* or has a slip of the kind *of*, with all its readings.
+    A step of the problem with this number that is *right* or has a slip, with all its readings.
 
     The large model wrote one that is *own*, or that a slip was made in; others were written for this purpose.
     """
 
     problem: int
     right: bool
-    of: str
     values: Mapping[str, float]
     own: bool = False
 
@@ -94,17 +93,17 @@ def figures(steps: Sequence[JudgedStep], seconds: Mapping[Request, Sequence[floa
 
 def _figures(reading: JudgeReading, steps: Sequence[JudgedStep], seconds: float) -> ReadingFigures | None:
     groups = [[step for step in steps if step.own is own] for own in (False, True)]
-    areas = [area for group in groups if (area := _area(reading.name, group)) is not None]
-    if not areas:
+    known = [(area, group) for group in groups if (area := _area(reading.name, group)) is not None]
+    if not known:
         return None
-    own = groups[1] if _area(reading.name, groups[1]) is not None else groups[0]
+    own = known[-1][1]
     threshold, right = _threshold(reading.name, own, ACCEPTED), [s.values[reading.name] for s in own if s.right]
     if reading.policy == "reading":
         threshold = min(threshold, -STRICTEST) if reading.name != MEAN else threshold
     passed = [step.values[reading.name] >= threshold for step in own if not step.right]
     return ReadingFigures(
         reading,
-        tuple(areas),
+        tuple(area for area, _ in known),
         seconds,
         threshold,
         sum(value >= threshold for value in right) / len(right),

@@ -46,7 +46,7 @@ def solved_steps(path: Path, first: int, count: int) -> list[Case]:
         for text in CALCULATION.sub("", row["answer"]).partition("####")[0].splitlines():
             step = f"{text.strip()}{chain.ends.text}"
             if text.strip() and (made := make_slip(step, rng)) is not None:
-                cases.append(Case(chain, step, *made, "gsm8k", number, own=True))
+                cases.append(Case(chain, step, *made, number, own=True))
             chain = chain.extend(Step(step, "large"))
     return spread(cases, first)
 

@@ -25,10 +25,8 @@ BY_NAME = {reading.name: reading for reading in READINGS}
 
 
 def steps(right: Sequence[float], wrong: Sequence[float], name: str = GAP) -> list[JudgedStep]:
-    made = [JudgedStep(at, True, "number", {name: value}) for at, value in enumerate(right)]
-    return made + [
-        JudgedStep(at, False, "sign" if at % 2 else "number", {name: value}) for at, value in enumerate(wrong)
-    ]
+    made = [JudgedStep(at, True, {name: value}) for at, value in enumerate(right)]
+    return made + [JudgedStep(at, False, {name: value}) for at, value in enumerate(wrong)]
 
 
 def test_the_figures_of_a_reading() -> None:
@@ -62,7 +60,7 @@ def test_few_steps_prove_nothing() -> None:
 
 def test_own_steps_set_the_threshold_and_words_have_one_too() -> None:
     def both(gap: float, **more: Any) -> JudgedStep:
-        return JudgedStep(values={GAP: -gap, "largest gap, all": -gap - 1}, of="sign", **more)
+        return JudgedStep(values={GAP: -gap, "largest gap, all": -gap - 1}, **more)
 
     written = [both(gap, problem=at, right=gap < 9) for at, gap in enumerate((7, 7, 7, 7, 9, 9, 9, 9))]
     own = [both(gap, problem=at, right=gap < 5, own=True) for at, gap in enumerate((0, 1, 1, 2, 3, 5, 6, 7, 1.5, 8))]
@@ -84,7 +82,7 @@ def test_a_threshold_is_no_stricter_than_what_a_model_samples_itself() -> None:
 
 
 def test_readings_that_some_steps_lack_have_no_figures() -> None:
-    assert figures([*steps([1, 1, 1], [0, 0, 0]), JudgedStep(9, True, "sign", {})], {"score": [1]}) == []
+    assert figures([*steps([1, 1, 1], [0, 0, 0]), JudgedStep(9, True, {})], {"score": [1]}) == []
 
 
 def row(name: str, area: float, passed: float, seconds: float = 1.0, low: float | None = None) -> ReadingFigures:
