@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -49,7 +50,19 @@ def test_the_area_counts_ties_half_and_its_interval_is_as_wide_as_theory_has_it(
     a = row.area
     q1, q2 = a / (2 - a), 2 * a * a / (1 + a)  # Hanley and McNeil 1982
     error = math.sqrt((a * (1 - a) + 79 * (q1 - a * a) + 79 * (q2 - a * a)) / 6400)
-    assert row.areas[0].high - row.areas[0].low == pytest.approx(2 * 1.96 * error, rel=0.2)
+    assert 1 <= (row.areas[0].high - row.areas[0].low) / (2 * 1.96 * error) <= 1.3
+
+
+@pytest.mark.parametrize(("problems", "count", "apart"), [(2, 12, 1), (12, 60, 3)])
+def test_few_problems_and_areas_close_to_1_make_no_judge_better_than_it_is(
+    problems: int, count: int, apart: float
+) -> None:
+    rng, above = random.Random(2), 0
+    for _ in range(60):
+        right, wrong = ([rng.gauss(mean, 1) for _ in range(count)] for mean in (apart, 0))
+        made = [replace(step, problem=at % problems) for at, step in enumerate(steps(right, wrong))]
+        above += figures(made, {"score": [1]})[0].areas[0].low > NormalDist().cdf(apart / math.sqrt(2))
+    assert above <= 3
 
 
 def test_few_steps_prove_nothing() -> None:
