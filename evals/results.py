@@ -156,7 +156,8 @@ def _summary(result: Result, ours: Sequence[Sample], theirs: Sequence[Sample], r
     apart = paired_difference(ours, theirs, repeats)
     p = mcnemar(gained, lost) if repeats == 1 else None
     cut = sum(sample.correct for sample in ours if sample.outcome == "truncated")
-    outcomes = Counter(s.outcome for s in ours) + Counter[Outcome]("degraded" for s in ours if s.degraded)
+    outcomes = Counter[Outcome](s.outcome for s in ours)
+    outcomes.update("degraded" for s in ours if s.degraded)
     return ArmSummary(result, apart, p, _tokens(ours), dict(outcomes), cut)
 
 
