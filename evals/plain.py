@@ -68,7 +68,7 @@ class Reply:
         """
         Return the thinking and the text after it; a server without a reasoning parser leaves *closing* between.
 
-        If the model *thinks* and was cut before that, all of it is thinking, with and without such a parser.
+        If the model *thinks* and was cut before that, all is thinking.
         """
         thinking, text = "".join(self.thinking), "".join(self.text)
         before, mark, after = text.partition(closing)

@@ -23,12 +23,7 @@ RESAMPLES = 2000
 BISECTIONS = 60  # of an interval: more than a float has bits
 ORACLE = "oracle (bound)"
 TOKENS = ("small", "large", "wasted", "judging", "accepted")  # columns of tokens, and of drafts
-NOTED_OUTCOMES: tuple[Outcome, ...] = (
-    "truncated",
-    "ungraded",
-    "failed",
-    "degraded",
-)  # columns of their own, where an arm has any
+NOTED_OUTCOMES: tuple[Outcome, ...] = ("truncated", "ungraded", "failed", "degraded")  # columns where an arm has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +85,7 @@ class ArmSummary:
     The result of one arm, and its comparison with the baseline on the same problems.
 
     *difference* is that of the accuracies. *p* is from McNemar's exact test; None with several samples per problem,
-    which depend on each other. *outcomes* counts the outcomes, and the samples that are degraded, *cut_right* the
-    truncated samples with a right answer.
+    which depend on each other. *outcomes* counts outcomes and degraded samples, *cut_right* truncated right ones.
     """
 
     result: Result

@@ -168,19 +168,13 @@ def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> No
 async def _attempt(
     solve: SolveAt, end: AttemptEnd, threshold: Threshold, store: RunStore, at_once: int
 ) -> CalibrationResult:
-    """
-    Make the attempt that ends at *end*.
-
-    Raise `ConfigurationError` for too few problems before any is solved: whoever has seen the outcomes of some would
-    choose the number of a first attempt by them.
-    """
+    """Make the attempt that ends at *end*. Raise `ConfigurationError` for too few problems before any is solved."""
     number = store.attempt_number(end)
     test = LossTest(end.limit, end.level, again=number > 1)
     least = test.needed()
     if least is None or end.problems < least:
         takes = "more than any number" if least is None else f"{least:,} even if none is lost"
-        given = f"{end.problems} {'problem' if end.problems == 1 else 'problems'}"
-        raise ConfigurationError(f"{given} cannot carry this promise: it takes {takes}")
+        raise ConfigurationError(f"too few problems, {end.problems}: this promise takes {takes}")
     with progress_bars(stderr) as progress:
         bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=end.problems)}
 
