@@ -21,7 +21,7 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Message, Role
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint, Sampling, VllmEndpoint
 from stepspec.orchestrator.endpoints.client import carrying
-from stepspec.orchestrator.endpoints.vllm_protocol import Body, Call, completion_body, reply_error, usage
+from stepspec.orchestrator.endpoints.vllm_protocol import Body, Call, completion_body, ending, reply_error, usage
 from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason
@@ -58,17 +58,26 @@ class Reply:
                     self.written += 1  # until the usage at the end says it, which a stream that is cut lacks
                 self.thinking.append(thought or "")
                 self.text.append(delta.get("content") or "")
-                self.finish = choice.get("finish_reason") or self.finish
+                self.finish = ending(call, choice) or self.finish
             if reply.get("usage"):
                 self.prompt, self.cached, self.written = usage(reply)
         except (ValueError, LookupError, TypeError, AttributeError) as exc:
             raise call.error(MalformedReply, f"not a piece of a conversation's stream: {event[:200]!r}") from exc
 
-    def parts(self, closing: str) -> tuple[str, str]:
-        """Return the thinking and the text after it; a server without a reasoning parser leaves *closing* between."""
+    def parts(self, closing: str, *, thinks: bool) -> tuple[str, str]:
+        """
+        Return the thinking and the text after it; a server without a reasoning parser leaves *closing* between.
+
+        If the model *thinks* and was cut before that, all is thinking.
+        """
         thinking, text = "".join(self.thinking), "".join(self.text)
         before, mark, after = text.partition(closing)
-        return (thinking + before, after) if mark else (thinking, text)
+        return (thinking + before, after) if mark or (self.cut and thinks and not thinking) else (thinking, text)
+
+    @property
+    def cut(self) -> bool:
+        """Whether the stream ended before the model did."""
+        return self.finish in ("length", "time")
 
     @property
     def pace(self) -> float | None:
@@ -115,34 +124,32 @@ async def solve_plain(
     if large.settings.template:
         request["chat_template_kwargs"] = large.settings.template
 
-    async def ask(server: VllmEndpoint) -> tuple[Reply, str, float]:
-        reply, finish, began, call = Reply(), "", clock(), server.connection.call("write")
+    async def ask(server: VllmEndpoint) -> tuple[Reply, float]:
+        reply, began, call = Reply(), clock(), server.connection.call("write")
         try:
             async with asyncio.timeout(budget.seconds), server.connection.stream(call, request, path=CHAT) as events:
                 while (event := await events.next()) is not None:
                     reply.add(call, event, clock())
+                if not reply.finish:
+                    raise call.error(MalformedReply, "the stream ended without a finish_reason")
         except TimeoutError:
-            finish = "time"
-        return reply, finish, clock() - began
+            reply.finish = "time"
+        return reply, clock() - began
 
     assert isinstance(large, ReplicatedEndpoint)
     with carrying({}, session=problem):  # A problem has the same replica in every session while that is up.
-        reply, finish, seconds = await large.call(ask)
-    thinking, text = (part.strip() for part in reply.parts(large.template.markers.closing))
-    paces: dict[Role, float] = {} if reply.pace is None else {"large": reply.pace}
-    return _solution(reply, thinking, text, finish, seconds, sampling), paces
-
-
-def _solution(reply: Reply, thinking: str, text: str, finish: str, seconds: float, sampling: Sampling) -> Solution:
-    reason = finish or ("length" if reply.finish == "length" else "stop")
+        reply, seconds = await large.call(ask)
+    parts = reply.parts(large.template.markers.closing, thinks=await large.thinks(messages))
+    thinking, text = (part.strip() for part in parts)
     spent = Account("large", reply.written, prompt=reply.prompt, cached=reply.cached, requests=1, writing=seconds)
-    return Solution(
+    solution = Solution(
         answer=extract(text),
         text=text,
         thinking=thinking,
         steps=(),
         ledger=Ledger(Account("small"), spent),
-        finish_reason=cast("FinishReason", reason),
+        finish_reason=cast("FinishReason", reply.finish if reply.cut else "stop"),
         seconds=seconds,
         seed=sampling.seed,
     )
+    return solution, {} if reply.pace is None else {"large": reply.pace}

@@ -23,7 +23,7 @@ RESAMPLES = 2000
 BISECTIONS = 60  # of an interval: more than a float has bits
 ORACLE = "oracle (bound)"
 TOKENS = ("small", "large", "wasted", "judging", "accepted")  # columns of tokens, and of drafts
-NOTED_OUTCOMES: tuple[Outcome, ...] = ("truncated", "ungraded", "failed")  # columns of their own, where an arm has any
+NOTED_OUTCOMES: tuple[Outcome, ...] = ("truncated", "ungraded", "failed", "degraded")  # columns where an arm has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ArmSummary:
     The result of one arm, and its comparison with the baseline on the same problems.
 
     *difference* is that of the accuracies. *p* is from McNemar's exact test; None with several samples per problem,
-    which depend on each other. *outcomes* counts the outcomes, *cut_right* the truncated samples with a right answer.
+    which depend on each other. *outcomes* counts outcomes and degraded samples, *cut_right* truncated right ones.
     """
 
     result: Result
@@ -150,7 +150,9 @@ def _summary(result: Result, ours: Sequence[Sample], theirs: Sequence[Sample], r
     apart = paired_difference(ours, theirs, repeats)
     p = mcnemar(gained, lost) if repeats == 1 else None
     cut = sum(sample.correct for sample in ours if sample.outcome == "truncated")
-    return ArmSummary(result, apart, p, _tokens(ours), dict(Counter(s.outcome for s in ours)), cut)
+    outcomes = Counter[Outcome](s.outcome for s in ours)
+    outcomes.update("degraded" for s in ours if s.degraded)
+    return ArmSummary(result, apart, p, _tokens(ours), dict(outcomes), cut)
 
 
 def disagreements(ours: Sequence[Sample], theirs: Sequence[Sample]) -> tuple[int, int]:

@@ -38,7 +38,7 @@ def sum_acceptances(readings: Iterable[ByRole]) -> ByRole:
     return sums
 
 
-Outcome: TypeAlias = Literal["right", "wrong", "truncated", "ungraded", "failed"]
+Outcome: TypeAlias = Literal["right", "wrong", "truncated", "ungraded", "failed", "degraded"]
 
 CUT = frozenset({"length", "time", "context"})  # finish reasons of truncated runs
 FAILED = "failed"
@@ -150,7 +150,7 @@ class Sample:
     ended, or "failed" if the problem was too long to begin. *graded* is false if the grader ran out of time. *answer*
     is the text after the thinking. *repeat* numbers the samples of one problem, *seed* is the sampling seed, and
     *options* are policy options beyond those of the arm. *speculation* counts, by role, the tokens that the server
-    drafted and accepted itself, where it speculates.
+    drafted and accepted itself, where it speculates. A *degraded* run went on without the small model or its verifier.
     """
 
     arm: str

@@ -69,7 +69,8 @@ class RunParts:
 
     The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is up, the part that is
     written counts. If the small model fails for good, or rejects what the large one may take, *fallback* continues the
-    committed chain; if it is *lost* already, *fallback* begins. Any other failure passes through.
+    committed chain; if it is *lost* already, *fallback* begins. Any other failure passes through; if the run
+    *needs_small*, so does a failure of the small model, unless only its context is full.
 
     With a *check* the answer is judged, and rewritten while it is rejected; it is emitted in one piece at the end. An
     answer that calls tools is no answer yet, and is not judged. *ahead* says how far to work ahead, as in `reason`.
@@ -86,6 +87,7 @@ class RunParts:
     parser: Callable[[], AnswerParser] | None = None
     check: AnswerCheck | None = None
     lost: EndpointError | None = None
+    needs_small: bool = False
 
 
 async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
@@ -149,9 +151,13 @@ class _Run:
             self.stream.update(self.chain.parts()[1].text)
 
     def lose_small(self, exc: EndpointError) -> Policy:
-        """Return the fallback, which goes on without the small model; raise *exc* if that is not what failed."""
-        fallback = self.parts.fallback
-        if fallback is None or exc.role != self.optional:
+        """
+        Return the fallback, which goes on without the small model; raise *exc* if that is not what failed.
+
+        It is raised as well if the run needs both models, unless only the context of the small one is full.
+        """
+        fallback, needed = self.parts.fallback, self.parts.needs_small and not isinstance(exc, ContextTooLong)
+        if fallback is None or needed or exc.role != self.optional:
             raise exc
         self.observe(Degraded("small", str(exc)))
         self.optional = None

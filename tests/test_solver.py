@@ -112,6 +112,16 @@ async def test_without_any_replica_of_the_small_model_the_large_one_goes_on_alon
     assert (solution.degraded, solution.answer) == (("small",), "2")
 
 
+async def test_work_that_needs_both_models_fails_with_the_small_one() -> None:
+    async with serving() as servers, servers.solver() as solver:
+        solver.require_both()
+        assert isinstance(solver.small, ReplicatedEndpoint)
+        solver.small.patience = 0.0  # instead of half an hour
+        servers.small.faults.extend([Refuse(500, "dead")] * 99)
+        with pytest.raises(EndpointUnavailable, match="the small model"):
+            await solver.solve(PROBLEM)
+
+
 async def test_a_run_that_begins_without_the_small_model_goes_on_alone_at_once_until_it_is_back() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

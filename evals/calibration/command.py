@@ -166,14 +166,13 @@ def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> No
 async def _attempt(
     solve: SolveAt, end: AttemptEnd, threshold: Threshold, store: RunStore, at_once: int
 ) -> CalibrationResult:
-    """Make the attempt that ends at *end*. Too few problems cannot promise anything, so they use up no attempt."""
-    test = LossTest(end.limit, end.level, again=store.attempt_number(end) > 1)
+    """Make the attempt that ends at *end*. Raise `ConfigurationError` for too few problems before any is solved."""
+    number = store.attempt_number(end)
+    test = LossTest(end.limit, end.level, again=number > 1)
     least = test.needed()
-    too_few = least is None or end.problems < least
-    if too_few:
+    if least is None or end.problems < least:
         takes = "more than any number" if least is None else f"{least:,} even if none is lost"
-        given = f"{end.problems} {'problem' if end.problems == 1 else 'problems'}"
-        stderr.print(f"{given} cannot carry this promise: it takes {takes}", style="yellow")
+        raise ConfigurationError(f"too few problems, {end.problems}: this promise takes {takes}")
     with progress_bars(stderr) as progress:
         bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=end.problems)}
 
@@ -183,9 +182,8 @@ async def _attempt(
             progress.advance(bars[value])
 
         result = await search(solve, end.problems, threshold, test, store, at_once, on_problem)
-    if not too_few:
-        store.end_attempt(end)
-    return replace(result, attempt=store.attempt_number(end), counts=not too_few)
+    store.end_attempt(end)
+    return replace(result, attempt=number)
 
 
 def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | None) -> list[Task]:

@@ -62,8 +62,6 @@ def p_value(paired: Paired, limit: float, level: float = 0.05) -> float:
     Valid for any sample size, at the *level* it is compared with. The better of two exact tests, for the price of two:
     one counts the lost alone, which is all there is to see where hardly anything is gained; the other their difference.
     """
-    if paired.n == 0 or limit >= 1:
-        return 1.0 if paired.n == 0 else 0.0
     from scipy.stats import binom
 
     alone = float(binom.cdf(paired.lost, paired.n, limit))
@@ -139,8 +137,7 @@ class LossTest:
         """
         The p-value of *paired*, to be compared with the whole level.
 
-        It is 1 on fewer problems than would do if nothing were lost, also where much is gained: such an attempt
-        promises nothing, and spends nothing.
+        It is 1 on fewer problems than would do if nothing were lost, also where much is gained: none is tried.
         """
         return self._p(paired) if self._p(Paired(paired.n, 0, 0)) <= self.level else 1.0
 

@@ -54,15 +54,13 @@ class CalibrationResult:
     """
     The result of a search: the *tested* values in order.
 
-    *attempt* numbers the attempts that share their runs; *limit* and *level* are those of all attempts together. An
-    attempt on so few problems that it could not have promised anything does not *count*.
+    *attempt* numbers the attempts that share their runs; *limit* and *level* are those of all attempts together.
     """
 
     limit: float
     level: float
     tested: tuple[ThresholdTest, ...]
     attempt: int = 1
-    counts: bool = True
 
     @property
     def loosest(self) -> ThresholdTest | None:
@@ -77,7 +75,7 @@ class CalibrationResult:
 
     @property
     def next_test(self) -> LossTest:
-        return LossTest(self.limit, self.level, again=self.counts or self.attempt > 1)
+        return LossTest(self.limit, self.level, again=True)
 
 
 class RunMemory:

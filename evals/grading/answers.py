@@ -147,9 +147,12 @@ def _stated_value(text: str, metric: Metric) -> str:
         value = _last_value(" " + sentence, metric, _LISTED) or (sentence.strip(" .*_$:") if metric == "math" else "")
         if value:
             return value
-    value, last = _last_value(text, metric), text.rpartition("\n")[2].strip()
+    if metric == "number":
+        return _last_value(text, metric)
+    last = text.rpartition("\n")[2].strip()
     bold = _BOLD.search(last)
-    return value or ((bold[1] if bold else last) if metric == "math" else "")
+    alone = "" if re.search("[a-zA-Z]{3}", last) else _last_value(" " + last, metric, _LISTED)  # a list and no words
+    return alone or _last_value(text, metric) or (bold[1] if bold else last)
 
 
 def _last_value(text: str, metric: Metric, joint: re.Pattern[str] = _BOTH) -> str:

@@ -110,15 +110,14 @@ class Case:
     """
     A step that is *right* after *chain*, and the same step with a *slip* of the kind *of*.
 
-    *kind* is that of its problem, and *problem* the problem's number: the steps of one problem are not independent. A
-    step that is *own* was sampled by the large model.
+    *problem* is the number of its problem, whose steps are not independent. A step that is *own* was sampled by the
+    large model.
     """
 
     chain: Chain
     right: str
     slip: str
     of: str
-    kind: str
     problem: int
     own: bool = False
 
@@ -135,7 +134,7 @@ def built_in() -> list[Case]:
         chain = Chain.of(problem["text"])
         for step in problem["steps"]:
             right, slip = (f"{step[version]}{chain.ends.text}" for version in ("right", "slip"))
-            cases.append(Case(chain, right, slip, step["of"], problem["kind"], number))
+            cases.append(Case(chain, right, slip, step["of"], number))
             chain = chain.extend(Step(right, "large"))
     return cases
 
@@ -150,7 +149,7 @@ async def own_case(model: Model, chain: Chain, problem: int, rng: random.Random)
     step = await model.write(chain, limit=LIMIT)
     if not usable(step) or (made := make_slip(step.text, rng)) is None:
         return None
-    return Case(chain, step.text, *made, "own", problem, own=True)
+    return Case(chain, step.text, *made, problem, own=True)
 
 
 async def own_cases(

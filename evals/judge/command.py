@@ -42,8 +42,8 @@ Examples:
   stepspec judge --testbed --json | jq '.readings[] | [.name, .area.value]'
 """
 SMALL_PRINT = (
-    "AUROC: the probability that a right step is read as better than a slip; 0.5 is chance; brackets: a 95% bootstrap "
-    "over the problems. Own steps: the large model samples them at 0.6 in the same places, and slips are made in them; "
+    "AUROC: the probability that a right step is read as better than a slip; 0.5 is chance; brackets: 95% "
+    "intervals. Own steps: the large model samples them at 0.6 in the same places, and slips are made in them; "
     "they set the threshold, which accepts 90% of the right ones, because each model has a style of its own. Slips let "
     "through: their share at this threshold, with Wilson's 95% interval. Gaps and log-probabilities: in nats, larger "
     "ones for worse steps: of all tokens of a step, of those with digits, or of formulas, which are digits, operators "

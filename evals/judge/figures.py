@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import ceil, isclose
+from math import ceil
 from statistics import fmean, median
 from typing import Any
 
@@ -28,14 +28,13 @@ CLOSE = 0.02  # of AUROC, within which the cheaper request counts
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
     """
-    A step of the problem with this number that is *right* or has a slip of the kind *of*, with all its readings.
+    A step of the problem with this number that is *right* or has a slip, with all its readings.
 
     The large model wrote one that is *own*, or that a slip was made in; others were written for this purpose.
     """
 
     problem: int
     right: bool
-    of: str
     values: Mapping[str, float]
     own: bool = False
 
@@ -94,17 +93,17 @@ def figures(steps: Sequence[JudgedStep], seconds: Mapping[Request, Sequence[floa
 
 def _figures(reading: JudgeReading, steps: Sequence[JudgedStep], seconds: float) -> ReadingFigures | None:
     groups = [[step for step in steps if step.own is own] for own in (False, True)]
-    areas = [area for group in groups if (area := _area(reading.name, group)) is not None]
-    if not areas:
+    known = [(area, group) for group in groups if (area := _area(reading.name, group)) is not None]
+    if not known:
         return None
-    own = groups[1] if _area(reading.name, groups[1]) is not None else groups[0]
+    own = known[-1][1]
     threshold, right = _threshold(reading.name, own, ACCEPTED), [s.values[reading.name] for s in own if s.right]
     if reading.policy == "reading":
         threshold = min(threshold, -STRICTEST) if reading.name != MEAN else threshold
     passed = [step.values[reading.name] >= threshold for step in own if not step.right]
     return ReadingFigures(
         reading,
-        tuple(areas),
+        tuple(area for area, _ in known),
         seconds,
         threshold,
         sum(value >= threshold for value in right) / len(right),
@@ -117,8 +116,9 @@ def _area(name: str, steps: Sequence[JudgedStep]) -> Interval | None:
     """
     Return the AUROC of the reading: the probability that a right step has a higher value than one with a slip.
 
-    Ties count half. The interval is a percentile bootstrap over the problems; if all resamples agree, as for readings
-    that never err, Wilson's of as many trials as there are steps of the rarer kind. None for fewer than `MIN_EACH`.
+    Ties count half. The interval is that of a percentile bootstrap over the problems, which is too narrow for few of
+    them and close to 1, joined with Wilson's of as many trials as there are steps of the rarer kind: no area of
+    independent steps varies more (Birnbaum and Klose 1957). None for fewer than `MIN_EACH`.
     """
     fewer = min(sum(step.right is kind for step in steps) for kind in (True, False))
     if fewer < MIN_EACH:
@@ -128,9 +128,9 @@ def _area(name: str, steps: Sequence[JudgedStep]) -> Interval | None:
     resamples = (Counter(rng.choices(problems, k=len(problems))) for _ in range(RESAMPLES))
     areas = sorted(area for weights in resamples if (area := _auroc(name, ranked, weights)) is not None)
     value = _auroc(name, ranked, Counter(problems)) or 0.0
-    if not areas or isclose(areas[0], areas[-1]):
-        return wilson(value * fewer, fewer)
-    return Interval(value, areas[int(0.025 * len(areas))], areas[int(0.975 * len(areas))])
+    low, high = (areas[int(share * len(areas))] if areas else value for share in (0.025, 0.975))
+    most = wilson(value * fewer, fewer)
+    return Interval(value, min(low, most.low), max(high, most.high))
 
 
 def _auroc(name: str, ranked: Sequence[JudgedStep], weights: Mapping[int, int]) -> float | None:

@@ -102,7 +102,7 @@ async def judge_cases(solver: Solver, cases: Sequence[Case], minutes: float, see
                 for each in (case, *await _own(solver, case, seed)):
                     for right, version in each.versions():
                         values, seconds = await judges.read(each.chain, version, judged.skipped)
-                        steps.append(JudgedStep(each.problem, right, each.of, values, each.own))
+                        steps.append(JudgedStep(each.problem, right, values, each.own))
                         for request, taken in seconds.items() if alone else ():
                             judged.seconds.setdefault(request, []).append(taken)
                 judged.steps += steps

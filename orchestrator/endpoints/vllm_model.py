@@ -282,12 +282,13 @@ class VllmModel:
         spelt = not observe or self.role != "large" or sampling.logprobs > 0 or self._endpoint.speculates
         body = vllm_protocol.stream_body(
             *(self._endpoint.name, prompt.fragment, sampling, self._format),
-            seed=seed,
             limit=limit,
             stop=(*closing.stops, *stop),
             stop_token=closing.id if closing.open else -1,
             spelt=spelt,
         )
+        if sampling.temperature and seed is not None:
+            body["seed"] = seed
         endpoint, tally = self._endpoint, self._tally("write", len(prompt), observe)
         opened = generate(endpoint.connection, self._call("write"), body, tally, endpoint.spellings, endpoint.spell)
         async with self._apart(sampling), opened as arrivals:

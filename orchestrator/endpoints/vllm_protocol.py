@@ -425,7 +425,6 @@ def stream_body(
     sampling: Sampling,
     format: Format | None = None,
     *,
-    seed: int | None,
     limit: int,
     stop: Iterable[str],
     stop_token: int = -1,
@@ -435,7 +434,7 @@ def stream_body(
     Ask for a stream of at most *limit* tokens in this *format*.
 
     It ends after a *stop* string, or with the *stop_token* if that is not -1. Only *spelt* tokens come with their
-    spellings and log-probabilities; without them it has to have no stops. Without a *seed* the server draws by its own.
+    spellings and log-probabilities; without them it has to have no stops.
     """
     body = completion_body(model, prompt, sampling, limit) | {
         "stream": True,
@@ -445,8 +444,6 @@ def stream_body(
         "return_token_ids": True,
         "return_tokens_as_token_ids": False,
     }
-    if sampling.temperature and seed is not None:
-        body["seed"] = seed
     if stop_token >= 0:
         body["stop_token_ids"] = [stop_token]
     if spelt:
@@ -479,7 +476,7 @@ def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int
     choice = reply["choices"][0]
     reason = choice.get("stop_reason")
     matched = choice.get("finish_reason") == "stop" and isinstance(reason, str)
-    ended = _ending(call, choice)
+    ended = ending(call, choice)
     if choice.get("token_ids") is None:
         cause = "no token ids, which the field return_token_ids requests: does a proxy leave out what it does not know?"
         raise call.error(MalformedReply, cause)
@@ -494,7 +491,7 @@ def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int
     return Chunk(tokens, received, ended)
 
 
-def _ending(call: Call, choice: Reply) -> Stop | None:
+def ending(call: Call, choice: Reply) -> Stop | None:
     """Read why a text ended; None if it goes on. Raise `EndpointUnavailable` if the server gave it up."""
     finish = choice.get("finish_reason")
     if not finish:
@@ -634,7 +631,7 @@ def choice_body(model: str, prompt: Prompts, choices: Sequence[int], *, by_id: b
 def choice_probabilities(call: Call, reply: Reply, choices: Mapping[str, int]) -> dict[str, float]:
     """Read the probability of every one of the *choices* that the reply contains, for the first prompt."""
     with reading(call, "log-probabilities", reply):
-        _ending(call, reply["choices"][0])
+        ending(call, reply["choices"][0])
         top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
         keys = {choice: f"token_id:{number}" for choice, number in choices.items()}
         return {choice: _probability(top[key]) for choice, key in keys.items() if key in top}
@@ -676,7 +673,7 @@ def suffix_scoring_body(model: str, prompt: Prompt, top: int) -> Body:
 def prompt_rows(call: Call, reply: Reply, start: int) -> Sequence[Row]:
     """Take the rows from token *start* on out of a reply to `scoring_body`. Raise `MalformedReply`."""
     with reading(call, PROMPT_ROWS, reply):
-        _ending(call, reply["choices"][0])
+        ending(call, reply["choices"][0])
         rows: Sequence[Row] = reply["choices"][0]["prompt_logprobs"][start:]
         return rows
 

@@ -129,6 +129,7 @@ class Solver:
         self.large = connected(self._endpoint("large"))
         self.critic = connected_critic(settings)
         self.auto = Auto(settings.prior)
+        self._needs_both = False
 
     def _endpoint(self, role: Role) -> Endpoint | NestedPair:
         endpoint = self.settings.small if role == "small" else self.settings.large
@@ -166,11 +167,13 @@ class Solver:
         """
         Raise `EndpointUnavailable` if the small model is down, for work that means nothing with the large alone.
 
-        From now on a run waits up to `OUTAGE_SECONDS` for a model that goes down, instead of going on without it.
+        From now on a run waits up to `OUTAGE_SECONDS` for a model that goes down, and then fails, instead of going on
+        without it.
         """
         if not self.small.usable:
             causes = "; ".join(f"{url}: {cause}" for url, cause in self.down.items())
             raise EndpointUnavailable(causes, role="small", url=self.small.settings.url)
+        self._needs_both = True
         for model in self._single_models:
             model.patience = OUTAGE_SECONDS
         if isinstance(self.critic, RewardModelEndpoint):
@@ -317,6 +320,7 @@ class Solver:
             fallback=None if run.policy == "small" else large,
             stop=stop,
             lost=None if baseline else lost,
+            needs_small=self._needs_both,
         )
         names, seed = (*named(self.small), *self._names()[1:]), sampling.seed if sampling.repeats else None
         threshold = policies.threshold(run.policy, run.options)

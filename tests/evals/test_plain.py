@@ -121,8 +121,15 @@ async def test_a_problem_that_is_too_long_is_not_sent() -> None:
     assert server.asked == []
 
 
+async def test_what_a_model_thought_until_it_was_cut_is_no_answer_with_and_without_a_reasoning_parser() -> None:
+    for thought in ("reasoning", "content"):
+        solved = await solve(Chatting(events=[delta(**{thought: "So \\boxed{2}? Wait"}), *ending("length")]))
+        assert solved.solution is not None
+        assert (solved.solution.text, solved.solution.thinking) == ("", "So \\boxed{2}? Wait")
+
+
 async def test_the_time_of_a_budget_ends_the_stream_with_what_was_written() -> None:
-    server = Chatting(events=[delta(content="So \\boxed{3}")])
+    server = Chatting(events=[delta(content="</think>So \\boxed{3}")])
     solved = await solve(server, Budget(512, seconds=1.0))
     assert solved.solution is not None
     assert (solved.solution.finish_reason, solved.solution.answer) == ("time", "3")
@@ -130,11 +137,16 @@ async def test_the_time_of_a_budget_ends_the_stream_with_what_was_written() -> N
 
 @pytest.mark.parametrize(
     ("event", "words"),
-    [({"choices": [7]}, "not a piece"), ({"error": {"message": "engine died", "code": 500}}, "died")],
+    [
+        ({"choices": [7]}, "not a piece"),
+        ({"error": {"message": "engine died", "code": 500}}, "died"),
+        (ending("abort")[0], "gave the request up"),  # as when the server is stopped
+        (BOXED, "without a finish_reason"),
+    ],
 )
-async def test_a_stream_that_is_none_is_an_error(event: Any, words: str) -> None:
+async def test_a_stream_that_is_none_or_that_the_server_ended_is_an_error(event: Any, words: str) -> None:
     with pytest.raises(EndpointUnavailable, match=words):
-        await solve(Chatting(events=[event, *ending()]), retries=0)
+        await solve(Chatting(events=[event, *ending()[event is BOXED :]]), retries=0)
 
 
 async def test_a_server_that_fails_for_a_while_costs_nothing_but_time() -> None:

@@ -137,19 +137,20 @@ def test_several_samples_of_problems_that_are_all_alike_are_still_no_proof(wrong
 def test_runs_that_ended_badly_are_counted_and_shown() -> None:
     samples = done()
     ours = [samples[number, SHIPPED.name] for number in range(3)]
-    worse = replace(ours[0], finish="length"), replace(ours[1], graded=False), replace(ours[2], finish="time")
+    cut = (replace(ours[0], finish="length"), replace(ours[2], finish="time", degraded=True))
+    worse = cut[0], replace(ours[1], graded=False), cut[1]
     samples |= {(number, SHIPPED.name): sample for number, sample in enumerate(worse)}
     failed = Sample(LARGE.name, False, 0.0, EMPTY_LEDGER, {}, "failed")
     samples |= {(4, arm.name): replace(failed, arm=arm.name) for arm in ARMS}
     shipped = compare_arms(samples, ARMS)[2]
-    assert shipped.outcomes == {"truncated": 2, "ungraded": 1, "right": 1, "failed": 1}
+    assert shipped.outcomes == {"truncated": 2, "ungraded": 1, "right": 1, "failed": 1, "degraded": 1}
     assert shipped.cut_right == 2
     console = Console(width=250)
     with console.capture() as captured:
         console.print(table(compare_arms(samples, ARMS)))
     head, *_, row, _ = captured.get().splitlines()
-    assert head.split()[-3:] == ["truncated", "ungraded", "failed"]
-    assert row.split()[-5:] == ["2", "(2", "right)", "1", "1"]
+    assert head.split()[-4:] == ["truncated", "ungraded", "failed", "degraded"]
+    assert row.split()[-6:] == ["2", "(2", "right)", "1", "1", "1"]
 
 
 def test_arms_that_failed_on_all_problems_have_no_summary() -> None:

@@ -32,7 +32,7 @@ def labelled(count: int) -> Iterator[Case]:
     for number, problem in enumerate(islice(generate(77, "test"), count)):
         chain, state = Chain.of(problem.text), begin(problem)
         for step in worked_steps(problem)[:-1]:
-            yield Case(chain, step, corrupt(rng, problem, state), "true", "arithmetic", number, own=True)
+            yield Case(chain, step, corrupt(rng, problem, state), "true", number, own=True)
             chain, state = chain.extend(Step(step, "large")), advance(problem, state, step)
 
 

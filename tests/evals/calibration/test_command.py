@@ -169,6 +169,9 @@ async def test_more_problems_are_another_attempt_with_the_same_trials(
 ) -> None:
     words = ("arithmetic", "--max-loss", "0.9", "--values", "9,0.5", "--limit")
     async with urls() as (servers, large):
+        code, output = await calibrate(capfd, *words, "1", *servers)  # whose outcome would choose the next number
+        assert (code, "too few problems, 1: this promise takes 2 even" in output) == (2, True), output
+        assert not [path for path, _ in large.requests if path == "/v1/completions"]
         counts: list[int] = []
         for count in ("3", "3", "8"):
             before = len(large.requests)

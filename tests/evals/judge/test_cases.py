@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+import tomllib
 from collections import Counter
 
 import pytest
 
-from stepspec.evals.judge.cases import MAKERS, STEPS, Slip, built_in, make_slip, own_cases, spread
+from stepspec.evals.judge.cases import MAKERS, STEPS, STEPS_FILE, Slip, built_in, make_slip, own_cases, spread
 from stepspec.orchestrator.chain import DELIMITER, THINK_END
 
 from ...fakes import ScriptedModel, run
@@ -17,7 +18,8 @@ from ...fakes import ScriptedModel, run
 def test_the_built_in_steps_are_of_several_kinds_and_each_has_a_slip() -> None:
     cases = built_in()
     assert 55 <= len(cases) <= 70
-    assert set(Counter(case.kind for case in cases)) == {"arithmetic", "algebra", "units", "logic", "code"}
+    problems = tomllib.loads(STEPS_FILE.read_text("utf-8"))["problem"]
+    assert {problem["kind"] for problem in problems} == {"arithmetic", "algebra", "units", "logic", "code"}
     assert {of: count for of, count in Counter(case.of for case in cases).items() if count >= 5}.keys() == set(MAKERS)
     assert all(case.right != case.slip and case.slip.endswith(DELIMITER) for case in cases)
     third = cases[2]

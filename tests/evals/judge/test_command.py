@@ -118,7 +118,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     async def judge(solver: Solver, cases: Sequence[Case], *more: Any) -> JudgedSteps:
         def step(at: int, right: bool) -> JudgedStep:
             gap = 1.0 if right else slip["gap"]
-            return JudgedStep(at, right, "number", {"largest gap, digits": -gap, "grade, mean": 5.0 + at % 3})
+            return JudgedStep(at, right, {"largest gap, digits": -gap, "grade, mean": 5.0 + at % 3})
 
         steps = [step(at, right) for at in range(20) for right in (True, False)]
         return JudgedSteps(20, steps, {"score": [0.02], "grade": [0.01]}, {"reflect": "no top tokens"})
