@@ -2,8 +2,8 @@
 How pytest-xdist deals the tests out to its workers, and a summary of the time that each group of tests took.
 
 The tests are dealt out by file, and each worker starts the servers that its files use; some files form one group. Files
-whose tests use servers come first, so that all workers end together. Without xdist, all tests run in the order of their
-files.
+whose tests use servers and others that take long come first, so that all workers end together. Without xdist, all tests
+run in the order of their files.
 """
 
 from __future__ import annotations
