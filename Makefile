@@ -1,5 +1,6 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser clients demo test quick check size coverage bench bench-overhead faults soak gpu-pack real fuzz random mutate docs docs-serve lock clean
+.PHONY: help install browser clients demo test quick check size coverage bench bench-overhead faults soak gpu-pack real fuzz random mutate docs docs-serve lock clean \
+  pyright mypy lint-imports format lint codespell
 
 # Of python3 and the operating system's Python of the same version, the latter if it has all that is needed: Linux
 # distributions build Python with profile-guided optimisation, pyenv by default without, and most CPU time of the tests is
@@ -57,13 +58,17 @@ test: $(STAMP) ## every test, those against real servers included
 quick: $(STAMP) ## the tests for the inner loop: no servers, no browser, no charts, no real vocabularies; 60 s at most
 	$(RUN)/pytest -n 2 --dist loadgroup -q -m "not servers" $(addprefix --ignore=tests/,$(SLOW))
 
-check: $(STAMP) ## format, lint, types, layers, spelling
+check: $(STAMP) ## format, lint, types, layers, spelling: two at a time, and all of them whatever the others say
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync pyright mypy lint-imports format lint codespell
+
+pyright mypy lint-imports codespell:
+	$(RUN)/$@
+
+format:
 	$(RUN)/ruff format --check
+
+lint:
 	$(RUN)/ruff check
-	$(RUN)/mypy
-	$(RUN)/pyright
-	$(RUN)/lint-imports
-	$(RUN)/codespell
 
 size: $(STAMP) ## lines and files of package, lab, tests and docs, bytes of the wheel, and large functions, against their goals
 	$(RUN)/python .ci/size.py

@@ -2,8 +2,8 @@
 How pytest-xdist deals the tests out to its workers, and a summary of the time that each group of tests took.
 
 The tests are dealt out by file, and each worker starts the servers that its files use; some files form one group. Files
-whose tests use servers come first, so that all workers end together. Without xdist, all tests run in the order of their
-files.
+whose tests use servers and others that take long come first, so that all workers end together. Without xdist, all tests
+run in the order of their files.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ TOGETHER = {  # files whose tests use the same servers
     **dict.fromkeys(("test_tutorial", "test_dying", "test_priorities", "test_ray_serve"), "the paced pair"),
     **dict.fromkeys(("test_endpoint", "test_solve"), "a small model of another vocabulary"),
 }
-FIRST = (  # what takes longest
+FIRST = (  # what takes longest: groups and files
     *("the paced pair", "test_eval", "test_gpu", "a small model of another vocabulary", "test_speculation"),
-    *("test_lm_eval", "test_load_generators", "test_random_pair", "test_policies", "test_judge", "test_soak"),
+    *("test_load_generators", "test_random_pair", "test_estimate", "test_policies", "test_judge", "test_soak"),
+    *("test_lm_eval", "test_serving", "test_regular_expressions"),
 )
 GROUPS, DEATHS = "groups.json", "deaths.txt"
 GROUP = pytest.StashKey[str | None]()
@@ -63,7 +64,8 @@ def _group(item: pytest.Item) -> str | None:
 def _turn(item: pytest.Item) -> tuple[int, bool]:
     """Return the place of a test in the order: what takes longest, the other groups, the foreign clients, the rest."""
     group = item.stash[GROUP]
-    place = FIRST.index(group) if group in FIRST else len(FIRST) + (group is None)
+    name = group or item.path.stem
+    place = FIRST.index(name) if name in FIRST else len(FIRST) + (group is None)
     return place, CLIENTS in item.path.parents
 
 

@@ -14,9 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
-
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
 from stepspec.orchestrator.launcher import Server
 from stepspec.orchestrator.launcher.commands import ZEROS, arguments
@@ -46,6 +43,9 @@ SHAPE: Mapping[str, Any] = {
 
 def make_hybrid(folder: Path, *, seed: int = 0) -> Path:
     """Write the files of a hybrid model with random weights of *seed* to *folder*; return *folder*."""
+    import torch
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
     config = json.loads((MODELS / "large" / "config.json").read_text(encoding="utf-8"))
     shape = {
         **SHAPE,

@@ -30,7 +30,7 @@ def test_what_is_estimated_of_both_servers_and_the_settings_to_use(pair: Pair, t
     urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
     tasks, problems, toml = fresh_tasks(7, 23), tmp_path / "problems.txt", tmp_path / "settings.toml"
     problems.write_text("\n".join(task.problem for task in tasks[:6]))
-    options = ("--problems", str(problems), "-p", "specreason", "--users", "4", "--minutes", "2")
+    options = ("--problems", str(problems), "-p", "specreason", "--users", "4", "--minutes", "0.6")
     done = stepspec("estimate", *urls, *options, "--output", str(toml), "--json")
     assert done.returncode in (0, 1), done.stderr
     found = orjson.loads(done.stdout)

@@ -13,19 +13,19 @@ from lab.gpu import dry_run
 from lab.gpu.kit.targets import TARGETS
 from lab.gpu.results import estimate_tables, rows_of, timing_tables
 
-from .vllm_forks import ENTRY
+from .vllm_forks import ENTRY, PROGRAM
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(400)]
 INTERPRETER = """#!/bin/sh
-case "$2" in {}) shift 2; exec {} "$@";; *) exec {} "$@";; esac
+case "$2" in {}|kit.serve) export {}="$2"; shift 2; exec {} "$@";; *) exec {} "$@";; esac
 """
 
 
 @pytest.fixture
 def python(forked: tuple[str, ...], tmp_path: Path) -> str:
-    """An interpreter that has vLLM's own program forked, and runs everything else itself."""
+    """An interpreter that has vLLM's own program and the kit's forked, and runs everything else itself."""
     path = tmp_path / "python"
-    path.write_text(INTERPRETER.format(ENTRY, shlex.join(forked), sys.executable))
+    path.write_text(INTERPRETER.format(ENTRY, PROGRAM, shlex.join(forked), sys.executable))
     path.chmod(0o755)
     return str(path)
 

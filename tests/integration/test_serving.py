@@ -19,13 +19,16 @@ from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Called, Event
 
 from ..orchestrator.launcher.running import children, gone, members
+from .deployed import title
 
 pytestmark = pytest.mark.servers
 THREE = Path(__file__).parents[2] / "recipes" / "miniature-three.toml"
 UP_FORKED = """import sys
+from dataclasses import replace
 from stepspec.cli import main
-program = tuple(sys.argv[2:])
-sys.modules["stepspec.orchestrator.launcher.launch"].vllm_program = lambda: program
+from stepspec.orchestrator.launcher import Server
+command, program = Server.command, tuple(sys.argv[2:])
+Server.command = lambda server, port: command(replace(server, program=program), port)
 sys.argv = ["stepspec", "up", sys.argv[1]]
 main()"""
 UP = """import asyncio
@@ -52,6 +55,7 @@ async def test_up_starts_three_models_that_solve_by_its_settings_and_ends_when_a
         assert all(f"{path} is ready after".encode() in output for path in ("large", "small.large", "small.small"))
         leaders = [leader for guard in children(program.pid) for leader in children(guard)]
         assert len(leaders) == 3
+        assert all(forked[-1] in title(leader) for leader in leaders)
         await solve_with_three()
         os.kill(leaders[0], signal.SIGUSR1)  # which kills a forked server's engine
         _, errors = await program.communicate()

@@ -29,8 +29,10 @@ MAXIMUM = 2**20  # bytes of a request
 STANDARD = (0, 1, 2)  # descriptors
 KILL = b"kill"  # the engine, so that the rest of the server has to notice
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
+PROGRAM = "FORKED_PROGRAM"  # a variable: another module than ENTRY whose `main` is run
 IMPORTED = (  # what the two processes of a server import as they start
     ENTRY,
+    "vllm.entrypoints.cli.serve",
     "vllm.entrypoints.launchers.app",
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
@@ -182,7 +184,7 @@ def share_groups() -> None:
 
 
 def run(descriptors: list[int], arguments: list[str], environment: Mapping[str, str], folder: str) -> None:
-    """Be vLLM's own program in this process."""
+    """Be vLLM's own program in this process, or the one that the environment names."""
     os.setsid()
     for own, descriptor in zip(STANDARD, descriptors, strict=True):
         os.dup2(descriptor, own)
@@ -192,13 +194,12 @@ def run(descriptors: list[int], arguments: list[str], environment: Mapping[str, 
     os.environ.update(environment)
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv[1:] = arguments
-    entry, multiprocessing = import_module(ENTRY), import_module("multiprocessing")
-    utils: Any = import_module("vllm.v1.engine.utils")
-    utils.get_mp_context = lambda: multiprocessing.get_context("fork")  # on a CPU, vLLM insists on "spawn"
+    contexts: Any = import_module("multiprocessing.context")
+    contexts._concrete_contexts["spawn"] = contexts._concrete_contexts["fork"]  # on a CPU, vLLM insists on "spawn"
     share_groups()
     code = 1
     try:
-        entry.main()
+        import_module(environment.get(PROGRAM, ENTRY)).main()
         code = 0
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)

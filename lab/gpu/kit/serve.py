@@ -11,6 +11,11 @@ try:
 except ImportError:  # up to 0.26 at least
     from vllm.entrypoints.openai.cli_args import make_arg_parser
 
-if __name__ == "__main__":
+
+def main() -> None:
     arguments: Any = make_arg_parser(FlexibleArgumentParser()).parse_args()
     ServeSubcommand.cmd(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from random import Random
 
@@ -53,7 +54,8 @@ def record(play: Callable[[Recorder], Awaitable[object]]) -> bytes:
         await play(recorder)
         return b"".join(map(dump, recorder.moments))
 
-    return run(main())[0]
+    with ThreadPoolExecutor(1) as own:  # its loop cannot run in a thread that has one
+        return own.submit(run, main()).result()[0]
 
 
 @cache

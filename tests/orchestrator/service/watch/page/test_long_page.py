@@ -15,8 +15,6 @@ from .made import long_run, made
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
-# Made here, for a loop of their own cannot run in a test that has one.
-TRACE, SHORT = html(long_run()), html(made())
 REJECTED = 26
 
 
@@ -33,7 +31,7 @@ async def selected(bars: Locator) -> set[str]:
 
 
 async def test_accepted_steps_are_folded_and_rejected_ones_filtered(opened: Open, saved: Callable[[str], str]) -> None:
-    page = await opened(saved(TRACE))
+    page = await opened(saved(html(long_run())))
     steps, folds = page.locator(".step"), page.locator(".fold")
     before = await steps.count()
     assert before < 60
@@ -56,7 +54,7 @@ async def test_accepted_steps_are_folded_and_rejected_ones_filtered(opened: Open
 
 
 async def test_steps_and_bars_lead_to_each_other(opened: Open, saved: Callable[[str], str]) -> None:
-    page = await opened(saved(SHORT))
+    page = await opened(saved(html(made())))
     await page.locator(".row").first.focus()
     for key in ("ArrowDown", "Enter"):
         await page.keyboard.press(key)
@@ -74,7 +72,7 @@ async def test_steps_and_bars_lead_to_each_other(opened: Open, saved: Callable[[
 
 
 async def test_the_keys_and_the_pointer_go_through_a_long_chain(opened: Open, saved: Callable[[str], str]) -> None:
-    page = await opened(saved(TRACE))
+    page = await opened(saved(html(long_run())))
     bars = page.locator(".span[data-selected]")
     await page.locator(".row").first.focus()
     for key, expected in (
@@ -97,7 +95,7 @@ async def test_the_keys_and_the_pointer_go_through_a_long_chain(opened: Open, sa
 
 
 async def test_the_time_line_zooms_and_follows_the_keys(opened: Open, saved: Callable[[str], str]) -> None:
-    page = await opened(saved(TRACE), viewport={"width": 1280, "height": 800})
+    page = await opened(saved(html(long_run())), viewport={"width": 1280, "height": 800})
     edges = "(all) => all.map((one) => one.getBBox()).map(({ x, width }) => [x, x + width])"
     boxes = await page.locator(".commit text").evaluate_all(edges)
     assert len(boxes) > 10
