@@ -42,7 +42,7 @@ async def test_every_problem_has_its_line_and_a_failure_spoils_no_other(tmp_path
     lines = sorted(map(json.loads, printed.splitlines()), key=lambda line: line["number"])
     assert [(line["number"], line["problem"]) for line in lines] == list(enumerate(map(str.strip, problems), 1))
     failed = lines.pop(3)
-    assert "leaves no room to think in a context of 1024" in failed["error"]
+    assert "leave no room to think; this model's maximum context length is 1024 tokens" in failed["error"]
     assert "answer" not in failed
     for line in lines:
         assert (line["answer"], line["finish_reason"], line["accept_rate"]) == ("42", "stop", 1)

@@ -120,7 +120,7 @@ async def test_a_conversation_longer_than_the_context_is_refused_each_time_and_n
     async with meet(server) as met:
         for _ in range(2):
             server.requests.clear()
-            with pytest.raises(ContextTooLong, match=r"the problem has \d+ tokens, which leaves no room to think in a"):
+            with pytest.raises(ContextTooLong, match=r"prompt is too long: \d+ tokens leave no room"):
                 await met.endpoint.encoder.prefix(Chain.of("<|im_end|>" * 100).messages)
             assert [path for path, _ in server.requests] == ["/tokenize"]
 

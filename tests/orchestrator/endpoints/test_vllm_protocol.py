@@ -76,7 +76,7 @@ def test_ids_that_do_not_fit_are_not_even_read_and_the_error_does_not_keep_them(
         replies[0] = reply = Long()
         return reply
 
-    with pytest.raises(ContextTooLong, match=r"the large model at .* has 4 tokens, .* a context of 3;") as caught:
+    with pytest.raises(ContextTooLong, match=r"the large model at .*: 4 tokens leave .* length is 3 tokens;") as caught:
         vllm_protocol.tokenized(CALL, received(), fitting=True)
     assert (caught.value.verb, 0 in replies) == ("write", False)
     with pytest.raises(MalformedReply):
