@@ -1,4 +1,4 @@
-"""``stepspec calibrate`` on real servers; the tutorial's test finds a threshold, and serves with it."""
+"""``stepspec calibrate`` that finds nothing on real servers; the tutorial's test finds a threshold and serves it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ def stepspec(folder: Path, *words: str, **environment: str) -> subprocess.Comple
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 
-def test_a_sample_that_is_too_small_promises_nothing(pair: Pair, tmp_path: Path) -> None:
+def test_a_judge_that_accepts_everything_promises_nothing(pair: Pair, tmp_path: Path) -> None:
     urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
-    done = stepspec(tmp_path, "calibrate", "arithmetic", *urls, "--limit", "6", "--max-loss", "0.01", "--values", "7")
-    assert done.returncode == 1
-    assert "it takes 390 even if none is lost" in " ".join(done.stderr.split())
-    assert "can be promised" in done.stdout
+    done = stepspec(tmp_path, "calibrate", "arithmetic", *urls, "--limit", "12", "--max-loss", "0.3", "--values", "0")
+    assert (done.returncode, "can be promised" in done.stdout) == (1, True), done.stderr
     assert not (tmp_path / "policy.toml").exists()
