@@ -177,6 +177,11 @@ class MethodEstimate:
         return saving[-1].concurrency if 0 < len(saving) < len(self.gains) else None
 
     @property
+    def tried(self) -> bool:
+        """Whether enough drafts were tried to tell anything."""
+        return self.drafts >= auto.WEIGHT
+
+    @property
     def pays(self) -> bool:
         """Whether the method is expected to save time, one problem at a time."""
         return self.alone.gain.value >= PAYS
@@ -184,7 +189,11 @@ class MethodEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimates of all methods, the fastest first; *seconds* are those of an ordinary request, as far as seen."""
+    """
+    The estimates of all methods, the fastest first, then those of which too few drafts were tried.
+
+    *seconds* are those of an ordinary request, as far as it was seen.
+    """
 
     methods: tuple[MethodEstimate, ...]
     seconds: float
@@ -198,7 +207,7 @@ class Estimate:
 def predict(measured: Measurements, concurrency: Sequence[int] = ()) -> Estimate:
     """Estimate every method, one problem at a time and with each number of *concurrency* at once that was measured."""
     methods = [_method(measured, arm, sorted({*concurrency} - {1})) for arm in measured.arms]
-    methods.sort(key=lambda method: -method.alone.gain.value)
+    methods.sort(key=lambda method: (not method.tried, -method.alone.gain.value))
     plain = median(measured.plain or measured.large.between[1])
     return Estimate(tuple(methods), median(measured.large.first) + measured.length[0] * plain)
 

@@ -46,10 +46,14 @@ def headline(estimate: Estimate) -> str:
     if best is None:
         return f"It does not pay. {_why_not(estimate.methods[0])}"
     text = (
-        f"It pays: {best.arm.name} is expected to be {best.alone.gain:.2f} times as fast as the large model as one "
-        "ordinary request, one problem at a time."
+        f"{best.arm.name} is expected to be {best.alone.gain:.2f} times as fast as the large model as one ordinary "
+        "request, one problem at a time."
     )
-    return f"{text} The interval includes 1: see what would narrow it." if best.alone.gain.low < 1 else text
+    if best.tried and best.alone.gain.low >= 1:
+        return f"It pays: {text}"
+    few = f"That is from {best.drafts} draft{'s' * (best.drafts != 1)}: measure for more --minutes."
+    why = "The interval includes 1: see what would narrow it." if best.tried else few
+    return f"It is not known whether it pays: {text} {why}"
 
 
 def _why_not(method: MethodEstimate) -> str:
@@ -172,7 +176,7 @@ def estimated_settings(estimate: Estimate, measured: Measurements, settings: Set
     values: dict[str, Any] = {"policy": best.arm.policy, "ahead": best.alone.ahead}
     values |= {"hedge": best.alone.hedge} if best.alone.hedge else {}
     prior = None
-    if best.drafts:
+    if best.tried:
         rate, pace = best.accepted.value, measured.small.token / measured.large.token
         prior = Prior(accept_rate=rate, verdict_seconds=best.verdict_seconds, pace=pace, runs=best.runs)
     return settings_file(settings, lines, values, best.arm.options, prior, suffix_scoring=measured.large.suffix_scoring)

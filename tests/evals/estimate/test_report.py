@@ -37,7 +37,20 @@ def test_the_headline_says_first_whether_it_pays() -> None:
     text = headline(predict(measured(80, 20)))
     assert text.startswith("It pays: SpecReason is expected to be 2.71 [2.")
     assert "includes 1" not in text
-    assert "The interval includes 1: see what would narrow it." in headline(predict(measured(2, 8)))
+    text = headline(predict(measured(2, 8)))
+    assert text.startswith("It is not known whether it pays: SpecReason")
+    assert text.endswith("The interval includes 1: see what would narrow it.")
+
+
+def test_a_few_drafts_are_no_verdict_and_rank_behind_others() -> None:
+    found = measured(1, 0, arms=(SHIPPED, READING), trials={SHIPPED.name: (GOOD,), "reading": (GOOD,) * 6 + (BAD,) * 4})
+    estimate = predict(found)
+    assert [method.arm.name for method in estimate.methods] == ["reading", SHIPPED.name]
+    assert estimate.methods[0].alone.gain.value < estimate.methods[1].alone.gain.value
+    text = headline(predict(measured(1, 0)))
+    assert text.startswith("It is not known whether it pays: SpecReason")
+    assert text.endswith("That is from 1 draft: measure for more --minutes.")
+    assert "prior" not in tomllib.loads(estimated_settings(predict(measured(3, 0)), measured(3, 0), Settings(), ""))
 
 
 def test_the_headline_says_that_it_does_not_pay_and_from_which_accept_rate_it_would() -> None:
