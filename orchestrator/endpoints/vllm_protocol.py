@@ -363,7 +363,8 @@ def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[
 def no_room(count: int, room: int) -> str:
     """Say, in words that clients look for, that *count* tokens leave no room in a context of *room*, and what to do."""
     cure = "shorten it, or serve the model with a longer --max-model-len"
-    return f"the prompt is too long: {count} tokens leave no room to think; this model's maximum context length is {room} tokens; {cure}"
+    longest = f"this model's maximum context length is {room} tokens"
+    return f"the prompt is too long: {count} tokens leave no room to think; {longest}; {cure}"
 
 
 def _ids(value: Any) -> list[int]:

@@ -171,7 +171,6 @@ class TokenCounts:
     def __init__(self) -> None:
         self.reasoning = self.answer = self.written = 0
         self._block = ThinkingBlock()
-        self._calls: list[Called] = []
         self.events: list[Event] = []
 
     def __call__(self, event: Event) -> None:
@@ -186,20 +185,23 @@ class TokenCounts:
             case Answered(step=step):
                 self.answer += len(step.tokens)
             case Called():
-                self._calls.append(event)
                 self.written += event.written
             case _:
                 pass
 
     @property
+    def _calls(self) -> list[Called]:
+        return [event for event in self.events if isinstance(event, Called)]
+
+    @property
     def prompt(self) -> int:
         """The prompt tokens of the first request to a model."""
-        return min(self._calls, key=lambda call: call.started).prompt if self._calls else 0
+        return min(calls, key=lambda call: call.started).prompt if (calls := self._calls) else 0
 
     @property
     def cached(self) -> int:
         """How many of these prompt tokens were in the server's prefix cache."""
-        return min(self._calls, key=lambda call: call.started).cached if self._calls else 0
+        return min(calls, key=lambda call: call.started).cached if (calls := self._calls) else 0
 
     @property
     def upstream(self) -> float:

@@ -25,8 +25,7 @@ from ..http.runs import PROGRESS, RunItem, Runs
 from ..settings import Thinking
 from ..watch.records import RunResult, ServiceRequest
 from . import deltas
-from .deltas import Delta, DeltaBuilder
-from .deltas import named_event as event
+from .deltas import Delta, DeltaBuilder, named_event
 from .schemas import (
     SERVED,
     CallId,
@@ -366,7 +365,7 @@ Anthropic's own API refuses it: it accepts the thinking of its own models only.
 """
 
 
-PING = event("ping")
+PING = named_event("ping")
 
 
 class ContentBlocks:
@@ -413,7 +412,7 @@ class ContentBlocks:
         if self.blocks[-1]["type"] == "thinking":
             self.blocks[-1]["signature"] = SIGNATURE
             signed = self._delta({"type": "signature_delta", "signature": SIGNATURE})
-        return signed + event("content_block_stop", index=len(self.blocks) - 1)
+        return signed + named_event("content_block_stop", index=len(self.blocks) - 1)
 
     def finish(self, *, cut: bool) -> bytes:
         """
@@ -436,10 +435,10 @@ class ContentBlocks:
         self._open = True
         more: Mapping[str, dict[str, Any]] = {"thinking": {"signature": ""}, "tool_use": {"input": {}}}
         begun = block | more.get(block["type"], {})
-        return event("content_block_start", index=len(self.blocks) - 1, content_block=begun)
+        return named_event("content_block_start", index=len(self.blocks) - 1, content_block=begun)
 
     def _delta(self, delta: Mapping[str, Any], **fields: Any) -> bytes:
-        return event("content_block_delta", index=len(self.blocks) - 1, delta=delta, **fields)
+        return named_event("content_block_delta", index=len(self.blocks) - 1, delta=delta, **fields)
 
 
 class RawAnswer:
@@ -483,7 +482,7 @@ class MessagesReply:
 
     async def opening(self) -> bytes:
         used = _usage(await self._runs.prompt_tokens(), {})
-        return event("message_start", message=self._message() | {"usage": used | TIER}) + PING
+        return named_event("message_start", message=self._message() | {"usage": used | TIER}) + PING
 
     def render(self, item: RunItem) -> bytes:
         if not isinstance(item, RunResult):
@@ -492,8 +491,8 @@ class MessagesReply:
 
     async def closing(self) -> bytes:
         events, used = self._finish(), await self._used()
-        ended = event("message_delta", delta=self._ended(), usage=used, **self._runs.extension([0]))
-        return events + ended + event("message_stop")
+        ended = named_event("message_delta", delta=self._ended(), usage=used, **self._runs.extension([0]))
+        return events + ended + named_event("message_stop")
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         return deltas.FAILED_EVENT % body
