@@ -1,5 +1,6 @@
 """
-Check what stepspec brings along: `audit.py licences`, and `audit.py vulnerabilities`, which needs pip-audit and PyPI.
+Check what stepspec brings along: `audit.py licences`, and `audit.py vulnerabilities`, which needs
+pip-audit and PyPI.
 
 requirements/audit.toml says what is accepted, and until when.
 """
@@ -29,20 +30,29 @@ def accepted() -> Mapping[str, Any]:
 
 
 def exceptions(accepted: Mapping[str, Any], today: datetime.date) -> list[str]:
-    """Return the ids of accepted vulnerabilities. Raise SystemExit for one without a reason, or whose time is over."""
+    """
+    Return the ids of accepted vulnerabilities. Raise SystemExit for one without a reason, or whose
+    time is over.
+    """
     found = list[str]()
     for each in accepted.get("vulnerabilities", ()):
         if each.keys() != {"id", "why", "until"}:
             raise SystemExit(f"{ACCEPTED.name}: {each}: an exception has id, why and until")
         if each["until"] < today:
-            raise SystemExit(f"{ACCEPTED.name}: {each['id']} was accepted until {each['until']}: {each['why']}")
+            raise SystemExit(
+                f"{ACCEPTED.name}: {each['id']} was accepted until {each['until']}: {each['why']}"
+            )
         found.append(each["id"])
     return found
 
 
 def brought(name: str, extras: Iterable[str]) -> dict[str, Distribution]:
     """Return *name* with these *extras* and all that they need here, by name."""
-    found, done, left = dict[str, Distribution](), set[tuple[str, str]](), [(name, extra) for extra in ("", *extras)]
+    found, done, left = (
+        dict[str, Distribution](),
+        set[tuple[str, str]](),
+        [(name, extra) for extra in ("", *extras)],
+    )
     while left:
         wanted, extra = left.pop()
         if (wanted, extra) in done:
@@ -51,7 +61,9 @@ def brought(name: str, extras: Iterable[str]) -> dict[str, Distribution]:
         try:
             found[wanted] = distribution(wanted)
         except PackageNotFoundError:
-            raise SystemExit(f"{wanted} is not installed: pip install '.[{','.join(EXTRAS)}]'") from None
+            raise SystemExit(
+                f"{wanted} is not installed: pip install '.[{','.join(EXTRAS)}]'"
+            ) from None
         for text in found[wanted].requires or ():
             needed = Requirement(text)
             if needed.marker is None or needed.marker.evaluate({"extra": extra}):
@@ -64,7 +76,11 @@ def licences(package: Distribution, spellings: Mapping[str, str]) -> Iterator[se
     metadata: Any = package.metadata  # whose type lacks the method that all versions have
     expression = metadata.get("License-Expression")
     if expression is None:
-        classified = [text.rpartition(" :: ")[2] for text in metadata.get_all("Classifier") or () if "License" in text]
+        classified = [
+            text.rpartition(" :: ")[2]
+            for text in metadata.get_all("Classifier") or ()
+            if "License" in text
+        ]
         spelt = classified or [(metadata.get("License") or "none").strip().splitlines()[0]]
         yield {name for text in spelt for name in spellings.get(text, text).split(" OR ")}
         return
@@ -89,11 +105,24 @@ def main(what: str) -> int:
     if what == "licences":
         packages = brought("stepspec", EXTRAS)
         complaints = check_licences(known, packages)
-        print(*complaints, f"{len(packages)} packages, {len(complaints)} with a licence that is not accepted", sep="\n")
+        print(
+            *complaints,
+            f"{len(packages)} packages, {len(complaints)} with a licence that is not accepted",
+            sep="\n",
+        )
         return bool(complaints)
     lock = ROOT / "requirements" / "lock.txt"
     flags = [flag for each in ignored for flag in ("--ignore-vuln", each)]
-    audit = ("-m", "pip_audit", "--strict", "--disable-pip", "--no-deps", "--requirement", str(lock), *flags)
+    audit = (
+        "-m",
+        "pip_audit",
+        "--strict",
+        "--disable-pip",
+        "--no-deps",
+        "--requirement",
+        str(lock),
+        *flags,
+    )
     return subprocess.run([sys.executable, *audit], check=False).returncode
 
 

@@ -1,4 +1,6 @@
-"""``make size``: how large each part of the repository is, against its goal; exit with 1 above one."""
+"""
+``make size``: how large each part of the repository is, against its goal; exit with 1 above one.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,22 @@ from tempfile import TemporaryDirectory
 
 PACKAGE = ("src", "orchestrator", "policies", "prompts", "evals")
 LINES, PARAMETERS, DEPTH = 60, 8, 4
-"""The most of a function: lines without its docstring, parameters without ``self``, blocks within each other."""
+"""
+The most of a function: lines without its docstring, parameters without ``self``, blocks within each
+other.
+"""
 
-BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
+BLOCKS = (
+    ast.If,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.With,
+    ast.AsyncWith,
+    ast.Try,
+    ast.TryStar,
+    ast.Match,
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -37,7 +52,9 @@ class Row:
 
 def tracked(root: Path, *folders: str, suffix: str) -> list[Path]:
     """Return the files of git below *folders* of *root*, those that links lead to left out."""
-    listed = subprocess.run(["git", "ls-files", "-z", *folders], cwd=root, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *folders], cwd=root, capture_output=True, text=True, check=True
+    )
     paths = (root / name for name in listed.stdout.split("\0") if name.endswith(suffix))
     return [path for path in paths if path.is_file() and not path.is_symlink()]
 
@@ -49,7 +66,16 @@ def lines(paths: Iterable[Path]) -> int:
 def wheel_bytes(root: Path) -> int:
     """Build the wheel of *root* and return its size."""
     with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
+        command = [
+            sys.executable,
+            "-m",
+            "hatchling",
+            "build",
+            "--target",
+            "wheel",
+            "--directory",
+            folder,
+        ]
         subprocess.run(command, cwd=root, capture_output=True, check=True)
         (wheel,) = Path(folder).glob("*.whl")
         return wheel.stat().st_size
@@ -57,7 +83,9 @@ def wheel_bytes(root: Path) -> int:
 
 def table(root: Path) -> list[Row]:
     """Measure the repository at *root*."""
-    package, lab, tests = (tracked(root, *parts, suffix=".py") for parts in (PACKAGE, ("lab",), ("tests",)))
+    package, lab, tests = (
+        tracked(root, *parts, suffix=".py") for parts in (PACKAGE, ("lab",), ("tests",))
+    )
     pages = [path for path in tracked(root, "docs", suffix=".md") if path.parent == root / "docs"]
     decisions = [path for path in tracked(root, "docs/decisions", suffix=".md")]
     return [
@@ -81,7 +109,9 @@ def too_large(root: Path) -> Iterator[str]:
 
     A decision defends one by the sentence "`Class.function` has 12 parameters".
     """
-    texts = (path.read_text(encoding="utf-8") for path in tracked(root, "docs/decisions", suffix=".md"))
+    texts = (
+        path.read_text(encoding="utf-8") for path in tracked(root, "docs/decisions", suffix=".md")
+    )
     decisions = " ".join(" ".join(texts).split())
     for path in tracked(root, *PACKAGE, suffix=".py"):
         for name, function in functions(ast.parse(path.read_text(encoding="utf-8"))):
@@ -91,7 +121,10 @@ def too_large(root: Path) -> Iterator[str]:
 
 
 def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, Function]]:
-    """Yield every function in *tree*, with its name after the names of the classes and functions around it."""
+    """
+    Yield every function in *tree*, with its name after the names of the classes and functions
+    around it.
+    """
     for node in ast.iter_child_nodes(tree):
         name = within
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -118,8 +151,13 @@ def excess(function: Function) -> list[str]:
 
 
 def own_parameters(function: Function) -> list[str]:
-    """Return the parameters besides ``self``, and besides the options of a command, which typer describes."""
-    if any(ast.unparse(decorator).startswith("with_settings(") for decorator in function.decorator_list):
+    """
+    Return the parameters besides ``self``, and besides the options of a command, which typer
+    describes.
+    """
+    if any(
+        ast.unparse(decorator).startswith("with_settings(") for decorator in function.decorator_list
+    ):
         return []
     arguments = function.args
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
@@ -131,17 +169,25 @@ def is_option(argument: ast.arg) -> bool:
 
 
 def deepest(body: Sequence[ast.stmt]) -> int:
-    """Return how many blocks lie within each other; functions and classes within count by themselves."""
+    """
+    Return how many blocks lie within each other; functions and classes within count by themselves.
+    """
     return max((depth(statement) for statement in body), default=0)
 
 
 def depth(statement: ast.stmt) -> int:
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return 0
-    inner = [each for field in ("body", "orelse", "finalbody") for each in getattr(statement, field, ())]
+    inner = [
+        each for field in ("body", "orelse", "finalbody") for each in getattr(statement, field, ())
+    ]
     for holder in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
         inner += holder.body
-    if isinstance(statement, ast.If) and len(statement.orelse) == 1 and isinstance(statement.orelse[0], ast.If):
+    if (
+        isinstance(statement, ast.If)
+        and len(statement.orelse) == 1
+        and isinstance(statement.orelse[0], ast.If)
+    ):
         return max(1 + deepest(statement.body), depth(statement.orelse[0]))  # an elif is no deeper
     return (isinstance(statement, BLOCKS) and 1) + deepest(inner)
 

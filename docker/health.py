@@ -1,7 +1,9 @@
 """
-Exit with 0 if every server named is up: ``health.py [--wait SECONDS] URL[,URL...] ...``, for images without curl.
+Exit with 0 if every server named is up: ``health.py [--wait SECONDS] URL[,URL...] ...``, for images
+without curl.
 
-Up is what answers with a status below 500, as for the service itself. Of URLs with commas between them one is enough.
+Up is what answers with a status below 500, as for the service itself. Of URLs with commas between
+them one is enough.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import urllib.request
 
 WITHIN = 3.0  # seconds for one look
 EVERY = 2.0  # seconds between two
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # The services are local; a proxy is not needed.
+# The services are local; a proxy is not needed.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def up(url: str) -> bool:
@@ -34,7 +37,9 @@ def down(wanted: list[str]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Exit with 0 if every server named is up.")
-    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="how long they may take to be")
+    parser.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="how long they may take to be"
+    )
     parser.add_argument("urls", nargs="+", metavar="URL[,URL...]", help="of several, one is enough")
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.wait

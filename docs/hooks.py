@@ -1,10 +1,12 @@
 """
-MkDocs hooks: documents of the repository that are pages of the site, and links that leave ``docs/``.
+MkDocs hooks: documents of the repository that are pages of the site, and links that leave
+``docs/``.
 
-Documents link to each other and to code by relative paths, which work on GitHub. On the site, a link to another page
-stays a link between pages, and a link to any other file leads to the repository. `CHANGELOG.md`, `CONTRIBUTING.md` and
-the list of the decisions become pages here, and the comment ``<!-- include README.md#heading -->`` is replaced by that
-section, so that no text exists twice.
+Documents link to each other and to code by relative paths, which work on GitHub. On the site, a
+link to another page stays a link between pages, and a link to any other file leads to the
+repository. `CHANGELOG.md`, `CONTRIBUTING.md` and the list of the decisions become pages here, and
+the comment ``<!-- include README.md#heading -->`` is replaced by that section, so that no text
+exists twice.
 """
 
 from __future__ import annotations
@@ -43,17 +45,26 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for document, page in PAGES.items():
         files.append(File.generated(config, page, content=_read(document)))
     items = (f"- [{_title(path)}]({PurePosixPath(path).name})" for path in _decisions())
-    files.append(File.generated(config, STANDS_FOR[DECISIONS], content="# Design decisions\n\n" + "\n".join(items)))
+    files.append(
+        File.generated(
+            config, STANDS_FOR[DECISIONS], content="# Design decisions\n\n" + "\n".join(items)
+        )
+    )
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Put in the sections that *markdown* includes, and let its links lead to pages or to the repository."""
+    """
+    Put in the sections that *markdown* includes, and let its links lead to pages or to the
+    repository.
+    """
     uri = page.file.src_uri
     source = {page: document for document, page in PAGES.items()}.get(uri, f"docs/{uri}")
 
     def linked(text: str, document: str) -> str:
-        return _outside_code(text, lambda part: LINK.sub(lambda match: _link(match[0], document, uri, config), part))
+        return _outside_code(
+            text, lambda part: LINK.sub(lambda match: _link(match[0], document, uri, config), part)
+        )
 
     def section(match: re.Match[str]) -> str:
         return linked(_section(match[1], match[2]), match[1])

@@ -1,4 +1,7 @@
-"""The command ``eval``, and arms by name: ``specreason``, ``bild:scale=step,ahead=0``, or a policy file."""
+"""
+The command ``eval``, and arms by name: ``specreason``, ``bild:scale=step,ahead=0``, or a policy
+file.
+"""
 
 from __future__ import annotations
 
@@ -60,17 +63,23 @@ BASELINES: Mapping[str, Arm] = {"plain": PLAIN, "large": LARGE, "small": SMALL}
 
 
 def arms(
-    chosen: Sequence[str], baselines: Sequence[str], controls: Sequence[str], options: Mapping[str, Any] = NO_OPTIONS
+    chosen: Sequence[str],
+    baselines: Sequence[str],
+    controls: Sequence[str],
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> tuple[Arm, ...]:
     """
-    The *baselines*, the *chosen* methods, and *controls* of some of these methods. The first baseline is the usual one.
+    The *baselines*, the *chosen* methods, and *controls* of some of these methods. The first
+    baseline is the usual one.
 
-    The *options* are of every chosen method that is no policy file, unless it sets its own. Raise `ConfigurationError`
-    for an unknown name, and for an arm that is named twice.
+    The *options* are of every chosen method that is no policy file, unless it sets its own. Raise
+    `ConfigurationError` for an unknown name, and for an arm that is named twice.
     """
     unknown = [name for name in baselines if name not in BASELINES]
     if unknown:
-        raise ConfigurationError(f"no such baseline: {unknown[0]!r}; there are {', '.join(BASELINES)}")
+        raise ConfigurationError(
+            f"no such baseline: {unknown[0]!r}; there are {', '.join(BASELINES)}"
+        )
     methods = [arm(spec, options) for spec in chosen]
     competing = (
         *(BASELINES[name] for name in dict.fromkeys(baselines)),
@@ -86,7 +95,8 @@ def arms(
 
 def arm(spec: str, options: Mapping[str, Any] = NO_OPTIONS) -> Arm:
     """
-    Parse one method: its name with options after a colon, or a policy file as ``stepspec calibrate`` writes it.
+    Parse one method: its name with options after a colon, or a policy file as ``stepspec
+    calibrate`` writes it.
 
     A method that is no file has the *options* too, unless it sets its own.
     """
@@ -95,15 +105,28 @@ def arm(spec: str, options: Mapping[str, Any] = NO_OPTIONS) -> Arm:
     policy, _, rest = spec.partition(":")
     pairs = [part.partition("=") for part in rest.split(",")] if rest else []
     if not all(equals for _, equals, _ in pairs):
-        raise ConfigurationError(f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them")
-    return _arm(spec, policy, {**options, **{name.strip(): json_or_text(value.strip()) for name, _, value in pairs}})
+        raise ConfigurationError(
+            f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them"
+        )
+    return _arm(
+        spec,
+        policy,
+        {**options, **{name.strip(): json_or_text(value.strip()) for name, _, value in pairs}},
+    )
 
 
 def calibrated(chosen: Sequence[str]) -> dict[str, str]:
-    """The benchmarks that the policy files among the *chosen* arms were calibrated on, by the arm's name."""
+    """
+    The benchmarks that the policy files among the *chosen* arms were calibrated on, by the arm's
+    name.
+    """
     files = [Path(spec) for spec in chosen if spec.endswith(FILE)]
     entries: dict[str, Any] = {path.stem: _settings(path).get("calibration") for path in files}
-    tables = {name: cast("dict[str, Any]", entry) for name, entry in entries.items() if isinstance(entry, dict)}
+    tables = {
+        name: cast("dict[str, Any]", entry)
+        for name, entry in entries.items()
+        if isinstance(entry, dict)
+    }
     return {name: str(table["benchmark"]) for name, table in tables.items() if "benchmark" in table}
 
 
@@ -120,7 +143,10 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _from_file(path: Path) -> Arm:
-    """Read the policy and the run options from a settings file; other settings, such as URLs, are ignored."""
+    """
+    Read the policy and the run options from a settings file; other settings, such as URLs, are
+    ignored.
+    """
     settings = _settings(path)
     options = {name: settings[name] for name in arm_options() if name in settings}
     return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
@@ -137,12 +163,17 @@ def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
         policies.check(policy, own)
     except ConfigurationError as exc:
         unknown = set(own) - set(policies.METHODS.find(policy).options)
-        raise ConfigurationError(f"{exc}; of any arm: {', '.join(arm_options())}" if unknown else str(exc)) from exc
+        raise ConfigurationError(
+            f"{exc}; of any arm: {', '.join(arm_options())}" if unknown else str(exc)
+        ) from exc
     return made
 
 
 def control(name: str, methods: Sequence[Arm]) -> Arm:
-    """A control that accepts steps at random, as often as the arm *name* does, and is like that arm otherwise."""
+    """
+    A control that accepts steps at random, as often as the arm *name* does, and is like that arm
+    otherwise.
+    """
     for method in methods:
         if method.name == name:
             built = policies.METHODS.find(method.policy).source
@@ -155,7 +186,9 @@ def control(name: str, methods: Sequence[Arm]) -> Arm:
             )
             return replace(method, name=f"{CONTROL} like {name}", run=run, like=name)
     known = ", ".join(repr(method.name) for method in methods)
-    raise ConfigurationError(f"--random {name!r}: not one of the methods of this run, which are {known}")
+    raise ConfigurationError(
+        f"--random {name!r}: not one of the methods of this run, which are {known}"
+    )
 
 
 WIDTH = 170
@@ -186,12 +219,18 @@ def command(
     baseline: Annotated[
         list[str] | None,
         typer.Option(
-            help="A model alone: plain (the large one as one ordinary request), large or small; default: plain and "
-            "small. All others are compared with the first."
+            help=(
+                "A model alone: plain (the large one as one ordinary request), large or small;"
+                " default: plain and "
+                "small. All others are compared with the first."
+            )
         ),
     ] = None,
     random: Annotated[
-        list[str] | None, typer.Option(help="Add a control that accepts steps at random, as often as this method does.")
+        list[str] | None,
+        typer.Option(
+            help="Add a control that accepts steps at random, as often as this method does."
+        ),
     ] = None,
     testbed: Testbed = False,
     profile: Pace = "paced",
@@ -203,25 +242,43 @@ def command(
     limit: Limit = None,
     part: Annotated[
         str | None,
-        typer.Option("--half", help="report: leave out what `calibrate` uses; calibration: only that.", metavar="HALF"),
+        typer.Option(
+            "--half",
+            help="report: leave out what `calibrate` uses; calibration: only that.",
+            metavar="HALF",
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each problem by each arm.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the samples, the order of choices, and generated problems.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the samples, the order of choices, and generated problems.")
+    ] = 0,
     concurrency: Annotated[
-        int, typer.Option(min=1, help="Number of problems solved at the same time; with --ray, at every worker.")
+        int,
+        typer.Option(
+            min=1, help="Number of problems solved at the same time; with --ray, at every worker."
+        ),
     ] = 1,
     apart: Annotated[
-        bool, typer.Option("--apart", help="Run the arms one after the other, so that none runs beside another.")
+        bool,
+        typer.Option(
+            "--apart", help="Run the arms one after the other, so that none runs beside another."
+        ),
     ] = False,
     ray: Annotated[
         str | None,
         typer.Option(
-            help="Share the runs among workers of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT; local: one here.",
+            help=(
+                "Share the runs among workers of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT;"
+                " local: one here."
+            ),
             metavar="ADDRESS",
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Workers of the Ray cluster, one CPU each; by default one per node.")
+        int | None,
+        typer.Option(
+            min=1, help="Workers of the Ray cluster, one CPU each; by default one per node."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -232,12 +289,19 @@ def command(
             metavar="FOLDER",
         ),
     ] = None,
-    traces: Annotated[bool, typer.Option("--traces", help="Also keep the trace of every run in the folder.")] = False,
+    traces: Annotated[
+        bool, typer.Option("--traces", help="Also keep the trace of every run in the folder.")
+    ] = False,
     fresh: Fresh = False,
     json: Json = False,
 ) -> None:
-    """Measure methods on a benchmark, next to each model alone: same servers, problems and budgets, interleaved."""
-    chosen, source = choose(benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
+    """
+    Measure methods on a benchmark, next to each model alone: same servers, problems and budgets,
+    interleaved.
+    """
+    chosen, source = choose(
+        benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
+    )
     _check_half(chosen, source, part)
     methods = policy or ["specreason"]
     competing = arms(methods, baseline or ["plain", "small"], random or [], parse_options(option))
@@ -251,12 +315,20 @@ def command(
         if own_solver and chosen.source and source is None:
             wait(contact(settings))  # before a data set is downloaded
         all_tasks = _tasks(chosen, source, seed, None, part)
-        tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
+        tasks = (
+            all_tasks[:limit]
+            if chosen.made is None or source
+            else _tasks(chosen, source, seed, limit, part)
+        )
         require_graders(task.gold for task in tasks)
         plan = replace(plan, tasks=tasks, apart=apart, baseline=competing[0].name)
         pair = own_solver or pair_solver(profile, stderr)
         sharing = _team(ray, workers, testbed=testbed)
-        remarks = [] if source is None and chosen.made else overlaps(calibrated(methods), chosen.name, part)
+        remarks = (
+            []
+            if source is None and chosen.made
+            else overlaps(calibrated(methods), chosen.name, part)
+        )
         _remark(remarks)
 
         async def work() -> list[ArmSummary]:
@@ -277,7 +349,9 @@ def command(
                 return await evaluate(solver, evaluation, stderr, team)
 
         _show(wait(work(), resumable=True), competing[0].name, as_json=json)
-        stderr.print(f"wrote {folder}; next: stepspec report {folder}", highlight=False, soft_wrap=True)
+        stderr.print(
+            f"wrote {folder}; next: stepspec report {folder}", highlight=False, soft_wrap=True
+        )
         _remark(remarks)
 
 
@@ -296,13 +370,16 @@ def _team(
         return nullcontext()
     if testbed and address != "local":
         raise ConfigurationError(
-            "the servers of --testbed listen on this machine's loopback, which no other machine reaches: pass --ray "
-            "local, or serve the models where every machine reaches them and name them with --small and --large"
+            "the servers of --testbed listen on this machine's loopback, which no other machine"
+            " reaches: pass --ray local, or serve the models where every machine reaches them and"
+            " name them with --small and --large"
         )
     try:
         from .ray_pool import cluster
     except ModuleNotFoundError as exc:
-        raise ConfigurationError(f"--ray needs {exc.name}: {install_command('evals', 'ray')}") from exc
+        raise ConfigurationError(
+            f"--ray needs {exc.name}: {install_command('evals', 'ray')}"
+        ) from exc
     return cluster(address, workers, stderr)
 
 
@@ -311,28 +388,41 @@ def _check_half(benchmark: Benchmark, data: Path | None, part: str | None) -> No
     if part not in (None, "report", "calibration"):
         raise ConfigurationError(f"--half {part!r}: use report or calibration")
     if part is not None and benchmark.made is not None and data is None:
-        raise ConfigurationError(f"{benchmark.name} has no halves: `calibrate` uses other seeds; leave --half out")
+        raise ConfigurationError(
+            f"{benchmark.name} has no halves: `calibrate` uses other seeds; leave --half out"
+        )
 
 
-def _tasks(benchmark: Benchmark, data: Path | None, seed: int, limit: int | None, part: str | None) -> tuple[Task, ...]:
+def _tasks(
+    benchmark: Benchmark, data: Path | None, seed: int, limit: int | None, part: str | None
+) -> tuple[Task, ...]:
     tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
     return tasks if part is None else tuple(task for task in tasks if half(task) == part)
 
 
-def _plan(settings: Settings, competing: tuple[Arm, ...], samples: int, seed: int, concurrency: int) -> Plan:
+def _plan(
+    settings: Settings, competing: tuple[Arm, ...], samples: int, seed: int, concurrency: int
+) -> Plan:
     """The plan without its tasks, which may take long to load."""
     for arm in competing:
         check_arm(arm, settings)
     if len({arm.resolve(settings.run).system for arm in competing}) > 1:
-        raise ConfigurationError("the arms have different system messages: set the same one for all with --system")
+        raise ConfigurationError(
+            "the arms have different system messages: set the same one for all with --system"
+        )
     sampling = settings.sampling
     if samples > 1 and not sampling.temperature:
-        raise ConfigurationError(f"--samples {samples} at temperature 0 are all the same one: set --temperature")
+        raise ConfigurationError(
+            f"--samples {samples} at temperature 0 are all the same one: set --temperature"
+        )
     return Plan((), competing, sampling, settings.budget.budget(), samples, seed, concurrency)
 
 
 async def contact(settings: Settings) -> None:
-    """Connect to the servers once, in an event loop of its own. Raise a `StepspecError` if one cannot be used."""
+    """
+    Connect to the servers once, in an event loop of its own. Raise a `StepspecError` if one cannot
+    be used.
+    """
     async with Solver(settings) as solver:
         solver.require_both()
 
@@ -340,7 +430,10 @@ async def contact(settings: Settings) -> None:
 def _put(
     benchmark: Benchmark, plan: Plan, tasks: tuple[Task, ...], models: Mapping[str, str]
 ) -> tuple[Benchmark, Plan, tuple[Task, ...]]:
-    """The same problems as the *models* know them: those of a file without a template for the miniature models."""
+    """
+    The same problems as the *models* know them: those of a file without a template for the
+    miniature models.
+    """
     if benchmark.name in BENCHMARKS or not miniature(models.values()):
         return benchmark, plan, tasks
     return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)

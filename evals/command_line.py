@@ -1,4 +1,6 @@
-"""Shared by the command-line programs: run a command, log, refuse wrong options early, show progress."""
+"""
+Shared by the command-line programs: run a command, log, refuse wrong options early, show progress.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +49,30 @@ def _single(kind: Any) -> Any:
 
 
 def _named_value(name: str, annotation: Any) -> Any:
-    """Return *annotation* with a plain word for the value of the parameter called *name* in its help."""
+    """
+    Return *annotation* with a plain word for the value of the parameter called *name* in its help.
+    """
     kind, *notes = get_args(annotation) or (annotation,)
     for place, note in enumerate(notes):
         if isinstance(note, OptionInfo | ArgumentInfo) and note.metavar is None:
             notes[place] = named = copy.copy(note)
-            named.metavar = name.upper() if isinstance(note, ArgumentInfo) else WORDS.get(_single(kind))
+            named.metavar = (
+                name.upper() if isinstance(note, ArgumentInfo) else WORDS.get(_single(kind))
+            )
     return Annotated[kind, *notes] if notes else annotation
 
 
 def add_command(
-    app: typer.Typer, command: Callable[..., None], examples: str | None = None, *, name: str | None = None
+    app: typer.Typer,
+    command: Callable[..., None],
+    examples: str | None = None,
+    *,
+    name: str | None = None,
 ) -> None:
-    """Add *command* to *app*, called *name* if it is not called as the function is, with *examples* in its help."""
+    """
+    Add *command* to *app*, called *name* if it is not called as the function is, with *examples* in
+    its help.
+    """
     short = _first_clause(inspect.getdoc(command) or "")
     app.command(name, epilog=verbatim(examples), short_help=short)(_with_verbosity(command))
 
@@ -83,13 +96,20 @@ def _with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
             log.setLevel(logging.DEBUG)
         command(**arguments)
 
-    verbose = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose)
-    own = [each.replace(annotation=_named_value(each.name, each.annotation)) for each in parameters_of(command)]
+    verbose = inspect.Parameter(
+        "verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose
+    )
+    own = [
+        each.replace(annotation=_named_value(each.name, each.annotation))
+        for each in parameters_of(command)
+    ]
     return with_parameters(run, [*own, verbose])
 
 
 def parameters_of(command: Callable[..., None]) -> list[inspect.Parameter]:
-    """Return the parameters of *command*, each by its name only, with their annotations evaluated."""
+    """
+    Return the parameters of *command*, each by its name only, with their annotations evaluated.
+    """
     hints = get_type_hints(command, include_extras=True)
     return [
         each.replace(annotation=hints.get(each.name, each.annotation), kind=each.KEYWORD_ONLY)
@@ -97,8 +117,12 @@ def parameters_of(command: Callable[..., None]) -> list[inspect.Parameter]:
     ]
 
 
-def with_parameters(run: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
-    """Let *run* have these *parameters* for typer, which reads the signature and the annotations."""
+def with_parameters(
+    run: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """
+    Let *run* have these *parameters* for typer, which reads the signature and the annotations.
+    """
     vars(run)["__signature__"] = inspect.Signature(parameters)
     run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
     return run
@@ -106,7 +130,8 @@ def with_parameters(run: Callable[..., None], parameters: Sequence[inspect.Param
 
 def verbatim(examples: str | None) -> str | None:
     """Mark the paragraphs of *examples*, so that help shows their lines as they are."""
-    return examples and examples.replace("\n\n", "\n\n\b\n")  # Click wraps no paragraph that begins with \b.
+    # Click wraps no paragraph that begins with \b.
+    return examples and examples.replace("\n\n", "\n\n\b\n")
 
 
 def new_app(**more: Any) -> typer.Typer:
@@ -134,7 +159,9 @@ def run(app: Callable[[], object]) -> None:
     """
     with logging_to_stderr():
         if sys.stdout is None:  # it was closed: what is printed is to fail instead of being lost
-            sys.stdout = io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_RDONLY), "w"), write_through=True)
+            sys.stdout = io.TextIOWrapper(
+                io.FileIO(os.open(os.devnull, os.O_RDONLY), "w"), write_through=True
+            )
         try:
             app()
         except StepspecError as exc:
@@ -143,26 +170,38 @@ def run(app: Callable[[], object]) -> None:
         except OSError as exc:
             if exc.errno not in UNWRITABLE:
                 raise
-            _print_error(f"{exc.filename or 'standard output, or a file,'} cannot be written: {exc.strerror}")
+            _print_error(
+                f"{exc.filename or 'standard output, or a file,'} cannot be written: {exc.strerror}"
+            )
             sys.exit(1)
 
 
 def wait(work: Coroutine[Any, Any, T], *, resumable: bool = False) -> T:
-    """Run *work*; Ctrl-C cancels it, with every request and child process, prints a message, and exits with 130."""
+    """
+    Run *work*; Ctrl-C cancels it, with every request and child process, prints a message, and exits
+    with 130.
+    """
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        _stderr().print("interrupted" + ": the same command goes on from here" * resumable, style="yellow")
+        _stderr().print(
+            "interrupted" + ": the same command goes on from here" * resumable, style="yellow"
+        )
         raise typer.Exit(130) from None
 
 
-UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EBADF})
+UNWRITABLE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EBADF}
+)
 """What a disk says that is full, or broken, and a stream that is closed."""
 STDOUT = Path("-")
 
 
 def _stderr() -> Console:
-    """Return a console on standard error; rich itself would end the program where it cannot be written."""
+    """
+    Return a console on standard error; rich itself would end the program where it cannot be
+    written.
+    """
     return Console(file=cast("TextIO", GuardedStream()))
 
 
@@ -180,7 +219,10 @@ class _Stderr(logging.Handler):
 
 @contextmanager
 def logging_to_stderr() -> Generator[None]:
-    """Print the project's warnings, and what it waits for, on standard error; ``--verbose`` prints more."""
+    """
+    Print the project's warnings, and what it waits for, on standard error; ``--verbose`` prints
+    more.
+    """
     handler, waiting = _Stderr(), logging.getLogger(WAITING)
     levels = log.level, waiting.level
     waiting.setLevel(logging.INFO)
@@ -198,12 +240,19 @@ def print_json(value: object) -> None:
     sys.stdout.flush()
 
 
-def numbers(flag: str, text: str, kind: Callable[[str], Any], *, positive: bool = True) -> list[Any]:
-    """Read the numbers of *text*, each once, above 0 if *positive*; none if it is empty. Raise `ConfigurationError`."""
+def numbers(
+    flag: str, text: str, kind: Callable[[str], Any], *, positive: bool = True
+) -> list[Any]:
+    """
+    Read the numbers of *text*, each once, above 0 if *positive*; none if it is empty. Raise
+    `ConfigurationError`.
+    """
     try:
         numbers = [kind(part) for part in text.split(",")] if text.strip() else []
     except ValueError:
-        raise ConfigurationError(f"{flag} {text!r}: write numbers with commas between them") from None
+        raise ConfigurationError(
+            f"{flag} {text!r}: write numbers with commas between them"
+        ) from None
     finite(flag, *numbers)
     if positive and any(number <= 0 for number in numbers):
         raise ConfigurationError(f"{flag} {text!r}: every number has to be above 0")
@@ -211,14 +260,20 @@ def numbers(flag: str, text: str, kind: Callable[[str], Any], *, positive: bool 
 
 
 def finite(flag: str, *values: object) -> None:
-    """Raise `ConfigurationError`, which names the *flag*, if any of its *values* is no number or infinite."""
+    """
+    Raise `ConfigurationError`, which names the *flag*, if any of its *values* is no number or
+    infinite.
+    """
     for value in values:
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigurationError(f"{flag} {value}: a finite number is needed")
 
 
 def writable(flag: str, path: Path) -> None:
-    """Make the folder of the file at *path*. Raise `ConfigurationError` if that file cannot be written."""
+    """
+    Make the folder of the file at *path*. Raise `ConfigurationError` if that file cannot be
+    written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -228,7 +283,9 @@ def writable(flag: str, path: Path) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write *text* to the file at *path*. Raise `StepspecError`, which names the file, if that fails."""
+    """
+    Write *text* to the file at *path*. Raise `StepspecError`, which names the file, if that fails.
+    """
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as exc:
@@ -239,17 +296,31 @@ def write_settings(path: Path | None, toml: str) -> None:
     """Write the settings file at *path*, if there is one, and say how it is used."""
     if path is not None:
         write_file(path, toml)
-        stderr.print(f"wrote {path}: name it with --config, or make it stepspec.toml", highlight=False, soft_wrap=True)
+        stderr.print(
+            f"wrote {path}: name it with --config, or make it stepspec.toml",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def only_without_testbed(**others: object) -> None:
-    """Raise `ConfigurationError` if a server is named, or one of *others* is set, beside the miniature pair."""
+    """
+    Raise `ConfigurationError` if a server is named, or one of *others* is set, beside the miniature
+    pair.
+    """
     flags = [name for place, name in command_line().flags.items() if place[0] in ROLES]
     if flags := [*flags, *(f"--{name}" for name, value in others.items() if value is not None)]:
-        raise ConfigurationError(f"--testbed starts a pair of its own: leave out either it or {', '.join(flags)}")
+        raise ConfigurationError(
+            f"--testbed starts a pair of its own: leave out either it or {', '.join(flags)}"
+        )
 
 
 def progress_bars(console: Console) -> Progress:
     """Return progress bars that count, with the remaining time."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=console)

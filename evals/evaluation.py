@@ -28,7 +28,13 @@ from .sample import Sample, Task
 from .store import Place, SampleStore
 from .testbed.servers import weights_digest
 
-SAMPLES, RUN, PROBLEMS, SUMMARY, TRACES = "samples.jsonl", "run.json", "problems.jsonl", "summary.json", "traces"
+SAMPLES, RUN, PROBLEMS, SUMMARY, TRACES = (
+    "samples.jsonl",
+    "run.json",
+    "problems.jsonl",
+    "summary.json",
+    "traces",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +42,9 @@ class Evaluation:
     """
     A *plan* for the problems of a *benchmark*, and the *folder* for its files.
 
-    *digest* is the benchmark's hash before any limit, so that a run can be extended; *profile* is the pace of the
-    miniature pair, None with other servers. Samples of the same evaluation in the folder are kept, unless *fresh*.
-    *remarks* are shown with the figures.
+    *digest* is the benchmark's hash before any limit, so that a run can be extended; *profile* is
+    the pace of the miniature pair, None with other servers. Samples of the same evaluation in the
+    folder are kept, unless *fresh*. *remarks* are shown with the figures.
     """
 
     benchmark: Benchmark
@@ -74,7 +80,8 @@ async def evaluate(
     solver: Solver, evaluation: Evaluation, console: Console, workers: WorkerGroup | None = None
 ) -> list[ArmSummary]:
     """
-    Measure the samples that are missing and return the summaries, which are also written to the folder.
+    Measure the samples that are missing and return the summaries, which are also written to the
+    folder.
 
     The runs go to *workers* on other machines, or to this process if *workers* is None.
 
@@ -89,12 +96,16 @@ async def evaluate(
             await _measure(solver, evaluation, samples, console, workers)
         except StepspecError as exc:
             if not isinstance(exc, ConfigurationError):  # its message says what to do
-                console.print(f"what was measured is in {folder}; the same command goes on from there")
+                console.print(
+                    f"what was measured is in {folder}; the same command goes on from there"
+                )
             raise
         ended = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         record["sessions"][-1] |= {"ended": ended, **_record(workers)}
         _replace(folder / RUN, orjson.dumps(record, option=orjson.OPT_INDENT_2))
-    return _summarise(evaluation, {place: samples.done[place] for place in _places(evaluation.plan)})
+    return _summarise(
+        evaluation, {place: samples.done[place] for place in _places(evaluation.plan)}
+    )
 
 
 def _places(plan: Plan) -> list[Place]:
@@ -102,7 +113,11 @@ def _places(plan: Plan) -> list[Place]:
 
 
 async def _measure(
-    solver: Solver, evaluation: Evaluation, samples: SampleStore, console: Console, workers: WorkerGroup | None
+    solver: Solver,
+    evaluation: Evaluation,
+    samples: SampleStore,
+    console: Console,
+    workers: WorkerGroup | None,
 ) -> None:
     """Measure the missing samples, with a progress bar."""
     plan, places = evaluation.plan, _places(evaluation.plan)
@@ -112,19 +127,34 @@ async def _measure(
     traces = evaluation.folder / TRACES if evaluation.traces else None
     if traces is not None:
         traces.mkdir(exist_ok=True)
-    slots = workers.slots(solver.settings, plan) if workers else [partial(local_worker, solver, plan)]
+    slots = (
+        workers.slots(solver.settings, plan) if workers else [partial(local_worker, solver, plan)]
+    )
     async with Graders() as graders:
         with progress_bars(console) as progress:
             bar = progress.add_task(evaluation.benchmark.name, total=len(places), completed=done)
-            await run(slots, plan, graders, samples, traces=traces, on_sample=lambda sample: progress.advance(bar))
+            await run(
+                slots,
+                plan,
+                graders,
+                samples,
+                traces=traces,
+                on_sample=lambda sample: progress.advance(bar),
+            )
 
 
 async def _begin(
-    solver: Solver, evaluation: Evaluation, about: Mapping[str, Any], workers: WorkerGroup | None, resumed: int
+    solver: Solver,
+    evaluation: Evaluation,
+    about: Mapping[str, Any],
+    workers: WorkerGroup | None,
+    resumed: int,
 ) -> dict[str, Any]:
     """Write the record of this session to the run file, after those of earlier sessions."""
     path, benchmark = evaluation.folder / RUN, evaluation.benchmark
-    earlier: list[Any] = orjson.loads(path.read_bytes())["sessions"] if path.is_file() and resumed else []
+    earlier: list[Any] = (
+        orjson.loads(path.read_bytes())["sessions"] if path.is_file() and resumed else []
+    )
     session = {
         **provenance.program(),
         "resumed": resumed,
@@ -138,15 +168,20 @@ async def _begin(
         "about": about,
         "baseline": evaluation.plan.baseline,
         "benchmark": {
-            name: getattr(benchmark, name) for name in ("name", "source", "subset", "split", "licence", "prompt")
+            name: getattr(benchmark, name)
+            for name in ("name", "source", "subset", "split", "licence", "prompt")
         },
         "sessions": [*earlier, session],
     }
     _replace(path, orjson.dumps(record, option=orjson.OPT_INDENT_2))
     for stale in (evaluation.folder / TRACES).glob("*.jsonl") if evaluation.fresh else ():
         stale.unlink()  # of samples that were discarded
-    listed, problems = evaluation.folder / PROBLEMS, b"".join(map(_line, count(), evaluation.plan.tasks))
-    if not (resumed and listed.is_file() and listed.read_bytes().startswith(problems)):  # of a larger --limit before
+    listed, problems = (
+        evaluation.folder / PROBLEMS,
+        b"".join(map(_line, count(), evaluation.plan.tasks)),
+    )
+    # of a larger --limit before
+    if not (resumed and listed.is_file() and listed.read_bytes().startswith(problems)):
         _replace(listed, problems)
     return record
 
@@ -165,7 +200,9 @@ def _summarise(evaluation: Evaluation, kept: Mapping[Place, Sample]) -> list[Arm
     baseline = plan.baseline or usual_baseline(plan.arms)
     summaries = compare_arms(kept, plan.arms, plan.repeats, baseline)
     if not summaries:
-        raise ConfigurationError("no problem fits into the models' contexts together with the tokens to think")
+        raise ConfigurationError(
+            "no problem fits into the models' contexts together with the tokens to think"
+        )
     report = {
         "benchmark": evaluation.benchmark.name,
         "half": evaluation.half,

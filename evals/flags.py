@@ -1,7 +1,9 @@
 """
-The flags that several commands have: each is declared once here, with one spelling, one meaning and one type.
+The flags that several commands have: each is declared once here, with one spelling, one meaning and
+one type.
 
-`with_settings` gives a command the flags that set settings; whatever the command loads then comes from them first.
+`with_settings` gives a command the flags that set settings; whatever the command loads then comes
+from them first.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ def complete_benchmarks(incomplete: str) -> list[str]:
 
 ARMS_METAVAR = "NAME[:OPTION=VALUE,...]"
 BenchmarkName: TypeAlias = Annotated[
-    str, typer.Argument(help="A benchmark, or a JSONL or Parquet file of problems.", autocompletion=complete_benchmarks)
+    str,
+    typer.Argument(
+        help="A benchmark, or a JSONL or Parquet file of problems.",
+        autocompletion=complete_benchmarks,
+    ),
 ]
 Policies: TypeAlias = Annotated[
     list[str] | None,
@@ -62,62 +68,97 @@ SharedOptions: TypeAlias = Annotated[
     ),
 ]
 Limit: TypeAlias = Annotated[
-    int | None, typer.Option("--limit", "-n", min=1, help="Only this number of problems, the first ones.")
+    int | None,
+    typer.Option("--limit", "-n", min=1, help="Only this number of problems, the first ones."),
 ]
-Concurrency: TypeAlias = Annotated[int, typer.Option(min=1, help="Number of problems solved at the same time.")]
+Concurrency: TypeAlias = Annotated[
+    int, typer.Option(min=1, help="Number of problems solved at the same time.")
+]
 DataFile: TypeAlias = Annotated[
-    Path | None, typer.Option(help="A file with the benchmark's columns, JSONL or Parquet, instead of the hub.")
+    Path | None,
+    typer.Option(help="A file with the benchmark's columns, JSONL or Parquet, instead of the hub."),
 ]
 ProblemColumn: TypeAlias = Annotated[
-    str | None, typer.Option("--problem-column", help="Column of the problems in a file of your own.", metavar="NAME")
+    str | None,
+    typer.Option(
+        "--problem-column", help="Column of the problems in a file of your own.", metavar="NAME"
+    ),
 ]
 AnswerColumn: TypeAlias = Annotated[
-    str | None, typer.Option("--answer-column", help="Column of the answers in a file of your own.", metavar="NAME")
+    str | None,
+    typer.Option(
+        "--answer-column", help="Column of the answers in a file of your own.", metavar="NAME"
+    ),
 ]
 MetricName: TypeAlias = Annotated[
     str | None,
-    typer.Option("--metric", help="How answers of a file of your own are graded: math, number, choice or exact."),
+    typer.Option(
+        "--metric",
+        help="How answers of a file of your own are graded: math, number, choice or exact.",
+    ),
 ]
 PromptName: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--prompt",
-        help="Template of the problems of a file of your own: eval.boxed, eval.choice, a file with {problem}, or none.",
+        help=(
+            "Template of the problems of a file of your own: eval.boxed, eval.choice, a file with"
+            " {problem}, or none."
+        ),
         metavar="NAME",
     ),
 ]
 ProblemsFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--problems", help="A file of problems, one a line: a text, or JSON with its problem.", metavar="FILE"
+        "--problems",
+        help="A file of problems, one a line: a text, or JSON with its problem.",
+        metavar="FILE",
     ),
 ]
 SettingsOutput: TypeAlias = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Where to write the settings to use, as TOML.", metavar="FILE")
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Where to write the settings to use, as TOML.", metavar="FILE"
+    ),
 ]
 Testbed: TypeAlias = Annotated[
-    bool, typer.Option("--testbed", help="Start the miniature pair on this CPU, and use that.", is_eager=True)
+    bool,
+    typer.Option(
+        "--testbed", help="Start the miniature pair on this CPU, and use that.", is_eager=True
+    ),
 ]
 
 
 def _of_testbed(context: typer.Context, pace: str) -> str:
     source = context.get_parameter_source("profile")
-    if source and source.name == "COMMANDLINE" and context.params.get("testbed") is False:  # `demo` has no such flag
-        raise ConfigurationError("--profile is the pace of the miniature pair: add --testbed, or leave it out")
+    # `demo` has no such flag
+    if source and source.name == "COMMANDLINE" and context.params.get("testbed") is False:
+        raise ConfigurationError(
+            "--profile is the pace of the miniature pair: add --testbed, or leave it out"
+        )
     return pace
 
 
 Pace: TypeAlias = Annotated[
-    str, typer.Option("--profile", help="The pace of the miniature models: paced, slow, off.", callback=_of_testbed)
+    str,
+    typer.Option(
+        "--profile",
+        help="The pace of the miniature models: paced, slow, off.",
+        callback=_of_testbed,
+    ),
 ]
-Fresh: TypeAlias = Annotated[bool, typer.Option("--fresh", help="Discard what an earlier run left, and begin anew.")]
+Fresh: TypeAlias = Annotated[
+    bool, typer.Option("--fresh", help="Discard what an earlier run left, and begin anew.")
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
     """
-    A flag that sets the setting at *place*: its *names*, the type of its value, its *help*, and *more* for typer.
+    A flag that sets the setting at *place*: its *names*, the type of its value, its *help*, and
+    *more* for typer.
 
     *parse* turns what typer made of the words into the value of the setting.
     """
@@ -142,14 +183,23 @@ class Flag:
     @property
     def parameter(self) -> inspect.Parameter:
         """The parameter that declares the flag for typer; None is its default."""
-        kind, option = self.kind, typer.Option(*self.names, help=self.help, show_default=False, **self.more)
+        kind, option = (
+            self.kind,
+            typer.Option(*self.names, help=self.help, show_default=False, **self.more),
+        )
         return inspect.Parameter(
-            self.variable, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+            self.variable,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[kind | None, option],
         )
 
 
 def flag(place: str, kind: Any, help: str, name: str = "", **more: Any) -> Flag:
-    """Declare the flag of the setting at *place*, such as ``sampling.top_p``; by default it is called ``--top-p``."""
+    """
+    Declare the flag of the setting at *place*, such as ``sampling.top_p``; by default it is called
+    ``--top-p``.
+    """
     keys = tuple(place.split("."))
     return Flag(keys, (name or f"--{keys[-1].replace('_', '-')}",), kind, help, more)
 
@@ -165,12 +215,28 @@ def _key(role: str, model: str) -> Flag:
 REPLICAS = "; several replicas are separated by commas."
 KEYS = (_key("small", "small"), _key("large", "large"))
 PAIR = (
-    flag("small.url", str, f"Base URL of the small model's server{REPLICAS}", "--small", metavar="URL"),
-    flag("large.url", str, f"Base URL of the large model's server{REPLICAS}", "--large", metavar="URL"),
+    flag(
+        "small.url",
+        str,
+        f"Base URL of the small model's server{REPLICAS}",
+        "--small",
+        metavar="URL",
+    ),
+    flag(
+        "large.url",
+        str,
+        f"Base URL of the large model's server{REPLICAS}",
+        "--large",
+        metavar="URL",
+    ),
     *KEYS,
 )
 CRITIC = "Base URL of the reward model's server, for methods that need one."
-SERVERS = (*PAIR, flag("critic.url", str, CRITIC, "--critic", metavar="URL"), _key("critic", "reward"))
+SERVERS = (
+    *PAIR,
+    flag("critic.url", str, CRITIC, "--critic", metavar="URL"),
+    _key("critic", "reward"),
+)
 SAMPLING = (
     flag("sampling.temperature", float, "Sampling temperature; 0 is greedy."),
     flag("sampling.top_p", float, "Sample from the likeliest tokens of this total."),
@@ -178,7 +244,12 @@ SAMPLING = (
 )
 SEED = (flag("sampling.seed", int, "Seed of the sampling; the same seed writes the same chain."),)
 BUDGET = (
-    flag("budget.tokens", int, "Budget of a run in tokens, for thinking and answer together.", "--max-tokens"),
+    flag(
+        "budget.tokens",
+        int,
+        "Budget of a run in tokens, for thinking and answer together.",
+        "--max-tokens",
+    ),
     flag("budget.steps", int, "Budget of a run in thinking steps.", "--max-steps"),
     flag("budget.seconds", float, "Budget of a run in seconds of wall time.", "--max-seconds"),
 )
@@ -191,16 +262,24 @@ CONFIG = flag(
 
 
 def with_settings(
-    command: str, *groups: Sequence[Flag], before: str | None = None, help: Mapping[str, str] | None = None
+    command: str,
+    *groups: Sequence[Flag],
+    before: str | None = None,
+    help: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """
     Give the function of a *command* ``--config`` and flags for settings.
 
-    These are the flags of the *groups*, and those of the run options that name the command; see `RunOption`. They stand
-    *before* the parameter of that name in ``--help``, or at the end. *help* replaces the help of some run options. The
-    function loads its settings as usual: while it runs, they come from the flags first.
+    These are the flags of the *groups*, and those of the run options that name the command; see
+    `RunOption`. They stand *before* the parameter of that name in ``--help``, or at the end. *help*
+    replaces the help of some run options. The function loads its settings as usual: while it runs,
+    they come from the flags first.
     """
-    runs = [_run_flag(name, help or {}) for name, option in run_options().items() if command in option.commands]
+    runs = [
+        _run_flag(name, help or {})
+        for name, option in run_options().items()
+        if command in option.commands
+    ]
     flags = {flag.variable: flag for group in (*groups[:1], runs, *groups[1:]) for flag in group}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -220,8 +299,13 @@ def with_settings(
     return decorate
 
 
-def read_flags(flags: Mapping[str, Flag], words: Mapping[str, Any], config: Path | None = None) -> CommandLine:
-    """Put the *words* of the *flags* in the places of their settings; those that are None, or no words, set nothing."""
+def read_flags(
+    flags: Mapping[str, Flag], words: Mapping[str, Any], config: Path | None = None
+) -> CommandLine:
+    """
+    Put the *words* of the *flags* in the places of their settings; those that are None, or no
+    words, set nothing.
+    """
     values: dict[str, Any] = {}
     names: dict[Place, str] = {}
     for name, flag in flags.items():
@@ -236,7 +320,9 @@ def read_flags(flags: Mapping[str, Flag], words: Mapping[str, Any], config: Path
         table[last] = value
         names[flag.place] = flag.name
         if isinstance(value, dict):
-            names |= {(*flag.place, key): f"{flag.name} {key}" for key in cast("dict[str, Any]", value)}
+            names |= {
+                (*flag.place, key): f"{flag.name} {key}" for key in cast("dict[str, Any]", value)
+            }
     return CommandLine(values, names, config)
 
 
@@ -275,7 +361,9 @@ def _run_flag(name: str, helps: Mapping[str, str]) -> Flag:
         if (limits := kinds.get(kind)) is not None:
             most = limits.get("maximum", limits.get("exclusiveMaximum"))
             return Flag((name,), names, number, help, {"min": limits.get("minimum"), "max": most})
-    return Flag((name,), names, str, help, {"autocompletion": complete_policies} if name == "policy" else {})
+    return Flag(
+        (name,), names, str, help, {"autocompletion": complete_policies} if name == "policy" else {}
+    )
 
 
 def _unescape_all(texts: Sequence[str]) -> list[str]:

@@ -1,9 +1,10 @@
 """
-The arm ``plain``: the large model as one ordinary request, as a program without stepspec sends it today.
+The arm ``plain``: the large model as one ordinary request, as a program without stepspec sends it
+today.
 
-The conversation goes to the server's own ``/v1/chat/completions`` as one stream. No steps, no stop strings, no token
-ids: what stepspec does and costs is measured against this. On a server that speculates on tokens, the arm is the large
-model with this speculation.
+The conversation goes to the server's own ``/v1/chat/completions`` as one stream. No steps, no stop
+strings, no token ids: what stepspec does and costs is measured against this. On a server that
+speculates on tokens, the arm is the large model with this speculation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Message, Role
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint, Sampling, VllmEndpoint
 from stepspec.orchestrator.endpoints.client import carrying
-from stepspec.orchestrator.endpoints.vllm_protocol import Body, Call, completion_body, ending, reply_error, usage
+from stepspec.orchestrator.endpoints.vllm_protocol import (
+    Body,
+    Call,
+    completion_body,
+    ending,
+    reply_error,
+    usage,
+)
 from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason
@@ -55,24 +63,32 @@ class Reply:
                 thought = next((delta[name] for name in REASONING if delta.get(name)), None)
                 if thought or delta.get("content"):
                     self.moments = [*self.moments[:1], at]
-                    self.written += 1  # until the usage at the end says it, which a stream that is cut lacks
+                    # until the usage at the end says it, which a stream that is cut lacks
+                    self.written += 1
                 self.thinking.append(thought or "")
                 self.text.append(delta.get("content") or "")
                 self.finish = ending(call, choice) or self.finish
             if reply.get("usage"):
                 self.prompt, self.cached, self.written = usage(reply)
         except (ValueError, LookupError, TypeError, AttributeError) as exc:
-            raise call.error(MalformedReply, f"not a piece of a conversation's stream: {event[:200]!r}") from exc
+            raise call.error(
+                MalformedReply, f"not a piece of a conversation's stream: {event[:200]!r}"
+            ) from exc
 
     def parts(self, closing: str, *, thinks: bool) -> tuple[str, str]:
         """
-        Return the thinking and the text after it; a server without a reasoning parser leaves *closing* between.
+        Return the thinking and the text after it; a server without a reasoning parser leaves
+        *closing* between.
 
         If the model *thinks* and was cut before that, all is thinking.
         """
         thinking, text = "".join(self.thinking), "".join(self.text)
         before, mark, after = text.partition(closing)
-        return (thinking + before, after) if mark or (self.cut and thinks and not thinking) else (thinking, text)
+        return (
+            (thinking + before, after)
+            if mark or (self.cut and thinks and not thinking)
+            else (thinking, text)
+        )
 
     @property
     def cut(self) -> bool:
@@ -81,14 +97,21 @@ class Reply:
 
     @property
     def pace(self) -> float | None:
-        """Seconds per token between the first and the last token; None for fewer than two tokens."""
+        """
+        Seconds per token between the first and the last token; None for fewer than two tokens.
+        """
         if len(self.moments) < 2 or self.written < 2:
             return None
         return (self.moments[1] - self.moments[0]) / (self.written - 1)
 
 
-def body(model: str, messages: Sequence[Message], sampling: Sampling, limit: int, cache: str) -> Body:
-    """The request for one stream of at most *limit* tokens; *cache* separates its prefixes from those of other arms."""
+def body(
+    model: str, messages: Sequence[Message], sampling: Sampling, limit: int, cache: str
+) -> Body:
+    """
+    The request for one stream of at most *limit* tokens; *cache* separates its prefixes from those
+    of other arms.
+    """
     made = completion_body(model, (), sampling, limit)
     del made["prompt"]
     seeded = {"seed": sampling.seed} if sampling.temperature and sampling.seed is not None else {}
@@ -111,7 +134,8 @@ async def solve_plain(
     system: str | None = None,
 ) -> tuple[Solution, Mapping[Role, float]]:
     """
-    Solve *problem* by one request to the large model; return the solution, and the seconds per token by role.
+    Solve *problem* by one request to the large model; return the solution, and the seconds per
+    token by role.
 
     Raise `ContextTooLong` if the problem leaves no room for an answer.
     """
@@ -119,7 +143,9 @@ async def solve_plain(
     messages = (*([Message("system", system)] if system else []), Message("user", problem))
     room = large.room - await large.count(messages)
     if room <= 0:
-        raise ContextTooLong("the problem alone is too long", role="large", url=large.settings.url, verb="write")
+        raise ContextTooLong(
+            "the problem alone is too long", role="large", url=large.settings.url, verb="write"
+        )
     request = body(large.name, messages, sampling, min(budget.tokens, room), PLAIN)
     if large.settings.template:
         request["chat_template_kwargs"] = large.settings.template
@@ -127,7 +153,10 @@ async def solve_plain(
     async def ask(server: VllmEndpoint) -> tuple[Reply, float]:
         reply, began, call = Reply(), clock(), server.connection.call("write")
         try:
-            async with asyncio.timeout(budget.seconds), server.connection.stream(call, request, path=CHAT) as events:
+            async with (
+                asyncio.timeout(budget.seconds),
+                server.connection.stream(call, request, path=CHAT) as events,
+            ):
                 while (event := await events.next()) is not None:
                     reply.add(call, event, clock())
                 if not reply.finish:
@@ -137,11 +166,19 @@ async def solve_plain(
         return reply, clock() - began
 
     assert isinstance(large, ReplicatedEndpoint)
-    with carrying({}, session=problem):  # A problem has the same replica in every session while that is up.
+    # A problem has the same replica in every session while that is up.
+    with carrying({}, session=problem):
         reply, seconds = await large.call(ask)
     parts = reply.parts(large.template.markers.closing, thinks=await large.thinks(messages))
     thinking, text = (part.strip() for part in parts)
-    spent = Account("large", reply.written, prompt=reply.prompt, cached=reply.cached, requests=1, writing=seconds)
+    spent = Account(
+        "large",
+        reply.written,
+        prompt=reply.prompt,
+        cached=reply.cached,
+        requests=1,
+        writing=seconds,
+    )
     solution = Solution(
         answer=extract(text),
         text=text,

@@ -23,9 +23,10 @@ class Plan:
     """
     All *arms* solve all *tasks*, each *repeats* times, with the same sampling and budget.
 
-    The seed of *sampling* is not used: every sample has its own, derived from *seed* and equal for all arms. Each
-    worker has at most *concurrency* runs at the same time. With *apart* the arms run one after the other, else
-    they take turns on every problem. All figures compare with the arm *baseline*.
+    The seed of *sampling* is not used: every sample has its own, derived from *seed* and equal for
+    all arms. Each worker has at most *concurrency* runs at the same time. With *apart* the arms run
+    one after the other, else they take turns on every problem. All figures compare with the arm
+    *baseline*.
     """
 
     tasks: tuple[Task, ...]
@@ -57,10 +58,18 @@ class Trial:
 def trials(plan: Plan) -> Iterator[Trial]:
     """Every trial in starting order; a control comes after the arm whose accept rate it copies."""
     if plan.apart:
-        order = {arm.name: place for place, arm in enumerate(sorted(plan.arms, key=lambda arm: bool(arm.like)))}
-        yield from sorted(trials(replace(plan, apart=False)), key=lambda trial: order[trial.arm.name])
+        order = {
+            arm.name: place
+            for place, arm in enumerate(sorted(plan.arms, key=lambda arm: bool(arm.like)))
+        }
+        yield from sorted(
+            trials(replace(plan, apart=False)), key=lambda trial: order[trial.arm.name]
+        )
         return
-    free, controls = [arm for arm in plan.arms if not arm.like], [arm for arm in plan.arms if arm.like]
+    free, controls = (
+        [arm for arm in plan.arms if not arm.like],
+        [arm for arm in plan.arms if arm.like],
+    )
     for index, task in enumerate(plan.tasks):
         for repeat in range(plan.repeats):
             number = index * plan.repeats + repeat
@@ -69,11 +78,16 @@ def trials(plan: Plan) -> Iterator[Trial]:
 
 
 def identity(plan: Plan) -> Mapping[str, Any]:
-    """The values that have to agree for samples to belong to one run, as JSON; problems may be added at the end."""
+    """
+    The values that have to agree for samples to belong to one run, as JSON; problems may be added
+    at the end.
+    """
     return {
         "arms": [arm.record() for arm in plan.arms],
         "sampling": plan.sampling.model_dump(exclude={"seed"}),
-        "budget": {name: getattr(plan.budget, name) for name in ("tokens", "steps", "seconds", "answer")},
+        "budget": {
+            name: getattr(plan.budget, name) for name in ("tokens", "steps", "seconds", "answer")
+        },
         "repeats": plan.repeats,
         "seed": plan.seed,
         "concurrency": plan.concurrency,
@@ -82,7 +96,10 @@ def identity(plan: Plan) -> Mapping[str, Any]:
 
 
 def turns(arms: Sequence[Arm], number: int) -> Sequence[Arm]:
-    """Return *arms* in the order in which they solve problem *number*: each arm is first equally often."""
+    """
+    Return *arms* in the order in which they solve problem *number*: each arm is first equally
+    often.
+    """
     turn = number % len(arms)
     return (*arms[turn:], *arms[:turn])
 

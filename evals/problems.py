@@ -13,30 +13,62 @@ import orjson
 from stepspec.orchestrator.errors import ConfigurationError
 
 PROBLEMS: tuple[str, ...] = (
-    "A train leaves at 14:05 and travels 210 km at 84 km/h, with a stop of 12 minutes. When does it arrive?",
+    (
+        "A train leaves at 14:05 and travels 210 km at 84 km/h, with a stop of 12 minutes. When"
+        " does it arrive?"
+    ),
     "How many positive integers below 1000 are divisible by 6 or by 15, but not by 10?",
-    "A rectangle's length is 3 cm more than twice its width, and its area is 119 square cm. Find its perimeter.",
+    (
+        "A rectangle's length is 3 cm more than twice its width, and its area is 119 square cm."
+        " Find its perimeter."
+    ),
     "Three dice are rolled. What is the probability that their sum is 11?",
     "Find all real x with x^4 - 13x^2 + 36 = 0, and the sum of their squares.",
-    "A shop raises a price by 20%, then lowers it by 15%, then by another 5%. By how much has it changed in all?",
-    "In how many ways can 7 people sit around a round table if two of them do not want to be neighbours?",
+    (
+        "A shop raises a price by 20%, then lowers it by 15%, then by another 5%. By how much has"
+        " it changed in all?"
+    ),
+    (
+        "In how many ways can 7 people sit around a round table if two of them do not want to be"
+        " neighbours?"
+    ),
     "What is the remainder when 7^2026 is divided by 100?",
-    "The sides of a triangle are 13, 14 and 15. Find its area and the radius of its inscribed circle.",
-    "A tank is filled by one pipe in 6 hours and by another in 4, and a drain empties it in 12. All three are open. "
-    "How long does it take to fill the tank?",
+    (
+        "The sides of a triangle are 13, 14 and 15. Find its area and the radius of its inscribed"
+        " circle."
+    ),
+    (
+        "A tank is filled by one pipe in 6 hours and by another in 4, and a drain empties it in 12."
+        " All three are open. How long does it take to fill the tank?"
+    ),
     "Find the number of integer solutions of x + y + z = 20 with x >= 1, y >= 2 and z >= 3.",
-    "A geometric sequence has the second term 12 and the fifth term 324. Find the sum of its first six terms.",
+    (
+        "A geometric sequence has the second term 12 and the fifth term 324. Find the sum of its"
+        " first six terms."
+    ),
     "What is the largest prime factor of 10! + 11! + 12!?",
-    "Two cards are drawn from a deck of 52 without replacement. What is the probability that both are red or both are "
-    "face cards?",
-    "A circle passes through (0, 0), (8, 0) and (0, 6). Find its centre, its radius, and the length of the chord on "
-    "the line y = x.",
-    "Anna is three times as old as Ben was when Anna was as old as Ben is now. Together they are 50. How old are they?",
+    (
+        "Two cards are drawn from a deck of 52 without replacement. What is the probability that"
+        " both are red or both are face cards?"
+    ),
+    (
+        "A circle passes through (0, 0), (8, 0) and (0, 6). Find its centre, its radius, and the"
+        " length of the chord on the line y = x."
+    ),
+    (
+        "Anna is three times as old as Ben was when Anna was as old as Ben is now. Together they"
+        " are 50. How old are they?"
+    ),
     "How many zeros are at the end of 2026!, written in base 10?",
     "Let f(x) = (2x + 3)/(x - 1). Find f(f(x)) and every x for which f(f(x)) = x.",
-    "From the digits 1 to 6, each used at most once, how many four-digit numbers divisible by 4 can be formed?",
-    "A boat takes 3 hours for 36 km downstream and 4.5 hours back. Find the speed of the boat and of the current, and "
-    "the time for 20 km upstream.",
+    (
+        "From the digits 1 to 6, each used at most once, how many four-digit numbers divisible by 4"
+        " can be formed?"
+    ),
+    (
+        "A boat takes 3 hours for 36 km downstream and 4.5 hours back. Find the speed of the boat"
+        " and of the current, and the time for 20 km upstream."
+    ),
 )
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -51,20 +83,31 @@ class Problem:
 
     @property
     def key(self) -> tuple[str | int, str]:
-        """What tells whether it is solved already: another text under the same id is another problem."""
+        """
+        What tells whether it is solved already: another text under the same id is another problem.
+        """
         return self.id, self.text
 
     @property
     def file_name(self) -> str:
         """A name for a file of its own."""
         name = _UNSAFE.sub("-", str(self.id))[:80]
-        return name if name == str(self.id) and name.strip(".") else f"{name.strip('.')}-{text_digest(str(self.id))}"
+        return (
+            name
+            if name == str(self.id) and name.strip(".")
+            else f"{name.strip('.')}-{text_digest(str(self.id))}"
+        )
 
 
 def read_text(path: Path) -> str:
-    """Read the file at *path*; ``-`` is standard input, which is empty if it is closed. Raise `ConfigurationError`."""
+    """
+    Read the file at *path*; ``-`` is standard input, which is empty if it is closed. Raise
+    `ConfigurationError`.
+    """
     try:
-        text = path.read_text("utf-8") if path != Path("-") else sys.stdin.read() if sys.stdin else ""
+        text = (
+            path.read_text("utf-8") if path != Path("-") else sys.stdin.read() if sys.stdin else ""
+        )
     except OSError as exc:
         raise ConfigurationError(f"no problems in {path}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
@@ -76,8 +119,9 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
     """
     Read the problems in the file at *path*, at most *limit*; ``-`` is standard input.
 
-    Each line is a text, or a JSON object with its "problem" or "question" and perhaps its "id". Without one the id is a
-    hash of the text. Raise `ConfigurationError` for no problems, a line that is neither, and an id that stands twice.
+    Each line is a text, or a JSON object with its "problem" or "question" and perhaps its "id".
+    Without one the id is a hash of the text. Raise `ConfigurationError` for no problems, a line
+    that is neither, and an id that stands twice.
     """
     content = read_text(path)
     found: dict[str, Problem] = {}  # by the ids as texts, which name files
@@ -102,10 +146,14 @@ def _parse(path: Path, number: int, line: str) -> tuple[str | int | None, str]:
         return None, line
     try:
         fields = orjson.loads(line)
-        text, id = fields["problem"] if "problem" in fields else fields["question"], fields.get("id")
+        text, id = (
+            fields["problem"] if "problem" in fields else fields["question"],
+            fields.get("id"),
+        )
     except (orjson.JSONDecodeError, KeyError) as exc:
         raise ConfigurationError(
-            f'{path}, line {number}: a line that begins with a brace has to be a JSON object with "problem"'
+            f"{path}, line {number}: a line that begins with a brace has to be a JSON object with"
+            ' "problem"'
         ) from exc
     if not isinstance(text, str) or not text.strip():
         raise ConfigurationError(f'{path}, line {number}: "problem" has to be a text')
@@ -115,7 +163,10 @@ def _parse(path: Path, number: int, line: str) -> tuple[str | int | None, str]:
 
 
 def _unused(id: str, taken: dict[str, Problem]) -> str:
-    """*id*, or *id* with the first number that makes it new: the same text may stand in a file several times."""
+    """
+    *id*, or *id* with the first number that makes it new: the same text may stand in a file several
+    times.
+    """
     copies = (id if number == 1 else f"{id}-{number}" for number in range(1, len(taken) + 2))
     return next(name for name in copies if name not in taken)
 

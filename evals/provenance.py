@@ -28,7 +28,16 @@ from stepspec.orchestrator.nesting import leaves
 
 from .sample import Task
 
-LIBRARIES = ("stepspec", "openai", "aiohttp", "pydantic", "math-verify", "latex2sympy2_extended", "sympy", "datasets")
+LIBRARIES = (
+    "stepspec",
+    "openai",
+    "aiohttp",
+    "pydantic",
+    "math-verify",
+    "latex2sympy2_extended",
+    "sympy",
+    "datasets",
+)
 KEY = re.compile(r"--[a-z-]*key")  # a flag with an API key
 SECONDS = 10.0  # for one request or one git command
 
@@ -47,7 +56,10 @@ def program() -> dict[str, Any]:
 
 
 def _without_keys(words: Sequence[str]) -> list[str]:
-    """Replace what follows the flags of API keys, as in ``--large-api-key KEY`` and ``--large-api-key=KEY``."""
+    """
+    Replace what follows the flags of API keys, as in ``--large-api-key KEY`` and
+    ``--large-api-key=KEY``.
+    """
     shown, before = list[str](), ""
     for word in words:
         flag, equals, _ = word.partition("=")
@@ -60,17 +72,25 @@ def _without_keys(words: Sequence[str]) -> list[str]:
 
 
 def commit(file: Path = Path(__file__)) -> str | None:
-    """The commit of the git clone of *file*, with a plus if tracked files have changed; None outside a clone."""
+    """
+    The commit of the git clone of *file*, with a plus if tracked files have changed; None outside a
+    clone.
+    """
     folder = file.resolve().parent
 
     def git(*arguments: str) -> str:
         command = ("git", "--no-optional-locks", "-C", str(folder), *arguments)
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=SECONDS
+        ).stdout.strip()
 
     try:
-        if not git("ls-files", file.name):  # a clone of another project, in which stepspec is installed
+        # a clone of another project, in which stepspec is installed
+        if not git("ls-files", file.name):
             return None
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+        return git("rev-parse", "HEAD") + (
+            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -83,7 +103,10 @@ def _version(name: str) -> str | None:
 
 
 def prompt_hashes() -> dict[str, str]:
-    """The hash of every prompt: of the methods and benchmarks, those of plugins and a user's file among them."""
+    """
+    The hash of every prompt: of the methods and benchmarks, those of plugins and a user's file
+    among them.
+    """
     return {name: prompt.sha256 for name, prompt in sorted(prompts.known().items())}
 
 
@@ -112,7 +135,9 @@ async def servers(solver: Solver) -> list[dict[str, Any]]:
 async def _server(settings: Endpoint) -> dict[str, Any]:
     connection = Connection(settings)
     try:
-        version, models, metrics = [await _fetch(connection, path) for path in (VERSION, MODELS, METRICS)]
+        version, models, metrics = [
+            await _fetch(connection, path) for path in (VERSION, MODELS, METRICS)
+        ]
     finally:
         await connection.close()
     return {

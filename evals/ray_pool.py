@@ -1,4 +1,7 @@
-"""A pool of workers on the machines of a Ray cluster: started, checked, and replaced when they are lost."""
+"""
+A pool of workers on the machines of a Ray cluster: started, checked, and replaced when they are
+lost.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,15 @@ MUST_AGREE = ("python", "stepspec", "code")
 
 
 class RemoteWorker(Protocol):
-    """A worker's process on another machine. All methods but `stop` raise `WorkerLost` if it is gone."""
+    """
+    A worker's process on another machine. All methods but `stop` raise `WorkerLost` if it is gone.
+    """
 
     async def describe(self) -> Mapping[str, str]:
-        """Wait until the process runs; return `ray_worker.describe_process()`, or what is "missing" for it."""
+        """
+        Wait until the process runs; return `ray_worker.describe_process()`, or what is "missing"
+        for it.
+        """
         ...
 
     async def enter(self, settings: Settings, plan: Plan) -> StepspecError | None: ...
@@ -54,10 +62,11 @@ class RemoteWorker(Protocol):
 
 class WorkerPool:
     """
-    A number of *workers*, whose processes *start* begins; *cluster_record* describes the cluster in the run folder.
+    A number of *workers*, whose processes *start* begins; *cluster_record* describes the cluster in
+    the run folder.
 
-    A slot whose worker is lost waits for another one, while the other slots go on. Raise `WorkersLost` after `PATIENCE`
-    seconds without any worker.
+    A slot whose worker is lost waits for another one, while the other slots go on. Raise
+    `WorkersLost` after `PATIENCE` seconds without any worker.
     """
 
     def __init__(
@@ -67,7 +76,12 @@ class WorkerPool:
         cluster_record: Mapping[str, Any],
         console: Console,
     ) -> None:
-        self._start, self._workers, self._cluster_record, self._console = start, workers, cluster_record, console
+        self._start, self._workers, self._cluster_record, self._console = (
+            start,
+            workers,
+            cluster_record,
+            console,
+        )
         self._local = describe_process()
         self._records: list[dict[str, str]] = []
         self._running = 0  # workers whose processes run, ready or not
@@ -98,7 +112,9 @@ class WorkerPool:
             await asyncio.sleep(PAUSE)
 
     @asynccontextmanager
-    async def _entered(self, remote: RemoteWorker, settings: Settings, plan: Plan) -> AsyncGenerator[_PooledWorker]:
+    async def _entered(
+        self, remote: RemoteWorker, settings: Settings, plan: Plan
+    ) -> AsyncGenerator[_PooledWorker]:
         """Wait until the worker's process runs, check it, let it warm up, and yield the worker."""
         async with background(remote.describe()) as (describing,):
             while not (await asyncio.wait([describing], timeout=POLL))[0]:
@@ -122,11 +138,13 @@ class WorkerPool:
             self._running -= 1
 
     def _check_patience(self, others: int) -> None:
-        """Raise `WorkersLost` if there has been no worker for too long, and there are no *others*."""
+        """
+        Raise `WorkersLost` if there has been no worker for too long, and there are no *others*.
+        """
         if not others and asyncio.get_running_loop().time() - self._alone_since >= PATIENCE:
             raise WorkersLost(
-                f"no worker for {PATIENCE:.0f} s: the cluster has no CPU free for one, or its machines are gone; "
-                f"`ray status` says which{self._cause}"
+                f"no worker for {PATIENCE:.0f} s: the cluster has no CPU free for one, or its"
+                f" machines are gone; `ray status` says which{self._cause}"
             )
 
     def _check(self, process: Mapping[str, str]) -> None:
@@ -134,16 +152,16 @@ class WorkerPool:
         host = process["host"]
         if "missing" in process:
             raise ConfigurationError(
-                f"the Ray worker on {host} cannot use stepspec ({process['missing']}): install the same stepspec[ray] "
-                "there, into the environment that `ray start` runs in"
+                f"the Ray worker on {host} cannot use stepspec ({process['missing']}): install the"
+                " same stepspec[ray] there, into the environment that `ray start` runs in"
             )
         for key in MUST_AGREE:
             if process[key] != self._local[key]:
                 version = f"{key} {process[key]}, and this machine {self._local[key]}"
                 code = f"another code of stepspec {process['stepspec']} than this machine"
                 raise ConfigurationError(
-                    f"the Ray worker on {host} has {code if key == 'code' else version}: install the same on every "
-                    "machine, and begin its Ray anew"
+                    f"the Ray worker on {host} has {code if key == 'code' else version}: install"
+                    " the same on every machine, and begin its Ray anew"
                 )
 
 
@@ -159,7 +177,9 @@ class _PooledWorker:
     def name(self) -> str:
         return self.record["name"]
 
-    async def solve(self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None) -> SolvedTask:
+    async def solve(
+        self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
+    ) -> SolvedTask:
         try:
             solved, trace = await self.remote.solve(trial, options, traced=trace_to is not None)
         except WorkerLost as lost:
@@ -174,16 +194,29 @@ class _PooledWorker:
     def _report(self, lost: WorkerLost) -> None:
         if "lost" not in self.record:
             self.record["lost"] = str(lost)
-            message = f"{self.name} was lost ({lost}): other workers take its problems, and a new worker is started"
+            message = (
+                f"{self.name} was lost ({lost}): other workers take its problems, and a new worker"
+                " is started"
+            )
             self.console.print(message, style="yellow", highlight=False, soft_wrap=True)
 
 
 ray = cast("Any", _ray)  # parts of its signatures have no types
 
 LOCAL, AUTO, CLIENT = "local", "auto", "ray"
-DIED = (exceptions.RayActorError, exceptions.OutOfMemoryError, exceptions.NodeDiedError, exceptions.ObjectLostError)
-# No telemetry, no warning about accelerators; workers of a local cluster are timed, so they keep the normal priority.
-ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
+DIED = (
+    exceptions.RayActorError,
+    exceptions.OutOfMemoryError,
+    exceptions.NodeDiedError,
+    exceptions.ObjectLostError,
+)
+# No telemetry, no warning about accelerators; workers of a local cluster are timed, so they keep
+# the normal priority.
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",
+}
 OBJECTS = 100 * 2**20  # bytes of shared memory of a local cluster; messages are small
 CONNECT = 5.0  # seconds for the head of a cluster to accept a connection
 HEADLESS = 30.0  # seconds without a head, after which the run ends
@@ -192,18 +225,26 @@ CLOSING = 5.0  # seconds for the calls of a stopped worker to end
 
 
 @asynccontextmanager
-async def cluster(address: str, workers: int | None, console: Console) -> AsyncGenerator[WorkerPool]:
+async def cluster(
+    address: str, workers: int | None, console: Console
+) -> AsyncGenerator[WorkerPool]:
     """
-    Join the Ray cluster at *address*, or start a local one, and yield a pool of *workers*; None: one per node.
+    Join the Ray cluster at *address*, or start a local one, and yield a pool of *workers*; None:
+    one per node.
 
-    The output of Ray is discarded; Ray has log files. Raise `ConfigurationError` if there is no such cluster.
+    The output of Ray is discarded; Ray has log files. Raise `ConfigurationError` if there is no
+    such cluster.
     """
     os.environ.update(ENVIRONMENT)
     with redirect_stdout(io.StringIO()):
         await _join(address, workers or 1)
         try:
             nodes = [
-                {"node": node["NodeID"], "host": node["NodeManagerHostname"], "cpus": node["Resources"]["CPU"]}
+                {
+                    "node": node["NodeID"],
+                    "host": node["NodeManagerHostname"],
+                    "cpus": node["Resources"]["CPU"],
+                }
                 for node in ray.nodes()
                 if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
             ]
@@ -222,7 +263,11 @@ async def cluster(address: str, workers: int | None, console: Console) -> AsyncG
 
 
 async def _join(address: str, workers: int) -> None:
-    local_options = {"num_cpus": workers, "object_store_memory": OBJECTS, "include_dashboard": False}
+    local_options = {
+        "num_cpus": workers,
+        "object_store_memory": OBJECTS,
+        "include_dashboard": False,
+    }
     if address not in (LOCAL, AUTO):
         await _reach(address)
     try:  # In this thread: a local cluster ends with the thread that started it.
@@ -234,24 +279,29 @@ async def _join(address: str, workers: int) -> None:
         )
     except (ConnectionError, RuntimeError, ValueError) as exc:
         raise ConfigurationError(
-            f"cannot join the Ray cluster at {address!r}: {' '.join(str(exc).split())}; every machine of it, and this "
-            "one, needs the same versions of Python and Ray"
+            f"cannot join the Ray cluster at {address!r}: {' '.join(str(exc).split())}; every"
+            " machine of it, and this one, needs the same versions of Python and Ray"
         ) from exc
 
 
 async def _reach(address: str) -> None:
-    """Raise `ConfigurationError` if no server listens at *address*: Ray itself takes minutes to notice."""
+    """
+    Raise `ConfigurationError` if no server listens at *address*: Ray itself takes minutes to
+    notice.
+    """
     parts = urlsplit(address if "://" in address else f"//{address}")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     if not host or not port or parts.scheme not in ("", CLIENT):
-        raise ConfigurationError(f"--ray {address!r}: it is auto, local, HOST:PORT or ray://HOST:PORT")
+        raise ConfigurationError(
+            f"--ray {address!r}: it is auto, local, HOST:PORT or ray://HOST:PORT"
+        )
     if not await _listens(host, port):
         raise ConfigurationError(
-            f"nothing listens at {host}:{port}: begin a cluster with `ray start --head` there, and `ray start "
-            "--address=HOST:PORT` on the other machines"
+            f"nothing listens at {host}:{port}: begin a cluster with `ray start --head` there, and"
+            " `ray start --address=HOST:PORT` on the other machines"
         )
 
 
@@ -269,7 +319,8 @@ class _Head:
     """
     The head of the cluster that this machine has joined.
 
-    Ray's own calls block the event loop while the head does not listen, and end the process after 60 seconds.
+    Ray's own calls block the event loop while the head does not listen, and end the process after
+    60 seconds.
     """
 
     def __init__(self) -> None:
@@ -290,13 +341,17 @@ class _Head:
             if await _listens(*self._place):
                 heard = now()
         raise WorkersLost(
-            f"the Ray cluster is lost: its head at {self._address} has not answered for {HEADLESS:.0f} s; the same "
-            "command goes on from there with another cluster, or without --ray"
+            f"the Ray cluster is lost: its head at {self._address} has not answered for"
+            f" {HEADLESS:.0f} s; the same command goes on from there with another cluster, or"
+            " without --ray"
         )
 
 
 def _actor_class() -> type[Any]:
-    """The class of the actors: local, so that it is sent by value and also runs on machines without stepspec."""
+    """
+    The class of the actors: local, so that it is sent by value and also runs on machines without
+    stepspec.
+    """
 
     class StepspecWorker:
         async def describe(self) -> dict[str, str]:
@@ -329,7 +384,12 @@ class _Actor:
     """An actor, which starts as soon as a node has a CPU for it, and is not restarted by Ray."""
 
     def __init__(self) -> None:
-        options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+        options = {
+            "num_cpus": 1,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "scheduling_strategy": "SPREAD",
+        }
         self._handle = ray.remote(_actor_class()).options(**options).remote()
         self._calls: set[asyncio.Future[Any]] = set()
 
@@ -355,7 +415,8 @@ class _Actor:
         self._calls.add(call)
         call.add_done_callback(self._finished)
         try:
-            await asyncio.wait([call])  # unlike awaiting the call, this does not cancel it with the caller
+            # unlike awaiting the call, this does not cancel it with the caller
+            await asyncio.wait([call])
             return call.result()
         except DIED as exc:
             raise WorkerLost(_reason(exc)) from exc

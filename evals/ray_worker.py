@@ -1,4 +1,7 @@
-"""A worker's process on another machine: results and failures are returned as values, so that they can be sent."""
+"""
+A worker's process on another machine: results and failures are returned as values, so that they can
+be sent.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from .plan import Plan, Trial
 from .runner import LocalWorker, local_worker
 from .sample import SolvedTask
 
-CODE = (".py", ".txt", ".toml")  # the files that decide how a problem is solved: code, prompts, settings
+# the files that decide how a problem is solved: code, prompts, settings
+CODE = (".py", ".txt", ".toml")
 
 
 def describe_process() -> dict[str, str]:
@@ -35,7 +39,9 @@ def describe_process() -> dict[str, str]:
 
 
 def code() -> str:
-    """A hash of the installed package: two clones with different code mostly have the same version."""
+    """
+    A hash of the installed package: two clones with different code mostly have the same version.
+    """
     root, digest = Path(stepspec.__file__).parent, blake2b(digest_size=16)
     for path in sorted(_sources(root)):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
@@ -71,7 +77,9 @@ class WorkerSession:
     async def solve(
         self, trial: Trial, options: Mapping[str, Any], *, traced: bool
     ) -> tuple[SolvedTask | StepspecError, bytes]:
-        """Solve one problem; return the result or the error, and the trace (empty unless *traced*)."""
+        """
+        Solve one problem; return the result or the error, and the trace (empty unless *traced*).
+        """
         assert self._worker is not None
         with tempfile.TemporaryDirectory(prefix="stepspec-") as folder:
             path = Path(folder, "trace.jsonl")

@@ -23,12 +23,16 @@ RESAMPLES = 2000
 BISECTIONS = 60  # of an interval: more than a float has bits
 ORACLE = "oracle (bound)"
 TOKENS = ("small", "large", "wasted", "judging", "accepted")  # columns of tokens, and of drafts
-NOTED_OUTCOMES: tuple[Outcome, ...] = ("truncated", "ungraded", "failed", "degraded")  # columns where an arm has any
+# columns where an arm has any
+NOTED_OUTCOMES: tuple[Outcome, ...] = ("truncated", "ungraded", "failed", "degraded")
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure with its 95% confidence interval: ``f"{interval:.2f}"`` is such as ``0.90 [0.85, 0.95]``."""
+    """
+    A figure with its 95% confidence interval: ``f"{interval:.2f}"`` is such as ``0.90 [0.85,
+    0.95]``.
+    """
 
     value: float
     low: float
@@ -48,10 +52,11 @@ class Result:
     """
     The figures of one arm over all problems; *seconds* is the mean wall time of a problem.
 
-    The ratios divide sums of wall time over the same problems: *ratio* by that of the baseline, *ratio_to_floor* by the
-    time to write every kept token on the model that wrote it. *accept_rate* is a share of drafts, None for an arm that
-    judges none, *waste* a share of written tokens, *judge_tokens* the tokens read or written to judge one problem,
-    without those in a prefix cache. *speculation* counts, by role, the tokens that servers drafted and accepted.
+    The ratios divide sums of wall time over the same problems: *ratio* by that of the baseline,
+    *ratio_to_floor* by the time to write every kept token on the model that wrote it. *accept_rate*
+    is a share of drafts, None for an arm that judges none, *waste* a share of written tokens,
+    *judge_tokens* the tokens read or written to judge one problem, without those in a prefix cache.
+    *speculation* counts, by role, the tokens that servers drafted and accepted.
     """
 
     name: str
@@ -71,7 +76,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Mean tokens of a sample: kept ones by author (*small*, *large*), discarded ones, and those spent on judging."""
+    """
+    Mean tokens of a sample: kept ones by author (*small*, *large*), discarded ones, and those spent
+    on judging.
+    """
 
     small: float
     large: float
@@ -84,8 +92,9 @@ class ArmSummary:
     """
     The result of one arm, and its comparison with the baseline on the same problems.
 
-    *difference* is that of the accuracies. *p* is from McNemar's exact test; None with several samples per problem,
-    which depend on each other. *outcomes* counts outcomes and degraded samples, *cut_right* truncated right ones.
+    *difference* is that of the accuracies. *p* is from McNemar's exact test; None with several
+    samples per problem, which depend on each other. *outcomes* counts outcomes and degraded
+    samples, *cut_right* truncated right ones.
     """
 
     result: Result
@@ -96,13 +105,19 @@ class ArmSummary:
     cut_right: int
 
     def count(self, outcome: Outcome) -> str:
-        """Write how many samples have this *outcome*, and how many of the truncated ones are right."""
+        """
+        Write how many samples have this *outcome*, and how many of the truncated ones are right.
+        """
         right = f" ({self.cut_right} right)" if outcome == "truncated" and self.cut_right else ""
         return f"{self.outcomes.get(outcome, 0)}{right}"
 
 
-def complete(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) -> dict[str, list[Sample]]:
-    """The samples of each arm, in order, of the problems that all arms have solved *repeats* times."""
+def complete(
+    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int
+) -> dict[str, list[Sample]]:
+    """
+    The samples of each arm, in order, of the problems that all arms have solved *repeats* times.
+    """
     names = {arm.name for arm in arms}
     have = Counter(number // repeats for number, name in done if name in names)
     problems = sorted(problem for problem, count in have.items() if count == repeats * len(arms))
@@ -111,14 +126,20 @@ def complete(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) ->
 
 
 def usual_baseline(arms: Iterable[Arm]) -> str:
-    """The name of the arm that others are compared with by default: ``plain``, or else the large model alone."""
+    """
+    The name of the arm that others are compared with by default: ``plain``, or else the large model
+    alone.
+    """
     return PLAIN.name if any(arm.name == PLAIN.name for arm in arms) else LARGE.name
 
 
 def compare_arms(
     done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1, baseline: str = ""
 ) -> list[ArmSummary]:
-    """Compare the *arms* with the *baseline*, and the oracle where both models ran; empty if no problem is complete."""
+    """
+    Compare the *arms* with the *baseline*, and the oracle where both models ran; empty if no
+    problem is complete.
+    """
     by_arm = complete(done, arms, repeats)
     shown, baseline = list(arms), baseline or usual_baseline(arms)
     if bound := oracle(by_arm):
@@ -133,10 +154,11 @@ def compare_arms(
 
 def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
     """
-    The samples of a free and perfect choice between the two models for every problem; none unless both ran alone.
+    The samples of a free and perfect choice between the two models for every problem; none unless
+    both ran alone.
 
-    It takes the small model's sample where that is right, otherwise the large one's. No router can be better; a method
-    that mixes both models within a problem can.
+    It takes the small model's sample where that is right, otherwise the large one's. No router can
+    be better; a method that mixes both models within a problem can.
     """
     large = by_arm.get(LARGE.name) or by_arm.get(PLAIN.name) or ()
     if not large or SMALL.name not in by_arm:
@@ -145,7 +167,9 @@ def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
     return [replace(ours if ours.correct else theirs, arm=ORACLE) for ours, theirs in pairs]
 
 
-def _summary(result: Result, ours: Sequence[Sample], theirs: Sequence[Sample], repeats: int) -> ArmSummary:
+def _summary(
+    result: Result, ours: Sequence[Sample], theirs: Sequence[Sample], repeats: int
+) -> ArmSummary:
     gained, lost = disagreements(ours, theirs)
     apart = paired_difference(ours, theirs, repeats)
     p = mcnemar(gained, lost) if repeats == 1 else None
@@ -158,14 +182,17 @@ def _summary(result: Result, ours: Sequence[Sample], theirs: Sequence[Sample], r
 def disagreements(ours: Sequence[Sample], theirs: Sequence[Sample]) -> tuple[int, int]:
     """Count the samples that only *ours* have right, and those that only *theirs* have right."""
     pairs = list(zip(ours, theirs, strict=True))
-    return sum(a.correct and not b.correct for a, b in pairs), sum(b.correct and not a.correct for a, b in pairs)
+    return sum(a.correct and not b.correct for a, b in pairs), sum(
+        b.correct and not a.correct for a, b in pairs
+    )
 
 
 def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats: int) -> Interval:
     """
     The accuracy of *ours* minus that of *theirs* on the same problems, with its 95% interval.
 
-    The interval is Tango's score interval (`difference`), with several samples per problem that of `bootstrap_mean`.
+    The interval is Tango's score interval (`difference`), with several samples per problem that of
+    `bootstrap_mean`.
     """
     if repeats == 1:
         return difference(len(ours), *disagreements(ours, theirs))
@@ -183,7 +210,9 @@ def _tokens(samples: Sequence[Sample]) -> Tokens:
     )
 
 
-def summarise(samples: Sequence[Sample], arms: Sequence[Arm], *, repeats: int = 1, baseline: str = "") -> list[Result]:
+def summarise(
+    samples: Sequence[Sample], arms: Sequence[Arm], *, repeats: int = 1, baseline: str = ""
+) -> list[Result]:
     """
     Compare *arms*, the *baseline* among them, on the problems that all of them solved.
 
@@ -208,14 +237,19 @@ def token_seconds(by_arm: Mapping[str, Sequence[Sample]]) -> dict[Role, float]:
 
 
 def _result(
-    name: str, samples: Sequence[Sample], usual: Sequence[float], pace: Mapping[Role, float], repeats: int
+    name: str,
+    samples: Sequence[Sample],
+    usual: Sequence[float],
+    pace: Mapping[Role, float],
+    repeats: int,
 ) -> Result:
     ledgers = [s.ledger for s in samples]
     seconds = [s.seconds for s in samples]
     accuracy = share([s.correct for s in samples], repeats)
     ratio = bootstrap_ratio(by_problem(seconds, repeats), by_problem(usual, repeats))
     kept_large, kept_small = sum(x.large.kept for x in ledgers), sum(x.small.kept for x in ledgers)
-    nested = any(x.nested for x in ledgers)  # a nested pair's models write the small tokens, each at a pace of its own
+    # a nested pair's models write the small tokens, each at a pace of its own
+    nested = any(x.nested for x in ledgers)
     floor = None if nested else _floor(kept_small, kept_large, pace)
     written = sum(x.large.written + x.small.written for x in ledgers)
     drafts = sum(x.drafts for x in ledgers)
@@ -231,7 +265,11 @@ def _result(
         ratio_interval=(ratio.low, ratio.high),
         ratio_to_floor=sum(seconds) / floor if floor else None,
         share_large_tokens=kept_large / max(1, kept_large + kept_small),
-        accept_rate=sum(x.accepted for x in ledgers) / drafts if drafts and (repaired or any(judging)) else None,
+        accept_rate=(
+            sum(x.accepted for x in ledgers) / drafts
+            if drafts and (repaired or any(judging))
+            else None
+        ),
         waste=sum(x.large.discarded + x.small.discarded for x in ledgers) / max(1, written),
         judge_tokens=fmean(judging),
         speculation=sum_acceptances(s.speculation for s in samples),
@@ -239,7 +277,10 @@ def _result(
 
 
 def _floor(small: int, large: int, pace: Mapping[Role, float]) -> float | None:
-    """Seconds to write the *small* and *large* tokens on their models; None if the pace of a model is unknown."""
+    """
+    Seconds to write the *small* and *large* tokens on their models; None if the pace of a model is
+    unknown.
+    """
     if (small and "small" not in pace) or (large and "large" not in pace):
         return None
     return small * pace.get("small", 0.0) + large * pace.get("large", 0.0)
@@ -251,15 +292,24 @@ def by_problem(values: Sequence[float], repeats: int) -> list[float]:
 
 
 def share(values: Sequence[float], repeats: int = 1) -> Interval:
-    """The mean of *values*, 0 or 1, with Wilson's interval; with several samples per problem, `bootstrap_mean`'s."""
-    return wilson(sum(values), len(values)) if repeats == 1 else bootstrap_mean(values, repeats, least=0)
+    """
+    The mean of *values*, 0 or 1, with Wilson's interval; with several samples per problem,
+    `bootstrap_mean`'s.
+    """
+    return (
+        wilson(sum(values), len(values))
+        if repeats == 1
+        else bootstrap_mean(values, repeats, least=0)
+    )
 
 
 def bootstrap_mean(values: Sequence[float], repeats: int, least: int) -> Interval:
     """
-    The mean of *values*, from *least* to 1, *repeats* of every problem; percentile bootstrap over the problems.
+    The mean of *values*, from *least* to 1, *repeats* of every problem; percentile bootstrap over
+    the problems.
 
-    Two more are drawn from, of which all values are *least* or 1: problems of a kind too rare to be among those solved.
+    Two more are drawn from, of which all values are *least* or 1: problems of a kind too rare to be
+    among those solved.
     """
     sums = [*by_problem(values, repeats), least * repeats, repeats]
     drawn = bootstrap_ratio(sums, [repeats] * len(sums))
@@ -267,7 +317,10 @@ def bootstrap_mean(values: Sequence[float], repeats: int, least: int) -> Interva
 
 
 def wilson(successes: float, n: int) -> Interval:
-    """Wilson's score interval (1927) at 95% for a share, of which *successes* in *n* trials were observed."""
+    """
+    Wilson's score interval (1927) at 95% for a share, of which *successes* in *n* trials were
+    observed.
+    """
     value = successes / n
     centre = (value + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z / (1 + Z * Z / n) * math.sqrt(value * (1 - value) / n + Z * Z / (4 * n * n))
@@ -278,13 +331,15 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """
     The ratio of two sums over the same problems; percentile bootstrap over the problems.
 
-    The percentiles are expanded for few problems, where plain ones are too narrow (Hesterberg 2015).
+    The percentiles are expanded for few problems, where plain ones are too narrow (Hesterberg
+    2015).
     """
     rng, n = random.Random(0), len(ours)
     ratios: list[float] = []
     for _ in range(RESAMPLES):
         resample = rng.choices(range(n), k=n)
-        if total := sum(theirs[i] for i in resample):  # A problem that is too long takes no time at all.
+        # A problem that is too long takes no time at all.
+        if total := sum(theirs[i] for i in resample):
             ratios.append(sum(ours[i] for i in resample) / total)
     ratios.sort()
     free = max(1, n - 1)
@@ -295,7 +350,8 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 
 def mcnemar(gained: int, lost: int) -> float:
     """
-    The exact two-sided probability of a split at least this uneven if gains and losses were equally likely.
+    The exact two-sided probability of a split at least this uneven if gains and losses were equally
+    likely.
 
     McNemar 1947, with the binomial distribution in place of its approximation.
     """
@@ -326,7 +382,10 @@ def difference(n: int, gained: float, lost: float) -> Interval:
 
 
 def _statistic(n: int, gained: float, lost: float, true: float) -> float:
-    """The standard errors between the observed difference and a *true* difference under that hypothesis."""
+    """
+    The standard errors between the observed difference and a *true* difference under that
+    hypothesis.
+    """
     b = (2 * n - gained + lost) * true - gained - lost
     q = (math.sqrt(max(0.0, b * b + 8 * n * lost * true * (1 - true))) - b) / (4 * n)
     variance = n * (2 * q + true * (1 - true))
@@ -337,7 +396,9 @@ def _statistic(n: int, gained: float, lost: float, true: float) -> float:
 
 
 def table(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> Table:
-    """A table with one row per arm, compared with the *baseline*; `small_print` explains the columns."""
+    """
+    A table with one row per arm, compared with the *baseline*; `small_print` explains the columns.
+    """
     short = baseline.removesuffix(" alone")
     columns = ("", "n", "accuracy", f"against {short}", "p", "seconds", f"vs {short}", *TOKENS)
     shown = noted_outcomes(summaries)
@@ -351,7 +412,9 @@ def table(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> Table:
 
 def noted_outcomes(summaries: Sequence[ArmSummary]) -> list[Outcome]:
     """The outcomes with columns of their own: those that an arm of *summaries* has."""
-    return [name for name in NOTED_OUTCOMES if any(summary.outcomes.get(name) for summary in summaries)]
+    return [
+        name for name in NOTED_OUTCOMES if any(summary.outcomes.get(name) for summary in summaries)
+    ]
 
 
 def _row(summary: ArmSummary, baseline: str) -> tuple[str, ...]:
@@ -382,10 +445,15 @@ def small_print(baseline: str) -> str:
 
 SMALL_PRINT = (
     "Brackets are 95% intervals.",
-    "points of accuracy, on the same problems, with a score interval; p: McNemar's test, exact. Seconds: mean wall "
-    "time of one problem;",
-    "divided by that of this arm. Small, large: kept tokens by author; wasted: written and not kept; judging: read or "
-    "written to judge, without those in a prefix cache. Accepted: of the drafts judged. Truncated runs ran out of "
-    "tokens, time or context; what they answered is graded like any other answer. The oracle gives the small model "
-    "exactly the problems that it gets right.",
+    (
+        "points of accuracy, on the same problems, with a score interval; p: McNemar's test, exact."
+        " Seconds: mean wall time of one problem;"
+    ),
+    (
+        "divided by that of this arm. Small, large: kept tokens by author; wasted: written and not"
+        " kept; judging: read or written to judge, without those in a prefix cache. Accepted: of"
+        " the drafts judged. Truncated runs ran out of tokens, time or context; what they answered"
+        " is graded like any other answer. The oracle gives the small model exactly the problems"
+        " that it gets right."
+    ),
 )

@@ -1,4 +1,7 @@
-"""Run the trials of a plan: workers take them from a queue, and trials of a lost worker go to the others."""
+"""
+Run the trials of a plan: workers take them from a queue, and trials of a lost worker go to the
+others.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,18 @@ class Worker(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def solve(self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None) -> SolvedTask:
-        """Solve a problem, with *options* in addition to those of the arm. Raise `WorkerLost` if the worker is gone."""
+    async def solve(
+        self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
+    ) -> SolvedTask:
+        """
+        Solve a problem, with *options* in addition to those of the arm. Raise `WorkerLost` if the
+        worker is gone.
+        """
         ...
 
 
-WorkerSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[Worker]]  # holds one worker at a time
+# holds one worker at a time
+WorkerSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[Worker]]
 
 
 class WorkerGroup(Protocol):
@@ -65,7 +74,9 @@ class LocalWorker:
     plan: Plan
     name: str = "here"
 
-    async def solve(self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None) -> SolvedTask:
+    async def solve(
+        self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
+    ) -> SolvedTask:
         return await solve_once(
             self.solver,
             trial.arm,
@@ -79,22 +90,33 @@ class LocalWorker:
 
 @asynccontextmanager
 async def local_worker(solver: Solver, plan: Plan) -> AsyncGenerator[LocalWorker]:
-    """Yield a worker in this process, once every arm has solved a short problem: no sample has one-time costs."""
+    """
+    Yield a worker in this process, once every arm has solved a short problem: no sample has
+    one-time costs.
+    """
     for arm in plan.arms:
-        await solve_once(solver, arm, WARM_UP, sampling=plan.sampling, budget=Budget(WARM_UP_TOKENS))
+        await solve_once(
+            solver, arm, WARM_UP, sampling=plan.sampling, budget=Budget(WARM_UP_TOKENS)
+        )
     yield LocalWorker(solver, plan)
 
 
 class TrialQueue:
     """
-    Hands out trials in their order, each to one worker at a time. It decides only: no I/O, no waiting.
+    Hands out trials in their order, each to one worker at a time. It decides only: no I/O, no
+    waiting.
 
-    A trial that is not *ready* is set aside until it is; later trials go first. With *apart*, trials of two arms are
-    never under way at the same time. The trials of a lost worker go to the other workers before any new trial.
+    A trial that is not *ready* is set aside until it is; later trials go first. With *apart*,
+    trials of two arms are never under way at the same time. The trials of a lost worker go to the
+    other workers before any new trial.
     """
 
     def __init__(
-        self, todo: Iterable[Trial], ready: Callable[[Trial], bool] = lambda trial: True, *, apart: bool = False
+        self,
+        todo: Iterable[Trial],
+        ready: Callable[[Trial], bool] = lambda trial: True,
+        *,
+        apart: bool = False,
     ) -> None:
         self._is_ready, self._apart = ready, apart
         self._new = deque(enumerate(todo))
@@ -113,7 +135,9 @@ class TrialQueue:
         return worker in self._left or self.finished
 
     def _ready(self, trial: Trial) -> bool:
-        return self._is_ready(trial) and not (self._apart and any(arm != trial.arm.name for _, arm in self._held))
+        return self._is_ready(trial) and not (
+            self._apart and any(arm != trial.arm.name for _, arm in self._held)
+        )
 
     def take(self, worker: str) -> Trial | None:
         """The next trial for *worker*; None if no trial is ready."""
@@ -152,8 +176,9 @@ class TrialQueue:
         if len(lost) >= MAX_LOST:
             name = f" ({trial.task.name})" if trial.task.name else ""
             raise WorkersLost(
-                f"{MAX_LOST} workers were lost while they solved problem {trial.number}{name} as {trial.arm.name!r}: "
-                f"{', '.join(lost)}; see their logs for why (memory?), or leave the problem out"
+                f"{MAX_LOST} workers were lost while they solved problem {trial.number}{name} as"
+                f" {trial.arm.name!r}: {', '.join(lost)}; see their logs for why (memory?), or"
+                " leave the problem out"
             )
 
 
@@ -162,10 +187,14 @@ class AcceptRates:
 
     def __init__(self, done: Mapping[Place, Sample]) -> None:
         self._done = done
-        self._sums: dict[str, list[tuple[int, int]]] = {}  # accepted drafts and all drafts of the first samples
+        # accepted drafts and all drafts of the first samples
+        self._sums: dict[str, list[tuple[int, int]]] = {}
 
     def over(self, arm: str, number: int) -> float | None:
-        """Accepted drafts over all drafts of *arm* up to sample *number*; None while one of the samples is missing."""
+        """
+        Accepted drafts over all drafts of *arm* up to sample *number*; None while one of the
+        samples is missing.
+        """
         sums = self._sums.setdefault(arm, [])
         while (sample := self._done.get((len(sums), arm))) is not None:
             accepted, drafts = sums[-1] if sums else (0, 0)
@@ -186,13 +215,15 @@ async def run(
     on_sample: Callable[[Sample], object] = lambda sample: None,
 ) -> None:
     """
-    Solve all trials of *plan* that *samples* does not have yet; *traces* is the folder for their traces, if any.
+    Solve all trials of *plan* that *samples* does not have yet; *traces* is the folder for their
+    traces, if any.
 
-    Every one of *slots* holds one worker at a time. The first failure of an endpoint ends the run; finished samples are
-    kept. Raise `WorkersLost` for a trial that was lost with several workers.
+    Every one of *slots* holds one worker at a time. The first failure of an endpoint ends the run;
+    finished samples are kept. Raise `WorkersLost` for a trial that was lost with several workers.
     """
     state = _Run(plan, graders, samples, traces, on_sample)
-    async with supervised(*map(state.fill, slots)):  # Some may wait for a worker until all is finished.
+    # Some may wait for a worker until all is finished.
+    async with supervised(*map(state.fill, slots)):
         await state.finished()
 
 
@@ -211,7 +242,9 @@ class _Run:
         self._traces, self._on_sample = traces, on_sample
         self._rates = AcceptRates(samples.done)
         todo = (trial for trial in trials(plan) if trial.place not in samples.done)
-        self._queue = TrialQueue(todo, lambda trial: self._control_options(trial) is not None, apart=plan.apart)
+        self._queue = TrialQueue(
+            todo, lambda trial: self._control_options(trial) is not None, apart=plan.apart
+        )
         self._changed = asyncio.Condition()
 
     async def finished(self) -> None:
@@ -228,7 +261,9 @@ class _Run:
     async def _work(self, worker: Worker) -> None:
         while (trial := await self._next(worker.name)) is not None:
             options = self._control_options(trial) or {}
-            trace = self._traces / trace_name(trial.number, trial.arm.name) if self._traces else None
+            trace = (
+                self._traces / trace_name(trial.number, trial.arm.name) if self._traces else None
+            )
             try:
                 solved = await worker.solve(trial, options, trace)
             except WorkerLost:
@@ -244,12 +279,16 @@ class _Run:
     async def _next(self, worker: str) -> Trial | None:
         """Wait for a trial for *worker*; None if there will be none."""
         async with self._changed:
-            while (trial := self._queue.take(worker)) is None and not self._queue.finished_for(worker):
+            while (trial := self._queue.take(worker)) is None and not self._queue.finished_for(
+                worker
+            ):
                 await self._changed.wait()
             return trial
 
     def _control_options(self, trial: Trial) -> Mapping[str, Any] | None:
-        """The options that a control gets beyond its arm's; None while the accept rate is not known."""
+        """
+        The options that a control gets beyond its arm's; None while the accept rate is not known.
+        """
         if not trial.arm.like:
             return {}
         rate = self._rates.over(trial.arm.like, trial.number)

@@ -50,8 +50,8 @@ class Arm:
     """
     One way to solve problems: the options of its runs.
 
-    *sampling* holds what differs from the sampling of the solver. An arm that is *like* another arm is its control: the
-    option *p* of its policy is the accept rate of the other arm.
+    *sampling* holds what differs from the sampling of the solver. An arm that is *like* another arm
+    is its control: the option *p* of its policy is the accept rate of the other arm.
     """
 
     name: str
@@ -71,11 +71,14 @@ class Arm:
         **overrides: Unpack[RunOverrides],
     ) -> Arm:
         """
-        Make the arm of a *method* with its options, its *choices*; the *overrides* are other options of a run.
+        Make the arm of a *method* with its options, its *choices*; the *overrides* are other
+        options of a run.
 
         Raise `ConfigurationError` for a wrong value.
         """
-        run = RunOptions(policy=method, options=dict(choices or {}), auto=False).with_overrides(overrides)
+        run = RunOptions(policy=method, options=dict(choices or {}), auto=False).with_overrides(
+            overrides
+        )
         return cls(name, run, like, dict(sampling or {}))
 
     @classmethod
@@ -102,10 +105,12 @@ class Arm:
         """
         Return the options of a run of this arm by a solver whose runs have the options *defaults*.
 
-        No run may change with the runs before it, unless its arm has `auto`, nor be slowed down by those of another.
+        No run may change with the runs before it, unless its arm has `auto`, nor be slowed down by
+        those of another.
         """
         values = {name: getattr(self.run, name) for name in ("policy", "options", *arm_options())}
-        values["system"] = self.run.system or defaults.system  # as for the problem, it is the same for every arm
+        # as for the problem, it is the same for every arm
+        values["system"] = self.run.system or defaults.system
         return defaults.model_copy(update=values)
 
 
@@ -114,8 +119,8 @@ class Task:
     """
     One problem, as the models read it, and *gold*, which grades answers to it.
 
-    *name* and *reference*, a worked solution, come from the data set, where it has them. *question* is the data set's
-    own text, without the prompt template and without choices in a random order.
+    *name* and *reference*, a worked solution, come from the data set, where it has them. *question*
+    is the data set's own text, without the prompt template and without choices in a random order.
     """
 
     problem: str
@@ -146,11 +151,12 @@ class Sample:
     """
     One problem solved by one arm.
 
-    *pace* is the seconds per token by role, from requests that wrote several tokens. *finish* is the reason why the run
-    ended, or "failed" if the problem was too long to begin. *graded* is false if the grader ran out of time. *answer*
-    is the text after the thinking. *repeat* numbers the samples of one problem, *seed* is the sampling seed, and
-    *options* are policy options beyond those of the arm. *speculation* counts, by role, the tokens that the server
-    drafted and accepted itself, where it speculates. A *degraded* run went on without the small model or its verifier.
+    *pace* is the seconds per token by role, from requests that wrote several tokens. *finish* is
+    the reason why the run ended, or "failed" if the problem was too long to begin. *graded* is
+    false if the grader ran out of time. *answer* is the text after the thinking. *repeat* numbers
+    the samples of one problem, *seed* is the sampling seed, and *options* are policy options beyond
+    those of the arm. *speculation* counts, by role, the tokens that the server drafted and accepted
+    itself, where it speculates. A *degraded* run went on without the small model or its verifier.
     """
 
     arm: str
@@ -172,9 +178,11 @@ class Sample:
     @property
     def outcome(self) -> Outcome:
         """
-        The outcome of the problem. A run that ran out of its budget is "truncated", whether its answer is right or not.
+        The outcome of the problem. A run that ran out of its budget is "truncated", whether its
+        answer is right or not.
 
-        Such a run still answers, from tokens reserved for the answer, and is *correct* if that answer is.
+        Such a run still answers, from tokens reserved for the answer, and is *correct* if that
+        answer is.
         """
         if self.finish == FAILED:
             return "failed"
@@ -207,7 +215,10 @@ class SolvedTask:
             self.solution.finish_reason,
             graded,
             self.solution.text,
-            steps=tuple(StepRecord(s.author, s.fate, s.grade, s.reason, round(s.at, 4)) for s in self.solution.steps),
+            steps=tuple(
+                StepRecord(s.author, s.fate, s.grade, s.reason, round(s.at, 4))
+                for s in self.solution.steps
+            ),
             degraded=bool(self.solution.degraded),
             **more,
         )
@@ -232,8 +243,8 @@ async def solve_once(
     """
     Solve *problem* as *arm* does, with its own options if *options* is None.
 
-    Sampling fields of the arm override *sampling*. What is None is as in the settings. The arm finds nothing in the
-    prefix caches that other arms wrote.
+    Sampling fields of the arm override *sampling*. What is None is as in the settings. The arm
+    finds nothing in the prefix caches that other arms wrote.
     """
     run = arm.resolve(solver.settings.run)
     sampling = (sampling or run.sampling).model_copy(update=dict(arm.sampling))
@@ -249,7 +260,9 @@ async def solve_once(
 
     try:
         if arm.policy == PLAIN:
-            return SolvedTask(*await solve_plain(solver, problem, sampling, limits.budget(), clock, run.system))
+            return SolvedTask(
+                *await solve_plain(solver, problem, sampling, limits.budget(), clock, run.system)
+            )
         with separate_cache(arm.name):
             solution = await solver.solve(problem, run, observe=record, clock=clock)
     except ContextTooLong:
@@ -265,8 +278,14 @@ def _pace(events: Sequence[Event]) -> dict[Role, float]:
     pace: dict[Role, float] = {}
     roles: tuple[Role, ...] = ("small", "large")
     for role in roles:
-        calls = [e for e in events if isinstance(e, Called) and e.role == role and e.verb == "write"]
-        gaps = [(call.seconds - call.first, call.written - 1) for call in calls if call.first is not None]
+        calls = [
+            e for e in events if isinstance(e, Called) and e.role == role and e.verb == "write"
+        ]
+        gaps = [
+            (call.seconds - call.first, call.written - 1)
+            for call in calls
+            if call.first is not None
+        ]
         tokens = sum(count for _, count in gaps if count > 0)
         if tokens:
             pace[role] = sum(seconds for seconds, count in gaps if count > 0) / tokens
@@ -276,7 +295,10 @@ def _pace(events: Sequence[Event]) -> dict[Role, float]:
 async def sample_once(
     solver: Solver, arm: Arm, task: Task, seed: int, observe: Observer = lambda event: None
 ) -> Sample:
-    """Solve *task* as *arm* does, with this sampling *seed*; without a grader, only the expected text is right."""
+    """
+    Solve *task* as *arm* does, with this sampling *seed*; without a grader, only the expected text
+    is right.
+    """
     sampling = solver.settings.run.sampling.with_seed(seed)
     solved = await solve_once(solver, arm, task.problem, sampling=sampling, observe=observe)
     right = solved.solution is not None and solved.solution.answer == str(task.gold)

@@ -21,20 +21,25 @@ REMEDY = "choose another place with --output, or begin anew with --fresh"
 
 
 def lock(file: IO[bytes], path: Path) -> None:
-    """Lock *file*, called *path*. Close it and raise `ConfigurationError` if another process has."""
+    """
+    Lock *file*, called *path*. Close it and raise `ConfigurationError` if another process has.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         file.close()
-        raise ConfigurationError(f"{path} is being written by another command: wait, or choose another") from exc
+        raise ConfigurationError(
+            f"{path} is being written by another command: wait, or choose another"
+        ) from exc
 
 
 class JsonlStore:
     """
     A file whose first line is a header, what it is *about*, followed by one line per record.
 
-    A *fresh* store begins anew, and an incomplete last line is dropped; otherwise the file only grows, so that no line
-    is ever lost. It has one writer at a time. Raise `ConfigurationError` for a file with another header.
+    A *fresh* store begins anew, and an incomplete last line is dropped; otherwise the file only
+    grows, so that no line is ever lost. It has one writer at a time. Raise `ConfigurationError` for
+    a file with another header.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
@@ -44,7 +49,10 @@ class JsonlStore:
 
     @staticmethod
     def about(path: Path) -> Any:
-        """The header of the file at *path*; empty if the first line is no JSON, None if no complete line exists yet."""
+        """
+        The header of the file at *path*; empty if the first line is no JSON, None if no complete
+        line exists yet.
+        """
         head, ended, _ = path.read_bytes().partition(b"\n") if path.is_file() else (b"", b"", b"")
         if not ended:
             return None
@@ -54,16 +62,24 @@ class JsonlStore:
             return {}
 
     def records(self, parse: Callable[[bytes], T], name: str) -> Iterator[T]:
-        """Every record, read by *parse*. Raise `ConfigurationError`, with the *name* of a record, for another line."""
+        """
+        Every record, read by *parse*. Raise `ConfigurationError`, with the *name* of a record, for
+        another line.
+        """
         lines = self._content().splitlines(keepends=True)
         for number, line in enumerate(lines[1:], 2):
             if not line.endswith(b"\n"):
                 return
             try:
                 yield parse(line)
-            except (KeyError, TypeError, ValueError) as exc:  # orjson's and pydantic's errors are ValueErrors
+            except (
+                KeyError,
+                TypeError,
+                ValueError,
+            ) as exc:  # orjson's and pydantic's errors are ValueErrors
                 raise ConfigurationError(
-                    f"{self.path}, line {number}: no {name} ({exc}); remove the line, or begin anew with --fresh"
+                    f"{self.path}, line {number}: no {name} ({exc}); remove the line, or begin anew"
+                    " with --fresh"
                 ) from exc
 
     def _read(self) -> None:
@@ -73,9 +89,12 @@ class JsonlStore:
         """Begin to write. Raise `ConfigurationError` if another process is writing."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab", buffering=0)  # A buffer would be written again on closing.
+            # A buffer would be written again on closing.
+            self._file = self.path.open("ab", buffering=0)
         except OSError as exc:
-            raise ConfigurationError(f"{self.path} cannot be written ({exc.strerror}): {REMEDY}") from exc
+            raise ConfigurationError(
+                f"{self.path} cannot be written ({exc.strerror}): {REMEDY}"
+            ) from exc
         lock(self._file, self.path)
         try:
             self._check()  # again: the process that held the file until now may have begun it
@@ -94,7 +113,9 @@ class JsonlStore:
         self._file.close()
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Add one *line*; it is on disk when this returns. Raise `StepspecError` if the disk is full."""
+        """
+        Add one *line*; it is on disk when this returns. Raise `StepspecError` if the disk is full.
+        """
         self._put(orjson.dumps(dict(line)) + b"\n")
 
     def _check(self) -> None:
@@ -103,8 +124,10 @@ class JsonlStore:
         if self._fresh or header == about or (header is None and self._unbegun()):
             return
         held = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
-        other = [key for key in (about | held) if held.get(key) != about.get(key)]
-        raise ConfigurationError(f"{self.path} holds another run (other: {', '.join(other)}): {REMEDY}")
+        other = [key for key in about | held if held.get(key) != about.get(key)]
+        raise ConfigurationError(
+            f"{self.path} holds another run (other: {', '.join(other)}): {REMEDY}"
+        )
 
     def _unbegun(self) -> bool:
         """Whether the file does not exist, or holds only the beginning of this store's header."""
@@ -123,8 +146,8 @@ class JsonlStore:
             os.fsync(self._file.fileno())
         except OSError as exc:
             raise StepspecError(
-                f"{self.path} cannot be written ({exc.strerror}): make room there and run the same command again; what "
-                "it has written is kept"
+                f"{self.path} cannot be written ({exc.strerror}): make room there and run the same"
+                " command again; what it has written is kept"
             ) from exc
 
 
@@ -133,7 +156,9 @@ Place = tuple[int, str]  # the number of the sample, and the name of the arm
 
 
 class SampleStore(JsonlStore):
-    """The samples of one measurement, one line each, by number of the sample and name of the arm."""
+    """
+    The samples of one measurement, one line each, by number of the sample and name of the arm.
+    """
 
     done: dict[Place, Sample]
 

@@ -1,9 +1,10 @@
 """
-A FastAPI application with one `Solver`: POST /solve replies with the answer, POST /stream with every verified step.
+A FastAPI application with one `Solver`: POST /solve replies with the answer, POST /stream with
+every verified step.
 
-    export STEPSPEC_SMALL=http://localhost:8001/v1 STEPSPEC_LARGE=http://localhost:8002/v1
-    uvicorn examples.fastapi_app:app
-    curl -N localhost:8000/stream -H 'Content-Type: application/json' -d '{"text": "What is 6 x 7?"}'
+    export STEPSPEC_SMALL=http://localhost:8001/v1 STEPSPEC_LARGE=http://localhost:8002/v1 uvicorn
+    examples.fastapi_app:app curl -N localhost:8000/stream -H 'Content-Type: application/json' -d
+    '{"text": "What is 6 x 7?"}'
 
 If the client disconnects, its run is cancelled, with all requests to the servers of the models.
 """
@@ -31,7 +32,11 @@ class Answer(BaseModel):
 
     @classmethod
     def of(cls, solution: Solution) -> "Answer":
-        return cls(answer=solution.answer, accept_rate=solution.ledger.accept_rate, seconds=solution.seconds)
+        return cls(
+            answer=solution.answer,
+            accept_rate=solution.ledger.accept_rate,
+            seconds=solution.seconds,
+        )
 
 
 @asynccontextmanager
@@ -69,7 +74,11 @@ async def stream(problem: Problem, solver: SharedSolver) -> AsyncIterable[Server
         async with solver.stream(problem.text) as run:
             async for event in run:
                 if isinstance(event, events.Committed):
-                    step = {"author": event.step.author, "text": event.step.text, "grade": event.score}
+                    step = {
+                        "author": event.step.author,
+                        "text": event.step.text,
+                        "grade": event.score,
+                    }
                     yield ServerSentEvent(data=step, event="step")
         yield ServerSentEvent(data=Answer.of(run.solution), event="answer")
     except StepspecError as error:

@@ -1,5 +1,6 @@
 """
-LangChain against `stepspec serve`: an answer, a stream, the reasoning, and a chain that solves several problems.
+LangChain against `stepspec serve`: an answer, a stream, the reasoning, and a chain that solves
+several problems.
 
     pip install langchain-openai
     stepspec serve --small http://localhost:8001/v1 --large http://localhost:8002/v1
@@ -35,7 +36,10 @@ def streamed(problem: str) -> None:
 
 
 def with_reasoning(problem: str) -> None:
-    """`ChatOpenAI` drops reasoning, so the service writes it into the content, between <think> and </think>."""
+    """
+    `ChatOpenAI` drops reasoning, so the service writes it into the content, between <think> and
+    </think>.
+    """
     open_chat = ChatOpenAI(model="specreason", extra_body={"stepspec": {"thinking": "content"}})
     reasoning, _, answer = open_chat.invoke(problem).text.partition("</think>")
     print("reasoning:", reasoning.removeprefix("<think>").strip())

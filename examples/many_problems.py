@@ -1,10 +1,12 @@
 """
-Solve many problems at once with one `Solver`: one problem per line in, one JSON object per line out.
+Solve many problems at once with one `Solver`: one problem per line in, one JSON object per line
+out.
 
     export STEPSPEC_SMALL=http://localhost:8001/v1 STEPSPEC_LARGE=http://localhost:8002/v1
     python examples/many_problems.py < problems.txt > solutions.jsonl
 
-A problem that fails has an "error" in its line, and the others go on. Lines are in the order in which runs end.
+A problem that fails has an "error" in its line, and the others go on. Lines are in the order in
+which runs end.
 """
 
 import asyncio
@@ -39,9 +41,14 @@ async def main(problems: list[str]) -> None:
         }
 
     async with Solver() as solver, asyncio.TaskGroup() as tasks:
-        runs = [tasks.create_task(solve(solver, number, problem)) for number, problem in enumerate(problems, 1)]
+        runs = [
+            tasks.create_task(solve(solver, number, problem))
+            for number, problem in enumerate(problems, 1)
+        ]
         with Progress(console=Console(stderr=True)) as progress:
-            for ended in progress.track(asyncio.as_completed(runs), total=len(runs), description="Solving"):
+            for ended in progress.track(
+                asyncio.as_completed(runs), total=len(runs), description="Solving"
+            ):
                 print(json.dumps(await ended), flush=True)
 
 

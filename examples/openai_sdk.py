@@ -1,11 +1,13 @@
 """
-The OpenAI SDK against `stepspec serve`: plain, streamed, with options of stepspec, and with structured output.
+The OpenAI SDK against `stepspec serve`: plain, streamed, with options of stepspec, and with
+structured output.
 
     stepspec serve --small http://localhost:8001/v1 --large http://localhost:8002/v1
     export OPENAI_BASE_URL=http://localhost:8765/v1 OPENAI_API_KEY=none
     python examples/openai_sdk.py "What is 6 x 7?"
 
-The service replies with more fields than OpenAI; the SDK keeps them in the `model_extra` of each object.
+The service replies with more fields than OpenAI; the SDK keeps them in the `model_extra` of each
+object.
 """
 
 import sys
@@ -20,7 +22,9 @@ PROBLEM = (
     "On Wednesday she doubles them. How many cards does Lily have now?"
 )
 client = OpenAI()  # reads OPENAI_BASE_URL and OPENAI_API_KEY
-messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": " ".join(sys.argv[1:]) or PROBLEM}]
+messages: list[ChatCompletionMessageParam] = [
+    {"role": "user", "content": " ".join(sys.argv[1:]) or PROBLEM}
+]
 
 
 class Count(BaseModel):
@@ -40,10 +44,13 @@ def plain() -> None:
 
 
 def streamed() -> None:
-    with client.chat.completions.create(model="specreason", messages=messages, stream=True) as chunks:
+    with client.chat.completions.create(
+        model="specreason", messages=messages, stream=True
+    ) as chunks:
         for chunk in chunks:
             for choice in chunk.choices:
-                if thought := extra(choice.delta).get("reasoning"):  # a verified step, which is never taken back
+                # a verified step, which is never taken back
+                if thought := extra(choice.delta).get("reasoning"):
                     step = extra(choice)["stepspec"]
                     grade = "" if step["grade"] is None else f", grade {step['grade']:.1f}"
                     print(f"[{step['author']}{grade}] {thought.strip()}")
@@ -57,7 +64,9 @@ def with_options() -> None:
         model="specreason", messages=messages, temperature=0, extra_body={"stepspec": options}
     )
     run, ledger = extra(completion)["stepspec"], extra(completion)["ledger"]
-    print(f"method: {run['method']}, answer: {run['answer']}, finish reason: {run['finish_reason']}")
+    print(
+        f"method: {run['method']}, answer: {run['answer']}, finish reason: {run['finish_reason']}"
+    )
     print(f"{ledger['accepted']} of {ledger['drafts']} drafts accepted")
     for role in ("small", "large"):
         print(f"{role}: {ledger[role]['kept']} tokens kept, {ledger[role]['discarded']} wasted")
@@ -65,8 +74,13 @@ def with_options() -> None:
 
 def structured() -> None:
     # A model whose prompt does not mention JSON may write white space where the schema allows it.
-    system: ChatCompletionMessageParam = {"role": "system", "content": 'Answer in JSON, such as {"count": 1}.'}
-    completion = client.chat.completions.parse(model="auto", messages=[system, *messages], response_format=Count)
+    system: ChatCompletionMessageParam = {
+        "role": "system",
+        "content": 'Answer in JSON, such as {"count": 1}.',
+    }
+    completion = client.chat.completions.parse(
+        model="auto", messages=[system, *messages], response_format=Count
+    )
     print("parsed:", completion.choices[0].message.parsed)
 
 

@@ -1,5 +1,6 @@
 """
-Watch one run: every step as it is committed, every rejected draft struck through, then the answer and the waste.
+Watch one run: every step as it is committed, every rejected draft struck through, then the answer
+and the waste.
 
     export STEPSPEC_SMALL=http://localhost:8001/v1 STEPSPEC_LARGE=http://localhost:8002/v1
     python examples/stream_events.py "What is 6 x 7?"
@@ -31,7 +32,10 @@ async def main(problem: str) -> None:
 
 
 def show(event: Event) -> None:
-    """Print a step or a rejected draft; a draft that was judged early may be rejected before earlier steps commit."""
+    """
+    Print a step or a rejected draft; a draft that was judged early may be rejected before earlier
+    steps commit.
+    """
     match event:
         case events.Committed(index=index, step=step, score=grade):
             console.print(f"+ {line(index, step, grade)}", style=COLOURS[step.author])
@@ -43,7 +47,9 @@ def show(event: Event) -> None:
 
 
 def line(index: int, step: Step, grade: float | None) -> str:
-    """Return the number of *step*, its author, its grade if the large model judged it, and its text."""
+    """
+    Return the number of *step*, its author, its grade if the large model judged it, and its text.
+    """
     shown = "" if grade is None else f"{grade:.1f}"
     return f"{index:>3}  {step.author}  {shown:>3}  {' '.join(step.text.split())}"
 
@@ -53,7 +59,10 @@ def show_costs(solution: Solution) -> None:
     console.print(f"\nanswer: {solution.answer}", style="bold")
     console.print(f"{ledger.accepted} of {ledger.drafts} drafts accepted, {solution.seconds:.1f} s")
     for account in (ledger.small, ledger.large):
-        console.print(f"{account.role}: {account.discarded} of {account.written} tokens wasted ({account.waste:.0%})")
+        console.print(
+            f"{account.role}: {account.discarded} of {account.written} tokens wasted"
+            f" ({account.waste:.0%})"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Arms that only experiments compare, and how they take turns; `stepspec.evals.arms` has the common ones."""
+"""
+Arms that only experiments compare, and how they take turns; `stepspec.evals.arms` has the common
+ones.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,15 @@ BILD = Arm.of("BiLD, steps", "bild", {"scale": "step"})
 READING = Arm.of("reading", "reading")
 REFLECTIVE = Arm.of("reflective", "reflective")
 AUTO = Arm.of("auto", "bild", {"scale": "step"}, auto=True)
-"""`auto` over the method that was the fastest on the short world: it chooses who writes, and not between methods."""
+"""
+`auto` over the method that was the fastest on the short world: it chooses who writes, and not
+between methods.
+"""
 THINKING = Arm.of("SpecReason, thinking only", "specreason", ending="small", answer="large")
-"""The part for which the miniature judge was trained, without answers and without steps that lack their ends."""
+"""
+The part for which the miniature judge was trained, without answers and without steps that lack
+their ends.
+"""
 THINKING_SEQUENTIAL = replace(
     THINKING, name=f"{THINKING.name}, sequential", run=THINKING.run.with_overrides({"ahead": 0})
 )
@@ -36,18 +45,24 @@ async def measure(
     """
     Solve every task with every arm, one at a time and in turns, so that drift hits all alike.
 
-    An arm that one of *solvers* is named for is run by that one. What is *done* already is not done again. The seed of
-    a sample follows from *base* and the number of its task, and is the same for all arms.
+    An arm that one of *solvers* is named for is run by that one. What is *done* already is not done
+    again. The seed of a sample follows from *base* and the number of its task, and is the same for
+    all arms.
     """
     for number, task in enumerate(tasks):
         seed = derive_seed(base, number, 0)
         for arm in turns(arms, number):
             if not done or (number, arm.name) not in done:
-                on_sample(number, await _sample((solvers or {}).get(arm.name, solver), arm, task, seed))
+                on_sample(
+                    number, await _sample((solvers or {}).get(arm.name, solver), arm, task, seed)
+                )
 
 
 async def read_acceptances(solver: Solver) -> ByRole:
-    """Read the servers' counters of drafted and accepted tokens; a role without speculation is left out."""
+    """
+    Read the servers' counters of drafted and accepted tokens; a role without speculation is left
+    out.
+    """
     endpoints = (solver.large, solver.small)
     acceptances = [await endpoint.acceptance() for endpoint in endpoints]
     pairs = zip(endpoints, acceptances, strict=True)
@@ -56,7 +71,9 @@ async def read_acceptances(solver: Solver) -> ByRole:
 
 def acceptances_between(earlier: ByRole, later: ByRole) -> ByRole:
     """The tokens that were drafted and accepted between two readings."""
-    return {role: acceptance - earlier.get(role, Acceptance()) for role, acceptance in later.items()}
+    return {
+        role: acceptance - earlier.get(role, Acceptance()) for role, acceptance in later.items()
+    }
 
 
 async def _sample(solver: Solver, arm: Arm, task: Task, seed: int) -> Sample:

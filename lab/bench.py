@@ -1,10 +1,12 @@
 """
-Measure every method on the miniature pair: the figures of the README, compared with the project's bars.
+Measure every method on the miniature pair: the figures of the README, compared with the project's
+bars.
 
 ``python -m lab.bench`` solves the same problems with every arm, interleaved, at the default
-sampling and greedily. One arm has three models: a nested pair of the tiny and the small model in the small one's place.
-With ``--stacked`` it measures vLLM's token-level speculation under the large model alone and under SpecReason instead.
-With ``--world long`` the problems have 32 to 80 steps, and models of their own; there is no tiny one among them.
+sampling and greedily. One arm has three models: a nested pair of the tiny and the small model in
+the small one's place. With ``--stacked`` it measures vLLM's token-level speculation under the large
+model alone and under SpecReason instead. With ``--world long`` the problems have 32 to 80 steps,
+and models of their own; there is no tiny one among them.
 """
 
 from __future__ import annotations
@@ -52,25 +54,39 @@ from .worlds import LONG, SHORT, SIZES, accounts, describe_pace, find_world, fre
 
 THREE = Arm.of("three models", "specreason")
 NESTED: Mapping[str, Mapping[str, Any]] = {
-    # The small miniature model has not learnt to judge: its grades of the tiny model's steps have an AUROC of 0.49. Its
-    # probabilities separate right from wrong steps (0.95): this rollback passes 95% of right steps, 11% of wrong ones.
+    # The small miniature model has not learnt to judge: its grades of the tiny model's steps have
+    # an AUROC of 0.49. Its probabilities separate right from wrong steps (0.95): this rollback
+    # passes 95% of right steps, 11% of wrong ones.
     THREE.name: {"policy": "bild", "options": {"scale": "step", "fallback": 0.4, "rollback": 1.0}}
 }
 
 NESTED_SMALL_PRINT = (
-    "Three models: SpecReason, whose small model is itself a pair. The tiny model drafts, the small one reads "
-    "its drafts and goes on where it disagrees (BiLD), and the large one grades the resulting steps. The samples' "
-    "ledgers count what each model wrote and read."
+    "Three models: SpecReason, whose small model is itself a pair. The tiny model drafts, the small"
+    " one reads its drafts and goes on where it disagrees (BiLD), and the large one grades the"
+    " resulting steps. The samples' ledgers count what each model wrote and read."
 )
 
 
 ROLES: tuple[Role, ...] = ("large", "small")
-COLUMNS = ("", "n", "accuracy", "seconds", "vs large", "vs floor", "by large", "accepted", "waste", "judging")
+COLUMNS = (
+    "",
+    "n",
+    "accuracy",
+    "seconds",
+    "vs large",
+    "vs floor",
+    "by large",
+    "accepted",
+    "waste",
+    "judging",
+)
 
 
 def markdown(results: Sequence[Result]) -> str:
     """A table with one row per arm; `small_print` explains the columns."""
-    speculating: list[Role] = [role for role in ROLES if any(role in result.speculation for result in results)]
+    speculating: list[Role] = [
+        role for role in ROLES if any(role in result.speculation for result in results)
+    ]
     columns = (*COLUMNS, *(f"tokens of {role}" for role in speculating))
     return Sheet(columns, [_row(result, speculating) for result in results]).markdown()
 
@@ -92,15 +108,19 @@ def _row(r: Result, speculating: Sequence[Role]) -> tuple[str, ...]:
 
 
 def small_print(profile: str, *more: str, world: str = SHORT) -> str:
-    """The explanation of the table: models of *world*, *profile* and columns; *more* names further models."""
+    """
+    The explanation of the table: models of *world*, *profile* and columns; *more* names further
+    models.
+    """
     sizes, pace = SIZES[find_world(world).name], describe_pace(profile, "large", "small", *more)
     return (
-        f"The miniature pair: two models of {sizes} parameters, trained on arithmetic, served by real vLLM on "
-        f"this CPU; {pace}. Seconds are the mean of one problem. "
-        "Vs large: wall time divided by that of the large model alone. Vs floor: divided by the time to write every "
-        "kept token on the model that wrote it. Brackets are 95% intervals. By large: the large model's share of the "
-        "kept tokens. Accepted: share of the judged drafts. Waste: share of the written tokens that were not kept. "
-        "Judging: tokens read or written to judge one problem, without those in a prefix cache."
+        f"The miniature pair: two models of {sizes} parameters, trained on arithmetic, served by"
+        f" real vLLM on this CPU; {pace}. Seconds are the mean of one problem. Vs large: wall time"
+        " divided by that of the large model alone. Vs floor: divided by the time to write every"
+        " kept token on the model that wrote it. Brackets are 95% intervals. By large: the large"
+        " model's share of the kept tokens. Accepted: share of the judged drafts. Waste: share of"
+        " the written tokens that were not kept. Judging: tokens read or written to judge one"
+        " problem, without those in a prefix cache."
     )
 
 
@@ -110,9 +130,10 @@ WARMING = accounts.Difficulty(steps=(3, 6))  # the first problems need not be lo
 NO_NESTING: Mapping[str, Mapping[str, Any]] = {}
 
 STACKED_SMALL_PRINT = (
-    "With ngram, both servers draft from what was written before; with draft_model, the small model drafts for the "
-    "large one as well, within its server, each of its passes at the small model's pace. Tokens of a role: the share "
-    "of the drafted tokens that its model accepted, and the tokens that a pass with a draft gave, its own included."
+    "With ngram, both servers draft from what was written before; with draft_model, the small model"
+    " drafts for the large one as well, within its server, each of its passes at the small model's"
+    " pace. Tokens of a role: the share of the drafted tokens that its model accepted, and the"
+    " tokens that a pass with a draft gave, its own included."
 )
 
 
@@ -129,33 +150,54 @@ async def solvers(
     world: str = SHORT,
 ) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
     """
-    Start the pair and yield a greedy solver over it, and solvers with a nested pair by the name of their arm.
+    Start the pair and yield a greedy solver over it, and solvers with a nested pair by the name of
+    their arm.
 
-    Their small model is a pair of the tiny and the small model; *nested* has its settings by arm. The tiny model is
-    started only if *nested* has an arm.
+    Their small model is a pair of the tiny and the small model; *nested* has its settings by arm.
+    The tiny model is started only if *nested* has an arm.
     """
     roles = (*PAIR, TINY) if nested else PAIR
     async with AsyncExitStack() as stack:
-        starting = running(profile, roles, console=console, world=find_world(world), speculation=speculation)
+        starting = running(
+            profile, roles, console=console, world=find_world(world), speculation=speculation
+        )
         served = await stack.enter_async_context(starting)
         large = endpoint(served["large"], "large")
-        plain = await stack.enter_async_context(Solver(endpoint(served["small"], "small"), large, sampling=GREEDY))
+        plain = await stack.enter_async_context(
+            Solver(endpoint(served["small"], "small"), large, sampling=GREEDY)
+        )
         nested_solvers: dict[str, Solver] = {}
         for name, settings in nested.items():
-            pair = {**settings, "small": endpoint(served[TINY], "small"), "large": endpoint(served["small"], "large")}
-            nested_solvers[name] = await stack.enter_async_context(Solver(pair, large, sampling=GREEDY))
-        tasks = long_tasks(problems, seed, WARMING) if world == LONG else fresh_tasks(problems, seed, world=world)
+            pair = {
+                **settings,
+                "small": endpoint(served[TINY], "small"),
+                "large": endpoint(served["small"], "large"),
+            }
+            nested_solvers[name] = await stack.enter_async_context(
+                Solver(pair, large, sampling=GREEDY)
+            )
+        tasks = (
+            long_tasks(problems, seed, WARMING)
+            if world == LONG
+            else fresh_tasks(problems, seed, world=world)
+        )
         await measure(plain, warm_up, tasks, solvers=nested_solvers)
         yield plain, nested_solvers
 
 
 def arms(method: str) -> tuple[Arm, ...]:
     """The arms that run over the token-level *method*; with "none" they have their usual names."""
-    return STACKED if method == "none" else tuple(replace(arm, name=f"{arm.name} + {method}") for arm in STACKED)
+    return (
+        STACKED
+        if method == "none"
+        else tuple(replace(arm, name=f"{arm.name} + {method}") for arm in STACKED)
+    )
 
 
 def server_settings() -> dict[str, object]:
-    """The speculation settings of the servers: samples with other settings belong to another run."""
+    """
+    The speculation settings of the servers: samples with other settings belong to another run.
+    """
     return {
         method: {role: settings.configuration("small") for role, settings in speculation.items()}
         for method, speculation in SPECULATIONS.items()
@@ -163,26 +205,50 @@ def server_settings() -> dict[str, object]:
 
 
 async def measure_stacked(
-    problems: int, profile: str, seed: int, samples: SampleStore, console: Console, world: str = SHORT
+    problems: int,
+    profile: str,
+    seed: int,
+    samples: SampleStore,
+    console: Console,
+    world: str = SHORT,
 ) -> list[Result]:
-    """Measure every method's arms on the same fresh problems; *samples* that exist are not measured again."""
-    tasks, chosen = fresh_tasks(problems, seed, world=world), {method: arms(method) for method in SPECULATIONS}
+    """
+    Measure every method's arms on the same fresh problems; *samples* that exist are not measured
+    again.
+    """
+    tasks, chosen = (
+        fresh_tasks(problems, seed, world=world),
+        {method: arms(method) for method in SPECULATIONS},
+    )
     with samples:
         for method, over in chosen.items():
             if left := missing(over, tasks, samples):
                 speculation = SPECULATIONS[method]
-                starting = solvers(profile, console, over, seed + 1, WARM_UP, speculation, world=world)
+                starting = solvers(
+                    profile, console, over, seed + 1, WARM_UP, speculation, world=world
+                )
                 async with starting as (solver, _):
                     with progress_bars(console) as progress:
                         advance = partial(progress.advance, progress.add_task(method, total=left))
-                        await measure(solver, over, tasks, on_sample=_keeping(samples, advance), done=samples.done)
+                        await measure(
+                            solver,
+                            over,
+                            tasks,
+                            on_sample=_keeping(samples, advance),
+                            done=samples.done,
+                        )
     all_arms = [arm for over in chosen.values() for arm in over]
-    return summarise([samples.done[number, arm.name] for number in range(len(tasks)) for arm in all_arms], all_arms)
+    return summarise(
+        [samples.done[number, arm.name] for number in range(len(tasks)) for arm in all_arms],
+        all_arms,
+    )
 
 
 def missing(chosen: Sequence[Arm], tasks: Sequence[Task], samples: SampleStore) -> int:
     """The number of samples of the *chosen* arms that are still missing."""
-    return sum((number, arm.name) not in samples.done for number in range(len(tasks)) for arm in chosen)
+    return sum(
+        (number, arm.name) not in samples.done for number in range(len(tasks)) for arm in chosen
+    )
 
 
 def _keeping(samples: SampleStore, advance: Callable[[], None]) -> Callable[[int, Sample], None]:
@@ -212,7 +278,8 @@ OTHERS = (
     Arm.of("cascade", "cascade"),
     Arm.of("lookahead reasoning", "lookahead-reasoning"),
 )
-SAMPLINGS: Mapping[str, Sampling] = {"default": Sampling(), "greedy": GREEDY}  # in the order of the tables
+# in the order of the tables
+SAMPLINGS: Mapping[str, Sampling] = {"default": Sampling(), "greedy": GREEDY}
 POINTS_LOST, OF_LARGE, OF_SEQUENTIAL = 0.02, 0.45, 0.8
 BEST_OF_LARGE, BEST_POINTS_LOST = 0.40, 0.01  # SpecReason and at least one other method
 SEED = 2026  # of the problems; training never uses them, with any seed
@@ -236,40 +303,64 @@ Examples:
 
 def missed(results: Sequence[Result]) -> list[str]:
     """
-    The bars that are missed, one sentence each; bars of arms that were not measured are not checked.
+    The bars that are missed, one sentence each; bars of arms that were not measured are not
+    checked.
 
-    The bars apply to `THINKING`: the miniature judge was never trained to grade an answer, and rejects all of them.
+    The bars apply to `THINKING`: the miniature judge was never trained to grade an answer, and
+    rejects all of them.
     """
     by_name = {result.name: result for result in results}
-    large, sequential, thinking = (by_name[arm.name] for arm in (LARGE, THINKING_SEQUENTIAL, THINKING))
+    large, sequential, thinking = (
+        by_name[arm.name] for arm in (LARGE, THINKING_SEQUENTIAL, THINKING)
+    )
     bars = (
-        ("accuracy lost against the large model alone", large.accuracy - thinking.accuracy, POINTS_LOST),
+        (
+            "accuracy lost against the large model alone",
+            large.accuracy - thinking.accuracy,
+            POINTS_LOST,
+        ),
         ("wall time over the large model alone", thinking.ratio, OF_LARGE),
         ("wall time over sequential", thinking.seconds / sequential.seconds, OF_SEQUENTIAL),
     )
-    failures = [f"{name}: {value:.3f}, bar {bar}" for name, value, bar in bars if value > bar + 1e-9]
-    others = [by_name[arm.name] for arm in OTHERS if arm.name in by_name and arm.policy != SHIPPED.policy]
+    failures = [
+        f"{name}: {value:.3f}, bar {bar}" for name, value, bar in bars if value > bar + 1e-9
+    ]
+    others = [
+        by_name[arm.name] for arm in OTHERS if arm.name in by_name and arm.policy != SHIPPED.policy
+    ]
     if others:
         good = [r.name for r in (thinking, *others) if _good(r, large)]
         if THINKING.name not in good or len(good) < 2:
             bar = f"{BEST_OF_LARGE} vs large at {BEST_POINTS_LOST:.0%} of accuracy"
-            failures.append(f"SpecReason and another method within {bar}: {', '.join(good) or 'none'}")
+            failures.append(
+                f"SpecReason and another method within {bar}: {', '.join(good) or 'none'}"
+            )
     return failures
 
 
 def _good(result: Result, large: Result) -> bool:
-    return result.ratio <= BEST_OF_LARGE and result.accuracy >= large.accuracy - BEST_POINTS_LOST - 1e-9
+    return (
+        result.ratio <= BEST_OF_LARGE
+        and result.accuracy >= large.accuracy - BEST_POINTS_LOST - 1e-9
+    )
 
 
 def sampled(arms: Sequence[Arm], sampling: str) -> tuple[Arm, ...]:
-    """The *arms* at one of `SAMPLINGS`; greedy arms keep their names, the names of others include the temperature."""
+    """
+    The *arms* at one of `SAMPLINGS`; greedy arms keep their names, the names of others include the
+    temperature.
+    """
     own = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
     return tuple(replace(arm, name=named(arm, sampling), sampling=own) for arm in arms)
 
 
 def named(arm: Arm, sampling: str) -> str:
     """The name of *arm* at one of `SAMPLINGS`."""
-    return arm.name if sampling == "greedy" else f"{arm.name}, temperature {SAMPLINGS[sampling].temperature}"
+    return (
+        arm.name
+        if sampling == "greedy"
+        else f"{arm.name}, temperature {SAMPLINGS[sampling].temperature}"
+    )
 
 
 def heading(sampling: str) -> str:
@@ -287,29 +378,46 @@ async def bench(
     world: str = SHORT,
 ) -> Mapping[str, list[Result]]:  # fmt: skip
     """
-    Run the *arms* on the same fresh problems at each of the *samplings*, one at a time, all of them interleaved.
+    Run the *arms* on the same fresh problems at each of the *samplings*, one at a time, all of them
+    interleaved.
 
-    The problems and the models are those of *world*. What *samples* have is not run again. Return the results by
-    sampling; the arms have their own names in them.
+    The problems and the models are those of *world*. What *samples* have is not run again. Return
+    the results by sampling; the arms have their own names in them.
     """
     tasks = fresh_tasks(problems, SEED, world=world)
     nested = {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
     all_arms = [arm for sampling in samplings for arm in sampled(arms, sampling)]
-    solving = solvers(profile, console, tuple(arms), SEED + 1, problems=2, nested=nested, world=world)
+    solving = solvers(
+        profile, console, tuple(arms), SEED + 1, problems=2, nested=nested, world=world
+    )
     async with solving as (solver, others):
         by_arm = {
-            named(arm, sampling): others[arm.name] for sampling in samplings for arm in arms if arm.name in others
+            named(arm, sampling): others[arm.name]
+            for sampling in samplings
+            for arm in arms
+            if arm.name in others
         }
         with samples, progress_bars(console) as progress:
             left = missing(all_arms, tasks, samples)
             total = problems * len(all_arms)
             bar = progress.add_task("measuring", total=total, completed=total - left)
             keep = _keeping(samples, partial(progress.advance, bar))
-            await measure(solver, all_arms, tasks, on_sample=keep, done=samples.done, solvers=by_arm, base=SEED)
+            await measure(
+                solver,
+                all_arms,
+                tasks,
+                on_sample=keep,
+                done=samples.done,
+                solvers=by_arm,
+                base=SEED,
+            )
     results: dict[str, list[Result]] = {}
     for sampling in samplings:
         places = [(number, arm) for number in range(len(tasks)) for arm in arms]
-        renamed = [replace(samples.done[number, named(arm, sampling)], arm=arm.name) for number, arm in places]
+        renamed = [
+            replace(samples.done[number, named(arm, sampling)], arm=arm.name)
+            for number, arm in places
+        ]
         results[sampling] = summarise(renamed, arms)
     return results
 
@@ -318,26 +426,42 @@ def main(
     problems: Annotated[int, typer.Option(min=2, help="Number of fresh problems.")] = 200,
     profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "paced",
     arm: Annotated[
-        list[str] | None, typer.Option(help="Measure this arm and the baselines; by default all arms.")
+        list[str] | None,
+        typer.Option(help="Measure this arm and the baselines; by default all arms."),
     ] = None,
-    world: Annotated[str, typer.Option(help="Kind of problems, with their models: short, long, tools.")] = SHORT,
-    baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines only.")] = False,
+    world: Annotated[
+        str, typer.Option(help="Kind of problems, with their models: short, long, tools.")
+    ] = SHORT,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Measure the baselines only.")
+    ] = False,
     stacked: Annotated[
         bool,
-        typer.Option("--stacked", help="Measure token-level speculation under large alone and SpecReason instead."),
+        typer.Option(
+            "--stacked",
+            help="Measure token-level speculation under large alone and SpecReason instead.",
+        ),
     ] = False,
     sampling: Annotated[
         str,
         typer.Option(
-            help="Measure at the default sampling (default), greedily (greedy), or both; --stacked is greedy."
+            help=(
+                "Measure at the default sampling (default), greedily (greedy), or both; --stacked"
+                " is greedy."
+            )
         ),
     ] = "both",
-    fresh_start: Annotated[bool, typer.Option("--fresh", help="Discard the samples of an earlier run.")] = False,
+    fresh_start: Annotated[
+        bool, typer.Option("--fresh", help="Discard the samples of an earlier run.")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="File for the figures, with the samples next to it; by default build/bench.json, or "
-            "build/bench-stacked.json."
+            help=(
+                "File for the figures, with the samples next to it; by default"
+                " build/bench.json, or "
+                "build/bench-stacked.json."
+            )
         ),
     ] = None,
 ) -> None:
@@ -345,7 +469,9 @@ def main(
     if stacked and (arm or baselines):
         raise ConfigurationError("--stacked has arms of its own: leave --arm and --baselines out")
     if sampling not in ("both", *SAMPLINGS):
-        raise ConfigurationError(f"no such sampling: {sampling!r}; there are 'both', 'default', 'greedy'")
+        raise ConfigurationError(
+            f"no such sampling: {sampling!r}; there are 'both', 'default', 'greedy'"
+        )
     samplings = tuple(SAMPLINGS) if sampling == "both" else (sampling,)
     arms = chosen(arm, baselines=baselines, world=world)
     output = output or (FIGURES.with_stem(f"{FIGURES.stem}-stacked") if stacked else FIGURES)
@@ -355,10 +481,18 @@ def main(
     progress, console = Console(stderr=True), Console(width=180 if stacked else 150)
     results: Mapping[str, list[Result]]
     if stacked:
-        results = {"greedy": asyncio.run(measure_stacked(problems, profile, SEED, samples, progress, world))}
+        results = {
+            "greedy": asyncio.run(
+                measure_stacked(problems, profile, SEED, samples, progress, world)
+            )
+        }
     else:
         results = asyncio.run(bench(arms, samplings, problems, profile, samples, progress, world))
-    rows = [row for name, summary in results.items() for row in report(summary, profile, explanation, name, world)]
+    rows = [
+        row
+        for name, summary in results.items()
+        for row in report(summary, profile, explanation, name, world)
+    ]
     output.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
     for name, summary in results.items():
         print(f"\n{heading(name)}:\n\n{markdown(summary)}\n")
@@ -373,9 +507,13 @@ def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
     for sampling, summary in results.items():
         by_name = {result.name: result for result in summary}
         for arm, sequential in ((SHIPPED, SEQUENTIAL), (THINKING, THINKING_SEQUENTIAL)):
-            ratio, of_large = (by_name[arm.name].seconds / by_name[sequential.name].seconds, by_name[arm.name].ratio)
+            ratio, of_large = (
+                by_name[arm.name].seconds / by_name[sequential.name].seconds,
+                by_name[arm.name].ratio,
+            )
             console.print(
-                f"{heading(sampling)}: {arm.name} over sequential {ratio:.2f}, over large alone {of_large:.2f}"
+                f"{heading(sampling)}: {arm.name} over sequential {ratio:.2f}, over large alone"
+                f" {of_large:.2f}"
             )
     failures = missed(results["greedy"]) if "greedy" in results else []
     for failure in failures:
@@ -385,7 +523,10 @@ def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
 
 
 def chosen(names: Sequence[str] | None, *, baselines: bool, world: str = SHORT) -> tuple[Arm, ...]:
-    """The baselines and the arms called *names*; None: all of *world*, or with *baselines* none but the baselines."""
+    """
+    The baselines and the arms called *names*; None: all of *world*, or with *baselines* none but
+    the baselines.
+    """
     known = {arm.name: arm for arm in OTHERS if world == SHORT or arm.name not in NESTED}
     wrong = [name for name in names or () if name not in known]
     if wrong:
@@ -394,25 +535,36 @@ def chosen(names: Sequence[str] | None, *, baselines: bool, world: str = SHORT) 
     others = (
         ()
         if baselines
-        else tuple(known.values())
-        if names is None
-        else tuple(known[name] for name in dict.fromkeys(names))
+        else (
+            tuple(known.values())
+            if names is None
+            else tuple(known[name] for name in dict.fromkeys(names))
+        )
     )
     return *BASELINES, *others
 
 
 def note(arms: Sequence[Arm], profile: str, *, stacked: bool, world: str = SHORT) -> str:
-    """The explanation that goes with the figures. Raise `ConfigurationError` for an unknown *profile* or *world*."""
+    """
+    The explanation that goes with the figures. Raise `ConfigurationError` for an unknown *profile*
+    or *world*.
+    """
     pair = small_print(profile, world=world)
     if stacked:
         return f"{pair} {STACKED_SMALL_PRINT}"
-    return f"{small_print(profile, TINY, world=world)} {NESTED_SMALL_PRINT}" if THREE in arms else pair
+    return (
+        f"{small_print(profile, TINY, world=world)} {NESTED_SMALL_PRINT}" if THREE in arms else pair
+    )
 
 
 def _about(profile: str, *, stacked: bool, world: str) -> dict[str, Any]:
     """The values that have to agree for samples to belong to one run; the arms may differ."""
     roles = (*PAIR, TINY) if world == SHORT else PAIR
-    about = {"profile": profile, "seed": SEED, "models": weights_digest(*roles, world=find_world(world))}
+    about = {
+        "profile": profile,
+        "seed": SEED,
+        "models": weights_digest(*roles, world=find_world(world)),
+    }
     if world != SHORT:  # samples from before there were worlds are of the short one
         about["world"] = world
     return {**about, "stacked": server_settings()} if stacked else about

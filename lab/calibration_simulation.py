@@ -1,11 +1,13 @@
 """
-Simulate calibrations on many populations whose true losses are known, and count the promises that are broken.
+Simulate calibrations on many populations whose true losses are known, and count the promises that
+are broken.
 
 ``python -m lab.calibration_simulation`` prints two tables.
 
-Every population has a loss for each threshold, growing from the strictest to the loosest, and some gains. Each
-calibration uses a sample of one population; its promise is broken if the true loss at the promised threshold is above
-the limit. The second table runs the search of ``stepspec calibrate``, once and with further attempts on more problems.
+Every population has a loss for each threshold, growing from the strictest to the loosest, and some
+gains. Each calibration uses a sample of one population; its promise is broken if the true loss at
+the promised threshold is above the limit. The second table runs the search of ``stepspec
+calibrate``, once and with further attempts on more problems.
 
 The bar: at most one promise of twenty is broken in a row.
 """
@@ -65,7 +67,10 @@ class Population:
         return self.lost - self.gained
 
     def sample(self, rng: Generator, n: int) -> list[Paired]:
-        """Outcomes at every threshold on the same *n* problems; a lost problem stays lost at looser thresholds."""
+        """
+        Outcomes at every threshold on the same *n* problems; a lost problem stays lost at looser
+        thresholds.
+        """
         draw = rng.random(n)
         lost = [int((draw < share).sum()) for share in self.lost]
         gained = [int((draw > 1 - share).sum()) for share in self.gained]
@@ -77,8 +82,8 @@ class Row:
     """
     The results for one *kind* of population in one *case*, as shares of all populations.
 
-    *broken* counts broken promises, *none* calibrations that promised no threshold, and *naively* the promises that
-    trusting the observed loss would break, None where that is not counted.
+    *broken* counts broken promises, *none* calibrations that promised no threshold, and *naively*
+    the promises that trusting the observed loss would break, None where that is not counted.
     """
 
     kind: str
@@ -90,7 +95,10 @@ class Row:
 
 
 def growing(rng: Generator, limit: float) -> Population:
-    """Losses grow by steps of random size, to several times the *limit* for most; gains are a few of them."""
+    """
+    Losses grow by steps of random size, to several times the *limit* for most; gains are a few of
+    them.
+    """
     steps = rng.exponential(rng.uniform(0.1, 0.8) * limit, THRESHOLDS)
     lost = np.minimum(np.cumsum(steps), 0.6)
     return Population(lost, np.cumsum(rng.uniform(0, 0.4) * steps * rng.random(THRESHOLDS)))
@@ -99,14 +107,21 @@ def growing(rng: Generator, limit: float) -> Population:
 def flat(rng: Generator, limit: float) -> Population:
     """Hardly any loss at first, and then a cliff."""
     place = rng.integers(1, THRESHOLDS)
-    lost = np.where(np.arange(THRESHOLDS) < place, rng.uniform(0, 0.2) * limit, rng.uniform(1.5, 8) * limit)
+    lost = np.where(
+        np.arange(THRESHOLDS) < place, rng.uniform(0, 0.2) * limit, rng.uniform(1.5, 8) * limit
+    )
     return Population(np.minimum(lost, 0.6), np.zeros(THRESHOLDS))
 
 
 def edge(rng: Generator, limit: float) -> Population:
-    """The hardest: the strictest threshold loses just more than the *limit*, so that any choice breaks the promise."""
+    """
+    The hardest: the strictest threshold loses just more than the *limit*, so that any choice breaks
+    the promise.
+    """
     gained = rng.uniform(0, 0.1) * np.ones(THRESHOLDS)
-    return Population(np.minimum(gained + limit * 1.0001 + np.arange(THRESHOLDS) * limit, 0.6), gained)
+    return Population(
+        np.minimum(gained + limit * 1.0001 + np.arange(THRESHOLDS) * limit, 0.6), gained
+    )
 
 
 def late_edge(rng: Generator, limit: float) -> Population:
@@ -151,10 +166,13 @@ class SimulatedRuns:
     """
     Runs on problems of a *population*, for a search.
 
-    A number from 0 to 1, drawn anew for each run, decides at which thresholds its problem is lost or gained.
+    A number from 0 to 1, drawn anew for each run, decides at which thresholds its problem is lost
+    or gained.
     """
 
-    threshold = Threshold("threshold", tuple(float(THRESHOLDS - place) for place in range(THRESHOLDS)))
+    threshold = Threshold(
+        "threshold", tuple(float(THRESHOLDS - place) for place in range(THRESHOLDS))
+    )
 
     def __init__(self, population: Population, rng: Generator) -> None:
         self._population, self._rng = population, rng
@@ -185,7 +203,9 @@ def search(
         runs, store, best = SimulatedRuns(population, rng), RunMemory(), list[int]()
         for attempt in range(attempts):
             test, size = LossTest(limit, LEVEL, again=attempt > 0), n << attempt
-            result = asyncio.run(calibration_search.search(runs.solve, size, runs.threshold, test, store, size))
+            result = asyncio.run(
+                calibration_search.search(runs.solve, size, runs.threshold, test, store, size)
+            )
             best += [THRESHOLDS - int(result.loosest.threshold)] if result.loosest else []
         none += not best
         broken += any(bool(population.loss[index] > limit) for index in best)
@@ -200,20 +220,25 @@ def main(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the populations.")] = 0,
 ) -> None:
     """
-    Simulate, print two tables, and exit with 1 if promises are broken more often than the confidence allows.
+    Simulate, print two tables, and exit with 1 if promises are broken more often than the
+    confidence allows.
 
-    The second table runs the search of `stepspec calibrate` itself, on a tenth of the populations, with one attempt and
-    with several.
+    The second table runs the search of `stepspec calibrate` itself, on a tenth of the populations,
+    with one attempt and with several.
     """
     if not 0 < limit <= LARGEST:
-        raise ConfigurationError(f"--limit {limit}: the populations here are made for limits up to {LARGEST}, above 0")
+        raise ConfigurationError(
+            f"--limit {limit}: the populations here are made for limits up to {LARGEST}, above 0"
+        )
     sizes = (300, 1000, 4000)
     searched = max(1, populations // SEARCHED)
     searches = [(kind, attempts) for kind in SEARCH_KINDS for attempts in (1, ATTEMPTS)]
     with progress_bars(stderr) as progress:
         bar = progress.add_task("calibrating", total=len(KINDS) * len(sizes) * populations)
         rows = [
-            simulate(kind, n, limit, populations, seed=seed, on_population=lambda: progress.advance(bar))
+            simulate(
+                kind, n, limit, populations, seed=seed, on_population=lambda: progress.advance(bar)
+            )
             for kind in KINDS
             for n in sizes
         ]
@@ -227,7 +252,9 @@ def main(
         ]  # fmt: skip
     about = f"a loss of at most {limit:.0%}, at 95% confidence, {datetime.date.today()}"
     found = f"the search of `stepspec calibrate`, {SEARCH_PROBLEMS} problems"
-    Console(width=130).print(table(f"the promise: {about}", rows), table(f"{found}: {about}", search_rows))
+    Console(width=130).print(
+        table(f"the promise: {about}", rows), table(f"{found}: {about}", search_rows)
+    )
     failures = missed([*rows, *search_rows])
     for line in failures:
         stderr.print(line, style="red", highlight=False, soft_wrap=True)
@@ -238,14 +265,22 @@ def main(
 def missed(rows: Sequence[Row]) -> list[str]:
     """The rows in which too many promises are broken, one sentence each."""
     return [
-        f"missed: {row.kind}, {row.case}: broken in {row.broken.value:.1%}, which is more than {LEVEL:.0%}"
+        f"missed: {row.kind}, {row.case}: broken in {row.broken.value:.1%}, which is more than"
+        f" {LEVEL:.0%}"
         for row in rows
         if row.broken.low > LEVEL
     ]
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:
-    columns = ("population", "", "populations", "broken [95% interval]", "none", "if trusted naively")
+    columns = (
+        "population",
+        "",
+        "populations",
+        "broken [95% interval]",
+        "none",
+        "if trusted naively",
+    )
     texts = [
         (
             *(row.kind, row.case, str(row.populations), f"{row.broken:.1%}", f"{row.none:.1%}"),

@@ -28,14 +28,18 @@ def load_curves(curves: Sequence[Curve], across: str, up: str) -> str:
     for number, curve in enumerate(curves):
         rates, seconds = [dot[0] for dot in curve.dots], [dot[1] for dot in curve.dots]
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        axes.plot(rates, seconds, color=colour, marker=marker, linewidth=2, label=curve.name, gid="mark")
+        axes.plot(
+            rates, seconds, color=colour, marker=marker, linewidth=2, label=curve.name, gid="mark"
+        )
     axes.set(xlabel=across, ylabel=up)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.grid(visible=True, axis="y")
     axes.legend(labelcolor=INK)
     described = "; ".join(
-        f"{curve.name}, {load}: {rate:.3g}, {seconds:.2f}" for curve in curves for rate, seconds, load in curve.dots
+        f"{curve.name}, {load}: {rate:.3g}, {seconds:.2f}"
+        for curve in curves
+        for rate, seconds, load in curve.dots
     )
     return standalone(svg(figure, f"{across}, {up}. {described}"))
 

@@ -1,4 +1,7 @@
-"""Problems under load: what is measured of one arm under one load. A `Crowd` runs a block, a `BlockStore` keeps it."""
+"""
+Problems under load: what is measured of one arm under one load. A `Crowd` runs a block, a
+`BlockStore` keeps it.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,10 @@ class Timing:
     """
     One counted problem; times are in seconds since it arrived.
 
-    *first_step* is when the first verified step was committed, *first_answer* when the first text of the answer was
-    there; None if that did not happen. *tokens* are the kept ones. *failure* is why there is no solution, or "". The
-    *sample* is what other evaluations keep; None without a solution.
+    *first_step* is when the first verified step was committed, *first_answer* when the first text
+    of the answer was there; None if that did not happen. *tokens* are the kept ones. *failure* is
+    why there is no solution, or "". The *sample* is what other evaluations keep; None without a
+    solution.
     """
 
     latency: float
@@ -52,10 +56,11 @@ Attempt: TypeAlias = Callable[[Task, int], Awaitable[Timing]]
 
 class Crowd:
     """
-    The problems of one block: a warm-up, the *counted* tasks, and *others* until the counted have ended.
+    The problems of one block: a warm-up, the *counted* tasks, and *others* until the counted have
+    ended.
 
-    It is a closed loop: there are *concurrency* problems at any time. *warm_up* is the number of problems before the
-    counted ones; None: as many as there are at once.
+    It is a closed loop: there are *concurrency* problems at any time. *warm_up* is the number of
+    problems before the counted ones; None: as many as there are at once.
     """
 
     def __init__(
@@ -73,7 +78,9 @@ class Crowd:
         self._attempt, self._seed, self._block = attempt, seed, block
         more = ((None, task) for task in itertools.cycle(others))
         self._entries: Iterator[tuple[int | None, Task]] = itertools.chain(
-            itertools.islice(more, concurrency if warm_up is None else warm_up), enumerate(counted), more
+            itertools.islice(more, concurrency if warm_up is None else warm_up),
+            enumerate(counted),
+            more,
         )
         self._timings: dict[int, Timing] = {}
         self._error: Exception | None = None
@@ -90,7 +97,8 @@ class Crowd:
     async def _keep_busy(self) -> None:
         for place, task in self._entries:
             await self._solve(place, task)
-            if self._error is not None:  # the next one may fail as soon as it begins, without ever waiting
+            # the next one may fail as soon as it begins, without ever waiting
+            if self._error is not None:
                 return
 
     async def _solve(self, place: int | None, task: Task) -> None:
@@ -124,7 +132,10 @@ async def attempt(
     task: Task,
     seed: int,
 ) -> Timing:
-    """Solve *task* as *arm* does, within *deadline* seconds. A failure of an endpoint is in the result."""
+    """
+    Solve *task* as *arm* does, within *deadline* seconds. A failure of an endpoint is in the
+    result.
+    """
     clock = asyncio.get_running_loop().time
     began, first = clock(), dict[type, float]()
 
@@ -136,7 +147,9 @@ async def attempt(
     try:
         async with asyncio.timeout(deadline):
             seeded = (sampling or solver.settings.run.sampling).with_seed(seed)
-            solved = await solve_once(solver, arm, task.problem, sampling=seeded, budget=budget, observe=observe)
+            solved = await solve_once(
+                solver, arm, task.problem, sampling=seeded, budget=budget, observe=observe
+            )
         solution = solved.solution
     except TimeoutError:
         failure = f"no answer within {deadline:g} s"
@@ -151,7 +164,8 @@ async def attempt(
     return Timing(seconds, *begun, tokens, sample.correct, sample=sample)
 
 
-BlockPlace: TypeAlias = tuple[int, str, int]  # problems at once, the name of the arm, and the number of the block
+# problems at once, the name of the arm, and the number of the block
+BlockPlace: TypeAlias = tuple[int, str, int]
 _BLOCK: TypeAdapter[Block] = TypeAdapter(Block)
 
 
@@ -160,7 +174,9 @@ class BlockStore(JsonlStore):
 
     done: dict[BlockPlace, Block]
 
-    def __init__(self, path: Path, about: Mapping[str, Any], arms: Sequence[Arm], *, fresh: bool = False) -> None:
+    def __init__(
+        self, path: Path, about: Mapping[str, Any], arms: Sequence[Arm], *, fresh: bool = False
+    ) -> None:
         self._arms = {arm.name: orjson.loads(orjson.dumps(arm.record())) for arm in arms}
         super().__init__(path, about, fresh=fresh)
 
@@ -175,7 +191,8 @@ class BlockStore(JsonlStore):
         for place, arm, block in self.records(_placed, "block"):
             if arm != self._arms.get(arm["name"], arm):
                 raise ConfigurationError(
-                    f"{self.path} has blocks of the arm {arm['name']!r} with other options: {REMEDY}"
+                    f"{self.path} has blocks of the arm {arm['name']!r} with other options:"
+                    f" {REMEDY}"
                 )
             self.done[place] = block
 
@@ -183,12 +200,19 @@ class BlockStore(JsonlStore):
 def _placed(line: bytes) -> tuple[BlockPlace, Mapping[str, Any], Block]:
     fields = orjson.loads(line)
     arm: Mapping[str, Any] = fields["arm"]
-    return (fields["load"], arm["name"], fields["block"]), arm, _BLOCK.validate_python(fields["timings"])
+    return (
+        (fields["load"], arm["name"], fields["block"]),
+        arm,
+        _BLOCK.validate_python(fields["timings"]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Running servers: a solver over the pair, one in which the large model has a second replica, if there is one."""
+    """
+    Running servers: a solver over the pair, one in which the large model has a second replica, if
+    there is one.
+    """
 
     pair: Solver
     two_large: Solver | None = None
@@ -198,7 +222,10 @@ class Deployment:
 
 
 async def run_block(crowd: Crowd, name: str) -> Block:
-    """Run the *crowd*. Raise `StepspecError`, with the *name* of the block, if all of its problems fail."""
+    """
+    Run the *crowd*. Raise `StepspecError`, with the *name* of the block, if all of its problems
+    fail.
+    """
     measured = await crowd.run()
     if all(timing.failure for timing in measured):
         raise StepspecError(f"{name}: no problem was solved: {measured[0].failure}")

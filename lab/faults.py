@@ -1,10 +1,12 @@
 """
-Do to a real ``stepspec serve`` and its servers what goes wrong in operation, and account for every request meanwhile.
+Do to a real ``stepspec serve`` and its servers what goes wrong in operation, and account for every
+request meanwhile.
 
-Stand-ins serve the small model and two replicas of the large one, each a process that can be killed and started again
-at its port. For every fault, requests are sent at once, half of them as streams. None may be lost: each has an answer,
-or an error that says so. None may be answered wrongly: stand-ins agree, so that every answer is that of an undisturbed
-run. After the fault an undegraded answer has to come back without a restart of the service.
+Stand-ins serve the small model and two replicas of the large one, each a process that can be killed
+and started again at its port. For every fault, requests are sent at once, half of them as streams.
+None may be lost: each has an answer, or an error that says so. None may be answered wrongly:
+stand-ins agree, so that every answer is that of an undisturbed run. After the fault an undegraded
+answer has to come back without a restart of the service.
 """
 
 from __future__ import annotations
@@ -101,7 +103,9 @@ class Deployment:
     flags: Sequence[str] = ()
     program: Program = field(init=False)
     serving: AsyncExitStack = field(default_factory=AsyncExitStack)
-    servers: dict[int, tuple[AsyncExitStack, Child]] = field(default_factory=dict[int, tuple[AsyncExitStack, Child]])
+    servers: dict[int, tuple[AsyncExitStack, Child]] = field(
+        default_factory=dict[int, tuple[AsyncExitStack, Child]]
+    )
     text: str = ""
 
     def url(self, place: int) -> str:
@@ -122,7 +126,9 @@ class Deployment:
             log = self.folder / f"server-{place}.log"
             self.servers[place] = (
                 stack,
-                await stack.enter_async_context(child(command, env=environment(), log=log, grace=1.0)),
+                await stack.enter_async_context(
+                    child(command, env=environment(), log=log, grace=1.0)
+                ),
             )
         async with asyncio.timeout(STARTING):
             for place in places:
@@ -152,11 +158,18 @@ class Deployment:
 
     async def befall(self, place: int, *faults: str) -> None:
         """Queue *faults* for the coming completions of the server at *place*."""
-        async with self.http.post(f"{self.url(place)}/faults", data=orjson.dumps(faults), raise_for_status=True):
+        async with self.http.post(
+            f"{self.url(place)}/faults", data=orjson.dumps(faults), raise_for_status=True
+        ):
             pass
 
-    async def ask(self, number: int, leaves: float | None = None, problem: str = PROBLEM) -> Outcome:
-        """Send a request, a stream if *number* is odd; the client leaves after so many seconds, if any."""
+    async def ask(
+        self, number: int, leaves: float | None = None, problem: str = PROBLEM
+    ) -> Outcome:
+        """
+        Send a request, a stream if *number* is odd; the client leaves after so many seconds, if
+        any.
+        """
         try:
             async with asyncio.timeout(PATIENCE):
                 try:
@@ -177,12 +190,16 @@ class Deployment:
             "messages": [{"role": "user", "content": problem}],
             "stream": stream,
         }
-        async with self.http.post(f"{self.program.base}/v1/chat/completions", data=json.dumps(body)) as reply:
+        async with self.http.post(
+            f"{self.program.base}/v1/chat/completions", data=json.dumps(body)
+        ) as reply:
             if reply.status != 200:
                 return refusal(reply.status, orjson.loads(await reply.read()), reply.headers)
             if not stream:
                 whole = orjson.loads(await reply.read())
-                return self.judge(whole["choices"][0]["message"]["content"], whole["stepspec"]["degraded"])
+                return self.judge(
+                    whole["choices"][0]["message"]["content"], whole["stepspec"]["degraded"]
+                )
             text, degraded, ended = "", list[str](), False
             async for line in reply.content:
                 if line.startswith(b"data: {"):
@@ -191,9 +208,15 @@ class Deployment:
                         return refusal(200, event, {})
                     extra: Mapping[str, Any] = event.get("stepspec") or {}
                     degraded += extra.get("degraded") or ()
-                    text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+                    text += "".join(
+                        choice["delta"].get("content") or "" for choice in event["choices"]
+                    )
                 ended = ended or line.startswith(b"data: [DONE]")
-            return self.judge(text, degraded) if ended else Outcome("lost", "the stream has no end and no error")
+            return (
+                self.judge(text, degraded)
+                if ended
+                else Outcome("lost", "the stream has no end and no error")
+            )
 
     def judge(self, text: str, degraded: Sequence[str]) -> Outcome:
         if self.text and text != self.text:
@@ -201,7 +224,10 @@ class Deployment:
         return Outcome("degraded" if degraded else "answered", text)
 
     async def recovered(self) -> float:
-        """Return the seconds until an answer is undegraded, a stream's too. Raise `TimeoutError` after `RECOVERY`."""
+        """
+        Return the seconds until an answer is undegraded, a stream's too. Raise `TimeoutError` after
+        `RECOVERY`.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with asyncio.timeout(RECOVERY):
@@ -211,7 +237,10 @@ class Deployment:
 
 
 def refusal(status: int, body: Any, headers: Mapping[str, str]) -> Outcome:
-    """Read a refusal: it has a message, and says when to come back if the service is only busy or degraded."""
+    """
+    Read a refusal: it has a message, and says when to come back if the service is only busy or
+    degraded.
+    """
     try:
         message, code = body["error"]["message"], body["error"].get("code")
     except (LookupError, TypeError):
@@ -228,7 +257,10 @@ Work: TypeAlias = Callable[[Deployment, int], Coroutine[Any, Any, list[Outcome]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, what may become of a request meanwhile, and the *work* that does it and sends the requests."""
+    """
+    What goes wrong, what may become of a request meanwhile, and the *work* that does it and sends
+    the requests.
+    """
 
     name: str
     allowed: frozenset[Fate]
@@ -241,7 +273,10 @@ async def send(deployment: Deployment, requests: int, leaves: float | None = Non
 
 
 def dead(*places: int, after: float | None = None) -> Work:
-    """Kill the servers at *places* before the requests, or so many seconds *after* they were sent; then start them."""
+    """
+    Kill the servers at *places* before the requests, or so many seconds *after* they were sent;
+    then start them.
+    """
 
     async def work(deployment: Deployment, requests: int) -> list[Outcome]:
         sending = asyncio.create_task(send(deployment, requests)) if after is not None else None
@@ -269,7 +304,10 @@ def failing(faults: Iterable[str], *places: int) -> Work:
 
 
 def another_model(*places: int) -> Work:
-    """Start the servers at *places* again with another model behind the same URL, and then with the old one."""
+    """
+    Start the servers at *places* again with another model behind the same URL, and then with the
+    old one.
+    """
 
     async def work(deployment: Deployment, requests: int) -> list[Outcome]:
         await deployment.stop(*places)
@@ -282,7 +320,9 @@ def another_model(*places: int) -> Work:
 
 
 def frozen(*places: int) -> Work:
-    """Stop the processes at *places* without killing them: connections stay open, and nothing answers."""
+    """
+    Stop the processes at *places* without killing them: connections stay open, and nothing answers.
+    """
 
     async def work(deployment: Deployment, requests: int) -> list[Outcome]:
         pids = [deployment.servers[place][1].pid for place in places]
@@ -307,7 +347,10 @@ async def hostile(deployment: Deployment, requests: int) -> list[Outcome]:
 async def leaving(deployment: Deployment, requests: int) -> list[Outcome]:
     """Leave in the middle; nothing may stay open."""
     outcomes = await send(deployment, requests, leaves=0.15)
-    servers = {role: deployment.url(place) for role, place in (("small", SMALL), ("large", LARGE), ("other", OTHER))}
+    servers = {
+        role: deployment.url(place)
+        for role, place in (("small", SMALL), ("large", LARGE), ("other", OTHER))
+    }
     open_requests = await settled(deployment.http, deployment.program.base, servers)
     if any(open_requests.values()):
         return [*outcomes, Outcome("lost", f"still open: {open_requests}")]
@@ -326,12 +369,18 @@ async def full_disk(deployment: Deployment, requests: int) -> list[Outcome]:
 
 
 async def killed_service(deployment: Deployment, requests: int) -> list[Outcome]:
-    """Kill the service under the requests: they are cut off, and the servers notice. It is started by the caller."""
+    """
+    Kill the service under the requests: they are cut off, and the servers notice. It is started by
+    the caller.
+    """
     sending = asyncio.create_task(send(deployment, requests))
     await asyncio.sleep(0.15)
     os.kill(deployment.program.child.pid, signal.SIGKILL)
     outcomes = await sending
-    cut = [Outcome("cut", each.note) if each.fate == "lost" and "reply" not in each.note else each for each in outcomes]
+    cut = [
+        Outcome("cut", each.note) if each.fate == "lost" and "reply" not in each.note else each
+        for each in outcomes
+    ]
     async with asyncio.timeout(STARTING):
         for place in PLACES:
             while await queued(deployment.http, deployment.url(place)):  # noqa: ASYNC110  # the same
@@ -352,7 +401,11 @@ FAULTS = (
     Fault("one large replica down", FINE, dead(LARGE)),
     Fault("one large replica killed under the requests", FINE, dead(LARGE, after=0.15)),
     Fault("large down", REFUSED, dead(LARGE, OTHER)),
-    Fault("large killed under the requests", may("answered", "refused"), dead(LARGE, OTHER, after=0.15)),
+    Fault(
+        "large killed under the requests",
+        may("answered", "refused"),
+        dead(LARGE, OTHER, after=0.15),
+    ),
     Fault("small: streams reset", may("answered", "degraded"), failing(["reset:3"] * MANY, SMALL)),
     Fault("large: a few calls reset", may("answered"), failing(["reset:0", "none"] * 2, LARGE)),
     Fault("small: 500", ALONE, failing(["500"] * MANY, SMALL)),
@@ -360,7 +413,9 @@ FAULTS = (
     Fault("large: 429 twice, Retry-After 1", FINE, failing(["429:1"] * 2, LARGE, OTHER)),
     Fault("large: 500", REFUSED, failing(["500"] * MANY, LARGE, OTHER)),
     Fault("small: stalls", ALONE, failing(["stall:2"] * MANY, SMALL)),
-    Fault("small: ten times slower", may("answered", "degraded"), failing(["slow:10"] * MANY, SMALL)),
+    Fault(
+        "small: ten times slower", may("answered", "degraded"), failing(["slow:10"] * MANY, SMALL)
+    ),
     Fault("small: out of memory", ALONE, failing(["memory"] * MANY, SMALL)),
     Fault("large: out of memory", REFUSED, failing(["memory"] * MANY, LARGE, OTHER)),
     Fault("small: garbage", ALONE, failing(["garbage"] * MANY, SMALL)),
@@ -377,7 +432,11 @@ FAULTS = (
             ("large", (LARGE, OTHER), may("answered", "refused")),
         )
     ),
-    Fault("small: other token ids than the text", may("answered", "degraded"), failing(["ids"] * MANY, SMALL)),
+    Fault(
+        "small: other token ids than the text",
+        may("answered", "degraded"),
+        failing(["ids"] * MANY, SMALL),
+    ),
     Fault("small: empty text", may("answered", "degraded"), failing(["empty"] * MANY, SMALL)),
     Fault("small: another model at its URL", ALONE, another_model(SMALL)),
     Fault("one large replica: another model at its URL", FINE, another_model(LARGE)),
@@ -396,7 +455,10 @@ FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of the requests under one fault; *recovered* is in seconds, None if the service did not."""
+    """
+    What became of the requests under one fault; *recovered* is in seconds, None if the service did
+    not.
+    """
 
     fault: Fault
     outcomes: Sequence[Outcome]
@@ -409,7 +471,11 @@ class Result:
             for each in self.outcomes
             if each.fate not in self.fault.allowed
         ]
-        late = [] if self.recovered is not None else [f"{self.fault.name}: no undegraded answer within {RECOVERY:g} s"]
+        late = (
+            []
+            if self.recovered is not None
+            else [f"{self.fault.name}: no undegraded answer within {RECOVERY:g} s"]
+        )
         return [*found, *late]
 
 
@@ -432,13 +498,17 @@ async def deployed(*flags: str, force_close: bool = True) -> AsyncGenerator[Depl
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports at which nothing listens; a server that is killed has to come back at the same one."""
+    """
+    Return ports at which nothing listens; a server that is killed has to come back at the same one.
+    """
     with ExitStack() as stack:
         sockets = [stack.enter_context(reserve_port("127.0.0.1")) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]
 
 
-async def suite(faults: Sequence[Fault], requests: int, tell: Callable[[Result], object]) -> list[Result]:
+async def suite(
+    faults: Sequence[Fault], requests: int, tell: Callable[[Result], object]
+) -> list[Result]:
     """Try *faults* one after the other, with so many *requests* each; *tell* gets every result."""
     results = list[Result]()
     async with deployed() as deployment:
@@ -477,16 +547,25 @@ def sheet(results: Sequence[Result]) -> Sheet:
 
 def main(
     requests: Annotated[int, typer.Option(min=2, help="Number of requests under each fault.")] = 16,
-    only: Annotated[list[str] | None, typer.Option(help="The name of a fault; again for more. Default: all.")] = None,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table for a document.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="The name of a fault; again for more. Default: all.")
+    ] = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table for a document.")
+    ] = False,
 ) -> None:
-    """Try every fault on a real service; exit with 1 if a request is lost or answered wrongly, or nothing recovers."""
+    """
+    Try every fault on a real service; exit with 1 if a request is lost or answered wrongly, or
+    nothing recovers.
+    """
     console, errors = Console(width=140), Console(stderr=True)
     names = [fault.name for fault in FAULTS]
     if unknown := [name for name in only or () if name not in names]:
         raise ConfigurationError(f"--only {unknown[0]}: there are: {', '.join(names)}")
     chosen = [fault for fault in FAULTS if not only or fault.name in only]
-    results = asyncio.run(suite(chosen, requests, lambda result: errors.print(f"tried: {result.fault.name}")))
+    results = asyncio.run(
+        suite(chosen, requests, lambda result: errors.print(f"tried: {result.fault.name}"))
+    )
     if as_markdown:
         print(sheet(results).markdown())
     else:
@@ -496,7 +575,8 @@ def main(
         console.print(complaint, style="bold red", highlight=False, markup=False)
     fates = Counter(outcome.fate for result in results for outcome in result.outcomes)
     console.print(
-        f"{len(results)} faults, {sum(fates.values())} requests, lost {fates['lost']}, wrong {fates['wrong']}"
+        f"{len(results)} faults, {sum(fates.values())} requests, lost {fates['lost']}, wrong"
+        f" {fates['wrong']}"
     )
     if complaints:
         raise typer.Exit(1)

@@ -1,8 +1,9 @@
 """
-Run the tests of one module's mutants, each in a fork of a process that has imported everything but stepspec.
+Run the tests of one module's mutants, each in a fork of a process that has imported everything but
+stepspec.
 
-Most of a mutant's time is imports otherwise. Started by ``lab.mutate`` in the copy that is mutated. A semicolon
-divides the tests: the slow ones after it run only for the mutants that pass the others.
+Most of a mutant's time is imports otherwise. Started by ``lab.mutate`` in the copy that is mutated.
+A semicolon divides the tests: the slow ones after it run only for the mutants that pass the others.
 """
 
 from __future__ import annotations
@@ -33,7 +34,17 @@ mutating: Any = import_module("cosmic_ray.mutating")
 work_db: Any = import_module("cosmic_ray.work_db")
 work_item: Any = import_module("cosmic_ray.work_item")
 
-PRELOADED = (aiohttp, hypothesis, openai, orjson, pydantic_settings, pytest, rich.progress, tenacity, typer)
+PRELOADED = (
+    aiohttp,
+    hypothesis,
+    openai,
+    orjson,
+    pydantic_settings,
+    pytest,
+    rich.progress,
+    tenacity,
+    typer,
+)
 # The others, which every fork would load again, take longer than most tests.
 PLUGINS = ("-ppytest_timeout", f"-p{pytest_asyncio.plugin.__name__}")
 SURVIVED = work_item.TestOutcome.SURVIVED
@@ -51,7 +62,8 @@ def processor_seconds() -> float:
 
 def run_forked(tests: str, seconds: float, limit: float) -> tuple[Any, str]:
     """
-    Run *tests* in a fork, which is killed after so many *seconds*, or *limit* seconds of the processor's time.
+    Run *tests* in a fork, which is killed after so many *seconds*, or *limit* seconds of the
+    processor's time.
 
     The limit ends an endless loop, and is the same however busy the machine is.
     """
@@ -97,7 +109,9 @@ def main(session: Path, tests: str, every: int) -> None:
 
     mutating.run_tests = run_parts
     with work_db.use_db(session, work_db.WorkDB.Mode.open) as work:
-        survived = [item for item, result in work.completed_work_items if result.test_outcome == SURVIVED]
+        survived = [
+            item for item, result in work.completed_work_items if result.test_outcome == SURVIVED
+        ]
         pending = sorted(work.pending_work_items, key=lambda item: item.mutations[0].start_pos)
         for item in [*pending[::every], *survived]:
             work.set_result(item.job_id, mutating.mutate_and_test(item.mutations, tests, DEADLINE))

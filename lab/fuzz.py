@@ -1,9 +1,11 @@
 """
-Fuzz the parsers of what comes from outside, guided by the code that each input reaches: ``python -m lab.fuzz``.
+Fuzz the parsers of what comes from outside, guided by the code that each input reaches: ``python -m
+lab.fuzz``.
 
-Atheris is installed below ``build/fuzz``. Each target runs in a process of its own for ``--seconds``, from the inputs
-in ``tests/corpora/NAME`` and those that earlier runs left in ``build/fuzz``. A parser may return, or raise one of our
-own errors. What else it does is a finding: its input is left in ``build/fuzz``, and belongs into ``tests/corpora``.
+Atheris is installed below ``build/fuzz``. Each target runs in a process of its own for
+``--seconds``, from the inputs in ``tests/corpora/NAME`` and those that earlier runs left in
+``build/fuzz``. A parser may return, or raise one of our own errors. What else it does is a finding:
+its input is left in ``build/fuzz``, and belongs into ``tests/corpora``.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ def stream() -> Target:
         pass
 
     async def read(content: bytes, size: int) -> list[bytes]:
-        events, found = Events(call, pieces(content, size), release, Deadlines(), 1e12), list[bytes]()
+        events, found = (
+            Events(call, pieces(content, size), release, Deadlines(), 1e12),
+            list[bytes](),
+        )
         with suppress(EndpointError):
             while (event := await events.next()) is not None:
                 found.append(event)
@@ -64,7 +69,10 @@ def stream() -> Target:
 
 
 def steps() -> Target:
-    """A step has the text of its tokens, and ends at the same place however its text is divided into tokens."""
+    """
+    A step has the text of its tokens, and ends at the same place however its text is divided into
+    tokens.
+    """
     from stepspec.orchestrator.chain import THINK_END, Chain, Token
     from stepspec.orchestrator.endpoints.token_stream import OUTSIDE, Closing, StepBuilder
     from stepspec.orchestrator.step_ends import StepEnds
@@ -72,7 +80,9 @@ def steps() -> Target:
     kinds = [StepEnds.of("\n\n"), StepEnds.of(["\n\n", "Wait"]), StepEnds.of(["Step", "; "])]
 
     def build(ends: StepEnds, text: str, size: int, closing: Closing) -> tuple[str, str | None]:
-        builder = StepBuilder("small", "words", Chain.of("?"), ends=ends, limit=10_000, closing=closing)
+        builder = StepBuilder(
+            "small", "words", Chain.of("?"), ends=ends, limit=10_000, closing=closing
+        )
         for at in range(0, len(text), size):
             if stop := builder.add(Token(text[at : at + size], 0.0, id=7)):
                 step = builder.end(stop)
@@ -82,7 +92,10 @@ def steps() -> Target:
 
     def run(content: bytes) -> None:
         kind, text = (content[:1] or b"0")[0], content[1:].decode(errors="replace")
-        ends, closing = kinds[kind % 3], (Closing(THINK_END), Closing("</seed:think>"), OUTSIDE)[kind // 3 % 3]
+        ends, closing = (
+            kinds[kind % 3],
+            (Closing(THINK_END), Closing("</seed:think>"), OUTSIDE)[kind // 3 % 3],
+        )
         whole = build(ends, text, 1, closing)
         assert build(ends, text, 3, closing) == whole
         assert build(ends, text, 17, closing) == whole
@@ -97,7 +110,9 @@ def templates() -> Target:
     from stepspec.orchestrator.errors import MissingCapability
 
     def run(content: bytes) -> None:
-        head, turn, answer, begun, opening, closing = (content.decode(errors="replace").split("\0") + [""] * 6)[:6]
+        head, turn, answer, begun, opening, closing = (
+            content.decode(errors="replace").split("\0") + [""] * 6
+        )[:6]
         with suppress(MissingCapability):
             template = cut([
                 f"{head}stepspecfirst{answer}{begun}",
@@ -139,7 +154,13 @@ def requests() -> Target:
     from stepspec.orchestrator.service.formats.responses import ResponsesRequest
     from stepspec.orchestrator.service.formats.validation import explain
 
-    kinds: list[type[BaseModel]] = [ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest]
+    kinds: list[type[BaseModel]] = [
+        ChatRequest,
+        ResponsesRequest,
+        MessagesRequest,
+        CountTokensRequest,
+        LiveRequest,
+    ]
 
     def run(content: bytes) -> None:
         try:
@@ -202,7 +223,12 @@ def fuzz(name: str, seconds: int) -> None:
     found, kept = WORK / name, CORPORA / name
     for folder in (found, kept):
         folder.mkdir(parents=True, exist_ok=True)
-    flags = (f"-max_total_time={seconds}", f"-max_len={LONGEST}", f"-timeout={SLOW}", "-rss_limit_mb=2048")
+    flags = (
+        f"-max_total_time={seconds}",
+        f"-max_len={LONGEST}",
+        f"-timeout={SLOW}",
+        "-rss_limit_mb=2048",
+    )
     quiet = ("-print_final_stats=1", "-verbosity=0", f"-artifact_prefix={WORK}/{name}-")
     atheris.Setup([sys.argv[0], *flags, *quiet, str(found), str(kept)], target)
     atheris.Fuzz()
@@ -221,7 +247,8 @@ def main() -> int:
         return 0
     if not SITE.is_dir():
         subprocess.run(
-            [sys.executable, "-m", "pip", "install", "-q", "--target", str(SITE), "atheris>=3,<4"], check=True
+            [sys.executable, "-m", "pip", "install", "-q", "--target", str(SITE), "atheris>=3,<4"],
+            check=True,
         )
     found = 0
     for name in options.targets or TARGETS:
@@ -230,7 +257,8 @@ def main() -> int:
         lines = [line for line in done.stderr.splitlines() if "number_of_executed_units" in line]
         ran = lines[0].split()[-1] if lines else "?"
         print(
-            f"{name}: {ran} inputs in {options.seconds} s, {'a finding' if done.returncode else 'no finding'}",
+            f"{name}: {ran} inputs in {options.seconds} s,"
+            f" {'a finding' if done.returncode else 'no finding'}",
             flush=True,
         )
         if done.returncode:

@@ -1,7 +1,9 @@
 """
-Grade a benchmark's own solutions as if they were answers: a good grader agrees with nearly all of them.
+Grade a benchmark's own solutions as if they were answers: a good grader agrees with nearly all of
+them.
 
-It agrees with none of the solutions that were swapped between problems, except those with equal answers.
+It agrees with none of the solutions that were swapped between problems, except those with equal
+answers.
 """
 
 from __future__ import annotations
@@ -43,32 +45,46 @@ def reason(task: Task, mark: Mark) -> str:
     """Say why the reference of *task* is not right."""
     if mark == "ungraded":
         return "the grader was killed: it took too long"
-    answer = extract_answer(task.reference, task.gold.metric if isinstance(task.gold, Answer) else "math")
+    answer = extract_answer(
+        task.reference, task.gold.metric if isinstance(task.gold, Answer) else "math"
+    )
     return f"the solution gives {answer or 'no answer'!r}, the answer is {str(task.gold)!r}"
 
 
 def check(
     benchmark: Annotated[str, typer.Argument(help="A benchmark that comes with worked solutions.")],
-    data: Annotated[Path | None, typer.Option(help="Read it from this JSONL or Parquet file.")] = None,
-    limit: Annotated[int | None, typer.Option(min=2, help="Only this number of problems, the first ones.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Read it from this JSONL or Parquet file.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=2, help="Only this number of problems, the first ones.")
+    ] = None,
 ) -> None:
     """Grade a benchmark's own solutions, and list those that do not agree with its answers."""
     tasks = [task for task in load(find(benchmark), data, limit=limit) if task.reference]
     if len(tasks) < 2:
-        raise ConfigurationError(f"{benchmark} comes without worked solutions: there is nothing to compare")
+        raise ConfigurationError(
+            f"{benchmark} comes without worked solutions: there is nothing to compare"
+        )
     own = [task.gold for task in tasks]
     others = [*own[1:], own[0]]
     require_graders(own)
     began = time.perf_counter()
     marks = asyncio.run(grade(tasks, own))
     seconds = time.perf_counter() - began
-    print(f"{marks.count('right')} of {len(tasks)} solutions agree with the answer, in {seconds:.1f} s")
+    print(
+        f"{marks.count('right')} of {len(tasks)} solutions agree with the answer, in"
+        f" {seconds:.1f} s"
+    )
     for number, (task, mark) in enumerate(zip(tasks, marks, strict=True)):
         if mark != "right":
             print(f"  {task.name or number}: {reason(task, mark)}")
     swapped = asyncio.run(grade(tasks, others))
     same = sum(gold == other for gold, other in zip(own, others, strict=True))
-    print(f"against the next problem's answer: {swapped.count('right')} agree, of which {same} have the same answer")
+    print(
+        f"against the next problem's answer: {swapped.count('right')} agree, of which {same} have"
+        " the same answer"
+    )
     for number, (task, other, mark) in enumerate(zip(tasks, others, swapped, strict=True)):
         if mark == "right" and task.gold != other:
             print(f"  {task.name or number}: {str(task.gold)!r} is taken for {str(other)!r}")

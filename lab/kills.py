@@ -1,9 +1,11 @@
 """
-Kill servers of the miniature pair with ``kill -9`` in the middle of solutions, with one replica to spare.
+Kill servers of the miniature pair with ``kill -9`` in the middle of solutions, with one replica to
+spare.
 
-Two real vLLM servers serve each model. For every solution, the server that works for it on one model is killed at a
-random moment. The solution has to be that of an undisturbed run, word for word, at temperature 0. A killed server
-is started again at its port, and the next solution begins when it is used again.
+Two real vLLM servers serve each model. For every solution, the server that works for it on one
+model is killed at a random moment. The solution has to be that of an undisturbed run, word for
+word, at temperature 0. A killed server is started again at its port, and the next solution begins
+when it is used again.
 """
 
 from __future__ import annotations
@@ -78,7 +80,10 @@ class Immortal:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """A solution during which the server of *role* at *url* was killed after *share* of the undisturbed time."""
+    """
+    A solution during which the server of *role* at *url* was killed after *share* of the
+    undisturbed time.
+    """
 
     role: Role
     url: str
@@ -95,11 +100,15 @@ async def immortals(profile: str, world: str) -> AsyncGenerator[dict[Role, list[
     with TemporaryDirectory(prefix="stepspec-kills-") as name:
         ports = free_ports(len(described))
         servers = [
-            Immortal(replace(server, port=port), Path(name)) for server, port in zip(described, ports, strict=True)
+            Immortal(replace(server, port=port), Path(name))
+            for server, port in zip(described, ports, strict=True)
         ]
         async with background(*(server.run() for server in servers)):
             await asyncio.gather(*(server.up.wait() for server in servers))
-            yield {role: [each for each in servers if each.server.name.removesuffix("-2") == role] for role in ROLES}
+            yield {
+                role: [each for each in servers if each.server.name.removesuffix("-2") == role]
+                for role in ROLES
+            }
 
 
 def settings(role: Role, servers: Sequence[Immortal]) -> Endpoint:
@@ -123,7 +132,9 @@ async def measure(
     async with AsyncExitStack() as stack:
         servers = await stack.enter_async_context(immortals(profile, world))
         small, large = (settings(role, servers[role]) for role in ("small", "large"))
-        solver = await stack.enter_async_context(Solver(small, large, sampling=GREEDY, policy=policy))
+        solver = await stack.enter_async_context(
+            Solver(small, large, sampling=GREEDY, policy=policy)
+        )
         await solver.warm_up()
         loop, undisturbed = asyncio.get_running_loop(), list[tuple[Solution, float]]()
         for task in tasks:
@@ -132,16 +143,33 @@ async def measure(
         for number in range(solutions):
             task, (plain, seconds) = tasks[number % len(tasks)], undisturbed[number % len(tasks)]
             role: Role = rng.choice(ROLES)
-            found.append(await _one(solver, task.problem, plain, seconds, role, servers[role], rng.uniform(0.05, 0.9)))
+            found.append(
+                await _one(
+                    solver,
+                    task.problem,
+                    plain,
+                    seconds,
+                    role,
+                    servers[role],
+                    rng.uniform(0.05, 0.9),
+                )
+            )
             tick()
             async with asyncio.timeout(PATIENCE):
-                while solver.down or not all(each.up.is_set() for both in servers.values() for each in both):  # noqa: ASYNC110
+                everything = [each for both in servers.values() for each in both]
+                while solver.down or not all(each.up.is_set() for each in everything):  # noqa: ASYNC110
                     await asyncio.sleep(0.2)  # processes, which set no event
     return found
 
 
 async def _one(
-    solver: Solver, problem: str, plain: Solution, seconds: float, role: Role, servers: Sequence[Immortal], share: float
+    solver: Solver,
+    problem: str,
+    plain: Solution,
+    seconds: float,
+    role: Role,
+    servers: Sequence[Immortal],
+    share: float,
 ) -> Killed:
     """Solve *problem*, and kill the server of *role* that the run is at."""
     model = solver.small if role == "small" else solver.large
@@ -149,12 +177,19 @@ async def _one(
     solving = asyncio.create_task(solver.solve(problem))
     await asyncio.wait([solving], timeout=share * seconds)
     runs = model.runs
-    victim = max(servers, key=lambda each: runs.get(str(each.served and each.served.base_url.removesuffix("/v1")), 0))
+    victim = max(
+        servers,
+        key=lambda each: runs.get(str(each.served and each.served.base_url.removesuffix("/v1")), 0),
+    )
     in_use = not solving.done()
     victim.kill()
     solution = await solving
     equal = (solution.thinking, solution.answer) == (plain.thinking, plain.answer)
-    why = "" if equal else f"{solution.finish_reason}, degraded: {', '.join(solution.degraded) or 'no'}"
+    why = (
+        ""
+        if equal
+        else f"{solution.finish_reason}, degraded: {', '.join(solution.degraded) or 'no'}"
+    )
     url = victim.served.base_url if victim.served else ""
     return Killed(role, url, share, equal, in_use, why)
 
@@ -166,24 +201,36 @@ def table(found: Sequence[Killed]) -> Table:
         of = [each for each in found if role in (each.role, None)]
         middle, equal = sum(each.in_use for each in of), sum(each.equal for each in of)
         rows.append((role or "all", str(len(of)), str(middle), str(equal)))
-    return Sheet(("killed (kill -9)", "solutions", "in the middle of one", "the same, word for word"), rows).table()
+    return Sheet(
+        ("killed (kill -9)", "solutions", "in the middle of one", "the same, word for word"), rows
+    ).table()
 
 
 def main(
-    solutions: Annotated[int, typer.Option(min=1, help="Number of solutions, each with a kill.")] = 50,
+    solutions: Annotated[
+        int, typer.Option(min=1, help="Number of solutions, each with a kill.")
+    ] = 50,
     profile: Annotated[str, typer.Option(help="Pacing profile of the servers.")] = "paced",
-    world: Annotated[str, typer.Option(help="Problems of the miniature models: short, long.")] = "short",
+    world: Annotated[
+        str, typer.Option(help="Problems of the miniature models: short, long.")
+    ] = "short",
     policy: Annotated[str, typer.Option("--policy", "-p", help="The method.")] = "specreason",
-    seed: Annotated[int, typer.Option(help="Seed of the problems, the victims and the moments.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the problems, the victims and the moments.")
+    ] = 0,
 ) -> None:
     """Kill a server during every solution; exit with 1 if one is not that of an undisturbed run."""
     console = Console()
     with progress_bars(Console(stderr=True)) as progress:
         bar = progress.add_task("solutions with a kill", total=solutions)
-        found = asyncio.run(measure(solutions, profile, world, policy, seed, lambda: progress.advance(bar)))
+        found = asyncio.run(
+            measure(solutions, profile, world, policy, seed, lambda: progress.advance(bar))
+        )
     console.print(table(found))
     for each in (different := [each for each in found if not each.equal]):
-        console.print(f"{each.role} at {each.url}, after {each.share:.0%}: {each.why}", style="bold red")
+        console.print(
+            f"{each.role} at {each.url}, after {each.share:.0%}: {each.why}", style="bold red"
+        )
     if different:
         raise typer.Exit(1)
 

@@ -1,8 +1,10 @@
 """
-Does it pay? Measure methods and `auto` in every world, with every judge, under every load, on the miniature pair.
+Does it pay? Measure methods and `auto` in every world, with every judge, under every load, on the
+miniature pair.
 
-``python -m lab.matrix`` prints three tables: the methods by judge, the loads, and `auto` against the better of the
-large model alone and the best fixed method. In a round, every arm solves the same problems under one condition.
+``python -m lab.matrix`` prints three tables: the methods by judge, the loads, and `auto` against
+the better of the large model alone and the best fixed method. In a round, every arm solves the same
+problems under one condition.
 """
 
 from __future__ import annotations
@@ -22,7 +24,16 @@ import orjson
 import typer
 from rich.console import Console
 
-from lab.crowd import TWO_LARGE, BlockStore, Crowd, Deployment, Timing, attempt, grade_equal, run_block
+from lab.crowd import (
+    TWO_LARGE,
+    BlockStore,
+    Crowd,
+    Deployment,
+    Timing,
+    attempt,
+    grade_equal,
+    run_block,
+)
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.command_line import numbers, progress_bars, script, writable
 from stepspec.evals.plan import turns
@@ -48,7 +59,8 @@ from .matrix_tables import (
 from .worlds import LONG, SHORT, accounts, describe_pace, find_world, fresh_tasks, long_tasks
 
 ARMS = (SHIPPED, BILD, REFLECTIVE, AUTO)
-STEPS = accounts.Difficulty(steps=(36, 52))  # so that the problems of a round end at nearly the same time
+# so that the problems of a round end at nearly the same time
+STEPS = accounts.Difficulty(steps=(36, 52))
 SEED = 2026
 OTHERS = 64  # problems that are not counted
 DEADLINE = 900.0  # seconds
@@ -91,7 +103,11 @@ def crowd(deployment: Deployment, arm: Arm, condition: Condition, number: int) -
 
 
 async def measure(
-    wanted: Sequence[Condition], rounds: int, stores: Stores, profile: str, on_block: Callable[[str], object]
+    wanted: Sequence[Condition],
+    rounds: int,
+    stores: Stores,
+    profile: str,
+    on_block: Callable[[str], object],
 ) -> None:
     """Measure the blocks that the *stores* lack, those of the same servers together."""
     for pairing, some in groupby(wanted, lambda each: each.pairing):
@@ -106,7 +122,9 @@ async def measure(
         if not missing:
             continue
         two = any(arm.name == TWO_LARGE.name for _, _, arm in missing)
-        async with load_module.miniature_deployment(profile, *pairing, two=two, console=stderr) as deployment:
+        async with load_module.miniature_deployment(
+            profile, *pairing, two=two, console=stderr
+        ) as deployment:
             await deployment.pair.warm_up()
             if deployment.two_large is not None:
                 await deployment.two_large.warm_up()
@@ -143,10 +161,15 @@ def complete(wanted: Sequence[Condition], rounds: int, stores: Stores) -> Measur
 
     def timings(condition: Condition, arm: Arm) -> list[Timing]:
         done = stores[condition.pairing].done
-        return [timing for number in range(rounds) for timing in done[condition.concurrency, arm.name, number]]
+        return [
+            timing
+            for number in range(rounds)
+            for timing in done[condition.concurrency, arm.name, number]
+        ]
 
     return {
-        condition: {arm.name: timings(condition, arm) for arm in arms_under(condition, ARMS)} for condition in wanted
+        condition: {arm.name: timings(condition, arm) for arm in arms_under(condition, ARMS)}
+        for condition in wanted
     }
 
 
@@ -154,21 +177,34 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds under each condition.")] = 1,
     world: Annotated[list[str] | None, typer.Option(help="long, short; both by default.")] = None,
     judge: Annotated[
-        list[str] | None, typer.Option(help="Weights of the large model; by default all of each world.")
+        list[str] | None,
+        typer.Option(help="Weights of the large model; by default all of each world."),
     ] = None,
     concurrency: Annotated[
-        str, typer.Option(help="Numbers of problems at the same time, with commas between them.", metavar="N,...")
+        str,
+        typer.Option(
+            help="Numbers of problems at the same time, with commas between them.", metavar="N,..."
+        ),
     ] = "1,4,16,32",
     profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "paced",
-    output: Annotated[Path, typer.Option(help="File for the figures; the blocks are next to it.")] = Path(
-        "build/matrix.json"
-    ),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Discard what an earlier run measured.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown too.")] = False,
+    output: Annotated[
+        Path, typer.Option(help="File for the figures; the blocks are next to it.")
+    ] = Path("build/matrix.json"),
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Discard what an earlier run measured.")
+    ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the tables as Markdown too.")
+    ] = False,
 ) -> None:
     """Measure methods and auto in every world, with every judge, under every load."""
-    wanted = conditions(world or [LONG, SHORT], judge or [], sorted(numbers("--concurrency", concurrency, int)))
-    note = f"The miniature pair, served by real vLLM on this CPU: {describe_pace(profile, 'large', 'small')}."
+    wanted = conditions(
+        world or [LONG, SHORT], judge or [], sorted(numbers("--concurrency", concurrency, int))
+    )
+    note = (
+        "The miniature pair, served by real vLLM on this CPU:"
+        f" {describe_pace(profile, 'large', 'small')}."
+    )
     writable("--output", output)
     stores = open_stores(wanted, profile, output, fresh=fresh)
     try:
@@ -176,7 +212,13 @@ def main(
     except KeyboardInterrupt:
         stderr.print("interrupted: the same command goes on from here", style="yellow")
         raise typer.Exit(130) from None
-    _print(complete(wanted, rounds, stores), f"{note} {SMALL_PRINT}", profile, output, as_markdown=as_markdown)
+    _print(
+        complete(wanted, rounds, stores),
+        f"{note} {SMALL_PRINT}",
+        profile,
+        output,
+        as_markdown=as_markdown,
+    )
 
 
 async def _measure(wanted: Sequence[Condition], rounds: int, stores: Stores, profile: str) -> None:
@@ -185,22 +227,36 @@ async def _measure(wanted: Sequence[Condition], rounds: int, stores: Stores, pro
         for store in stores.values():
             stack.enter_context(store)
         total = rounds * sum(len(arms_under(condition, ARMS)) for condition in wanted)
-        bar = progress.add_task("blocks", total=total, completed=sum(len(store.done) for store in stores.values()))
-        await measure(wanted, rounds, stores, profile, lambda name: progress.update(bar, description=name, advance=1))
+        bar = progress.add_task(
+            "blocks", total=total, completed=sum(len(store.done) for store in stores.values())
+        )
+        await measure(
+            wanted,
+            rounds,
+            stores,
+            profile,
+            lambda name: progress.update(bar, description=name, advance=1),
+        )
 
 
 def _print(measured: Measured, note: str, profile: str, output: Path, *, as_markdown: bool) -> None:
     """Write the figures and print the tables."""
     console, date = Console(width=max(Console().width, 180)), str(datetime.date.today())
     methods, autos = method_rows(measured), auto_rows(measured)
-    cells = {condition: load_module.summarise(condition.concurrency, each) for condition, each in measured.items()}
+    cells = {
+        condition: load_module.summarise(condition.concurrency, each)
+        for condition, each in measured.items()
+    }
     figures = {
         "date": date,
         "profile": profile,
         "note": note,
         "methods": [asdict(row) for row in methods],
         "auto": [{**asdict(row), "above": row.above} for row in autos],
-        "loads": [{**asdict(condition), "cells": list(map(asdict, some))} for condition, some in cells.items()],
+        "loads": [
+            {**asdict(condition), "cells": list(map(asdict, some))}
+            for condition, some in cells.items()
+        ],
     }
     output.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     for sheet in (method_sheet(methods), auto_sheet(autos)):

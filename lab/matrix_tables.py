@@ -1,8 +1,9 @@
 """
-The conditions of the matrix of worlds, judges and loads, and its tables from the timings that were measured. Pure.
+The conditions of the matrix of worlds, judges and loads, and its tables from the timings that were
+measured. Pure.
 
-A *condition* is what all arms have in common: world, judge and load. The tables: methods by judge; loads; `auto`
-against the better of the large model alone and the best fixed method.
+A *condition* is what all arms have in common: world, judge and load. The tables: methods by judge;
+loads; `auto` against the better of the large model alone and the best fixed method.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from .worlds import JUDGES, LONG, find_world, with_judge
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What all arms of a round have in common: the *world*, the large weights of *judge*, and the problems at once."""
+    """
+    What all arms of a round have in common: the *world*, the large weights of *judge*, and the
+    problems at once.
+    """
 
     world: str
     judge: str
@@ -43,8 +47,8 @@ class Condition:
         """
         The number of counted problems of a round.
 
-        Long chains all begin at once, as many as there may be: the time at which they began does not show in their
-        length. Short ones need others before them.
+        Long chains all begin at once, as many as there may be: the time at which they began does
+        not show in their length. Short ones need others before them.
         """
         return self.concurrency if self.world == LONG else max(8, 2 * self.concurrency)
 
@@ -57,17 +61,25 @@ class Condition:
         return f"{self.world}, {self.judge}, {self.concurrency} at once"
 
 
-def conditions(worlds: Sequence[str], judges: Sequence[str], loads: Sequence[int]) -> list[Condition]:
+def conditions(
+    worlds: Sequence[str], judges: Sequence[str], loads: Sequence[int]
+) -> list[Condition]:
     """
     Every combination; without *judges*, with all that a world has.
 
-    Raise `ConfigurationError` for an unknown world, for a judge that no world has, and if there is no combination.
+    Raise `ConfigurationError` for an unknown world, for a judge that no world has, and if there is
+    no combination.
     """
     known = {name for world in worlds for name in JUDGES[find_world(world).name]}
     for judge in judges:
         if judge not in known:
             with_judge(worlds[0], judge)
-    pairings = [(world, judge) for world in worlds for judge in JUDGES[world] if not judges or judge in judges]
+    pairings = [
+        (world, judge)
+        for world in worlds
+        for judge in JUDGES[world]
+        if not judges or judge in judges
+    ]
     if not pairings or not loads:
         raise ConfigurationError("no condition: name a world, a judge that it has, and a load")
     return [Condition(world, judge, load) for world, judge in pairings for load in loads]
@@ -77,8 +89,8 @@ def arms_under(condition: Condition, arms: Sequence[Arm]) -> tuple[Arm, ...]:
     """
     The *arms* under *condition*: with several problems at once, large alone on two servers as well.
 
-    With other judges than the usual one, neither that nor reflective verification is measured under load: there is not
-    the time.
+    With other judges than the usual one, neither that nor reflective verification is measured under
+    load: there is not the time.
     """
     if condition.concurrency == 1:
         return (LARGE, *arms)
@@ -91,8 +103,10 @@ Timings: TypeAlias = Mapping[str, Sequence[Timing]]
 """Those of each arm by its name, of all rounds."""
 Measured: TypeAlias = Mapping[Condition, Timings]
 
-BAR = 1.05  # what `auto` may take, over the better of the large model alone and the best fixed method
-LOST = 0.02  # the share of problems that a method may lose to the large model alone, to be compared with
+# what `auto` may take, over the better of the large model alone and the best fixed method
+BAR = 1.05
+# the share of problems that a method may lose to the large model alone, to be compared with
+LOST = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +114,9 @@ class MethodRow:
     """
     One arm with one judge.
 
-    *n*, *accuracy*, the share of problems *lost* to the large model alone and the share of drafts *accepted* are over
-    all loads; *to_large* is the time over that of the large model alone, on *alone* problems one at a time.
+    *n*, *accuracy*, the share of problems *lost* to the large model alone and the share of drafts
+    *accepted* are over all loads; *to_large* is the time over that of the large model alone, on
+    *alone* problems one at a time.
     """
 
     world: str
@@ -119,20 +134,31 @@ def method_rows(measured: Measured) -> list[MethodRow]:
     """The arms of every world and judge, over all its loads."""
     rows: list[MethodRow] = []
     for world, judge in dict.fromkeys(condition.pairing for condition in measured):
-        mine = {condition: timings for condition, timings in measured.items() if condition.pairing == (world, judge)}
+        mine = {
+            condition: timings
+            for condition, timings in measured.items()
+            if condition.pairing == (world, judge)
+        }
         for name in dict.fromkeys(chain.from_iterable(mine.values())):
             there = [timings for timings in mine.values() if name in timings]
             rows.append(_method_row(world, judge, name, there, mine))
     return rows
 
 
-def _method_row(world: str, judge: str, name: str, there: Sequence[Timings], mine: Measured) -> MethodRow:
-    ours, large = ([timing for timings in there for timing in timings[arm]] for arm in (name, LARGE.name))
+def _method_row(
+    world: str, judge: str, name: str, there: Sequence[Timings], mine: Measured
+) -> MethodRow:
+    ours, large = (
+        [timing for timings in there for timing in timings[arm]] for arm in (name, LARGE.name)
+    )
     right, theirs = (sum(timing.correct for timing in timings) for timings in (ours, large))
     ledgers = [timing.sample.ledger for timing in ours if timing.sample]
     judging = any(ledger.large.judging for ledger in ledgers)
     judged = sum(ledger.drafts for ledger in ledgers) if judging else 0
-    alone = next((each for condition, each in mine.items() if condition.concurrency == 1 and name in each), None)
+    alone = next(
+        (each for condition, each in mine.items() if condition.concurrency == 1 and name in each),
+        None,
+    )
     return MethodRow(
         world,
         judge,
@@ -151,8 +177,9 @@ class AutoRow:
     """
     `auto` under one condition, on *n* problems.
 
-    The *better* one is the fastest of the large model alone and the fixed methods that lose no more than `LOST`; its
-    time and that of `auto` are divided by that of the large model alone, and that of `auto` by the better one's.
+    The *better* one is the fastest of the large model alone and the fixed methods that lose no more
+    than `LOST`; its time and that of `auto` are divided by that of the large model alone, and that
+    of `auto` by the better one's.
     """
 
     condition: Condition
@@ -165,7 +192,9 @@ class AutoRow:
 
     @property
     def above(self) -> bool:
-        """Whether `auto` misses the bar, against the better one or against the large model alone."""
+        """
+        Whether `auto` misses the bar, against the better one or against the large model alone.
+        """
         return max(self.auto_to_better.value, self.auto_to_large.value) > BAR
 
 
@@ -178,9 +207,14 @@ def auto_rows(measured: Measured) -> list[AutoRow]:
         fixed = [
             name
             for name in timings
-            if name not in (AUTO.name, TWO_LARGE.name) and lost[*condition.pairing, name] <= LOST + 1e-9
+            if name not in (AUTO.name, TWO_LARGE.name)
+            and lost[*condition.pairing, name] <= LOST + 1e-9
         ]
-        ratios = {name: ratio for name in fixed if (ratio := latency_ratio(timings[name], large)) is not None}
+        ratios = {
+            name: ratio
+            for name in fixed
+            if (ratio := latency_ratio(timings[name], large)) is not None
+        }
         if not ours or not ratios:
             continue
         better = min(ratios, key=lambda name: ratios[name].value)
@@ -188,15 +222,29 @@ def auto_rows(measured: Measured) -> list[AutoRow]:
         if to_large is None or to_better is None:
             continue
         kept = [timing.sample.ledger for timing in ours if timing.sample]
-        share = sum(x.large.kept for x in kept) / max(1, sum(x.large.kept + x.small.kept for x in kept))
-        rows.append(AutoRow(condition, len(ours), better, ratios[better], to_large, to_better, share))
+        share = sum(x.large.kept for x in kept) / max(
+            1, sum(x.large.kept + x.small.kept for x in kept)
+        )
+        rows.append(
+            AutoRow(condition, len(ours), better, ratios[better], to_large, to_better, share)
+        )
     return rows
 
 
 def method_sheet(rows: Sequence[MethodRow]) -> Sheet:
     """Methods by judge."""
     return Sheet(
-        ("world", "judge", "", "n", "accuracy", "lost", "time vs large, one at a time", "n", "accepted"),
+        (
+            "world",
+            "judge",
+            "",
+            "n",
+            "accuracy",
+            "lost",
+            "time vs large, one at a time",
+            "n",
+            "accepted",
+        ),
         tuple(
             (
                 row.world,
@@ -220,7 +268,16 @@ def auto_sheet(rows: Sequence[AutoRow]) -> Sheet:
     """`auto` under every condition; what is above the bar is marked."""
     return Sheet(
         (
-            *("world", "judge", "at once", "n", "better", "better vs large", "auto vs large", "auto vs better"),
+            *(
+                "world",
+                "judge",
+                "at once",
+                "n",
+                "better",
+                "better vs large",
+                "auto vs large",
+                "auto vs better",
+            ),
             *("by large", ""),
         ),
         tuple(
@@ -249,9 +306,10 @@ def verdict(rows: Sequence[AutoRow]) -> str:
 
 
 SMALL_PRINT = (
-    "Brackets are 95% intervals: Wilson's of accuracy, bootstrap over problems of ratios, which with a few problems "
-    "is hardly more than their range. A judge is the large model of that name: its verdicts, steps and likelihoods. "
-    "Methods by judge: n, accuracy, lost (points to the large model alone) and accepted drafts are over all loads. "
-    "Better: the fastest of the large model alone and the methods that lose at most "
-    f"{LOST:.0%} over all loads. By large: its share of the kept tokens."
+    "Brackets are 95% intervals: Wilson's of accuracy, bootstrap over problems of ratios, which"
+    " with a few problems is hardly more than their range. A judge is the large model of that"
+    " name: its verdicts, steps and likelihoods. Methods by judge: n, accuracy, lost (points to"
+    " the large model alone) and accepted drafts are over all loads. Better: the fastest of the"
+    f" large model alone and the methods that lose at most {LOST:.0%} over all loads. By large: its"
+    " share of the kept tokens."
 )

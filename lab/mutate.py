@@ -1,11 +1,12 @@
 """
 Change the code in one small place at a time and see whether a test notices: ``make mutate``.
 
-Works in a copy below ``build/mutation``, made anew at every start, where cosmic-ray is installed too. Every module is
-tried with the tests that are about it, and goes on where it was interrupted; what survived is tried again, for a test
-may have come. A module that was edited, or is given other tests, begins anew. With ``--every N`` only every N-th of the
-mutants that were not tried yet is tried, in the order of the source. The survivors are printed as patches, and each has
-to be explained in ``CONTRIBUTING.md``.
+Works in a copy below ``build/mutation``, made anew at every start, where cosmic-ray is installed
+too. Every module is tried with the tests that are about it, and goes on where it was interrupted;
+what survived is tried again, for a test may have come. A module that was edited, or is given other
+tests, begins anew. With ``--every N`` only every N-th of the mutants that were not tried yet is
+tried, in the order of the source. The survivors are printed as patches, and each has to be
+explained in ``CONTRIBUTING.md``.
 """
 
 from __future__ import annotations
@@ -27,15 +28,22 @@ TREE, SITE = WORK / "tree", WORK / "site"
 def about(name: str) -> str:
     """The tests of one policy."""
     found = sorted((ROOT / "tests" / "policies").glob(f"test_{name}*.py"))
-    return " ".join(f"tests/policies/{path.name}" for path in found) + " tests/policies/test_methods.py"
+    return (
+        " ".join(f"tests/policies/{path.name}" for path in found)
+        + " tests/policies/test_methods.py"
+    )
 
 
 POLICIES = {
-    path.stem: (f"policies/{path.name}", about(path.stem)) for path in sorted((ROOT / "policies").glob("[a-z]*.py"))
+    path.stem: (f"policies/{path.name}", about(path.stem))
+    for path in sorted((ROOT / "policies").glob("[a-z]*.py"))
 }
 WRAPPERS = "tests/policies/test_wrappers.py"
 POLICIES["baselines"] = ("policies/baselines.py", f"{about('baselines')} {WRAPPERS}")
-POLICIES["wrappers"] = ("policies/wrappers.py", f"{WRAPPERS} tests/fidelity/test_08_who_ends_the_thinking.py")
+POLICIES["wrappers"] = (
+    "policies/wrappers.py",
+    f"{WRAPPERS} tests/fidelity/test_08_who_ends_the_thinking.py",
+)
 
 
 def core(name: str, *tests: str, slow: Sequence[str] = ()) -> tuple[str, str]:
@@ -44,7 +52,11 @@ def core(name: str, *tests: str, slow: Sequence[str] = ()) -> tuple[str, str]:
     return f"orchestrator/{name}.py", ";".join(parts)
 
 
-RUN = ("orchestrator/test_run", "orchestrator/test_request_context", "fidelity/test_09_who_writes_the_answer")
+RUN = (
+    "orchestrator/test_run",
+    "orchestrator/test_request_context",
+    "fidelity/test_09_who_writes_the_answer",
+)
 LOOP = (*(f"orchestrator/test_{name}" for name in ("lookahead", "steps")), *RUN[:2])
 PROMISES = (RUN[2], "orchestrator/test_reason")
 MACHINES = "orchestrator/test_state_machines"
@@ -57,17 +69,26 @@ CORE = {
     "lookahead": core("lookahead", *LOOP, slow=PROMISES),
     "reason": core("reason", *LOOP, slow=PROMISES),
     "repetition": core("repetition", "orchestrator/test_repetition"),
-    "replicas": core("endpoints/replicas", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
+    "replicas": core(
+        "endpoints/replicas", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)
+    ),
     "run": core("run", *RUN),
     "run_options": core("run_options", "test_settings", slow=("test_run_options", "test_solver")),
-    "admission": core("service/http/admission", "orchestrator/service/http/test_admission", slow=(MACHINES,)),
+    "admission": core(
+        "service/http/admission", "orchestrator/service/http/test_admission", slow=(MACHINES,)
+    ),
     "breaker": core("endpoints/breaker", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
     "client": core(
         "endpoints/client",
-        *(f"orchestrator/endpoints/test_{name}" for name in ("retries", "failures", "sse", "priority")),
+        *(
+            f"orchestrator/endpoints/test_{name}"
+            for name in ("retries", "failures", "sse", "priority")
+        ),
     ),
     "auto": core("auto", "orchestrator/test_auto"),
-    "nested": core("nesting", "orchestrator/nesting/test_nested", slow=("orchestrator/nesting/test_promises",)),
+    "nested": core(
+        "nesting", "orchestrator/nesting/test_nested", slow=("orchestrator/nesting/test_promises",)
+    ),
 }
 SESSIONS = {**POLICIES, **CORE}
 # The sign between two types of an annotation is the same operator, and no test can tell.
@@ -89,7 +110,16 @@ exclude-operators = ["core/ReplaceBinaryOperator_BitOr_.*", "core/ReplaceBinaryO
 def prepare() -> None:
     """Install cosmic-ray, where that has not been done, and copy the working tree as it is now."""
     if not SITE.is_dir():
-        command = (sys.executable, "-m", "pip", "install", "-q", "--target", str(SITE), "cosmic-ray>=8.4,<9")
+        command = (
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--target",
+            str(SITE),
+            "cosmic-ray>=8.4,<9",
+        )
         subprocess.run(command, check=True)
     shutil.rmtree(TREE, ignore_errors=True)
     listing = ("git", "ls-files", "-z", "-co", "--exclude-standard")
@@ -103,19 +133,34 @@ def prepare() -> None:
 def cosmic_ray(*arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}:{SITE}"}
     command = (sys.executable, "-m", *arguments)
-    return subprocess.run(command, cwd=TREE, env=environment, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        command, cwd=TREE, env=environment, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def begin(name: str) -> Path:
-    """Return the session of *name*: the one that was begun, if the module and the choice of its tests are the same."""
+    """
+    Return the session of *name*: the one that was begun, if the module and the choice of its tests
+    are the same.
+    """
     module, tests = SESSIONS[name]
-    session, config, kept, fresh = (WORK / f"{name}.{kind}" for kind in ("sqlite", "toml", "py", "fresh"))
-    wanted = (CONFIG.format(module=module, tests=tests), (TREE / module).read_text(encoding="utf-8"))
+    session, config, kept, fresh = (
+        WORK / f"{name}.{kind}" for kind in ("sqlite", "toml", "py", "fresh")
+    )
+    wanted = (
+        CONFIG.format(module=module, tests=tests),
+        (TREE / module).read_text(encoding="utf-8"),
+    )
     if session.is_file():
-        found = tuple(path.read_text(encoding="utf-8") if path.is_file() else "" for path in (config, kept))
+        found = tuple(
+            path.read_text(encoding="utf-8") if path.is_file() else "" for path in (config, kept)
+        )
         if found == wanted:
             return session
-        print(f"== {name}: begun anew, for {module} or the choice of its tests has changed", flush=True)
+        print(
+            f"== {name}: begun anew, for {module} or the choice of its tests has changed",
+            flush=True,
+        )
         session.unlink()
     fresh.unlink(missing_ok=True)
     for path, text in zip((config, kept), wanted, strict=True):
@@ -126,9 +171,16 @@ def begin(name: str) -> Path:
 
 
 def mutate(name: str, every: int = 1) -> tuple[int, int, list[str]]:
-    """Try the mutants of one session; return how many were tried, how many there are, and the survivors' patches."""
+    """
+    Try the mutants of one session; return how many were tried, how many there are, and the
+    survivors' patches.
+    """
     session = begin(name)
-    environment = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}:{SITE}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{TREE / 'src'}:{SITE}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     command = (sys.executable, "-m", "lab.forked", str(session), SESSIONS[name][1], str(every))
     subprocess.run(command, cwd=TREE, env=environment, check=True)
@@ -139,13 +191,21 @@ def mutate(name: str, every: int = 1) -> tuple[int, int, list[str]]:
         (skipped,) = results.execute(
             "select count(*) from work_items where job_id not in (select job_id from work_results)"
         ).fetchone()
-    return len(tried), len(tried) + skipped, [diff for diff, outcome in tried if "SURVIVED" in str(outcome).upper()]
+    return (
+        len(tried),
+        len(tried) + skipped,
+        [diff for diff, outcome in tried if "SURVIVED" in str(outcome).upper()],
+    )
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description="List the small changes of the code that no test notices.")
+    parser = argparse.ArgumentParser(
+        description="List the small changes of the code that no test notices."
+    )
     parser.add_argument("modules", nargs="*", help=f"by default all: {', '.join(SESSIONS)}")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="try only every N-th mutant not tried yet")
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="N", help="try only every N-th mutant not tried yet"
+    )
     options = parser.parse_args(arguments)
     prepare()
     for name in options.modules or SESSIONS:
@@ -153,7 +213,12 @@ def main(arguments: Sequence[str]) -> None:
         print(f"== {name}: {tried} of {total} mutants tried, {len(survivors)} survived", flush=True)
         for diff in survivors:
             print(
-                *[line for line in diff.splitlines() if line[:1] in "+-@" and line[:3] not in ("+++", "---")], sep="\n"
+                *[
+                    line
+                    for line in diff.splitlines()
+                    if line[:1] in "+-@" and line[:3] not in ("+++", "---")
+                ],
+                sep="\n",
             )
         print(flush=True)
 

@@ -1,8 +1,9 @@
 """
 Measure what stepspec adds to the HTTP requests that it sends: CPU time, wall time and memory.
 
-A stand-in server (`tests.stand_in`) in a process of its own writes tokens at a set pace. The steps of a SpecReason
-run and the same requests without stepspec, by bare aiohttp and by the openai SDK, are timed in turns in one process.
+A stand-in server (`tests.stand_in`) in a process of its own writes tokens at a set pace. The steps
+of a SpecReason run and the same requests without stepspec, by bare aiohttp and by the openai SDK,
+are timed in turns in one process.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ PROBLEM = "What is 6 x 7?"
 STEP_TOKENS, MANY_STEPS, ROOM = 20, 100_000, 40_000
 TOKEN_MS = 20.0
 OF_AIOHTTP, LONGER = 1.5, 1.3
-"""The bars: CPU time over that of bare aiohttp; CPU time of a step of a long chain over that of a short one."""
+"""
+The bars: CPU time over that of bare aiohttp; CPU time of a step of a long chain over that of a
+short one.
+"""
 OURS, BARE, SDK = CONTENDERS = ("stepspec", "aiohttp", "openai")
 MEMORY_CHAINS, MEMORY_TOKENS = 8, 2000
 
@@ -54,7 +58,10 @@ Sent = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One setting: a number of *chains* at once, which have *tokens* tokens before the first of their *steps*."""
+    """
+    One setting: a number of *chains* at once, which have *tokens* tokens before the first of their
+    *steps*.
+    """
 
     chains: int
     tokens: int
@@ -69,7 +76,10 @@ AT_64, SHORT, LONG = BY_CHAINS[2], BY_CHAINS[1], BY_TOKENS[1]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One contender's milliseconds per step in one cell and round; *server* is the share of a core that it took."""
+    """
+    One contender's milliseconds per step in one cell and round; *server* is the share of a core
+    that it took.
+    """
 
     number: int
     cell: Cell
@@ -110,7 +120,9 @@ class RecordingStandIn(StandIn):
 @asynccontextmanager
 async def solver_at(url: str) -> AsyncGenerator[Solver]:
     """Yield a solver whose models are both served at *url*."""
-    small, large = (Endpoint(role=role, url=url, max_concurrency=4096) for role in ("small", "large"))
+    small, large = (
+        Endpoint(role=role, url=url, max_concurrency=4096) for role in ("small", "large")
+    )
     async with Solver(small, large, sampling=Sampling(seed=1)) as solver:
         yield solver
 
@@ -121,7 +133,9 @@ def grown(tokens: int, vocabulary: str) -> Chain:
     steps: list[Step] = []
     for first in range(0, tokens, STEP_TOKENS):
         ids = [server.token(place) for place in range(first, first + STEP_TOKENS)]
-        written = tuple([Token(PIECES[number].decode(), logprob(number), id=number) for number in ids])
+        written = tuple(
+            [Token(PIECES[number].decode(), logprob(number), id=number) for number in ids]
+        )
         text = "".join(token.text for token in written)
         steps.append(Step(text, "small", "delimiter", written, vocabulary))
     return Chain(chain.messages, tuple(steps), chain.ends)
@@ -129,26 +143,36 @@ def grown(tokens: int, vocabulary: str) -> Chain:
 
 @dataclass
 class Run:
-    """One run of SpecReason by *solver* that goes on from *chain*, one step after the other, with a recorder."""
+    """
+    One run of SpecReason by *solver* that goes on from *chain*, one step after the other, with a
+    recorder.
+    """
 
     solver: Solver
     chain: Chain
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(Stopwatch())
-        self.policy = self.solver.policy("specreason", budget=Budget(tokens=ROOM), observe=self.recorder)
+        self.policy = self.solver.policy(
+            "specreason", budget=Budget(tokens=ROOM), observe=self.recorder
+        )
 
     async def think(self, steps: int) -> Chain:
         """Extend the chain by a number of *steps*."""
         last = len(self.chain.steps) + steps
         self.chain, _ = await reason(
-            self.policy, self.chain, spent=lambda chain: len(chain.steps) >= last, observe=self.recorder
+            self.policy,
+            self.chain,
+            spent=lambda chain: len(chain.steps) >= last,
+            observe=self.recorder,
         )
         return self.chain
 
 
 async def recorded(chain: Chain, steps: int) -> list[Sent]:
-    """Return the requests of a run for a number of *steps*, after a first step that extends *chain*."""
+    """
+    Return the requests of a run for a number of *steps*, after a first step that extends *chain*.
+    """
     server = RecordingStandIn(steps=MANY_STEPS, step_tokens=STEP_TOKENS, room=ROOM)
     async with server.listening() as url, solver_at(url) as solver:
         run = Run(solver, chain)
@@ -159,7 +183,10 @@ async def recorded(chain: Chain, steps: int) -> list[Sent]:
 
 
 async def replay_bare(http: aiohttp.ClientSession, base: str, requests: Sequence[Sent]) -> str:
-    """Send *requests* one after the other and read the text of the replies, with nothing but aiohttp and orjson."""
+    """
+    Send *requests* one after the other and read the text of the replies, with nothing but aiohttp
+    and orjson.
+    """
     written: list[str] = []
     for path, body in requests:
         async with http.post(base + path, data=orjson.dumps(body)) as reply:
@@ -178,7 +205,16 @@ async def replay_sdk(client: AsyncOpenAI, requests: Sequence[Sent]) -> str:
     written: list[str] = []
     create = cast("Callable[..., Awaitable[object]]", client.completions.create)
     for _, body in requests:
-        named = {"model", "prompt", "max_tokens", "temperature", "top_p", "stop", "logprobs", "stream"}
+        named = {
+            "model",
+            "prompt",
+            "max_tokens",
+            "temperature",
+            "top_p",
+            "stop",
+            "logprobs",
+            "stream",
+        }
         known: dict[str, Any] = {name: value for name, value in body.items() if name in named}
         more = {name: value for name, value in body.items() if name not in named}
         made = await create(**known, extra_body=more)
@@ -193,13 +229,18 @@ async def replay_sdk(client: AsyncOpenAI, requests: Sequence[Sent]) -> str:
 async def server_seconds(http: aiohttp.ClientSession, base: str) -> float:
     """Read the CPU time of the server."""
     async with http.get(f"{base}/metrics") as reply:
-        line = next(line for line in (await reply.text()).splitlines() if line.startswith("process_cpu_seconds_total"))
+        line = next(
+            line
+            for line in (await reply.text()).splitlines()
+            if line.startswith("process_cpu_seconds_total")
+        )
     return float(line.split()[-1])
 
 
 async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Console) -> list[Round]:
     """
-    Measure every contender in each of the *cells*, *rounds* times, in turns; the SDK, which is slow, in every other.
+    Measure every contender in each of the *cells*, *rounds* times, in turns; the SDK, which is
+    slow, in every other.
 
     If that is interrupted, return the complete rounds.
     """
@@ -208,16 +249,25 @@ async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Consol
         solver = await stack.enter_async_context(solver_at(base))
         connector = aiohttp.TCPConnector(limit=0)
         headers = {"Content-Type": "application/json"}
-        http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, headers=headers))
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=connector, headers=headers)
+        )
         sdk = AsyncOpenAI(
-            base_url=f"{base}/v1", api_key="none", max_retries=0, timeout=None, http_client=DefaultAioHttpClient()
+            base_url=f"{base}/v1",
+            api_key="none",
+            max_retries=0,
+            timeout=None,
+            http_client=DefaultAioHttpClient(),
         )
         await stack.enter_async_context(sdk)
         chains = {cell: grown(cell.tokens, solver.small.vocabulary) for cell in cells}
         requests = {cell: await recorded(chains[cell], cell.steps) for cell in cells}
 
         async def works(name: str, cell: Cell) -> list[Callable[[], Awaitable[object]]]:
-            """The work of each chain. Ours has its first step behind it: only a chain that begins is encoded whole."""
+            """
+            The work of each chain. Ours has its first step behind it: only a chain that begins is
+            encoded whole.
+            """
             if name == BARE:
                 return [partial(replay_bare, http, base, requests[cell])] * cell.chains
             if name == SDK:
@@ -234,9 +284,21 @@ async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Consol
             await asyncio.gather(*(work() for work in each))
             cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
             server = (await server_seconds(http, base) - before) / wall
-            return Round(number, cell, name, 1000 * cpu / (cell.chains * cell.steps), 1000 * wall / cell.steps, server)
+            return Round(
+                number,
+                cell,
+                name,
+                1000 * cpu / (cell.chains * cell.steps),
+                1000 * wall / cell.steps,
+                server,
+            )
 
-        turns = [(number, name, cell) for number in range(rounds + 1) for cell in cells for name in in_turn(number)]
+        turns = [
+            (number, name, cell)
+            for number in range(rounds + 1)
+            for cell in cells
+            for name in in_turn(number)
+        ]
         with progress_bars(console) as progress, suppress(asyncio.CancelledError):
             bar = progress.add_task("overhead", total=len(turns))
             for _, group in groupby(turns, key=itemgetter(0)):
@@ -259,7 +321,10 @@ def in_turn(number: int) -> tuple[str, ...]:
 
 
 async def memory(base: str) -> float:
-    """Bytes of memory per chain when `MEMORY_CHAINS` runs at once have written `MEMORY_TOKENS` tokens each."""
+    """
+    Bytes of memory per chain when `MEMORY_CHAINS` runs at once have written `MEMORY_TOKENS` tokens
+    each.
+    """
     steps = MEMORY_TOKENS // STEP_TOKENS
     async with solver_at(base) as solver:
         await Run(solver, Chain.of(PROBLEM)).think(4)
@@ -292,7 +357,10 @@ def rows(measured: Sequence[Round]) -> list[Row]:
     """Summarise the rounds, cell by cell."""
     summaries: list[Row] = []
     for cell in dict.fromkeys(each.cell for each in measured):
-        by_name = {name: [r for r in measured if (r.cell, r.contender) == (cell, name)] for name in CONTENDERS}
+        by_name = {
+            name: [r for r in measured if (r.cell, r.contender) == (cell, name)]
+            for name in CONTENDERS
+        }
         summaries.append(
             Row(
                 cell,
@@ -308,30 +376,54 @@ def rows(measured: Sequence[Round]) -> list[Row]:
 
 
 def ratio(
-    measured: Sequence[Round], one: tuple[Cell, str], other: tuple[Cell, str], figure: Literal["cpu", "wall"] = "cpu"
+    measured: Sequence[Round],
+    one: tuple[Cell, str],
+    other: tuple[Cell, str],
+    figure: Literal["cpu", "wall"] = "cpu",
 ) -> Typical:
-    """The time of *one* cell and contender over that of the *other*, in the rounds that have both."""
+    """
+    The time of *one* cell and contender over that of the *other*, in the rounds that have both.
+    """
     ours, floor = (
-        {r.number: r.cpu if figure == "cpu" else r.wall for r in measured if (r.cell, r.contender) == key}
+        {
+            r.number: r.cpu if figure == "cpu" else r.wall
+            for r in measured
+            if (r.cell, r.contender) == key
+        }
         for key in (one, other)
     )
     return Typical.of([ours[number] / floor[number] for number in ours if number in floor])
 
 
 def growth(measured: Sequence[Round], contender: str = OURS) -> Typical:
-    """CPU time of a step of a chain of `LONG` tokens over that of one of `SHORT` tokens, in the same rounds."""
+    """
+    CPU time of a step of a chain of `LONG` tokens over that of one of `SHORT` tokens, in the same
+    rounds.
+    """
     return ratio(measured, (LONG, contender), (SHORT, contender))
 
 
 def verdicts(measured: Sequence[Round]) -> list[tuple[str, float, float]]:
     """What is compared with a bar: its name, the median, and the bar; only what was measured."""
     compared = (
-        (f"CPU time over bare aiohttp at {AT_64.chains} chains", (AT_64, OURS), (AT_64, BARE), OF_AIOHTTP),
-        (f"CPU time of a step at {LONG.tokens:,} tokens over {SHORT.tokens:,}", (LONG, OURS), (SHORT, OURS), LONGER),
+        (
+            f"CPU time over bare aiohttp at {AT_64.chains} chains",
+            (AT_64, OURS),
+            (AT_64, BARE),
+            OF_AIOHTTP,
+        ),
+        (
+            f"CPU time of a step at {LONG.tokens:,} tokens over {SHORT.tokens:,}",
+            (LONG, OURS),
+            (SHORT, OURS),
+            LONGER,
+        ),
     )
     known = {(r.cell, r.contender) for r in measured}
     return [
-        (name, ratio(measured, one, other).value, bar) for name, one, other, bar in compared if {one, other} <= known
+        (name, ratio(measured, one, other).value, bar)
+        for name, one, other, bar in compared
+        if {one, other} <= known
     ]
 
 
@@ -345,12 +437,28 @@ Examples:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Number of measurements of each, in turns.")] = 5,
-    token_ms: Annotated[float, typer.Option(min=0, help="Milliseconds per token of the server.")] = TOKEN_MS,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of measurements of each, in turns.")
+    ] = 5,
+    token_ms: Annotated[
+        float, typer.Option(min=0, help="Milliseconds per token of the server.")
+    ] = TOKEN_MS,
 ) -> None:
-    """Measure CPU time, wall time and memory that stepspec adds to its HTTP requests, and compare with the bars."""
+    """
+    Measure CPU time, wall time and memory that stepspec adds to its HTTP requests, and compare with
+    the bars.
+    """
     console, errors = Console(width=140), Console(stderr=True)
-    shape = ("--steps", str(MANY_STEPS), "--step-tokens", str(STEP_TOKENS), "--room", str(ROOM), "--block", "0")
+    shape = (
+        "--steps",
+        str(MANY_STEPS),
+        "--step-tokens",
+        str(STEP_TOKENS),
+        "--room",
+        str(ROOM),
+        "--block",
+        "0",
+    )
     with stand_in_process(*shape, "--token-ms", str(token_ms)) as base:
         measured = asyncio.run(measure(base, CELLS, rounds, errors))
         if not measured:
@@ -366,7 +474,10 @@ def _print(console: Console, measured: Sequence[Round], per_chain: float, token_
     summaries = rows(measured)
     count = len({each.number for each in measured})
     table = Table(
-        title=f"milliseconds per step of {STEP_TOKENS} tokens and one verdict, medians of {count} rounds",
+        title=(
+            f"milliseconds per step of {STEP_TOKENS} tokens and one verdict, medians of {count}"
+            " rounds"
+        ),
         caption=f"a stand-in server, {token_ms:g} ms per token; brackets: extremes of the rounds",
     )
     headings = (
@@ -378,7 +489,13 @@ def _print(console: Console, measured: Sequence[Round], per_chain: float, token_
     for row in summaries:
         cpu = [f"{row.cpu[name]:.2f}" for name in (OURS, BARE, SDK)]
         table.add_row(
-            *(str(row.cell.chains), f"{row.cell.tokens:,}", *cpu, str(row.cpu_of_bare), str(row.cpu_of_sdk)),
+            *(
+                str(row.cell.chains),
+                f"{row.cell.tokens:,}",
+                *cpu,
+                str(row.cpu_of_bare),
+                str(row.cpu_of_sdk),
+            ),
             *(f"{row.wall[OURS]:.0f}", str(row.wall_of_bare), f"{row.server:.0%}"),
         )
     console.print(table)
@@ -387,7 +504,9 @@ def _print(console: Console, measured: Sequence[Round], per_chain: float, token_
     console.print(f"memory per chain of {MEMORY_TOKENS:,} tokens: {per_chain / 1024:.0f} KiB")
     for name, value, bar in verdicts(measured):
         console.print(f"{'met' if value <= bar else 'missed'}: {name}: {value:.2f}, bar {bar}")
-    console.print(f"{datetime.date.today()}, {platform.machine()}: python -m lab.overhead", style="dim")
+    console.print(
+        f"{datetime.date.today()}, {platform.machine()}: python -m lab.overhead", style="dim"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """
 Models with random weights, small enough for a CPU: a tiny Qwen3 with a real vocabulary.
 
-The tiny Qwen3 writes what trained models rarely write. One coordinate of its hidden state is nearly constant, so that
-the weights of this coordinate in the output layer are biases: they give delimiters, ends of text, grades and parts of
-characters a fixed share of the probability. All other tokens share the rest about equally.
+The tiny Qwen3 writes what trained models rarely write. One coordinate of its hidden state is nearly
+constant, so that the weights of this coordinate in the output layer are biases: they give
+delimiters, ends of text, grades and parts of characters a fixed share of the probability. All other
+tokens share the rest about equally.
 """
 
 from __future__ import annotations
@@ -26,12 +27,30 @@ from stepspec.orchestrator.chain import DELIMITER, THINK_END
 
 TEMPLATE = Path(__file__).parent / "training" / "chat_template.jinja"
 HALF = "\ufffd"  # the replacement for a part of a character
-ENDS_OF_TURN = ("<|im_end|>", "</s>", "<|return|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<end_of_turn>")
+ENDS_OF_TURN = (
+    "<|im_end|>",
+    "</s>",
+    "<|return|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<end_of_turn>",
+)
 WIDTH, LAYERS, HEADS, HEAD, INNER = 64, 2, 2, 32, 192
 CONSTANT = 8.0  # the constant coordinate of an embedding; about the norm of the others together
 SPREAD = 1.2  # the standard deviation of the logits of ordinary tokens
-MULTIPLE = 128  # the size of the vocabulary is rounded up to it, as in real models: the last ids mean nothing
-CUES = ("So", " So", "So,", " Therefore", "Wait", " wait", " check", "Alternatively", " now", " yes")
+# the size of the vocabulary is rounded up to it, as in real models: the last ids mean nothing
+MULTIPLE = 128
+CUES = (
+    "So",
+    " So",
+    "So,",
+    " Therefore",
+    "Wait",
+    " wait",
+    " check",
+    "Alternatively",
+    " now",
+    " yes",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +58,8 @@ class Group:
     """Tokens that together have a *share* of the probability, at every position."""
 
     share: float
-    holds: Callable[[str, bool], bool]  # arguments: the text of a token, and whether it is an added token
+    # arguments: the text of a token, and whether it is an added token
+    holds: Callable[[str, bool], bool]
 
 
 GROUPS: Sequence[Group] = (
@@ -58,9 +78,11 @@ GROUPS: Sequence[Group] = (
 
 def make_model(folder: Path, vocabulary: Path, seed: int, *, labels: int = 0) -> Path:
     """
-    Write a model that vLLM can serve to *folder*: random weights of *seed*, and the ``tokenizer.json`` *vocabulary*.
+    Write a model that vLLM can serve to *folder*: random weights of *seed*, and the
+    ``tokenizer.json`` *vocabulary*.
 
-    With *labels*, it is a reward model with that number of values, instead of a language model. Return *folder*.
+    With *labels*, it is a reward model with that number of values, instead of a language model.
+    Return *folder*.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(vocabulary))
@@ -71,8 +93,14 @@ def make_model(folder: Path, vocabulary: Path, seed: int, *, labels: int = 0) ->
         {"score.weight": _normal(rng, labels, WIDTH)} if labels else _head(rng, tokenizer, size)
     )
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    _write(folder / "config.json", _config(size, tokenizer.token_to_id(end) if end else None, labels))
-    settings = {"tokenizer_class": "TokenizersBackend", "model_max_length": 4096, "clean_up_tokenization_spaces": False}
+    _write(
+        folder / "config.json", _config(size, tokenizer.token_to_id(end) if end else None, labels)
+    )
+    settings = {
+        "tokenizer_class": "TokenizersBackend",
+        "model_max_length": 4096,
+        "clean_up_tokenization_spaces": False,
+    }
     _write(folder / "tokenizer_config.json", settings | ({"eos_token": end} if end else {}))
     shutil.copy(vocabulary, folder / "tokenizer.json")
     shutil.copy(TEMPLATE, folder / "chat_template.jinja")
@@ -80,13 +108,18 @@ def make_model(folder: Path, vocabulary: Path, seed: int, *, labels: int = 0) ->
 
 
 def biases(tokenizer: Tokenizer) -> NDArray[np.float32]:
-    """Return the mean logit of each token, 0 for ordinary tokens, with which every group has its share."""
+    """
+    Return the mean logit of each token, 0 for ordinary tokens, with which every group has its
+    share.
+    """
     added = tokenizer.get_added_tokens_decoder()
     count = tokenizer.get_vocab_size()
     texts = tokenizer.decode_batch([[number] for number in range(count)], skip_special_tokens=False)
     groups: dict[int, list[int]] = {}
     for number, text in enumerate(texts):
-        index = next((i for i, group in enumerate(GROUPS) if group.holds(text, number in added)), None)
+        index = next(
+            (i for i, group in enumerate(GROUPS) if group.holds(text, number in added)), None
+        )
         if index is not None:
             groups.setdefault(index, []).append(number)
     rest = 1 - sum(GROUPS[index].share for index in groups)
@@ -100,7 +133,10 @@ def biases(tokenizer: Tokenizer) -> NDArray[np.float32]:
 def _body(rng: Generator, size: int) -> dict[str, NDArray[Any]]:
     embeddings = _normal(rng, size, WIDTH, deviation=1.0)
     embeddings[:, 0] = CONSTANT
-    weights = {"model.embed_tokens.weight": embeddings, "model.norm.weight": np.ones(WIDTH, np.float16)}
+    weights = {
+        "model.embed_tokens.weight": embeddings,
+        "model.norm.weight": np.ones(WIDTH, np.float16),
+    }
     for layer in range(LAYERS):
         name = f"model.layers.{layer}"
         heads = HEADS * HEAD
@@ -122,7 +158,8 @@ def _body(rng: Generator, size: int) -> dict[str, NDArray[Any]]:
 
 def _head(rng: Generator, tokenizer: Tokenizer, size: int) -> dict[str, NDArray[Any]]:
     length = sqrt(WIDTH)  # of the normalised hidden state
-    share = CONSTANT / sqrt(CONSTANT**2 + WIDTH - 1)  # the constant coordinate's share of that length
+    # the constant coordinate's share of that length
+    share = CONSTANT / sqrt(CONSTANT**2 + WIDTH - 1)
     rows = _normal(rng, size, WIDTH, deviation=SPREAD / (length * sqrt(1 - share**2)))
     rows[:, 0] = 0
     logits = biases(tokenizer)
@@ -130,7 +167,9 @@ def _head(rng: Generator, tokenizer: Tokenizer, size: int) -> dict[str, NDArray[
     return {"lm_head.weight": rows}
 
 
-def _normal(rng: Generator, rows: int, columns: int, *, deviation: float = 0.05) -> NDArray[np.float16]:
+def _normal(
+    rng: Generator, rows: int, columns: int, *, deviation: float = 0.05
+) -> NDArray[np.float16]:
     return (rng.standard_normal((rows, columns), np.float32) * deviation).astype(np.float16)
 
 

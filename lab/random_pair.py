@@ -1,10 +1,11 @@
 """
 ``python -m lab.random_pair``: check with every method that text and token ids always agree.
 
-Real vLLM serves two models with random weights and Qwen's real vocabulary, and a reward model, on this CPU. At
-temperature 1 they often write parts of characters, rare tokens and unused ids, as trained models do once in a thousand
-steps. The checks of a run: it ends without an exception; the ids of every step decode to its text; the prompt of each
-step begins with the prompt of the step before, in ids, for both models; the budget holds.
+Real vLLM serves two models with random weights and Qwen's real vocabulary, and a reward model, on
+this CPU. At temperature 1 they often write parts of characters, rare tokens and unused ids, as
+trained models do once in a thousand steps. The checks of a run: it ends without an exception; the
+ids of every step decode to its text; the prompt of each step begins with the prompt of the step
+before, in ids, for both models; the budget holds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from stepspec.evals.command_line import progress_bars, script
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Role, Step
-from stepspec.orchestrator.endpoints import CriticEndpoint, Deadlines, Endpoint, Sampling, VllmEndpoint
+from stepspec.orchestrator.endpoints import (
+    CriticEndpoint,
+    Deadlines,
+    Endpoint,
+    Sampling,
+    VllmEndpoint,
+)
 from stepspec.orchestrator.endpoints.tokenizer import ModelTokenizer
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Answered, Committed, Event, Started
@@ -42,10 +49,15 @@ from stepspec.policies import METHODS
 from .random_models import HALF, make_model
 from .vocabularies import CACHE, VOCABULARIES, tokenizer_file
 
-LANGUAGE_MODEL_FLAGS = ("generation-config", "enable-prompt-tokens-details", "structured-outputs-config")
+LANGUAGE_MODEL_FLAGS = (
+    "generation-config",
+    "enable-prompt-tokens-details",
+    "structured-outputs-config",
+)
 CONTEXT = 1024  # tokens
 SHOWN = 20  # failures that are printed
-DEADLINES = Deadlines(first=600, between=300, total=1200)  # seconds; many runs share two cores with three servers
+# seconds; many runs share two cores with three servers
+DEADLINES = Deadlines(first=600, between=300, total=1200)
 PROBLEMS = (
     "What is 6 x 7?",
     "Zähle bis drei: 一二三 🙂",
@@ -63,9 +75,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "speculative-thinking": {"n1": 5, "n2": 8, "n3": 8},
 }
 """
-Options with which these models accept some drafts and reject others; a method that is absent has its defaults.
+Options with which these models accept some drafts and reject others; a method that is absent has
+its defaults.
 
-The scores of a judge with random weights differ little between chains; each threshold is in the middle of their range.
+The scores of a judge with random weights differ little between chains; each threshold is in the
+middle of their range.
 """
 EXAMPLES = """
 Examples:
@@ -76,7 +90,9 @@ Examples:
 
   python -m lab.random_pair --policy bild --small-vocabulary mistral
 """
-HEADER = f"{'method':<22}" + "".join(f"{word:>12}" for word in ("runs", "steps", "tokens", "half chars", "failures"))
+HEADER = f"{'method':<22}" + "".join(
+    f"{word:>12}" for word in ("runs", "steps", "tokens", "half chars", "failures")
+)
 stderr = Console(stderr=True)
 
 
@@ -104,15 +120,19 @@ class Side:
 
     def half(self, step: Step) -> int:
         """Count the tokens of *step* that are part of a character."""
-        return sum(HALF in self.text([token.id]) or not self.text([token.id]) for token in step.tokens if token.id >= 0)
+        return sum(
+            HALF in self.text([token.id]) or not self.text([token.id])
+            for token in step.tokens
+            if token.id >= 0
+        )
 
 
 def servers(folder: Path, small: str = "qwen", cache: Path = CACHE) -> tuple[Server, ...]:
     """
     Write the models to *folder* and describe their servers: "large", "small" and "critic".
 
-    The small model has the vocabulary of the family *small*, the others Qwen's. Raise `VocabularyUnavailable` if a
-    vocabulary cannot be downloaded.
+    The small model has the vocabulary of the family *small*, the others Qwen's. Raise
+    `VocabularyUnavailable` if a vocabulary cannot be downloaded.
     """
     large = tokenizer_file("qwen", cache)
     paths = {
@@ -122,13 +142,21 @@ def servers(folder: Path, small: str = "qwen", cache: Path = CACHE) -> tuple[Ser
     }
     flags: Mapping[str, Mapping[str, Any]] = {
         "large": {"enable-scale-out": True},
-        "critic": {"runner": "pooling", "convert": "classify", "pooler-config": {"task": "classify"}},
+        "critic": {
+            "runner": "pooling",
+            "convert": "classify",
+            "pooler-config": {"task": "classify"},
+        },
     }
     return tuple(_server(name, path, flags.get(name, {})) for name, path in paths.items())
 
 
 def _server(name: str, model: Path, extra: Mapping[str, Any]) -> Server:
-    flags = {key: value for key, value in FLAGS.items() if name != "critic" or key not in LANGUAGE_MODEL_FLAGS}
+    flags = {
+        key: value
+        for key, value in FLAGS.items()
+        if name != "critic" or key not in LANGUAGE_MODEL_FLAGS
+    }
     flags |= {"max-model-len": CONTEXT, "max-num-seqs": 32, **extra}
     env = {**ENVIRONMENT, "VLLM_PLUGINS": "", **(ZEROS if name == "large" else {})}
     return Server(name, model, f"random-{name}", tuple(arguments(flags)), env)
@@ -149,17 +177,26 @@ async def serving(small: str) -> AsyncGenerator[Mapping[str, Served]]:
 async def connect(served: Mapping[str, Served]) -> AsyncGenerator[Solver]:
     """Yield a solver with long deadlines on the *served* models."""
     critic = CriticEndpoint(url=served["critic"].base_url, deadlines=DEADLINES)
-    async with Solver(endpoint(served, "small"), endpoint(served, "large"), critic=critic) as solver:
+    async with Solver(
+        endpoint(served, "small"), endpoint(served, "large"), critic=critic
+    ) as solver:
         yield solver
 
 
 def endpoint(served: Mapping[str, Served], role: Role) -> Endpoint:
     """Return the settings of the endpoint of the server for *role*."""
-    return Endpoint(role=role, url=served[role].base_url, deadlines=DEADLINES, suffix_scoring=role == "large")
+    return Endpoint(
+        role=role, url=served[role].base_url, deadlines=DEADLINES, suffix_scoring=role == "large"
+    )
 
 
 async def attempt(
-    solver: Solver, sides: Mapping[Role, Side], row: MethodRow, number: int, budget: Budget, temperature: float
+    solver: Solver,
+    sides: Mapping[Role, Side],
+    row: MethodRow,
+    number: int,
+    budget: Budget,
+    temperature: float,
 ) -> None:
     """Execute run *number* of the method of *row*, check it, and add the counts to *row*."""
     events: list[Event] = []
@@ -185,12 +222,20 @@ async def attempt(
     answer = next((event.step for event in events if isinstance(event, Answered)), None)
     row.steps += len(chain.steps)
     row.tokens += chain.tokens + (len(answer.tokens) if answer else 0)
-    row.halves += sum(sides[step.author].half(step) for step in (*chain.steps, *([answer] if answer else ())))
-    row.failures += [f"run {number}: {fault}" for fault in await find_faults(sides, chain, answer, budget)]
+    row.halves += sum(
+        sides[step.author].half(step) for step in (*chain.steps, *([answer] if answer else ()))
+    )
+    row.failures += [
+        f"run {number}: {fault}" for fault in await find_faults(sides, chain, answer, budget)
+    ]
 
 
-async def find_faults(sides: Mapping[Role, Side], chain: Chain, answer: Step | None, budget: Budget) -> list[str]:
-    """Return the faults of the steps of *chain*, of their prompts and of the *answer*, as sentences."""
+async def find_faults(
+    sides: Mapping[Role, Side], chain: Chain, answer: Step | None, budget: Budget
+) -> list[str]:
+    """
+    Return the faults of the steps of *chain*, of their prompts and of the *answer*, as sentences.
+    """
     faults: list[str] = []
     for index, step in enumerate((*chain.steps, *([answer] if answer else ()))):
         if step.tokens and "".join(token.text for token in step.tokens) != step.text:
@@ -198,7 +243,9 @@ async def find_faults(sides: Mapping[Role, Side], chain: Chain, answer: Step | N
         side = sides[step.author]
         ids = await _ids(side, chain, step)
         if not _same(side.text(ids), step):
-            faults.append(f"step {index}: {ids} decode to {side.text(ids)!r} and not to {step.text!r}")
+            faults.append(
+                f"step {index}: {ids} decode to {side.text(ids)!r} and not to {step.text!r}"
+            )
     for role, side in sides.items():
         prompts = [
             await side.encoder.chain(Chain(chain.messages, chain.steps[:count]))
@@ -206,10 +253,16 @@ async def find_faults(sides: Mapping[Role, Side], chain: Chain, answer: Step | N
         ]
         for index, (before, after) in enumerate(pairwise(prompts)):
             if after[: len(before)] != before:
-                faults.append(f"step {index}: the {role} model's prompt after it does not begin with the one before it")
+                faults.append(
+                    f"step {index}: the {role} model's prompt after it does not begin with the one"
+                    " before it"
+                )
     thinking, answering = chain.parts()
     if thinking.tokens > budget.tokens - budget.for_answer:
-        faults.append(f"{thinking.tokens} tokens of thinking, where {budget.tokens - budget.for_answer} are allowed")
+        faults.append(
+            f"{thinking.tokens} tokens of thinking, where {budget.tokens - budget.for_answer} are"
+            " allowed"
+        )
     written = thinking.tokens + answering.tokens + (len(answer.tokens) if answer else 0)
     if written > budget.tokens:
         faults.append(f"{written} tokens in all, where {budget.tokens} are allowed")
@@ -223,7 +276,10 @@ async def _ids(side: Side, chain: Chain, step: Step) -> Sequence[int]:
 
 
 def _same(text: str, step: Step) -> bool:
-    """Whether *text* is that of *step*, up to normal form (NFC) if it was encoded again, as Qwen's tokenizer does."""
+    """
+    Whether *text* is that of *step*, up to normal form (NFC) if it was encoded again, as Qwen's
+    tokenizer does.
+    """
     encoded = not step.tokens or any(token.id < 0 for token in step.tokens)
     return text == step.text or (encoded and normalize("NFC", text) == normalize("NFC", step.text))
 
@@ -241,9 +297,11 @@ async def measure(
     on_row: Callable[[MethodRow], object] = lambda row: None,
 ) -> list[MethodRow]:
     """
-    Execute *runs* runs of each of the *methods*, *at_once* in parallel, with budgets of *tokens* tokens.
+    Execute *runs* runs of each of the *methods*, *at_once* in parallel, with budgets of *tokens*
+    tokens.
 
-    *small* is the family of the small model's vocabulary. *on_row* is called with each row when it is complete.
+    *small* is the family of the small model's vocabulary. *on_row* is called with each row when it
+    is complete.
     """
     rows = [MethodRow(method) for method in methods]
     families: Mapping[Role, str] = {"small": small, "large": "qwen"}
@@ -253,7 +311,9 @@ async def measure(
         sides: dict[Role, Side] = {}
         for role, family in families.items():
             model = await stack.enter_async_context(VllmEndpoint(endpoint(served, role)))
-            sides[role] = Side(model.encoder, Tokenizer.from_file(str(tokenizer_file(family, cache))))
+            sides[role] = Side(
+                model.encoder, Tokenizer.from_file(str(tokenizer_file(family, cache)))
+            )
         progress = stack.enter_context(progress_bars(stderr))
         for row in rows:
             bar = progress.add_task(row.method, total=runs)
@@ -275,17 +335,26 @@ def main(
     policy: Annotated[
         list[str] | None, typer.Option("--policy", "-p", help="Only this method; may be repeated.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="Temperature of both models.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="Temperature of both models.")
+    ] = 1.0,
     small_vocabulary: Annotated[
         str, typer.Option(help=f"Vocabulary of the small model: {', '.join(VOCABULARIES)}.")
     ] = "qwen",
 ) -> None:
-    """Serve the pair, run every method, print a line for each, and exit with status 1 if there was a failure."""
+    """
+    Serve the pair, run every method, print a line for each, and exit with status 1 if there was a
+    failure.
+    """
     methods = tuple(policy or METHODS)
     if unknown := [name for name in methods if name not in METHODS]:
-        raise ConfigurationError(f"no method {', '.join(unknown)}; the methods: {', '.join(METHODS)}")
+        raise ConfigurationError(
+            f"no method {', '.join(unknown)}; the methods: {', '.join(METHODS)}"
+        )
     if small_vocabulary not in VOCABULARIES:
-        raise ConfigurationError(f"no vocabulary {small_vocabulary!r}; there are: {', '.join(VOCABULARIES)}")
+        raise ConfigurationError(
+            f"no vocabulary {small_vocabulary!r}; there are: {', '.join(VOCABULARIES)}"
+        )
     start = time.monotonic()
 
     async def work() -> list[MethodRow]:
@@ -297,7 +366,10 @@ def main(
             )  # fmt: skip
 
     rows = asyncio.run(work())
-    print(f"{time.monotonic() - start:.0f} s, including the start of the servers; budgets of {max_tokens} tokens")
+    print(
+        f"{time.monotonic() - start:.0f} s, including the start of the servers; budgets of"
+        f" {max_tokens} tokens"
+    )
     failures = [f"{row.method}, {failure}" for row in rows for failure in row.failures]
     for failure in failures[:SHOWN]:
         stderr.print(failure, style="red", markup=False, highlight=False, soft_wrap=True)

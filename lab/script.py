@@ -1,4 +1,6 @@
-"""The script of a simulated run: how many tokens the models write, and what is judged, step by step."""
+"""
+The script of a simulated run: how many tokens the models write, and what is judged, step by step.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ class Turn:
     """
     One step: the *author* drafts it with *draft* tokens, of which the first *kept* are accepted.
 
-    If not all are, the large model goes on with *repair* tokens; 0 stands for as many as the draft has. *grade* is the
-    score of the verdict, None if it has none. *stop* says why the draft ended, as in `Step`. A step that *ends* closes
-    the thinking or, after that, the turn.
+    If not all are, the large model goes on with *repair* tokens; 0 stands for as many as the draft
+    has. *grade* is the score of the verdict, None if it has none. *stop* says why the draft ended,
+    as in `Step`. A step that *ends* closes the thinking or, after that, the turn.
     """
 
     draft: int

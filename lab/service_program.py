@@ -1,4 +1,7 @@
-"""``stepspec serve`` as its users run it: a program of its own, which is gone at the end, whatever happens."""
+"""
+``stepspec serve`` as its users run it: a program of its own, which is gone at the end, whatever
+happens.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,15 @@ class Program:
 async def serve(
     small: str, large: str, log: Path, *flags: str, settings: Mapping[str, str] | None = None
 ) -> AsyncGenerator[Program]:
-    """Run a service over the servers at these URLs, its *settings* in the environment; end it when the block does."""
+    """
+    Run a service over the servers at these URLs, its *settings* in the environment; end it when the
+    block does.
+    """
     servers = ("--small", small, "--large", large, "--port", "0", "--log-format", "json")
     command = (sys.executable, "-m", "stepspec", "serve", *servers, *flags)
-    async with child(command, env={**os.environ, **(settings or {})}, log=log, grace=GRACE) as running:
+    async with child(
+        command, env={**os.environ, **(settings or {})}, log=log, grace=GRACE
+    ) as running:
         async with asyncio.timeout(PATIENCE):
             base = await _base(log, running)
         yield Program(base, log, running)
@@ -76,8 +84,12 @@ async def _text(http: aiohttp.ClientSession, url: str) -> str:
         return await reply.text()
 
 
-async def settled(http: aiohttp.ClientSession, base: str, servers: Mapping[str, str]) -> dict[str, int]:
-    """Return the open requests by where they are, once there are none, or after `SETTLING` seconds."""
+async def settled(
+    http: aiohttp.ClientSession, base: str, servers: Mapping[str, str]
+) -> dict[str, int]:
+    """
+    Return the open requests by where they are, once there are none, or after `SETTLING` seconds.
+    """
     loop = asyncio.get_running_loop()
     ends = loop.time() + SETTLING
     while True:
@@ -97,7 +109,12 @@ async def queued(http: aiohttp.ClientSession, url: str) -> int:
 async def _active(http: aiohttp.ClientSession, base: str) -> int:
     names = ("stepspec_requests_running", "stepspec_requests_waiting")
     families = text_string_to_metric_families(await _text(http, f"{base}/metrics"))
-    return sum(int(sample.value) for family in families for sample in family.samples if sample.name in names)
+    return sum(
+        int(sample.value)
+        for family in families
+        for sample in family.samples
+        if sample.name in names
+    )
 
 
 def resident(group: int) -> int:

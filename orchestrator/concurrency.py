@@ -11,12 +11,15 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def background(*coroutines: Coroutine[Any, Any, T]) -> AsyncGenerator[tuple[asyncio.Task[T], ...]]:
+async def background(
+    *coroutines: Coroutine[Any, Any, T],
+) -> AsyncGenerator[tuple[asyncio.Task[T], ...]]:
     """
-    Run *coroutines* as tasks for as long as the block lasts; leaving the block cancels them and waits for their end.
+    Run *coroutines* as tasks for as long as the block lasts; leaving the block cancels them and
+    waits for their end.
 
-    A task that fails does not end the block, and its error is only logged unless the block reads the task's result.
-    Where a failure must end the block, use `supervised`.
+    A task that fails does not end the block, and its error is only logged unless the block reads
+    the task's result. Where a failure must end the block, use `supervised`.
     """
     tasks = tuple(asyncio.create_task(coroutine) for coroutine in coroutines)
     try:
@@ -35,7 +38,8 @@ async def background(*coroutines: Coroutine[Any, Any, T]) -> AsyncGenerator[tupl
 @asynccontextmanager
 async def supervised(*coroutines: Coroutine[Any, Any, object]) -> AsyncGenerator[None]:
     """
-    Run *coroutines* in a task group for as long as the block lasts; the first failure cancels the block.
+    Run *coroutines* in a task group for as long as the block lasts; the first failure cancels the
+    block.
 
     That failure, or else the block's own error, is raised as it is: not in an exception group.
     """
@@ -49,17 +53,22 @@ async def supervised(*coroutines: Coroutine[Any, Any, object]) -> AsyncGenerator
             for task in tasks:
                 task.cancel()
             if tasks:
-                await to_the_end(asyncio.wait(tasks))  # A task group that is cancelled here cancels its tasks again.
+                # A task group that is cancelled here cancels its tasks again.
+                await to_the_end(asyncio.wait(tasks))
     except BaseExceptionGroup as exc:
         errors = exc.exceptions
     if block and block.cancelling() > cancelling and errors:
-        raise asyncio.CancelledError  # The caller of the block was cancelled at the same time: that comes first.
+        # The caller of the block was cancelled at the same time: that comes first.
+        raise asyncio.CancelledError
     if errors:
         raise errors[0] from (errors[1] if len(errors) > 1 else None)
 
 
 async def to_the_end(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Wait until *coroutine* has ended, even if cancelled: a deadline may pass while requests are being closed."""
+    """
+    Wait until *coroutine* has ended, even if cancelled: a deadline may pass while requests are
+    being closed.
+    """
     task, cancelled = asyncio.create_task(coroutine), None
     while not task.done():
         try:
@@ -71,8 +80,13 @@ async def to_the_end(coroutine: Coroutine[Any, Any, object]) -> None:
         raise cancelled
 
 
-async def all_entered(stack: AsyncExitStack, contexts: Iterable[AbstractAsyncContextManager[Any]]) -> None:
-    """Enter *contexts* at the same time; *stack* leaves them. Raise the first failure once every attempt has ended."""
+async def all_entered(
+    stack: AsyncExitStack, contexts: Iterable[AbstractAsyncContextManager[Any]]
+) -> None:
+    """
+    Enter *contexts* at the same time; *stack* leaves them. Raise the first failure once every
+    attempt has ended.
+    """
     attempts = [stack.enter_async_context(context) for context in contexts]
     for result in await asyncio.gather(*attempts, return_exceptions=True):
         if isinstance(result, BaseException):
@@ -80,6 +94,10 @@ async def all_entered(stack: AsyncExitStack, contexts: Iterable[AbstractAsyncCon
 
 
 async def at_once(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run *coroutines* at the same time and return their results in order. The first failure cancels the others."""
+    """
+    Run *coroutines* at the same time and return their results in order. The first failure cancels
+    the others.
+    """
     async with background(*coroutines) as tasks:
-        return await asyncio.gather(*tasks)  # If this is cancelled, gather has already cancelled the tasks.
+        # If this is cancelled, gather has already cancelled the tasks.
+        return await asyncio.gather(*tasks)

@@ -1,5 +1,6 @@
 """
-Everything that stepspec raises on purpose, the words of cures, and the stream that messages are written to.
+Everything that stepspec raises on purpose, the words of cures, and the stream that messages are
+written to.
 
     StepspecError
     |-- ConfigurationError (ValueError)     a setting, an option or an argument of the user is wrong
@@ -16,7 +17,8 @@ Everything that stepspec raises on purpose, the words of cures, and the stream t
     |-- WorkersLost                         a distributed evaluation has no worker left, or one trial loses too many
     `-- ServerError                         a server that stepspec itself started
         |-- ServerNotReady                  not healthy before the deadline
-        `-- ServerDied                      its process ended; carries the exit code and the last log lines
+        `-- ServerDied                      its process ended; carries the exit code and the last
+        log lines
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from .chain import Role
 
 NAME = "stepspec"
 VLLM_FOR_CPUS = "without a GPU, run `make install` in a clone and use its .venv"
-LONGEST_WORD = 64  # characters of a word to look for similar ones: the time grows with the square of them
+# characters of a word to look for similar ones: the time grows with the square of them
+LONGEST_WORD = 64
 
 
 class StepspecError(Exception):
@@ -43,7 +46,8 @@ class StepspecError(Exception):
 
 class ConfigurationError(StepspecError, ValueError):
     """
-    A setting, an option or an argument is wrong; the message says which one, and which values are valid.
+    A setting, an option or an argument is wrong; the message says which one, and which values are
+    valid.
 
     *option* is the name of the policy's option that is wrong; "" if it is none, or more than one.
     """
@@ -62,13 +66,17 @@ class EndpointError(StepspecError):
 
     status: int = 0
 
-    def __init__(self, message: str, *, role: Role | str = "", url: str = "", verb: str = "") -> None:
+    def __init__(
+        self, message: str, *, role: Role | str = "", url: str = "", verb: str = ""
+    ) -> None:
         where = f"the {role} model at {url}" if role else url
         super().__init__(f"{where}: {message}" if where else message)
         self.role, self.url, self.verb, self.cause = role, url, verb, message
 
     def of(self, role: Role) -> Self:
-        """Return this failure as that of the model in *role*, which the failed model is a part of."""
+        """
+        Return this failure as that of the model in *role*, which the failed model is a part of.
+        """
         error = type(self)(self.cause, role=role, url=self.url, verb=self.verb)
         error.__dict__.update({**self.__dict__, "role": role})
         return error
@@ -76,9 +84,11 @@ class EndpointError(StepspecError):
 
 class EndpointUnavailable(EndpointError):
     """
-    No connection, a server error, or no response before the deadline. Another replica, or a retry, may work.
+    No connection, a server error, or no response before the deadline. Another replica, or a retry,
+    may work.
 
-    *retry_after* is the number of seconds after which the server wants the request again; 0 if it did not say.
+    *retry_after* is the number of seconds after which the server wants the request again; 0 if it
+    did not say.
     """
 
     retry_after: float = 0.0
@@ -113,11 +123,17 @@ class MalformedReply(EndpointError):
 
 
 class FormatIgnored(MalformedReply):
-    """The model wrote something else than the format that its answer was asked in. It will do so again."""
+    """
+    The model wrote something else than the format that its answer was asked in. It will do so
+    again.
+    """
 
 
 class MissingCapability(StepspecError):
-    """The method needs something that this endpoint cannot do; ``stepspec doctor`` lists what each can."""
+    """
+    The method needs something that this endpoint cannot do; ``stepspec doctor`` lists what each
+    can.
+    """
 
 
 class WorkersLost(StepspecError):
@@ -137,7 +153,10 @@ class ServerDied(ServerError):
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Return " (did you mean ...?)" with the *known* word that is most similar to *word*; "" if none is similar."""
+    """
+    Return " (did you mean ...?)" with the *known* word that is most similar to *word*; "" if none
+    is similar.
+    """
     if len(word) > LONGEST_WORD:
         return ""
     close = difflib.get_close_matches(word, list(known), n=1)
@@ -146,10 +165,11 @@ def near(word: str, known: Iterable[str]) -> str:
 
 def install_command(*extras: str) -> str:
     """
-    Return the command that installs the *extras* as stepspec itself was installed, as the end of a sentence.
+    Return the command that installs the *extras* as stepspec itself was installed, as the end of a
+    sentence.
 
-    An installation from a package index has no record of its origin (PEP 610). One from a folder is repeated in the
-    clone, one from an archive or a repository from the same URL.
+    An installation from a package index has no record of its origin (PEP 610). One from a folder is
+    repeated in the clone, one from an archive or a repository from the same URL.
     """
     wanted = f"{NAME}[{','.join(extras)}]"
     record = distribution(NAME).read_text("direct_url.json")
@@ -167,7 +187,8 @@ def install_command(*extras: str) -> str:
 
 class GuardedStream(io.TextIOBase):
     """
-    Standard error, which loses what cannot be written: a full disk, a lost reader or no stream at all.
+    Standard error, which loses what cannot be written: a full disk, a lost reader or no stream at
+    all.
 
     A message that is lost must not end a request or a service: every log is written here.
     """

@@ -17,7 +17,10 @@ Fate: TypeAlias = Literal["done", "cancelled", "failed"]
 Stage: TypeAlias = Literal["step", "answer"]
 """What a verifier judges."""
 Fallback: TypeAlias = Literal["large", "accept", "reject", "fail"]
-"""What judges in place of a verifier that fails: the large model, nobody, who accepts or rejects, or nothing can."""
+"""
+What judges in place of a verifier that fails: the large model, nobody, who accepts or rejects, or
+nothing can.
+"""
 Choice: TypeAlias = Literal["method", "large"]
 """Who writes the next steps of a run that decides: its method, or the large model alone."""
 Purpose: TypeAlias = Literal["", "draft", "verify", "repair", "hedge", "answer"]
@@ -29,15 +32,18 @@ class Called:
     """
     One request to a served model has ended; *fate* says how.
 
-    *started* is in seconds since the run began, *seconds* the time that the request was open, and *first* the seconds
-    to its first token. *written* counts every token that the server sent, used or not. *prompt* counts prompt tokens,
-    of which *cached* were in the server's prefix cache. *url* tells replicas apart.
+    *started* is in seconds since the run began, *seconds* the time that the request was open, and
+    *first* the seconds to its first token. *written* counts every token that the server sent, used
+    or not. *prompt* counts prompt tokens, of which *cached* were in the server's prefix cache.
+    *url* tells replicas apart.
 
-    If *role* is a nested pair, *path* names the model in it, such as ``small.large``; otherwise it is "".
+    If *role* is a nested pair, *path* names the model in it, such as ``small.large``; otherwise it
+    is "".
 
-    *purpose* is that of the request, and *step* the index of the step that it was about (-1: none). From a request that
-    was kept open (a sticky stream) the steps from *step* to *last_step* were taken; for any other request the two are
-    equal. In a nested pair the purpose is the one within that pair, and the step is that of the chain.
+    *purpose* is that of the request, and *step* the index of the step that it was about (-1: none).
+    From a request that was kept open (a sticky stream) the steps from *step* to *last_step* were
+    taken; for any other request the two are equal. In a nested pair the purpose is the one within
+    that pair, and the step is that of the chain.
     """
 
     role: Party
@@ -61,10 +67,11 @@ class Started:
     """
     A run begins, with the conversation that poses the problem.
 
-    *models* are pairs of a role and the model's name; models in a nested pair are listed by their paths, as in
-    `Called`. *seed* is that of the sampling; None if the models write greedily, and in traces without it. *threshold*
-    is the option of the policy that its scores are compared with, and the value; None if there is none, and in traces
-    without it. *tools* are those that the answer may call. *thinks* says whether the steps begin in a thinking block.
+    *models* are pairs of a role and the model's name; models in a nested pair are listed by their
+    paths, as in `Called`. *seed* is that of the sampling; None if the models write greedily, and in
+    traces without it. *threshold* is the option of the policy that its scores are compared with,
+    and the value; None if there is none, and in traces without it. *tools* are those that the
+    answer may call. *thinks* says whether the steps begin in a thinking block.
     """
 
     messages: tuple[Message, ...]
@@ -89,7 +96,8 @@ class Judged:
     """
     The verdict on the draft of step *index* is known.
 
-    A draft may be judged before the steps before it are committed, and is lost if one of those is rolled back.
+    A draft may be judged before the steps before it are committed, and is lost if one of those is
+    rolled back.
     """
 
     index: int
@@ -117,7 +125,10 @@ class JudgedWithin:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The draft of step *index* was rolled back, and its rival *step* replaces it: nothing is repaired."""
+    """
+    The draft of step *index* was rolled back, and its rival *step* replaces it: nothing is
+    repaired.
+    """
 
     index: int
     step: Step
@@ -126,10 +137,11 @@ class Chosen:
 @dataclass(frozen=True, slots=True)
 class Shadowed:
     """
-    The method drafted and judged step *index* in the shadow of the large model, which wrote it; nothing of it is used.
+    The method drafted and judged step *index* in the shadow of the large model, which wrote it;
+    nothing of it is used.
 
-    The *draft* took *drafting* seconds, and its *verdict* *judging*. A draft that is given up, because it is no faster
-    than the large model, has no verdict.
+    The *draft* took *drafting* seconds, and its *verdict* *judging*. A draft that is given up,
+    because it is no faster than the large model, has no verdict.
     """
 
     index: int
@@ -153,8 +165,8 @@ class Committed:
     """
     *step* is now step *index* of the chain, for good.
 
-    An answer that the method wrote is committed as well. *score* is the grade of an accepted draft; None if nobody
-    judged the step, such as a repair.
+    An answer that the method wrote is committed as well. *score* is the grade of an accepted draft;
+    None if nobody judged the step, such as a repair.
     """
 
     index: int
@@ -185,7 +197,10 @@ class Calling:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The final answer was written after the thinking, as the model spells it: calls of tools included."""
+    """
+    The final answer was written after the thinking, as the model spells it: calls of tools
+    included.
+    """
 
     step: Step
 
@@ -195,8 +210,9 @@ class AnswerJudged:
     """
     The answer *step* was judged; it would be step *index* of the chain.
 
-    *accepted* is None if nobody judged it, because the verifier failed and its fallback is to accept. *score* and
-    *reason* are those of the rating. The large model rewrites a rejected answer unless it is *final*.
+    *accepted* is None if nobody judged it, because the verifier failed and its fallback is to
+    accept. *score* and *reason* are those of the rating. The large model rewrites a rejected answer
+    unless it is *final*.
     """
 
     index: int
@@ -209,7 +225,10 @@ class AnswerJudged:
 
 @dataclass(frozen=True, slots=True)
 class FellBack:
-    """The verifier gave no rating of step *index*, or of the answer that follows it; the *fallback* decided instead."""
+    """
+    The verifier gave no rating of step *index*, or of the answer that follows it; the *fallback*
+    decided instead.
+    """
 
     stage: Stage
     index: int
@@ -228,7 +247,9 @@ class Degraded:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The replica at *url* failed; the run continues with the one at *to*. *path* is that of `Called`."""
+    """
+    The replica at *url* failed; the run continues with the one at *to*. *path* is that of `Called`.
+    """
 
     role: Role
     url: str
@@ -240,12 +261,14 @@ class Moved:
 @dataclass(frozen=True, slots=True)
 class Decided:
     """
-    The run chose who writes from step *index* on: its method, *ahead* drafts ahead, or the large model alone.
+    The run chose who writes from step *index* on: its method, *ahead* drafts ahead, or the large
+    model alone.
 
-    *seconds* are the expected seconds of a committed step for every candidate that was compared, and *reason* says in
-    words why. *advice* says in a sentence why the large model writes alone and what the user can do about it, "" if it
-    does not. A *probe* is written only to measure the large model. With *shadow* the method drafts this step too.
-    At the large model's server, as last polled, *running* requests were served and *waiting* ones were queued.
+    *seconds* are the expected seconds of a committed step for every candidate that was compared,
+    and *reason* says in words why. *advice* says in a sentence why the large model writes alone and
+    what the user can do about it, "" if it does not. A *probe* is written only to measure the large
+    model. With *shadow* the method drafts this step too. At the large model's server, as last
+    polled, *running* requests were served and *waiting* ones were queued.
     """
 
     index: int

@@ -1,8 +1,9 @@
 """
 The two main interfaces of the system: what a model can do, and what a policy decides.
 
-The loop in `reason` knows models and methods only by them. A policy is one method of a paper: who drafts, who verifies,
-who repairs. A new backend implements `Model` and the `ModelEndpoint` that makes it; a new method implements `Policy`.
+The loop in `reason` knows models and methods only by them. A policy is one method of a paper: who
+drafts, who verifies, who repairs. A new backend implements `Model` and the `ModelEndpoint` that
+makes it; a new method implements `Policy`.
 """
 
 from __future__ import annotations
@@ -22,18 +23,23 @@ EndedBy: TypeAlias = Literal["large", "small"]
 """
 Who may end the thinking.
 
-"small": either model; a draft of the small one that ends the thinking has to be accepted. "large": the large model
-only; the end is cut off a draft, and the large model writes the next step.
+"small": either model; a draft of the small one that ends the thinking has to be accepted. "large":
+the large model only; the end is cut off a draft, and the large model writes the next step.
 """
 AnsweredBy: TypeAlias = Literal["large", "method", "small"]
-"""Who writes the final answer: one model, or the "method", which drafts, verifies and repairs it like the thinking."""
+"""
+Who writes the final answer: one model, or the "method", which drafts, verifies and repairs it like
+the thinking.
+"""
 
 Until: TypeAlias = Callable[[Step], bool] | None
 DEFAULT_LIMIT = 512  # tokens of one write
 
 
 class WriteOptions(TypedDict, total=False):
-    """The options of `Model.write`, for wrappers that pass them on; an absent one has its default."""
+    """
+    The options of `Model.write`, for wrappers that pass them on; an absent one has its default.
+    """
 
     stop: Sequence[str] | None
     limit: int
@@ -43,7 +49,10 @@ class WriteOptions(TypedDict, total=False):
 
 
 class Model(Protocol):
-    """One served model. It writes steps, reads text after a chain, and answers one-token questions about a chain."""
+    """
+    One served model. It writes steps, reads text after a chain, and answers one-token questions
+    about a chain.
+    """
 
     @property
     def role(self) -> Role: ...
@@ -59,36 +68,48 @@ class Model(Protocol):
         top: int = 0,
     ) -> Step:
         """
-        Write the next step of *chain*: it starts with *opening*, and ends after a *stop* string or *limit* tokens.
+        Write the next step of *chain*: it starts with *opening*, and ends after a *stop* string or
+        *limit* tokens.
 
-        If *stop* is None, the step ends where steps of the chain end (`Chain.ends`): at a delimiter, except within
-        code, a LaTeX environment or a table. Strings in *stop* end the step wherever they occur. The end of the
-        thinking block always ends the step, whose stop is then "end". *until* is called with the partial step after
-        every token; if it returns true, the step ends with that token.
+        If *stop* is None, the step ends where steps of the chain end (`Chain.ends`): at a
+        delimiter, except within code, a LaTeX environment or a table. Strings in *stop* end the
+        step wherever they occur. The end of the thinking block always ends the step, whose stop is
+        then "end". *until* is called with the partial step after every token; if it returns true,
+        the step ends with that token.
 
-        With *top* above 0, at most 20, every token has its own log-probability and the *top* likeliest tokens of its
-        position. With 0, log-probabilities may be absent. An *opening* that is longer than *limit* is cut to it.
-        Cancelling the call closes the request; that is how the server learns to stop.
+        With *top* above 0, at most 20, every token has its own log-probability and the *top*
+        likeliest tokens of its position. With 0, log-probabilities may be absent. An *opening* that
+        is longer than *limit* is cut to it. Cancelling the call closes the request; that is how the
+        server learns to stop.
         """
         ...
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
+        self,
+        chain: Chain,
+        begun: Sequence[Step],
+        *,
+        stop: Sequence[str] | None = None,
+        limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
         """
-        Write several versions of the next step at once: one for each beginning in *begun*, in the same order.
+        Write several versions of the next step at once: one for each beginning in *begun*, in the
+        same order.
 
-        Each has a request of its own, and a seed of its own if the model samples by one. A beginning counts towards
-        *limit*, and a *stop* within it does not end the step; *stop* is that of `write`. A beginning that this model
-        wrote is sent as ids, any other as text. Cancelling closes the requests.
+        Each has a request of its own, and a seed of its own if the model samples by one. A
+        beginning counts towards *limit*, and a *stop* within it does not end the step; *stop* is
+        that of `write`. A beginning that this model wrote is sent as ids, any other as text.
+        Cancelling closes the requests.
         """
         ...
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         """
-        Append *spans* to the chain and read them in one prefill; return one tuple of tokens per span.
+        Append *spans* to the chain and read them in one prefill; return one tuple of tokens per
+        span.
 
-        The tokens of a span join to exactly its text. Every span is encoded separately. *top* is that of `write`.
+        The tokens of a span join to exactly its text. Every span is encoded separately. *top* is
+        that of `write`.
         """
         ...
 
@@ -96,23 +117,30 @@ class Model(Protocol):
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
         """
-        Ask a *question* about the chain, in a new turn; the answer is *opening*, then one of *choices*.
+        Ask a *question* about the chain, in a new turn; the answer is *opening*, then one of
+        *choices*.
 
-        A choice is a single token. Return the probability of every choice over the whole vocabulary. If their sum is
-        well below 1, the model wanted to write something else: it did not understand the question.
+        A choice is a single token. Return the probability of every choice over the whole
+        vocabulary. If their sum is well below 1, the model wanted to write something else: it did
+        not understand the question.
         """
         ...
 
 
 class AnswerParser(Protocol):
-    """Finds the calls of tools in one answer while it is written, as the server of its model would."""
+    """
+    Finds the calls of tools in one answer while it is written, as the server of its model would.
+    """
 
-    async def parse(self, tokens: Sequence[Token], *, finished: bool) -> tuple[str, Sequence[Calling]]:
+    async def parse(
+        self, tokens: Sequence[Token], *, finished: bool
+    ) -> tuple[str, Sequence[Calling]]:
         """
         Take in the next *tokens* of the answer; the last ones are *finished*.
 
-        Return the content and the pieces of calls that they add. What may be the beginning of a call is held back until
-        that is known. A call that fails has taken in nothing, and may be repeated.
+        Return the content and the pieces of calls that they add. What may be the beginning of a
+        call is held back until that is known. A call that fails has taken in nothing, and may be
+        repeated.
         """
         ...
 
@@ -126,11 +154,17 @@ class Critic(Protocol):
 
 
 class Policy(Protocol):
-    """Who drafts, who verifies, who repairs, who answers. Policies have no state: it is all in the chain."""
+    """
+    Who drafts, who verifies, who repairs, who answers. Policies have no state: it is all in the
+    chain.
+    """
 
     @property
     def answerer(self) -> Model:
-        """The model that writes the final answer, unless the method drafts and verifies it (`AnsweredBy`)."""
+        """
+        The model that writes the final answer, unless the method drafts and verifies it
+        (`AnsweredBy`).
+        """
         ...
 
     async def draft(self, chain: Chain) -> Step:
@@ -141,22 +175,31 @@ class Policy(Protocol):
         """
         Accept *draft*, or roll it back to its first characters.
 
-        A rollback may carry what the policy already has: another draft that it accepts in its place (`rivals`), or a
-        step that was written while verifying (`instead`).
+        A rollback may carry what the policy already has: another draft that it accepts in its place
+        (`rivals`), or a step that was written while verifying (`instead`).
         """
         ...
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        """Write the step that replaces *draft*; *chain* includes the characters of the draft that were kept."""
+        """
+        Write the step that replaces *draft*; *chain* includes the characters of the draft that were
+        kept.
+        """
         ...
 
 
 PolicyFactory: TypeAlias = Callable[..., Policy]
-"""A policy's class, or a function that builds one: of *small* and *large*, and of options that have defaults."""
+"""
+A policy's class, or a function that builds one: of *small* and *large*, and of options that have
+defaults.
+"""
 
 
 class Preparing(Policy, Protocol):
-    """A policy that compares every draft with a step of its own, which depends only on the chain before the draft."""
+    """
+    A policy that compares every draft with a step of its own, which depends only on the chain
+    before the draft.
+    """
 
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
         """
@@ -166,7 +209,9 @@ class Preparing(Policy, Protocol):
         """
         ...
 
-    async def verify(self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None) -> Verdict:
+    async def verify(
+        self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None
+    ) -> Verdict:
         """Compare *draft* with the *prepared* step; if that is None, prepare it now."""
         ...
 
@@ -176,8 +221,13 @@ def prepare(policy: Policy, chain: Chain) -> Coroutine[Any, Any, Step] | None:
     return cast("Preparing", policy).prepare(chain) if hasattr(policy, "prepare") else None
 
 
-async def verify(policy: Policy, chain: Chain, draft: Step, prepared: Awaitable[Step] | None) -> Verdict:
-    """Return the verdict of *policy* on *draft*, which it compares with the *prepared* step if there is one."""
+async def verify(
+    policy: Policy, chain: Chain, draft: Step, prepared: Awaitable[Step] | None
+) -> Verdict:
+    """
+    Return the verdict of *policy* on *draft*, which it compares with the *prepared* step if there
+    is one.
+    """
     if prepared is None:
         return await policy.verify(chain, draft)
     return await cast("Preparing", policy).verify(chain, draft, prepared)
@@ -185,25 +235,30 @@ async def verify(policy: Policy, chain: Chain, draft: Step, prepared: Awaitable[
 
 def foreseeable(policy: Policy) -> bool:
     """
-    Whether the repair of a draft that is rejected whole depends neither on the draft nor on the rollback's reason.
+    Whether the repair of a draft that is rejected whole depends neither on the draft nor on the
+    rollback's reason.
 
-    Such a repair may start before the verdict (a hedge). A policy declares it with a class attribute of this name.
+    Such a repair may start before the verdict (a hedge). A policy declares it with a class
+    attribute of this name.
     """
     return bool(getattr(policy, "foreseeable", False))
 
 
 def guarded(policy: Policy) -> bool:
     """
-    Whether a draft that is empty or in a loop is rejected without a verdict, and a loop that goes on ends the run.
+    Whether a draft that is empty or in a loop is rejected without a verdict, and a loop that goes
+    on ends the run.
 
-    A policy of one model, which writes what its server alone would, declares a class attribute of this name as false.
+    A policy of one model, which writes what its server alone would, declares a class attribute of
+    this name as false.
     """
     return bool(getattr(policy, "guarded", True))
 
 
 def answered_by(policy: object) -> AnsweredBy:
     """
-    Who writes the answer in the paper of *policy*, a policy or its class: one model, or the method with its verdicts.
+    Who writes the answer in the paper of *policy*, a policy or its class: one model, or the method
+    with its verdicts.
 
     A policy declares it with a class attribute ``answer``; without one it is the large model.
     """
@@ -221,7 +276,8 @@ def ended_by(policy: object) -> EndedBy:
 
 KEPT_OPEN: ContextVar[AsyncExitStack | None] = ContextVar("KEPT_OPEN", default=None)
 """
-The stack on which a model may leave a request open between two writes (a sticky stream); None: close every request.
+The stack on which a model may leave a request open between two writes (a sticky stream); None:
+close every request.
 
 Only a lookahead sets and closes it: it knows whether the next write probably extends the last one.
 """
@@ -230,11 +286,13 @@ Only a lookahead sets and closes it: it knows whether the next write probably ex
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """
-    Why a model is called: the *purpose*, and the index of the *step* that the call is about (-1: none).
+    Why a model is called: the *purpose*, and the index of the *step* that the call is about (-1:
+    none).
 
-    A *bet* is work that is wasted if an earlier draft is rolled back; nothing waits for it yet. *again* marks a request
-    that may be the same as one whose text was rejected for itself: a model that samples by a seed takes another seed.
-    A *shadow* draft is one of a step that the large model writes itself: see `Shadowed`.
+    A *bet* is work that is wasted if an earlier draft is rolled back; nothing waits for it yet.
+    *again* marks a request that may be the same as one whose text was rejected for itself: a model
+    that samples by a seed takes another seed. A *shadow* draft is one of a step that the large
+    model writes itself: see `Shadowed`.
     """
 
     purpose: Purpose = ""
@@ -268,5 +326,8 @@ def requesting(context: RequestContext) -> AbstractContextManager[None]:
 
 
 def unkept() -> AbstractContextManager[None]:
-    """Leave no request open in the block: another model writes the next step, and further tokens would be wasted."""
+    """
+    Leave no request open in the block: another model writes the next step, and further tokens would
+    be wasted.
+    """
     return holding(KEPT_OPEN, None)

@@ -15,10 +15,11 @@ class Account:
     """
     The tokens and seconds of one model in a run.
 
-    *kept* tokens are in the chain or the answer; *discarded* ones were written in vain (rejected drafts, lost bets);
-    *judging* ones were read or written to judge, and were not in the server's prefix cache. *prompt* and *cached* count
-    the prompt tokens of all requests. *writing* and *judged* are the seconds that requests of that kind were open;
-    these times may overlap. The account of a model in a nested pair has the *path* of `Called`, and the pair's role.
+    *kept* tokens are in the chain or the answer; *discarded* ones were written in vain (rejected
+    drafts, lost bets); *judging* ones were read or written to judge, and were not in the server's
+    prefix cache. *prompt* and *cached* count the prompt tokens of all requests. *writing* and
+    *judged* are the seconds that requests of that kind were open; these times may overlap. The
+    account of a model in a nested pair has the *path* of `Called`, and the pair's role.
     """
 
     role: Party
@@ -52,9 +53,10 @@ class Ledger:
     """
     The accounts of both models and of the critic, and how many of the judged drafts were accepted.
 
-    A draft that is replaced by a rival counts as *accepted*, because nothing is repaired; *chosen* counts such drafts.
-    *nested* are the accounts of the models in nested pairs; a pair's own account is their sum. *sifted* has, by the
-    path of a pair, the number of drafts judged in it and the number accepted.
+    A draft that is replaced by a rival counts as *accepted*, because nothing is repaired; *chosen*
+    counts such drafts. *nested* are the accounts of the models in nested pairs; a pair's own
+    account is their sum. *sifted* has, by the path of a pair, the number of drafts judged in it and
+    the number accepted.
     """
 
     small: Account
@@ -69,7 +71,8 @@ class Ledger:
     @property
     def accept_rate(self) -> float | None:
         """
-        The share of judged drafts that were accepted, without bets on a rejected step; None if none was judged.
+        The share of judged drafts that were accepted, without bets on a rejected step; None if none
+        was judged.
 
         It includes the *chosen*: drafts that a rival replaced.
         """
@@ -115,7 +118,10 @@ def _nested(events: tuple[Event, ...]) -> tuple[Account, ...]:
                 kept[path] += len(leaf.tokens)
     roles: dict[str, Party] = {call.path: call.role for call in calls}
     return tuple(
-        _charged(Account(roles[path], kept[path], path=path), [call for call in calls if call.path == path])
+        _charged(
+            Account(roles[path], kept[path], path=path),
+            [call for call in calls if call.path == path],
+        )
         for path in sorted(roles)
     )
 
@@ -123,7 +129,9 @@ def _nested(events: tuple[Event, ...]) -> tuple[Account, ...]:
 def _sifted(events: tuple[Event, ...]) -> tuple[tuple[str, int, int], ...]:
     judged = [event for event in events if isinstance(event, JudgedWithin)]
     drafts = Counter(event.path for event in judged)
-    stood = Counter(event.path for event in judged if isinstance(event.verdict, Accept) or event.verdict.chosen)
+    stood = Counter(
+        event.path for event in judged if isinstance(event.verdict, Accept) or event.verdict.chosen
+    )
     return tuple((path, drafts[path], stood[path]) for path in sorted(drafts))
 
 
@@ -151,7 +159,8 @@ def _decided(events: tuple[Event, ...]) -> tuple[int, int]:
     """
     Return the number of drafts that were committed whole by a verdict, and of those repaired.
 
-    Lost bets, drafts replaced by a rival, and steps that a run let the large model write alone count for none.
+    Lost bets, drafts replaced by a rival, and steps that a run let the large model write alone
+    count for none.
     """
     accepted = [e for e in events if isinstance(e, Judged) and isinstance(e.verdict, Accept)]
     approved = {(e.index, e.draft.text) for e in accepted if e.draft.author == "small"}

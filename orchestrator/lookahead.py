@@ -1,8 +1,9 @@
 """
 Draft, judge and repair ahead of the committed chain, as if every draft were going to be accepted.
 
-A draft or verdict that assumes the acceptance of an earlier draft is a bet. A rollback loses every bet that was made on
-the rejected draft: their requests are cancelled, and the loop starts anew from the repaired chain.
+A draft or verdict that assumes the acceptance of an earlier draft is a bet. A rollback loses every
+bet that was made on the rejected draft: their requests are cancelled, and the loop starts anew from
+the repaired chain.
 """
 
 from __future__ import annotations
@@ -20,26 +21,38 @@ from .chain import Accept, Chain, Rollback, Step, Verdict
 from .concurrency import to_the_end
 from .errors import ContextTooLong, EndpointUnavailable, VerifierFailed
 from .events import Drafted, Judged, Lost, Observer, Purpose
-from .interfaces import KEPT_OPEN, REQUEST, Policy, RequestContext, foreseeable, guarded, prepare, verify
+from .interfaces import (
+    KEPT_OPEN,
+    REQUEST,
+    Policy,
+    RequestContext,
+    foreseeable,
+    guarded,
+    prepare,
+    verify,
+)
 from .repetition import OBSTACLES, obstacle
 
 T = TypeVar("T")
 Pending: TypeAlias = tuple[int, Step, asyncio.Task[Verdict]] | BaseException
 """The index of a draft, the draft, and its verdict; or what ended the drafting."""
 AGAIN = 0.125  # seconds after which tasks that go on are cancelled again
-UNWRITTEN = Step("", "small", "delimiter")  # in the place of the draft of which a hedge knows nothing
+# in the place of the draft of which a hedge knows nothing
+UNWRITTEN = Step("", "small", "delimiter")
 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadControl:
     """
-    Decides how far one run works ahead: how many drafts, past which of them it may go on, which repairs start early.
+    Decides how far one run works ahead: how many drafts, past which of them it may go on, which
+    repairs start early.
 
-    *ahead* is the number of drafts that may be made beyond the next one to be committed. With 0 the run is sequential:
-    one draft, then its verdict; but what a policy can `prepare` for a verdict always starts together with the draft.
-    A hedge is a repair that starts before the verdict. A draft is hedged if its `confidence` is at most *hedge* (0:
-    none). With a *hedge* of 1 every draft is, and the repair starts together with the draft. With *auto* the depth is
-    what it decided, and drafts are hedged only where it says so.
+    *ahead* is the number of drafts that may be made beyond the next one to be committed. With 0 the
+    run is sequential: one draft, then its verdict; but what a policy can `prepare` for a verdict
+    always starts together with the draft. A hedge is a repair that starts before the verdict. A
+    draft is hedged if its `confidence` is at most *hedge* (0: none). With a *hedge* of 1 every
+    draft is, and the repair starts together with the draft. With *auto* the depth is what it
+    decided, and drafts are hedged only where it says so.
     """
 
     ahead: int = 0
@@ -66,15 +79,21 @@ class LookaheadControl:
 
 
 def confidence(step: Step) -> float:
-    """The geometric mean of the probabilities that the author gave to the tokens of *step*, 0 to 1."""
-    return exp(sum(token.logprob for token in step.tokens) / len(step.tokens)) if step.tokens else 0.0
+    """
+    The geometric mean of the probabilities that the author gave to the tokens of *step*, 0 to 1.
+    """
+    return (
+        exp(sum(token.logprob for token in step.tokens) / len(step.tokens)) if step.tokens else 0.0
+    )
 
 
 class Lookahead:
     """
-    Consecutive drafts, each extending the one before, all judged at the same time; the repair of a rejected one.
+    Consecutive drafts, each extending the one before, all judged at the same time; the repair of a
+    rejected one.
 
-    It works ahead of *chain*, from now on, until that is *over*, its budget *spent*, or it is closed.
+    It works ahead of *chain*, from now on, until that is *over*, its budget *spent*, or it is
+    closed.
     """
 
     def __init__(
@@ -90,12 +109,14 @@ class Lookahead:
         self._policy, self._control, self._observe = policy, control, observe
         self._spent, self._over = spent, over
         self._pending: asyncio.Queue[Pending] = asyncio.Queue()
-        self._first, self._awaited = len(chain.steps), 0  # index of the first draft; number of calls of next()
+        # index of the first draft; number of calls of next()
+        self._first, self._awaited = len(chain.steps), 0
         self._wanted = asyncio.Event()
         self._caller_context, self._caller_request = copy_context(), REQUEST.get()
         self._kept_open = AsyncExitStack()
         self._tasks: list[asyncio.Task[Any]] = []
-        self._early_repairs: dict[int, asyncio.Task[Step]] = {}  # hedges and prepared steps, by the index of the draft
+        # hedges and prepared steps, by the index of the draft
+        self._early_repairs: dict[int, asyncio.Task[Step]] = {}
         self._closing: asyncio.Task[None] | None = None
         self._start(self._draft_ahead(chain), self._context("draft", self._first))
 
@@ -111,28 +132,41 @@ class Lookahead:
         return draft, await judging
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        """Return the repair of *draft*; every bet on it is cancelled while the repair is written."""
-        started = None if rollback.keep or rollback.instead else self._early_repairs.pop(len(chain.steps), None)
+        """
+        Return the repair of *draft*; every bet on it is cancelled while the repair is written.
+        """
+        started = (
+            None
+            if rollback.keep or rollback.instead
+            else self._early_repairs.pop(len(chain.steps), None)
+        )
         self._caller_request = REQUEST.get()
         again = rollback.reason in OBSTACLES
-        request = replace(self._context("repair", len(chain.steps)), bet=self._caller_request.bet, again=again)
+        request = replace(
+            self._context("repair", len(chain.steps)), bet=self._caller_request.bet, again=again
+        )
         repair = started or self._start(self._policy.repair(chain, draft, rollback), request)
         self._cancel(but=repair)
         self._closing = asyncio.create_task(self._kept_open.aclose())
         return await repair
 
     async def aclose(self) -> None:
-        """Cancel every draft and verdict that was not taken, and wait until all their requests are gone."""
+        """
+        Cancel every draft and verdict that was not taken, and wait until all their requests are
+        gone.
+        """
         await to_the_end(self._close())
 
     async def _close(self) -> None:
         while going_on := [task for task in self._tasks if not task.done()]:
-            self._cancel()  # Where a deadline of its own cancelled a task just then, it has gone on.
+            # Where a deadline of its own cancelled a task just then, it has gone on.
+            self._cancel()
             await asyncio.wait(going_on, timeout=AGAIN)
         await (self._closing or self._kept_open.aclose())
         for task in self._tasks:
             if not task.cancelled():
-                task.exception()  # The failure of a lost bet does not matter: reading it silences asyncio's warning.
+                # The failure of a lost bet does not matter: reading it silences asyncio's warning.
+                task.exception()
         while not self._pending.empty():
             item = self._pending.get_nowait()
             if not isinstance(item, BaseException):
@@ -148,10 +182,13 @@ class Lookahead:
         """
         The context of a request about step *index*.
 
-        It is a bet if nobody waits for that step yet, or if this run is a bet of the run around it (a nested pair).
+        It is a bet if nobody waits for that step yet, or if this run is a bet of the run around it
+        (a nested pair).
         """
         bet = self._caller_request.bet or index - self._first >= self._awaited
-        return RequestContext(purpose, self._caller_request.step if self._caller_request.purpose else index, bet)
+        return RequestContext(
+            purpose, self._caller_request.step if self._caller_request.purpose else index, bet
+        )
 
     def _start(self, work: Coroutine[Any, Any, T], request: RequestContext) -> asyncio.Task[T]:
         context = self._caller_context.copy()
@@ -161,25 +198,33 @@ class Lookahead:
         return task
 
     async def _draft_ahead(self, chain: Chain) -> None:
-        """Make one draft after the other, as far ahead as the control allows, and start the verdict on each."""
+        """
+        Make one draft after the other, as far ahead as the control allows, and start the verdict on
+        each.
+        """
         try:
             while not (self._over(chain) or self._spent(chain)):
                 index = len(chain.steps)
                 await self._turn(index - self._first)
                 prepared: asyncio.Task[Step] | None = None
                 if (preparing := prepare(self._policy, chain)) is not None:
-                    prepared = self._early_repairs[index] = self._start(preparing, self._context("verify", index))
+                    prepared = self._early_repairs[index] = self._start(
+                        preparing, self._context("verify", index)
+                    )
                 elif self._control.hedging >= 1:
                     self._hedge(index, chain)
                 REQUEST.set(self._context("draft", index))
                 draft = await self._policy.draft(chain)
                 self._observe(Drafted(index, draft))
-                judging = self._start(self._verify(index, chain, draft, prepared), self._context("verify", index))
+                judging = self._start(
+                    self._verify(index, chain, draft, prepared), self._context("verify", index)
+                )
                 self._pending.put_nowait((index, draft, judging))
                 chain = chain.extend(draft)
             raise EOFError("nothing is left to draft: the chain is over or its budget spent")
         except (Exception, asyncio.CancelledError) as exc:
-            self._pending.put_nowait(exc)  # next() raises it if the bet is won; of a lost bet it does not matter.
+            # next() raises it if the bet is won; of a lost bet it does not matter.
+            self._pending.put_nowait(exc)
 
     async def _turn(self, number: int) -> None:
         """Wait until the lookahead reaches draft *number*."""
@@ -194,13 +239,22 @@ class Lookahead:
         """Start the repair of the draft of step *index*, which may not be written yet."""
         if index not in self._early_repairs and foreseeable(self._policy):
             repair = self._policy.repair(chain, UNWRITTEN, Rollback(reason="hedge"))
-            self._early_repairs[index] = self._start(repair, replace(self._context("hedge", index), bet=True))
+            self._early_repairs[index] = self._start(
+                repair, replace(self._context("hedge", index), bet=True)
+            )
 
-    async def _verify(self, index: int, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
-        if prepared is None and self._control.hedges(draft) and not _flaw(self._policy, chain, draft):
+    async def _verify(
+        self, index: int, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None
+    ) -> Verdict:
+        if (
+            prepared is None
+            and self._control.hedges(draft)
+            and not _flaw(self._policy, chain, draft)
+        ):
             self._hedge(index, chain)
         verdict = await judge(self._policy, chain, draft, prepared)
-        useless = isinstance(verdict, Accept) or (prepared is None and verdict.reason in OBSTACLES)  # see `again`
+        # see `again`
+        useless = isinstance(verdict, Accept) or (prepared is None and verdict.reason in OBSTACLES)
         if useless and index in self._early_repairs:
             self._early_repairs.pop(index).cancel()
         self._observe(Judged(index, draft, verdict))
@@ -212,8 +266,13 @@ def _flaw(policy: Policy, chain: Chain, draft: Step) -> str:
     return obstacle(chain, draft) if guarded(policy) else ""
 
 
-async def judge(policy: Policy, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
-    """Return the verdict of *policy* on *draft*. A judge that is unavailable or has no room accepts nothing."""
+async def judge(
+    policy: Policy, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None
+) -> Verdict:
+    """
+    Return the verdict of *policy* on *draft*. A judge that is unavailable or has no room accepts
+    nothing.
+    """
     if reason := _flaw(policy, chain, draft):
         return Rollback(reason=reason)
     if draft.stop == "delimiter" and not draft.text.strip():
@@ -221,6 +280,7 @@ async def judge(policy: Policy, chain: Chain, draft: Step, prepared: asyncio.Tas
     try:
         return await verify(policy, chain, draft, prepared)
     except (EndpointUnavailable, ContextTooLong) as exc:
-        if exc.verb == "write" or isinstance(exc, VerifierFailed):  # where nothing can be written, nothing is repaired
+        # where nothing can be written, nothing is repaired
+        if exc.verb == "write" or isinstance(exc, VerifierFailed):
             raise
         return Rollback(reason="no verdict")

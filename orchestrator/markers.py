@@ -1,12 +1,13 @@
 """
 The markers of the thinking block. Pure.
 
-Chains, traces, events and policies mark the end of the thinking with `THINK_END`, whichever model wrote it. Only an
-endpoint knows the markers of its own model: it translates the end of the thinking as it arrives, and when it is
-encoded. So two models with different markers can share a chain. Where no block is open, markers are text.
+Chains, traces, events and policies mark the end of the thinking with `THINK_END`, whichever model
+wrote it. Only an endpoint knows the markers of its own model: it translates the end of the thinking
+as it arrives, and when it is encoded. So two models with different markers can share a chain. Where
+no block is open, markers are text.
 
-Some families are `KNOWN`. Of another opening marker that speaks of thinking, such as ``<longcat_think>`` or
-``<|START_THINKING|>``, `pairs_in` makes the closing one.
+Some families are `KNOWN`. Of another opening marker that speaks of thinking, such as
+``<longcat_think>`` or ``<|START_THINKING|>``, `pairs_in` makes the closing one.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class ThinkingMarkers:
     """
     The markers of one model family.
 
-    *opening* opens the thinking block, *closing* ends it. *handover* has to follow *closing* before the answer can
-    begin; it is neither thinking nor answer. *skipped* is an empty block with it, after which a model answers at once.
+    *opening* opens the thinking block, *closing* ends it. *handover* has to follow *closing* before
+    the answer can begin; it is neither thinking nor answer. *skipped* is an empty block with it,
+    after which a model answers at once.
     """
 
     opening: str
@@ -43,18 +45,26 @@ class ThinkingMarkers:
         return replace(self, skipped=self.skipped.rstrip() + handover, handover=handover)
 
     def open_at(self, text: str) -> int:
-        """Return the position of the opening marker of the block that *text* ends in; -1 if it ends in none."""
+        """
+        Return the position of the opening marker of the block that *text* ends in; -1 if it ends in
+        none.
+        """
         mark = self.opening.rstrip()
         at = text.rfind(mark)
         return at if at >= 0 and not _ONE.search(text, at + len(mark)) else -1
 
     def skips(self, text: str) -> bool:
-        """Whether *text* is an empty block, with or without its opening marker, and the handover."""
+        """
+        Whether *text* is an empty block, with or without its opening marker, and the handover.
+        """
         inside = _bare(text.replace(self.opening.rstrip(), ""))
         return text.strip() == self.skipped.strip() or inside == _bare(self.closing + self.handover)
 
     def closed_in(self, text: str) -> bool:
-        """Whether *text*, a generation prompt, ends with a closed block, so that the model does not think."""
+        """
+        Whether *text*, a generation prompt, ends with a closed block, so that the model does not
+        think.
+        """
         end = text.rstrip()
         if not self.handover:
             return end.endswith(self.closing)
@@ -64,7 +74,10 @@ class ThinkingMarkers:
         return _bare(block).endswith(_bare(self.opening + self.closing))
 
     def opened(self, skipped: str) -> str:
-        """Return the opening of the block whose empty form is *skipped*, with half of the white space inside."""
+        """
+        Return the opening of the block whose empty form is *skipped*, with half of the white space
+        inside.
+        """
         before, mark, rest = skipped.partition(self.opening.rstrip())
         if not mark:
             return self.opening
@@ -72,7 +85,10 @@ class ThinkingMarkers:
         return before + mark + inside[: (len(inside) + 1) // 2]
 
     def begun(self, written: str) -> str:
-        """Return the opening marker at the start of *written*, with the line breaks around it; "" if there is none."""
+        """
+        Return the opening marker at the start of *written*, with the line breaks around it; "" if
+        there is none.
+        """
         match = re.match(rf"\s*{re.escape(self.opening.rstrip())}\n*", written)
         if not match:
             return ""
@@ -103,7 +119,10 @@ HARMONY = ThinkingMarkers(
     "<|channel|>final<|message|>",
     "<|start|>assistant<|channel|>final<|message|>",
 )
-"""gpt-oss. Its thinking is a message of its own, so that the answer's message has to be opened after it."""
+"""
+gpt-oss. Its thinking is a message of its own, so that the answer's message has to be opened after
+it.
+"""
 
 KNOWN = (THINK, BRACKETS, SEED, CHANNEL, HARMONY)
 
@@ -123,7 +142,11 @@ _REPEATS = re.compile(rf"(?:\s*(?:{'|'.join(map(re.escape, _CLOSINGS))}))+")
 
 def pairs_in(text: str) -> list[ThinkingMarkers]:
     """Return the markers that *text* begins: those of each opening one that speaks of thinking."""
-    marks = [mark for mark in _FIRST.findall(text) if _THINKING.search(mark) and not _NOT_THINKING.search(mark)]
+    marks = [
+        mark
+        for mark in _FIRST.findall(text)
+        if _THINKING.search(mark) and not _NOT_THINKING.search(mark)
+    ]
     return [paired(mark, closing_of(mark)) for mark in marks]
 
 
@@ -137,22 +160,30 @@ def closing_of(opening: str) -> str:
 
 def mark_after(text: str, opening: str = "") -> str:
     """
-    Return what *text* begins with, after white space, if that has the shape of a marker; "" otherwise.
+    Return what *text* begins with, after white space, if that has the shape of a marker; ""
+    otherwise.
 
-    A marker that closes *opening* has a name between two of its tokens only if *opening* has one, too.
+    A marker that closes *opening* has a name between two of its tokens only if *opening* has one,
+    too.
     """
     found = (_ONE if opening and _ONE.fullmatch(opening) else _FIRST).match(text.lstrip())
     return found[0] if found else ""
 
 
 def mark_before(text: str) -> str:
-    """Return what *text* ends with, before white space, if that has the shape of a marker; "" otherwise."""
+    """
+    Return what *text* ends with, before white space, if that has the shape of a marker; ""
+    otherwise.
+    """
     found = _LAST.search(text.rstrip())
     return found[0] if found else ""
 
 
 def opened_by(text: str) -> ThinkingMarkers | None:
-    """Return the markers of the known family with whose thinking block *text* begins; None if it begins with none."""
+    """
+    Return the markers of the known family with whose thinking block *text* begins; None if it
+    begins with none.
+    """
     found = _OPENED.match(text)
     return KNOWN[_OPENINGS.index(found[1])] if found else None
 
@@ -170,7 +201,8 @@ def may_open_block(text: str) -> bool:
 
 def without_repeats(answer: str) -> str:
     """
-    Leave out the end of the thinking where *answer*, which follows a thinking block, begins with it once more.
+    Leave out the end of the thinking where *answer*, which follows a thinking block, begins with it
+    once more.
 
     A model that writes about the mark may begin with it, too; its text does not tell.
     """
@@ -180,7 +212,14 @@ def without_repeats(answer: str) -> str:
 
 def partial_match(text: str, mark: str) -> int:
     """How many characters at the end of *text* may be the beginning of *mark*."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
+    return next(
+        (
+            size
+            for size in range(min(len(mark) - 1, len(text)), 0, -1)
+            if text.endswith(mark[:size])
+        ),
+        0,
+    )
 
 
 def _bare(text: str) -> str:
@@ -189,6 +228,9 @@ def _bare(text: str) -> str:
 
 
 def may_repeat(answer: str) -> bool:
-    """Whether *answer* may be the beginning of a repeated end of the thinking, and is nothing else yet."""
+    """
+    Whether *answer* may be the beginning of a repeated end of the thinking, and is nothing else
+    yet.
+    """
     begun = without_repeats(answer).lstrip()
     return any(closing.startswith(begun) for closing in _CLOSINGS)

@@ -1,10 +1,10 @@
 """
 Nested pairs: two models and a policy over them stand in for one model, to any depth.
 
-First the settings of a pair and its endpoint, where the servers of its two models stand in for one server. Then the
-pair of one run as a `Model`: its two models and its policy write, and the pair returns the text that they have
-verified. `InnerModel` passes the options of a write on to the pair's own models, and `Writing` makes a step of their
-pieces.
+First the settings of a pair and its endpoint, where the servers of its two models stand in for one
+server. Then the pair of one run as a `Model`: its two models and its policy write, and the pair
+returns the text that they have verified. `InnerModel` passes the options of a write on to the
+pair's own models, and `Writing` makes a step of their pieces.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from pydantic_settings import NoDecode
 from .budget import Budgeted
 from .chain import Chain, Message, Role, Step, Stop, Token, Tool, Toolset, beginning
 from .concurrency import all_entered
-from .endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, ReplicatedModel, Sampling, Template
+from .endpoints import (
+    Endpoint,
+    ModelEndpoint,
+    ReplicatedEndpoint,
+    ReplicatedModel,
+    Sampling,
+    Template,
+)
 from .endpoints.chat_template import disagreement
 from .endpoints.metrics import Acceptance, QueueGauges
 from .endpoints.probe import Capabilities
@@ -31,12 +38,23 @@ from .endpoints.token_stream import StepBuilder, grown, or_now, step_ends
 from .endpoints.tool_protocol import ParserState
 from .endpoints.vllm_protocol import GREEDY, Format
 from .errors import ConfigurationError, ContextTooLong, EndpointError, MissingCapability
-from .events import Called, Calling, Committed, Degraded, Event, Judged, JudgedWithin, Moved, Observer
+from .events import (
+    Called,
+    Calling,
+    Committed,
+    Degraded,
+    Event,
+    Judged,
+    JudgedWithin,
+    Moved,
+    Observer,
+)
 from .interfaces import DEFAULT_LIMIT, Model, Policy, WriteOptions, unkept
 from .reason import reason
 
 SINGLE, PAIR = "one model", "a nested pair"
-TAGS = frozenset({SINGLE, PAIR})  # pydantic puts them into the locations of errors, where no user expects them
+# pydantic puts them into the locations of errors, where no user expects them
+TAGS = frozenset({SINGLE, PAIR})
 
 
 class Nesting(BaseModel, frozen=True, extra="forbid"):
@@ -55,7 +73,9 @@ def kind(value: object) -> str:
     if isinstance(value, Nesting):
         return PAIR
     keys = set(cast("dict[str, Any]", value)) if isinstance(value, dict) else set[str]()
-    return PAIR if "url" not in keys and keys & (set(NestedPair.model_fields) - {"role"}) else SINGLE
+    return (
+        PAIR if "url" not in keys and keys & (set(NestedPair.model_fields) - {"role"}) else SINGLE
+    )
 
 
 def for_role(value: Any, role: str) -> Any:
@@ -85,7 +105,9 @@ class NestedPair(Nesting, frozen=True):
     @property
     def models(self) -> tuple[tuple[str, Endpoint], ...]:
         """The single models in the pair with their paths, the cheapest first."""
-        inner = self.small.models if isinstance(self.small, NestedPair) else (("small", self.small),)
+        inner = (
+            self.small.models if isinstance(self.small, NestedPair) else (("small", self.small),)
+        )
         return tuple((f"{self.role}.{path}", one) for path, one in (*inner, ("large", self.large)))
 
     @property
@@ -97,8 +119,13 @@ class NestedPair(Nesting, frozen=True):
         return pairs
 
     def turned(self, places: int) -> NestedPair:
-        """Return the same pair, where each model begins with another of its servers; see `Endpoint.turned`."""
-        return self.model_copy(update={"small": self.small.turned(places), "large": self.large.turned(places)})
+        """
+        Return the same pair, where each model begins with another of its servers; see
+        `Endpoint.turned`.
+        """
+        return self.model_copy(
+            update={"small": self.small.turned(places), "large": self.large.turned(places)}
+        )
 
 
 SmallModel: TypeAlias = Annotated[
@@ -107,28 +134,42 @@ SmallModel: TypeAlias = Annotated[
 NestedPair.model_rebuild()
 
 
-def neighbours(small: Endpoint | NestedPair, large: Endpoint) -> Mapping[str, tuple[Endpoint, Endpoint]]:
-    """Return each model with the next larger one, which judges it, as a pair of endpoints, named by their paths."""
+def neighbours(
+    small: Endpoint | NestedPair, large: Endpoint
+) -> Mapping[str, tuple[Endpoint, Endpoint]]:
+    """
+    Return each model with the next larger one, which judges it, as a pair of endpoints, named by
+    their paths.
+    """
     cheaper = small.models if isinstance(small, NestedPair) else (("small", small),)
     return {
-        f"{path} with {judge}": (one.model_copy(update={"role": "small"}), other.model_copy(update={"role": "large"}))
+        f"{path} with {judge}": (
+            one.model_copy(update={"role": "small"}),
+            other.model_copy(update={"role": "large"}),
+        )
         for (path, one), (judge, other) in pairwise((*cheaper, ("large", large)))
     }
 
 
 class NestedEndpoint:
     """
-    The endpoints *small* and *large*, which stand in for one model of the *role* and are entered with the pair.
+    The endpoints *small* and *large*, which stand in for one model of the *role* and are entered
+    with the pair.
 
-    *policy* makes the pair's own policy over its two models; if the models sample, it is called with ``sampled``.
-    *about* is the name of the policy.
+    *policy* makes the pair's own policy over its two models; if the models sample, it is called
+    with ``sampled``. *about* is the name of the policy.
 
-    Requests that are passed on unchanged go to the large model's server. As long as the small model cannot be
-    reached, the large one is alone.
+    Requests that are passed on unchanged go to the large model's server. As long as the small model
+    cannot be reached, the large one is alone.
     """
 
     def __init__(
-        self, role: Role, small: ModelEndpoint, large: ModelEndpoint, policy: Callable[..., Policy], about: str
+        self,
+        role: Role,
+        small: ModelEndpoint,
+        large: ModelEndpoint,
+        policy: Callable[..., Policy],
+        about: str,
     ) -> None:
         self.role: Role = role
         self.small, self.large, self.about = small, large, about
@@ -169,11 +210,17 @@ class NestedEndpoint:
 
     @property
     def room(self) -> int:
-        """The longest sequence that every model in the pair takes, in tokens; of the small one if it is known."""
+        """
+        The longest sequence that every model in the pair takes, in tokens; of the small one if it
+        is known.
+        """
         return min(self.small.room, self.large.room) if known(self.small) else self.large.room
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
-        """Count the tokens that a chain about *messages* begins with, for the model that needs the most and is up."""
+        """
+        Count the tokens that a chain about *messages* begins with, for the model that needs the
+        most and is up.
+        """
         counts = list[int]()
         for model in (self.large, self.small):
             try:
@@ -187,9 +234,13 @@ class NestedEndpoint:
         return await self.large.thinks(messages, tools)
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
-        """Refuse: the pieces of an answer come from several models, and no server's parser knows all of them."""
+        """
+        Refuse: the pieces of an answer come from several models, and no server's parser knows all
+        of them.
+        """
         raise MissingCapability(
-            f"the {self.role} model is a pair of models, which calls no tools: let the large model answer"
+            f"the {self.role} model is a pair of models, which calls no tools: let the large model"
+            " answer"
         )
 
     async def parse_answer(
@@ -214,11 +265,15 @@ class NestedEndpoint:
         clock: Callable[[], float] | None = None,
         format: Format | None = None,
     ) -> Nested:
-        """Make the model of one run, as `VllmEndpoint.model` does. Raise `ConfigurationError` for a wrong policy."""
+        """
+        Make the model of one run, as `VllmEndpoint.model` does. Raise `ConfigurationError` for a
+        wrong policy.
+        """
         clock, sampling = or_now(clock), sampling.within(self.role)
         inner = observe_within(self.role, observe)
         small, large = (
-            endpoint.model(sampling, observe=inner, clock=clock, format=format) for endpoint in (self.small, self.large)
+            endpoint.model(sampling, observe=inner, clock=clock, format=format)
+            for endpoint in (self.small, self.large)
         )
         policy = partial(self._policy, sampled=True) if sampling.temperature else self._policy
         return Nested(self.role, small, large, policy, observe)
@@ -230,7 +285,11 @@ def leaves(endpoint: ModelEndpoint) -> tuple[ModelEndpoint, ...]:
 
     The last one answers for the pair, and *endpoint* has its template.
     """
-    return (*leaves(endpoint.small), *leaves(endpoint.large)) if isinstance(endpoint, NestedEndpoint) else (endpoint,)
+    return (
+        (*leaves(endpoint.small), *leaves(endpoint.large))
+        if isinstance(endpoint, NestedEndpoint)
+        else (endpoint,)
+    )
 
 
 def known(endpoint: ModelEndpoint) -> bool:
@@ -247,7 +306,11 @@ def require_agreement(small: ModelEndpoint, large: ModelEndpoint, pair: str) -> 
     """
 
     def why(one: ModelEndpoint, other: ModelEndpoint) -> str:
-        return disagreement(one.template.thinks, other.template.thinks) if known(one) and known(other) else ""
+        return (
+            disagreement(one.template.thinks, other.template.thinks)
+            if known(one) and known(other)
+            else ""
+        )
 
     if reason := why(small, large):
         raise ConfigurationError(f"{described(small)} and {large.name} cannot be {pair}: {reason}")
@@ -257,14 +320,20 @@ def require_agreement(small: ModelEndpoint, large: ModelEndpoint, pair: str) -> 
 
 
 def described(endpoint: ModelEndpoint) -> str:
-    """Return the name of the model at *endpoint*; of a nested pair, its policy and the names of all its models."""
+    """
+    Return the name of the model at *endpoint*; of a nested pair, its policy and the names of all
+    its models.
+    """
     if isinstance(endpoint, NestedEndpoint):
         return f"{endpoint.about} of {described(endpoint.small)} and {described(endpoint.large)}"
     return endpoint.name
 
 
 def named(endpoint: ModelEndpoint) -> Iterator[tuple[str, str]]:
-    """Yield the role and name of *endpoint*; for a nested pair then its models' paths and names, cheapest first."""
+    """
+    Yield the role and name of *endpoint*; for a nested pair then its models' paths and names,
+    cheapest first.
+    """
     yield endpoint.role, described(endpoint)
     if isinstance(endpoint, NestedEndpoint):
         for inner in (endpoint.small, endpoint.large):
@@ -277,8 +346,8 @@ class InnerModel(Budgeted):
     """
     One of the pair's own models, within the budget, for one write of the pair.
 
-    A write of the model has at most *limit* tokens and at least the *top* likeliest tokens of each position. *opening*
-    begins the text after the first *begins* characters of the chain's steps.
+    A write of the model has at most *limit* tokens and at least the *top* likeliest tokens of each
+    position. *opening* begins the text after the first *begins* characters of the chain's steps.
     """
 
     limit: int = DEFAULT_LIMIT
@@ -299,9 +368,11 @@ class InnerModel(Budgeted):
 @dataclass(eq=False)
 class Writing:
     """
-    One write of a pair: the verified *pieces*, and the *step* that their tokens make, None while it goes on.
+    One write of a pair: the verified *pieces*, and the *step* that their tokens make, None while it
+    goes on.
 
-    *build* makes the `StepBuilder` from the tokens of the *opening*, the first that arrive. *until* may end the step.
+    *build* makes the `StepBuilder` from the tokens of the *opening*, the first that arrive. *until*
+    may end the step.
     """
 
     build: Callable[[Sequence[Token]], StepBuilder]
@@ -330,11 +401,15 @@ class Writing:
         step = self.step or self._end("length")
         length = len(step.text)
         whole = sum([len(piece.text) for piece in self.pieces]) == length
-        closed = whole and any(piece.closes for piece in self.pieces[-1:])  # whatever else ended the step there
+        # whatever else ended the step there
+        closed = whole and any(piece.closes for piece in self.pieces[-1:])
         pieces = tuple(self.pieces) if whole else beginning(self.pieces, length)
         vocabularies = {piece.vocabulary for piece in pieces}
-        vocabulary = vocabularies.pop() if len(vocabularies) == 1 else ""  # Otherwise the text is encoded again.
-        return replace(step, stop="end" if closed else step.stop, vocabulary=vocabulary, pieces=pieces)
+        # Otherwise the text is encoded again.
+        vocabulary = vocabularies.pop() if len(vocabularies) == 1 else ""
+        return replace(
+            step, stop="end" if closed else step.stop, vocabulary=vocabulary, pieces=pieces
+        )
 
     def _add(self, token: Token) -> None:
         if self._missing > 0:
@@ -354,14 +429,17 @@ class Writing:
 @dataclass(eq=False)
 class Nested:
     """
-    The pair of one run as a `Model` of its *role*; *policy* makes the pair's own policy over *small* and *large*.
+    The pair of one run as a `Model` of its *role*; *policy* makes the pair's own policy over
+    *small* and *large*.
 
-    A write returns the text that the pair has verified, up to the end of the step; the log-probability of each token is
-    that of the model that wrote it. The verified text beyond the end is discarded, so that the same chain gives the
-    same step, if the models are greedy or sample by a seed. The large model scores, answers and branches for the pair.
+    A write returns the text that the pair has verified, up to the end of the step; the
+    log-probability of each token is that of the model that wrote it. The verified text beyond the
+    end is discarded, so that the same chain gives the same step, if the models are greedy or sample
+    by a seed. The large model scores, answers and branches for the pair.
 
-    If the small model fails for good, the large one goes on alone, and *observe* receives `Degraded`; if the large one
-    fails, the pair has failed. *left* is the budget of the run. Raise `ConfigurationError` for an invalid policy.
+    If the small model fails for good, the large one goes on alone, and *observe* receives
+    `Degraded`; if the large one fails, the pair has failed. *left* is the budget of the run. Raise
+    `ConfigurationError` for an invalid policy.
     """
 
     role: Role
@@ -387,7 +465,10 @@ class Nested:
                 model.leave()
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
-        """Write the next step as `Model.write` says, or the answer, by the model that the pair's policy lets answer."""
+        """
+        Write the next step as `Model.write` says, or the answer, by the model that the pair's
+        policy lets answer.
+        """
         alone = self._alone  # which another write may change meanwhile
         with self._failing():
             try:
@@ -404,7 +485,12 @@ class Nested:
             return await self._by(self.large, chain, options)
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
+        self,
+        chain: Chain,
+        begun: Sequence[Step],
+        *,
+        stop: Sequence[str] | None = None,
+        limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
         with self._failing():
             steps = await self.large.branch(self._inside(chain), begun, stop=stop, limit=limit)
@@ -422,8 +508,19 @@ class Nested:
 
     async def _verified(self, chain: Chain, options: WriteOptions) -> Step:
         """Let the pair's policy write pieces until they have a whole step."""
-        limit, top, opening = options.get("limit", DEFAULT_LIMIT), options.get("top", 0), options.get("opening", "")
-        inner = partial(InnerModel, left=self.left, limit=limit, top=top, opening=opening, begins=len(chain.text))
+        limit, top, opening = (
+            options.get("limit", DEFAULT_LIMIT),
+            options.get("top", 0),
+            options.get("opening", ""),
+        )
+        inner = partial(
+            InnerModel,
+            left=self.left,
+            limit=limit,
+            top=top,
+            opening=opening,
+            begins=len(chain.text),
+        )
 
         def build(begun: Sequence[Token]) -> StepBuilder:
             ends = step_ends(chain, options.get("stop"))
@@ -453,8 +550,11 @@ class Nested:
         return self._ours(await author.write(self._inside(chain), **options))
 
     def _inside(self, chain: Chain) -> Chain:
-        """Replace the pair's steps in *chain* by the pieces of its own models, and stay at the same place."""
-        steps = [piece for step in chain.steps for piece in (self._pieces(step) or (step,))]
+        """
+        Replace the pair's steps in *chain* by the pieces of its own models, and stay at the same
+        place.
+        """
+        steps = [piece for step in chain.steps for piece in self._pieces(step) or (step,)]
         return replace(chain, steps=tuple(steps))
 
     def _pieces(self, step: Step) -> tuple[Step, ...]:
@@ -476,7 +576,10 @@ class Nested:
 
 
 def observe_within(role: Role, observe: Observer) -> Observer:
-    """Make the observer of a pair's own models: it passes events on to *observe* with the pair's *role* in the path."""
+    """
+    Make the observer of a pair's own models: it passes events on to *observe* with the pair's
+    *role* in the path.
+    """
 
     def relabel(event: Event) -> None:
         match event:

@@ -29,23 +29,30 @@ async def reason(
     over: Callable[[Chain], bool] = lambda chain: chain.finished,
 ) -> tuple[Chain, End]:
     """
-    Grow *chain* until it is *over*, its budget *spent*, or the *deadline* (seconds on the event loop's clock) reached.
+    Grow *chain* until it is *over*, its budget *spent*, or the *deadline* (seconds on the event
+    loop's clock) reached.
 
-    By default the chain is over when the thinking is. *ahead* says how far to work ahead of the committed chain: as a
-    number of drafts, or in full as a `LookaheadControl`. With models that are greedy or sample by a seed, the chain is
-    the same at every lookahead; otherwise only its distribution is the same. *observe* is called with every event.
+    By default the chain is over when the thinking is. *ahead* says how far to work ahead of the
+    committed chain: as a number of drafts, or in full as a `LookaheadControl`. With models that are
+    greedy or sample by a seed, the chain is the same at every lookahead; otherwise only its
+    distribution is the same. *observe* is called with every event.
 
-    Return the committed chain and why it ended. Failures of the models are raised. When this function returns or
-    raises, it leaves no task and no request behind.
+    Return the committed chain and why it ended. Failures of the models are raised. When this
+    function returns or raises, it leaves no task and no request behind.
     """
 
     def commit(step: Step, score: float | None = None) -> End | None:
-        """Extend the chain by *step*; return why nothing can follow. A budget may have no room for one character."""
+        """
+        Extend the chain by *step*; return why nothing can follow. A budget may have no room for one
+        character.
+        """
         nonlocal chain
         observe(Committed(len(chain.steps), step, score))
         chain = chain.extend(step)
         full = step.stop == "length" and not step.text
-        return ended() or ("repetition" if step.stop == "repetition" else "budget" if full else None)
+        return ended() or (
+            "repetition" if step.stop == "repetition" else "budget" if full else None
+        )
 
     def writer() -> Policy:
         """The policy of the next steps, decided about now if it is not."""
@@ -59,7 +66,9 @@ async def reason(
     async def grow() -> End:
         while (end := ended()) is None:
             current = writer()
-            bets = Lookahead(current, chain, control=control, spent=spent, observe=observe, over=over)
+            bets = Lookahead(
+                current, chain, control=control, spent=spent, observe=observe, over=over
+            )
             async with aclosing(bets) as lookahead:
                 while True:
                     draft, verdict = await lookahead.next()
@@ -71,13 +80,16 @@ async def reason(
                         break
                 if isinstance(verdict, Accept):  # another policy goes on; the bets are lost
                     continue
-                if chosen := verdict.chosen:  # another draft of the same step was accepted in its place
+                # another draft of the same step was accepted in its place
+                if chosen := verdict.chosen:
                     observe(Chosen(len(chain.steps), chosen.step))
                     commit(chosen.step, chosen.score)
                     continue
                 if (kept := draft.cut(verdict.keep)).text and (end := commit(kept, verdict.score)):
                     return end
-                repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
+                repaired = replace(
+                    await lookahead.repair(chain, draft, verdict), note=verdict.reason
+                )
             # Leaving the block has cancelled the bets on the draft that was rolled back.
             observe(Repaired(len(chain.steps), repaired, verdict))
             if guarded(current) and stuck(chain, repaired):

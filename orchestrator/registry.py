@@ -1,9 +1,10 @@
 """
 Registries: things that are chosen by name, such as policies, from stepspec itself and from plugins.
 
-A plugin is an entry point of an installed package, in a group such as ``stepspec.policies``. Plugins are loaded when a
-name is looked up that stepspec does not have itself, or when all names are listed. One that cannot be used is logged as
-a warning with its name and its package, and disturbs nothing else.
+A plugin is an entry point of an installed package, in a group such as ``stepspec.policies``.
+Plugins are loaded when a name is looked up that stepspec does not have itself, or when all names
+are listed. One that cannot be used is logged as a warning with its name and its package, and
+disturbs nothing else.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ log = logging.getLogger("stepspec")
 
 class Registry(Mapping[str, T], Generic[T]):
     """
-    What a user can choose by name: the *built_in* entries, those of the plugins of *group*, and those that are added.
+    What a user can choose by name: the *built_in* entries, those of the plugins of *group*, and
+    those that are added.
 
-    *kind* is what an entry is called in messages, and *kinds* its plural. *read* makes an entry of a name and what an
-    entry point refers to, and raises an exception for what cannot be one. *reserved* names are for no plugin.
+    *kind* is what an entry is called in messages, and *kinds* its plural. *read* makes an entry of
+    a name and what an entry point refers to, and raises an exception for what cannot be one.
+    *reserved* names are for no plugin.
     """
 
     def __init__(
@@ -62,28 +65,36 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._plugins[1]
 
     def find(self, name: str) -> T:
-        """Return the entry called *name*. Raise `ConfigurationError` if there is none, or if its plugin is broken."""
+        """
+        Return the entry called *name*. Raise `ConfigurationError` if there is none, or if its
+        plugin is broken.
+        """
         entry = self.get(name)
         if entry is not None:
             return entry
         if name in self.broken:
             raise ConfigurationError(self.broken[name])
         raise ConfigurationError(
-            f"there is no {self.kind} {name!r}{near(name, self)}; the {self.kinds}: {', '.join(self)}"
+            f"there is no {self.kind} {name!r}{near(name, self)}; the {self.kinds}:"
+            f" {', '.join(self)}"
         )
 
     def add(self, value: object, name: str | None = None) -> str:
         """
-        Add what is made of *value* for the rest of the process, and return the name to choose it by.
+        Add what is made of *value* for the rest of the process, and return the name to choose it
+        by.
 
-        That is *name*, by default that of the class or function, followed by a number if another entry has it: no name
-        ever changes its meaning. Raise `ConfigurationError` for what cannot be an entry, or has no name, as a lambda.
+        That is *name*, by default that of the class or function, followed by a number if another
+        entry has it: no name ever changes its meaning. Raise `ConfigurationError` for what cannot
+        be an entry, or has no name, as a lambda.
         """
         inner, count = behind(value), 1
         name = name or str(getattr(inner, "__name__", type(inner).__name__))
         entry = self._read(name, value)
         if not NAME.fullmatch(name):
-            raise ConfigurationError(f"a {self.kind} has to have a name: write {value!r} as a class or a function")
+            raise ConfigurationError(
+                f"a {self.kind} has to have a name: write {value!r} as a class or a function"
+            )
         free = name
         while (known := self.get(free)) is not None:
             if known == entry:
@@ -103,8 +114,14 @@ class Registry(Mapping[str, T], Generic[T]):
                 self._check_name(point.name, usable)
                 usable[point.name] = self._read(point.name, point.load())
             except (Exception, SystemExit) as exc:  # whatever the code of somebody else raises
-                cause = str(exc) if isinstance(exc, ConfigurationError) else f"{type(exc).__name__}: {exc}"
-                message = f"the {self.kind} {point.name!r} of {_package(point)} cannot be used: {cause}"
+                cause = (
+                    str(exc)
+                    if isinstance(exc, ConfigurationError)
+                    else f"{type(exc).__name__}: {exc}"
+                )
+                message = (
+                    f"the {self.kind} {point.name!r} of {_package(point)} cannot be used: {cause}"
+                )
                 log.warning("%s", message)
                 broken.setdefault(point.name, message)
         return usable, broken
@@ -113,7 +130,9 @@ class Registry(Mapping[str, T], Generic[T]):
         if not NAME.fullmatch(name):
             raise ConfigurationError("a name is a letter, followed by letters, digits, '-' and '_'")
         if name in self._built_in or name in self._reserved:
-            raise ConfigurationError("stepspec has this name itself: the package has to choose another")
+            raise ConfigurationError(
+                "stepspec has this name itself: the package has to choose another"
+            )
         if name in usable:
             raise ConfigurationError("another package has this name too: uninstall one of both")
 

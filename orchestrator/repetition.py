@@ -1,11 +1,13 @@
 """
 Detect a text that ends in a loop: the same span again and again, character by character. Pure.
 
-A span is as many whole periods as make up `SPAN` units. So equal rows of a matrix, two lines in turn or a paragraph
-that comes back are no loop before they fill some hundred tokens several times. A unit is a word, a digit, a character
-of a script without spaces, or a sign with its repetitions: about a token.
+A span is as many whole periods as make up `SPAN` units. So equal rows of a matrix, two lines in
+turn or a paragraph that comes back are no loop before they fill some hundred tokens several times.
+A unit is a word, a digit, a character of a script without spaces, or a sign with its repetitions:
+about a token.
 
-Only the text matters, not the steps in which it was written. The cost is bounded, whatever the length of the chain.
+Only the text matters, not the steps in which it was written. The cost is bounded, whatever the
+length of the chain.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ ROUNDS = 3  # a draft is rejected that ends with the same span that many times i
 STUCK = 4  # times at which the run ends, if the repair goes on in the loop
 PER_UNIT = 8  # characters that count as a unit if there are fewer units, as in white space
 TAIL = 8192  # characters in which a loop is searched: enough for four rounds of 2048
-MARK = 32  # characters at the end of the text whose earlier places give the lengths that a period may have
+# characters at the end of the text whose earlier places give the lengths that a period may have
+MARK = 32
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
-    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # kana and Chinese characters
+    # kana and Chinese characters
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 _UNIT = re.compile(rf"\d|[{_UNSPACED}]|[^\W\d{_UNSPACED}]+|([^\w\s])\1*")
 
@@ -38,7 +42,8 @@ def obstacle(chain: Chain, draft: Step) -> str:
         answering = draft.author == "small" and (chain.closed or not chain.thinks)
         return EMPTY if answering and not draft.text.strip() else ""
     if not draft.text:
-        return "" if draft.stop == "until" else EMPTY  # a policy that asked for no text has its own reason
+        # a policy that asked for no text has its own reason
+        return "" if draft.stop == "until" else EMPTY
     return REPETITION if draft.stop == "repetition" or loops(chain, draft, ROUNDS) else ""
 
 
@@ -48,7 +53,10 @@ def stuck(chain: Chain, repair: Step) -> bool:
 
 
 def loops(chain: Chain, step: Step, rounds: int) -> bool:
-    """Whether the text of *chain*, with *step*, ends with the same span *rounds* times, and perhaps white space."""
+    """
+    Whether the text of *chain*, with *step*, ends with the same span *rounds* times, and perhaps
+    white space.
+    """
     text = (chain.text[-TAIL:] + step.text)[-TAIL:]
     return any(_loops(end, rounds) for end in {text, text.rstrip()})
 
@@ -64,13 +72,19 @@ def _loops(text: str, rounds: int) -> bool:
 
 
 def _shortest(text: str, rounds: int, *, beyond: int) -> int:
-    """The shortest period that *text* ends with *rounds* times, in more than *beyond* characters; 0 if none."""
+    """
+    The shortest period that *text* ends with *rounds* times, in more than *beyond* characters; 0 if
+    none.
+    """
     mark, at = text[-MARK:], len(text) - MARK
     while at > 0 and (at := text.rfind(mark, 0, at + MARK - 1)) >= 0:
         period = len(text) - MARK - at
         if rounds * period > len(text):
             return 0
-        if rounds * period > beyond and text[-rounds * period : -period] == text[(1 - rounds) * period :]:
+        if (
+            rounds * period > beyond
+            and text[-rounds * period : -period] == text[(1 - rounds) * period :]
+        ):
             return period
     return 0
 

@@ -1,4 +1,7 @@
-"""One run, from the problem to the answer: think within the budget, survive the loss of the small model, answer."""
+"""
+One run, from the problem to the answer: think within the budget, survive the loss of the small
+model, answer.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,23 @@ from .verifiers import AnswerCheck, CheckedAnswer
 
 FinishReason: TypeAlias = Literal["stop", "length", "time", "repetition", "context"]
 
-_REASONS: dict[End, FinishReason] = {"finished": "stop", "budget": "length", "time": "time", "repetition": "repetition"}
+_REASONS: dict[End, FinishReason] = {
+    "finished": "stop",
+    "budget": "length",
+    "time": "time",
+    "repetition": "repetition",
+}
 _CUT: dict[Stop, FinishReason] = {"length": "length", "repetition": "repetition"}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """
-    The result of a run: the committed chain, the text and the *calls* after the thinking, and why the run ended.
+    The result of a run: the committed chain, the text and the *calls* after the thinking, and why
+    the run ended.
 
-    *verified* says whether a verifier accepted the answer, and *rejection* why it did not; None if nobody judged it.
+    *verified* says whether a verifier accepted the answer, and *rejection* why it did not; None if
+    nobody judged it.
     """
 
     chain: Chain
@@ -58,22 +68,26 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class RunParts:
     """
-    What a run is made of, within its *budget*. It thinks with *policy*, then *answerer* writes the answer.
+    What a run is made of, within its *budget*. It thinks with *policy*, then *answerer* writes the
+    answer.
 
-    Without an *answerer* the policy's own writes it. With *by_method*, *policy* goes on through the answer, whose steps
-    are the last ones of the chain. Models that do not think (*thinks*, or `thinks` of the chain, is false) answer as
-    they reason. If such a chain shows a thinking block all the same, an answer is written after it.
+    Without an *answerer* the policy's own writes it. With *by_method*, *policy* goes on through the
+    answer, whose steps are the last ones of the chain. Models that do not think (*thinks*, or
+    `thinks` of the chain, is false) answer as they reason. If such a chain shows a thinking block
+    all the same, an answer is written after it.
 
-    The answer may call the tools of the chain if *parser* makes what finds the calls. Then models that do not think
-    answer at once: the method has nothing to draft before an answer with calls.
+    The answer may call the tools of the chain if *parser* makes what finds the calls. Then models
+    that do not think answer at once: the method has nothing to draft before an answer with calls.
 
-    The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is up, the part that is
-    written counts. If the small model fails for good, or rejects what the large one may take, *fallback* continues the
-    committed chain; if it is *lost* already, *fallback* begins. Any other failure passes through; if the run
-    *needs_small*, so does a failure of the small model, unless only its context is full.
+    The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is
+    up, the part that is written counts. If the small model fails for good, or rejects what the
+    large one may take, *fallback* continues the committed chain; if it is *lost* already,
+    *fallback* begins. Any other failure passes through; if the run *needs_small*, so does a failure
+    of the small model, unless only its context is full.
 
-    With a *check* the answer is judged, and rewritten while it is rejected; it is emitted in one piece at the end. An
-    answer that calls tools is no answer yet, and is not judged. *ahead* says how far to work ahead, as in `reason`.
+    With a *check* the answer is judged, and rewritten while it is rejected; it is emitted in one
+    piece at the end. An answer that calls tools is no answer yet, and is not judged. *ahead* says
+    how far to work ahead, as in `reason`.
     """
 
     policy: Policy
@@ -91,7 +105,9 @@ class RunParts:
 
 
 async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
-    """Continue *chain* to the end of its thinking, and answer; *observe* is called with every event."""
+    """
+    Continue *chain* to the end of its thinking, and answer; *observe* is called with every event.
+    """
     chain = replace(chain, thinks=parts.thinks and chain.thinks)
     current = _Run(parts, chain, observe, asyncio.get_running_loop().time())
     why = await current.work_or_fall_back()
@@ -105,16 +121,22 @@ async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
         text = (current.chain.parts()[1] if current.by_method else current.chain).text
         current.stream.finish(text)
     calls = calls if why == "stop" else complete_calls(calls)
-    outcome = Outcome(current.chain, answer_text(text, parts.stop, thought=current.chain.thought), why, calls)
+    outcome = Outcome(
+        current.chain, answer_text(text, parts.stop, thought=current.chain.thought), why, calls
+    )
     if parts.check is not None:
         outcome = await current.checked(parts.check, outcome)
-    observe(Finished(outcome.reason, outcome.answer, asyncio.get_running_loop().time() - current.began))
+    observe(
+        Finished(outcome.reason, outcome.answer, asyncio.get_running_loop().time() - current.began)
+    )
     return outcome
 
 
 @dataclass
 class _Run:
-    """The state of one run: an observer that keeps the committed chain, so that it outlives a failure."""
+    """
+    The state of one run: an observer that keeps the committed chain, so that it outlives a failure.
+    """
 
     parts: RunParts
     chain: Chain
@@ -129,34 +151,50 @@ class _Run:
         parts = self.parts
         self.budget, self.stop = parts.budget, parts.stop
         self.by_method = parts.by_method and self.chain.thinks and parts.parser is None
-        self.control, self.author = LookaheadControl.of(parts.ahead), parts.answerer or parts.policy.answerer
-        self.optional: Role | None = None if parts.fallback is None else "small"  # that the run can go on without
-        self.stream = self.new_stream()  # of the answer: at first of a chain that is the answer, or contains it
+        self.control, self.author = (
+            LookaheadControl.of(parts.ahead),
+            parts.answerer or parts.policy.answerer,
+        )
+        # that the run can go on without
+        self.optional: Role | None = None if parts.fallback is None else "small"
+        # of the answer: at first of a chain that is the answer, or contains it
+        self.stream = self.new_stream()
 
     def new_stream(self) -> AnswerStream:
         """Make a stream for one answer, which emits nothing if the answer is to be judged first."""
         emit: Observer = self if self.parts.check is None else lambda event: None
         if self.parts.parser is not None:
             return CallStream(emit, self.parts.parser(), self.stop, thought=self.chain.thought)
-        return AnswerStream(lambda text: emit(Answering(text)), self.stop, thought=self.chain.thought)
+        return AnswerStream(
+            lambda text: emit(Answering(text)), self.stop, thought=self.chain.thought
+        )
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
             self.chain = self.chain.extend(event.step)
         self.answered = self.answered or isinstance(event, Answering | Calling)
         self.observe(event)
-        if isinstance(event, Committed) and not self.chain.thinks and not may_open_block(self.chain.text):
+        if (
+            isinstance(event, Committed)
+            and not self.chain.thinks
+            and not may_open_block(self.chain.text)
+        ):
             self.stream.update(self.chain.text)
         if isinstance(event, Committed) and self.by_method and self.chain.closed:
             self.stream.update(self.chain.parts()[1].text)
 
     def lose_small(self, exc: EndpointError) -> Policy:
         """
-        Return the fallback, which goes on without the small model; raise *exc* if that is not what failed.
+        Return the fallback, which goes on without the small model; raise *exc* if that is not what
+        failed.
 
-        It is raised as well if the run needs both models, unless only the context of the small one is full.
+        It is raised as well if the run needs both models, unless only the context of the small one
+        is full.
         """
-        fallback, needed = self.parts.fallback, self.parts.needs_small and not isinstance(exc, ContextTooLong)
+        fallback, needed = (
+            self.parts.fallback,
+            self.parts.needs_small and not isinstance(exc, ContextTooLong),
+        )
         if fallback is None or needed or exc.role != self.optional:
             raise exc
         self.observe(Degraded("small", str(exc)))
@@ -188,10 +226,15 @@ class _Run:
     async def think(self, policy: Policy) -> FinishReason:
         if self.parts.parser is not None and not self.chain.thinks:
             return "stop"
-        return await self._reason(policy, self.budget.thinking_seconds if self.chain.thinks else self.budget.seconds)
+        return await self._reason(
+            policy, self.budget.thinking_seconds if self.chain.thinks else self.budget.seconds
+        )
 
     async def _reason(self, policy: Policy, seconds: float | None) -> FinishReason:
-        """Let *policy* grow the chain until it is `_over`, or *seconds* have passed since the run began."""
+        """
+        Let *policy* grow the chain until it is `_over`, or *seconds* have passed since the run
+        began.
+        """
         try:
             _, end = await reason(
                 policy,
@@ -211,7 +254,9 @@ class _Run:
     def _over(self, chain: Chain) -> bool:
         if self.by_method and chain.closed:
             return has_answer(chain, self.stop)
-        return chain.finished or (not chain.thought and first_stop(chain.text, self.stop) is not None)
+        return chain.finished or (
+            not chain.thought and first_stop(chain.text, self.stop) is not None
+        )
 
     def _deadline(self, seconds: float | None) -> float | None:
         return None if seconds is None else self.began + seconds
@@ -220,7 +265,8 @@ class _Run:
         """
         Write the answer, which `stream` has, and say why it ended.
 
-        If the small model fails before a part of it is emitted, the model of the fallback writes it.
+        If the small model fails before a part of it is emitted, the model of the fallback writes
+        it.
         """
         try:
             return await self._answer()
@@ -238,7 +284,12 @@ class _Run:
             async with timeout:
                 with requesting(RequestContext("answer", len(chain.steps))):
                     step = await write_answer(
-                        self.author, chain, limit=limit, stop=self.stop, stream=stream, thinks=self.chain.thought
+                        self.author,
+                        chain,
+                        limit=limit,
+                        stop=self.stop,
+                        stream=stream,
+                        thinks=self.chain.thought,
                     )
         except TimeoutError:
             if not timeout.expired():
@@ -294,7 +345,13 @@ class _Run:
         if not answer.committed:
             self(Answered(answer.step))
             why = _CUT.get(answer.step.stop, why) if why == "stop" else why
-        return replace(outcome, text=answer.text, reason=why, verified=answer.verified, rejection=answer.rejection)
+        return replace(
+            outcome,
+            text=answer.text,
+            reason=why,
+            verified=answer.verified,
+            rejection=answer.rejection,
+        )
 
     def _left(self, chain: Chain) -> int:
         """How many tokens a further answer to *chain*, which ends with one, may have."""

@@ -1,9 +1,11 @@
 """
-The options of one run. Each is declared once, as a field of `RunOptions`, and appears everywhere by that alone.
+The options of one run. Each is declared once, as a field of `RunOptions`, and appears everywhere by
+that alone.
 
-From the fields follow the settings and their variables, the keyword arguments of `Solver` and `Solver.solve`, the flags
-of the command line, the object ``stepspec`` of a request to the service, the options of an evaluation's arms, the
-conditions of a calibration, and the table in ``docs/python.md``.
+From the fields follow the settings and their variables, the keyword arguments of `Solver` and
+`Solver.solve`, the flags of the command line, the object ``stepspec`` of a request to the service,
+the options of an evaluation's arms, the conditions of a calibration, and the table in
+``docs/python.md``.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
     """The budget of every run; see `Budget`."""
 
     tokens: PositiveInt = 32_768
-    """Tokens of the thinking and the answer together; each is counted in the vocabulary of the model that wrote it."""
+    """
+    Tokens of the thinking and the answer together; each is counted in the vocabulary of the model
+    that wrote it.
+    """
     steps: PositiveInt | None = None
     """Steps of the thinking; none: no limit."""
     seconds: float | None = Field(default=None, gt=0)
@@ -50,7 +55,9 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def of(cls, budget: Budget) -> Self:
-        return cls(tokens=budget.tokens, steps=budget.steps, seconds=budget.seconds, answer=budget.answer)
+        return cls(
+            tokens=budget.tokens, steps=budget.steps, seconds=budget.seconds, answer=budget.answer
+        )
 
     def budget(self) -> Budget:
         return Budget(self.tokens, self.steps, self.seconds, self.answer)
@@ -61,9 +68,10 @@ class RunOption:
     """
     What the program knows about an option of a run, besides its name, its type and its default.
 
-    *help* is one sentence for ``--help`` and the table of options. The *commands* have a flag for it, called
-    ``--NAME`` unless *flags* says otherwise. With *service* a request to the service may set it, with *arms* an arm of
-    an evaluation. With *calibrated* a calibration holds only for runs with the same value.
+    *help* is one sentence for ``--help`` and the table of options. The *commands* have a flag for
+    it, called ``--NAME`` unless *flags* says otherwise. With *service* a request to the service may
+    set it, with *arms* an arm of an evaluation. With *calibrated* a calibration holds only for runs
+    with the same value.
     """
 
     help: str
@@ -78,13 +86,15 @@ class RunOptions(BaseModel):
     """
     Everything that a run may be configured with. Frozen.
 
-    A request is resolved into one such value and validated once, where it comes in: by `Solver.resolve` for keyword
-    arguments, by `Settings` for files, variables and flags, by the service's `Resolver` for a request over HTTP, by
-    `Arm` for an evaluation. `Solver.solve` runs the value as it is.
+    A request is resolved into one such value and validated once, where it comes in: by
+    `Solver.resolve` for keyword arguments, by `Settings` for files, variables and flags, by the
+    service's `Resolver` for a request over HTTP, by `Arm` for an evaluation. `Solver.solve` runs
+    the value as it is.
 
-    Whatever belongs to a single request is no field: its problem, *stop* strings, *format* and *session*, its observer
-    and the file of its trace. The seed is one of the *sampling*. An option that only one method has, such as
-    ``threshold`` of specreason, is one of the *options*, which `stepspec.policies.check` checks.
+    Whatever belongs to a single request is no field: its problem, *stop* strings, *format* and
+    *session*, its observer and the file of its trace. The seed is one of the *sampling*. An option
+    that only one method has, such as ``threshold`` of specreason, is one of the *options*, which
+    `stepspec.policies.check` checks.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -121,15 +131,17 @@ class RunOptions(BaseModel):
     hedge: Annotated[
         Share,
         RunOption(
-            "Repair drafts of at most this confidence while they are judged; 1: all, from the start of the draft on.",
+            "Repair drafts of at most this confidence while they are judged; 1: all, from the start"
+            " of the draft on.",
             calibrated=False,
         ),
     ] = 0.0
     auto: Annotated[
         bool | None,
         RunOption(
-            "Choose the depth up to ahead, or the large model alone where the method does not pay; by default "
-            "on, but for runs with a seed and methods that a request to the service names.",
+            "Choose the depth up to ahead, or the large model alone where the method does not pay;"
+            " by default on, but for runs with a seed and methods that a request to the service"
+            " names.",
             commands=("solve", "serve"),
             calibrated=False,  # the large model alone is at least as strict
         ),
@@ -137,23 +149,32 @@ class RunOptions(BaseModel):
     lead: Annotated[Count, RunOption("First steps that the large model writes.")] = 0
     ending: Annotated[
         EndedBy | None,
-        RunOption("Who may end the thinking: large, or small (either model); by default as in the paper."),
+        RunOption(
+            "Who may end the thinking: large, or small (either model); by default as in the paper."
+        ),
     ] = None
     answer: Annotated[
         AnsweredBy | None,
         RunOption(
-            "Who writes the answer: large, small or method (drafts and verdicts go on); by default as in the paper."
+            "Who writes the answer: large, small or method (drafts and verdicts go on); by default"
+            " as in the paper."
         ),
     ] = None
     stop_loops: Annotated[
         bool | None,
-        RunOption("Reject a draft in a loop, and end a run that stays in it; by default, unless one model is alone."),
+        RunOption(
+            "Reject a draft in a loop, and end a run that stays in it; by default, unless one model"
+            " is alone."
+        ),
     ] = None
-    delimiter: Annotated[Delimiter, RunOption(r"What ends a step, by default \n\n; may be repeated.")] = BLANK_LINE
+    delimiter: Annotated[
+        Delimiter, RunOption(r"What ends a step, by default \n\n; may be repeated.")
+    ] = BLANK_LINE
     priority: Annotated[
         Priority,
         RunOption(
-            "Priority among runs at a server that schedules by priority, -1000 to 1000; lower is first.",
+            "Priority among runs at a server that schedules by priority, -1000 to 1000; lower is"
+            " first.",
             arms=False,
             calibrated=False,
         ),
@@ -189,20 +210,25 @@ class RunOptions(BaseModel):
         """
         Copy these options with *overrides*; those that are None change nothing.
 
-        Another policy without options of its own has its defaults. Raise `ConfigurationError` for a wrong value.
+        Another policy without options of its own has its defaults. Raise `ConfigurationError` for a
+        wrong value.
         """
         changed = {name: value for name, value in overrides.items() if value is not None}
         try:
             checked = RunOptions.model_validate(changed)
         except ValidationError as exc:
-            raise ConfigurationError("; ".join(explain_error(RunOptions, error) for error in exc.errors())) from exc
+            raise ConfigurationError(
+                "; ".join(explain_error(RunOptions, error) for error in exc.errors())
+            ) from exc
         update = {name: getattr(checked, name) for name in checked.model_fields_set}
         if checked.policy != self.policy and "policy" in update:
             update.setdefault("options", {})
         return self.model_copy(update=update)
 
     def calibrated(self) -> dict[str, Any]:
-        """The values that a calibration depends on, as values of TOML; the seed is not among them."""
+        """
+        The values that a calibration depends on, as values of TOML; the seed is not among them.
+        """
         names = {name for name, option in run_options().items() if option.calibrated}
         values = self.model_dump(mode="json", include=names, exclude_none=True)
         values["sampling"].pop("seed", None)
@@ -256,7 +282,9 @@ def service_options() -> tuple[str, ...]:
 
 
 def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collection[str] = ()) -> str:
-    """Say what is wrong with which field of *model*; parts of a place that are *hidden* are left out."""
+    """
+    Say what is wrong with which field of *model*; parts of a place that are *hidden* are left out.
+    """
     place = [part for part in error["loc"] if part not in hidden]
     name = ".".join(map(str, place))
     if error["type"] == "extra_forbidden":

@@ -1,4 +1,7 @@
-"""Shadow drafts: a method drafts and judges what the large model writes anyway, is measured, and never used."""
+"""
+Shadow drafts: a method drafts and judges what the large model writes anyway, is measured, and never
+used.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from .lookahead import judge
 
 
 class ShadowDrafts:
-    """The shadow drafts of *policy* in one run; *given_up* has the steps of those that end early: see `AutoRun`."""
+    """
+    The shadow drafts of *policy* in one run; *given_up* has the steps of those that end early: see
+    `AutoRun`.
+    """
 
     def __init__(self, policy: Policy, given_up: Container[int], observe: Observer) -> None:
         self._policy, self._given_up, self._observe = policy, given_up, observe
@@ -22,7 +28,10 @@ class ShadowDrafts:
         self._failure: Exception | None = None
 
     def follow(self, decided: Decided | None, chain: Chain) -> None:
-        """Emit what was decided after *chain*, and draft there if so. Raise what ended an earlier shadow draft."""
+        """
+        Emit what was decided after *chain*, and draft there if so. Raise what ended an earlier
+        shadow draft.
+        """
         if self._failure is not None:
             raise self._failure  # the method would fail so
         if decided is not None:

@@ -3,12 +3,13 @@ Where steps end: at a delimiter outside of code, LaTeX environments and tables. 
 
 A delimiter is a text, by default a blank line. Within a block it does not count:
 
-    code     a fence of backticks or tildes, up to a fence of the same kind that is at least as long;
-    LaTeX    ``\begin{x}`` to ``\end{x}``, ``\[`` to ``\]``, ``$$`` to ``$$``;
-    tables   ``<table`` to ``</table``.
+    code     a fence of backticks or tildes, up to a fence of the same kind that is at least as
+    long; LaTeX    ``\begin{x}`` to ``\end{x}``, ``\[`` to ``\]``, ``$$`` to ``$$``; tables
+    ``<table`` to ``</table``.
 
-Whether a position is in a block depends only on the text before it, so that it does not matter in which pieces the
-text arrives. A block that is not closed ends after `MOST` characters, and at the end of the thinking.
+Whether a position is in a block depends only on the text before it, so that it does not matter in
+which pieces the text arrives. A block that is not closed ends after `MOST` characters, and at the
+end of the thinking.
 
 White space alone is no step: further blank lines after a step belong to the next one.
 """
@@ -34,28 +35,37 @@ _MARK = r"""
     | <(?P<table>/?table)\b
     | </think>"""  # Every part begins with a character, for a fast search.
 _MARKS = re.compile(rf"(?:```|~~~)(?:(?!</think>)[^\n])*\n? | {_MARK}", re.VERBOSE)
-_OPENINGS = ("```", "~~~", "\\begin{", "$$", "\\[", "<table")  # without one of them a text has no block
+# without one of them a text has no block
+_OPENINGS = ("```", "~~~", "\\begin{", "$$", "\\[", "<table")
 _FENCE = re.compile(r"`+|~+")
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """
-    The blocks that are *opened* before character *at* of a text, where a line begins, and not closed yet.
+    The blocks that are *opened* before character *at* of a text, where a line begins, and not
+    closed yet.
 
-    Each has its mark and its place; the outermost comes first. A longer text is searched from there on only.
+    Each has its mark and its place; the outermost comes first. A longer text is searched from there
+    on only.
     """
 
     at: int = 0
     opened: tuple[tuple[str, int], ...] = ()
 
     def advance(self, text: str) -> Blocks:
-        """Return those that are open where the last line of *text* begins, which continues the text so far."""
+        """
+        Return those that are open where the last line of *text* begins, which continues the text so
+        far.
+        """
         line = text.rfind("\n", self.at) + 1
         return Blocks(line, _search(text[self.at : line], self)[1]) if line > self.at else self
 
     def spans(self, text: str) -> list[Span]:
-        """The spans of the blocks of *text* that do not end before `at`; one that is open at its end ends after it."""
+        """
+        The spans of the blocks of *text* that do not end before `at`; one that is open at its end
+        ends after it.
+        """
         spans, opened = _search(text[self.at :], self)
         for _, start in opened:
             if len(text) - start <= MOST:
@@ -69,17 +79,24 @@ NO_BLOCKS = Blocks()
 
 @dataclass(frozen=True, slots=True)
 class StepEnds:
-    """What ends a step: one of the *texts*; if *blocks* is false, also within code, LaTeX and tables."""
+    """
+    What ends a step: one of the *texts*; if *blocks* is false, also within code, LaTeX and tables.
+    """
 
     texts: tuple[str, ...] = (BLANK_LINE, OF_WINDOWS)
     blocks: bool = True
 
     @classmethod
     def of(cls, delimiter: str | Sequence[str]) -> StepEnds:
-        """Parse the setting: one text, or several. Raise `ValueError` if one is empty, or if there is none."""
+        """
+        Parse the setting: one text, or several. Raise `ValueError` if one is empty, or if there is
+        none.
+        """
         texts = (delimiter,) if isinstance(delimiter, str) else tuple(delimiter)
         if not texts or not all(texts):
-            raise ValueError(r'a delimiter is a text that is not empty, such as "\n\n", or a list of such texts')
+            raise ValueError(
+                r'a delimiter is a text that is not empty, such as "\n\n", or a list of such texts'
+            )
         return cls((*texts, OF_WINDOWS) if BLANK_LINE in texts else texts)
 
     @property
@@ -87,12 +104,14 @@ class StepEnds:
         """A text that ends a step."""
         return self.texts[0]
 
-    def search(self, before: str, text: str, start: int = 0, blocks: Blocks = NO_BLOCKS) -> tuple[int, int]:
+    def search(
+        self, before: str, text: str, start: int = 0, blocks: Blocks = NO_BLOCKS
+    ) -> tuple[int, int]:
         """
         Find the end of the first step of *text*, which follows *before*; search from *start* on.
 
-        *blocks* are those of *before*, as far as they are known. Return the position after the delimiter, or -1, and
-        the position to search from when there is more text.
+        *blocks* are those of *before*, as far as they are known. Return the position after the
+        delimiter, or -1, and the position to search from when there is more text.
         """
         spans: list[Span] | None = None
         at = start
@@ -119,12 +138,19 @@ class StepEnds:
         return _inside(blocks.spans(text), len(text))
 
     def _begins(self, before: str) -> bool:
-        """Whether a step begins after *before*, perhaps with the white space that *before* ends in."""
+        """
+        Whether a step begins after *before*, perhaps with the white space that *before* ends in.
+        """
         said = before.rstrip()
-        return not said or any(before.find(text, max(0, len(said) - len(text))) >= 0 for text in self.texts)
+        return not said or any(
+            before.find(text, max(0, len(said) - len(text))) >= 0 for text in self.texts
+        )
 
     def _next(self, text: str, start: int) -> Span | None:
-        """The span of the first delimiter in *text* that begins at *start* or later, in a block or not."""
+        """
+        The span of the first delimiter in *text* that begins at *start* or later, in a block or
+        not.
+        """
         hits = [(at, at + len(each)) for each in self.texts if (at := text.find(each, start)) >= 0]
         return min(hits, key=lambda hit: hit[1]) if hits else None
 
@@ -143,11 +169,14 @@ def _inside(spans: Sequence[Span], place: int) -> bool:
 
 def _search(text: str, blocks: Blocks) -> tuple[list[Span], tuple[tuple[str, int], ...]]:
     """
-    Search *text*, which begins at a line after the open *blocks*: return the spans that end in it, and what is open.
+    Search *text*, which begins at a line after the open *blocks*: return the spans that end in it,
+    and what is open.
 
-    Text after a position never changes whether it is in a block: hence a fence counts from the end of its line.
+    Text after a position never changes whether it is in a block: hence a fence counts from the end
+    of its line.
     """
-    places = [text.find(opening) for opening in _OPENINGS if opening[0] in text]  # One character is found much faster.
+    # One character is found much faster.
+    places = [text.find(opening) for opening in _OPENINGS if opening[0] in text]
     first = min((place for place in places if place >= 0), default=-1)
     if first < 0 and not blocks.opened:
         return [], ()
@@ -175,7 +204,8 @@ def _search(text: str, blocks: Blocks) -> tuple[list[Span], tuple[tuple[str, int
             spans += [(outer, start + 1) for _, outer in opened[:1]]
             opened.clear()
         elif mark[0] in "`~" and mark[-1] != "\n":
-            continue  # The line of a fence is not complete, and what follows on it is part of the fence.
+            # The line of a fence is not complete, and what follows on it is part of the fence.
+            continue
         elif opened and opened[-1][0][0] in "`~":
             if fence.startswith(opened[-1][0]) and fence == mark.strip():
                 close(opened[-1][0], end)

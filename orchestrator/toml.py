@@ -12,12 +12,15 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 def document(values: Mapping[str, Any]) -> str:
     """
-    Return *values* as a TOML document, mappings as tables; a dot in a table's name puts it into another table.
+    Return *values* as a TOML document, mappings as tables; a dot in a table's name puts it into
+    another table.
 
     Values that are None are left out, because TOML has no null.
     """
     plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
-    tables: dict[str, Mapping[str, Any]] = {key: value for key, value in values.items() if key not in plain}
+    tables: dict[str, Mapping[str, Any]] = {
+        key: value for key, value in values.items() if key not in plain
+    }
     return _lines(plain) + "".join(f"\n[{name}]\n{_lines(table)}" for name, table in tables.items())
 
 
@@ -25,7 +28,9 @@ def one_line(value: Any) -> str:
     """Return *value* as TOML in one line."""
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()
-        pairs = ", ".join(f"{_key(key)} = {one_line(item)}" for key, item in items if item is not None)
+        pairs = ", ".join(
+            f"{_key(key)} = {one_line(item)}" for key, item in items if item is not None
+        )
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, float):
         return repr(float(value))
@@ -35,7 +40,9 @@ def one_line(value: Any) -> str:
 
 
 def _lines(table: Mapping[str, Any]) -> str:
-    return "".join(f"{_key(key)} = {one_line(value)}\n" for key, value in table.items() if value is not None)
+    return "".join(
+        f"{_key(key)} = {one_line(value)}\n" for key, value in table.items() if value is not None
+    )
 
 
 def _key(key: str) -> str:

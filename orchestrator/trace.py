@@ -15,11 +15,12 @@ from pydantic import ConfigDict, TypeAdapter
 from .errors import ConfigurationError
 from .events import Event
 
-# Infinities are written as strings, because JSON has no such numbers. Each event is wrapped in a tuple, because
-# pydantic accepts no config for a dataclass.
+# Infinities are written as strings, because JSON has no such numbers. Each event is wrapped in a
+# tuple, because pydantic accepts no config for a dataclass.
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
-    kind.__name__: TypeAdapter(cast("Any", GenericAlias(tuple, (kind,))), config=_CONFIG) for kind in get_args(Event)
+    kind.__name__: TypeAdapter(cast("Any", GenericAlias(tuple, (kind,))), config=_CONFIG)
+    for kind in get_args(Event)
 }
 
 
@@ -32,7 +33,10 @@ class Moment:
 
 
 class Stopwatch:
-    """Returns the seconds since its first reading, which is a run's first event, on the running event loop's clock."""
+    """
+    Returns the seconds since its first reading, which is a run's first event, on the running event
+    loop's clock.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -60,8 +64,15 @@ def parse(line: bytes) -> Moment:
         at, name = float(fields.pop("at")), fields.pop("event")
         (event,) = _ADAPTERS[name].validate_python((fields,), extra="forbid")
         return Moment(at, event)
-    except (AttributeError, KeyError, TypeError, ValueError) as exc:  # both parsers' errors are ValueErrors
-        raise ConfigurationError(f"not a line of a trace: {line[:80]!r} ({type(exc).__name__}: {exc})") from exc
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as exc:  # both parsers' errors are ValueErrors
+        raise ConfigurationError(
+            f"not a line of a trace: {line[:80]!r} ({type(exc).__name__}: {exc})"
+        ) from exc
 
 
 def write(path: Path, moments: Iterable[Moment]) -> None:
@@ -73,7 +84,9 @@ def read(path: Path) -> list[Moment]:
 
 
 class Recorder:
-    """An observer that keeps every event of one run; *clock* returns the seconds since the run began."""
+    """
+    An observer that keeps every event of one run; *clock* returns the seconds since the run began.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock

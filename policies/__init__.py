@@ -76,15 +76,24 @@ BUILT_IN: Mapping[str, Method] = {
     "bild": Method(
         BiLD,
         paper="BiLD, arXiv:2302.07863",
-        needs="the probability of every token as it is written (small) and of every token of a draft (large)",
-        cost="the large model reads every ten tokens, each time with the whole chain where it cannot score a suffix",
+        needs=(
+            "the probability of every token as it is written (small) and of every token of a draft"
+            " (large)"
+        ),
+        cost=(
+            "the large model reads every ten tokens, each time with the whole chain where it cannot"
+            " score a suffix"
+        ),
         threshold=Threshold("rollback", (0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10)),
         compared="rollback",
     ),
     "reading": Method(
         StepReading,
         paper="BiLD's rollback for whole steps, arXiv:2302.07863",
-        needs="the probability of every token of a draft, and of the likeliest one in its place (large)",
+        needs=(
+            "the probability of every token of a draft, and of the likeliest one in its place"
+            " (large)"
+        ),
         cost="the large model reads the step, and the whole chain where it cannot score a suffix",
         threshold=Threshold("threshold", (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10)),
         compared="threshold",
@@ -101,16 +110,28 @@ BUILT_IN: Mapping[str, Method] = {
         Cascade,
         paper="ConfSpec, arXiv:2602.18447",
         needs="probabilities of two chosen tokens (both)",
-        cost="one judge token of the small model and, if in doubt, of the large one; a rejected step is written again",
+        cost=(
+            "one judge token of the small model and, if in doubt, of the large one; a rejected step"
+            " is written again"
+        ),
         threshold=Threshold("sure", (1, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)),
         prompts=("check",),
         compared="threshold",
     ),
     "choose": Method(
         Choose,
-        paper="Recursive speculative decoding, arXiv:2402.14160, and SpecTr, arXiv:2310.15141, at the level of steps",
-        needs="the likeliest tokens of every place (small); probabilities of ten chosen tokens (large)",
-        cost="SpecReason's; a rejected step's rivals take one short request of each model, before it is written again",
+        paper=(
+            "Recursive speculative decoding, arXiv:2402.14160, and SpecTr, arXiv:2310.15141, at the"
+            " level of steps"
+        ),
+        needs=(
+            "the likeliest tokens of every place (small); probabilities of ten chosen tokens"
+            " (large)"
+        ),
+        cost=(
+            "SpecReason's; a rejected step's rivals take one short request of each model, before it"
+            " is written again"
+        ),
         prompts=("specreason.grade",),
         compared="threshold",
     ),
@@ -123,14 +144,20 @@ BUILT_IN: Mapping[str, Method] = {
         Reflective,
         paper="Semantic Reflective Verification, arXiv:2505.18629",
         needs="log-probabilities of the draft with the likeliest tokens of each position (large)",
-        cost="the large model reads the whole chain and the step twice; the rest of a rejected step is written again",
+        cost=(
+            "the large model reads the whole chain and the step twice; the rest of a rejected step"
+            " is written again"
+        ),
         prompts=("reflective.reflect",),
     ),
     "lookahead-reasoning": Method(
         LookaheadReasoning,
         paper="Lookahead Reasoning, arXiv:2506.19830",
         needs="probabilities of two chosen tokens (large)",
-        cost="the large model writes every step as well, at the same time, and a judge token where the two differ",
+        cost=(
+            "the large model writes every step as well, at the same time, and a judge token where"
+            " the two differ"
+        ),
         prompts=("lookahead-reasoning.same",),
     ),
     "reward": Method(
@@ -150,15 +177,20 @@ BUILT_IN: Mapping[str, Method] = {
 }
 
 AUTO = "auto"  # the model name of the service for its default method
-METHODS = Registry("policy", "policies", "stepspec.policies", BUILT_IN, read_method, frozenset({AUTO}))
-"""The policies by name: those above, those of plugins, and those that a program passed as a class."""
+METHODS = Registry(
+    "policy", "policies", "stepspec.policies", BUILT_IN, read_method, frozenset({AUTO})
+)
+"""
+The policies by name: those above, those of plugins, and those that a program passed as a class.
+"""
 
 BASELINES = ("large", "small")
 
 
 def named(policy: str | PolicyFactory) -> str:
     """
-    Return the name to choose *policy* by; a class or a function is added to `METHODS` under its own name.
+    Return the name to choose *policy* by; a class or a function is added to `METHODS` under its own
+    name.
 
     Raise `ConfigurationError` if it cannot build a policy.
     """
@@ -171,29 +203,45 @@ def defaults(name: str) -> Mapping[str, Any]:
 
 
 def threshold(name: str, chosen: Mapping[str, Any]) -> tuple[str, float] | None:
-    """The option that the scores of the policy called *name* are compared with, and its value; None without one."""
+    """
+    The option that the scores of the policy called *name* are compared with, and its value; None
+    without one.
+    """
     option = METHODS.find(name).compared
     return (option, float({**defaults(name), **chosen}[option])) if option else None
 
 
 def make(
-    name: str, small: Model, large: Model, *, critic: Critic | None = None, sampled: bool = False, **chosen: Any
+    name: str,
+    small: Model,
+    large: Model,
+    *,
+    critic: Critic | None = None,
+    sampled: bool = False,
+    **chosen: Any,
 ) -> Policy:
     """
-    Build the policy called *name*; *sampled* says whether the models sample, at a temperature above 0.
+    Build the policy called *name*; *sampled* says whether the models sample, at a temperature above
+    0.
 
     Raise `ConfigurationError` for unknown names or options and for wrong values.
     """
     method, checked = METHODS.find(name), _options(name, chosen, has_critic=critic is not None)
     parts = {"critic": critic, "sampled": sampled}
-    return method.build(small, large, **{part: parts[part] for part in parts if method.takes(part)}, **checked)
+    return method.build(
+        small, large, **{part: parts[part] for part in parts if method.takes(part)}, **checked
+    )
 
 
-def check(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None = True) -> Mapping[str, Any]:
+def check(
+    name: str, chosen: Mapping[str, Any], *, has_critic: bool | None = True
+) -> Mapping[str, Any]:
     """
-    Return the *chosen* options, converted to their types. Raise `ConfigurationError` as `make` would.
+    Return the *chosen* options, converted to their types. Raise `ConfigurationError` as `make`
+    would.
 
-    Unless *has_critic*, a policy that needs steps to be rated is rejected too; it is None where nothing can rate them.
+    Unless *has_critic*, a policy that needs steps to be rated is rejected too; it is None where
+    nothing can rate them.
     """
     checked = _options(name, chosen, has_critic=has_critic)
     method = METHODS.find(name)
@@ -209,16 +257,21 @@ def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None) -
     for option in chosen:
         if option not in known:
             listed = ", ".join(f"{p.name}={p.default!r}" for p in known.values()) or "none"
-            message = f"policy {name!r} has no option {option!r}{near(option, known)}; its options: {listed}"
+            message = (
+                f"policy {name!r} has no option {option!r}{near(option, known)}; its options:"
+                f" {listed}"
+            )
             raise ConfigurationError(message, option=option)
     checked = {key: _checked(name, key, kinds[key], value) for key, value in chosen.items()}
     if method.takes("critic") and not has_critic:
         if has_critic is None:
-            raise ConfigurationError(f"policy {name!r} needs a reward model, which no pair within another has")
+            raise ConfigurationError(
+                f"policy {name!r} needs a reward model, which no pair within another has"
+            )
         raise ConfigurationError(
-            f"policy {name!r} needs a reward model or a verifier of steps: pass --critic URL, or "
-            "critic='http://HOST:PORT/v1' in Python, set STEPSPEC_CRITIC, or write a [critic] table into "
-            'stepspec.toml, of a verifier with judges = "step"'
+            f"policy {name!r} needs a reward model or a verifier of steps: pass --critic URL, or"
+            " critic='http://HOST:PORT/v1' in Python, set STEPSPEC_CRITIC, or write a [critic]"
+            ' table into stepspec.toml, of a verifier with judges = "step"'
         )
     return checked
 

@@ -14,7 +14,10 @@ from .method import Drafting, Share
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """*author* writes everything, as its server alone would; nothing is judged, and no loop is stopped."""
+    """
+    *author* writes everything, as its server alone would; nothing is judged, and no loop is
+    stopped.
+    """
 
     guarded: ClassVar[bool] = False
 
@@ -47,9 +50,11 @@ def large_alone(small: Model, large: Model) -> Solo:
 @dataclass(frozen=True, slots=True)
 class RandomControl(Drafting):
     """
-    Accept a draft with the probability *p*, drawn from *seed*, the problem, the chain and the draft.
+    Accept a draft with the probability *p*, drawn from *seed*, the problem, the chain and the
+    draft.
 
-    The same run makes the same decisions. With *p* the accept rate of a method, it measures that method's judgement.
+    The same run makes the same decisions. With *p* the accept rate of a method, it measures that
+    method's judgement.
     """
 
     ending: ClassVar[EndedBy] = "large"
@@ -62,6 +67,13 @@ class RandomControl(Drafting):
         return Accept() if self.drawn(chain.extend(draft)) < self.p else Rollback(reason="random")
 
     def drawn(self, chain: Chain) -> float:
-        """Return a uniform random number, 0 or above and below 1, that is determined by the seed and *chain*."""
-        key = (self.seed, *[(message.role, message.content) for message in chain.messages], chain.text)
+        """
+        Return a uniform random number, 0 or above and below 1, that is determined by the seed and
+        *chain*.
+        """
+        key = (
+            self.seed,
+            *[(message.role, message.content) for message in chain.messages],
+            chain.text,
+        )
         return int.from_bytes(blake2b(repr(key).encode(), digest_size=6).digest()) / 2**48

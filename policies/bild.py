@@ -1,5 +1,6 @@
 """
-BiLD: the small model falls back to the large one where it is unsure, and is rolled back where the large one disagrees.
+BiLD: the small model falls back to the large one where it is unsure, and is rolled back where the
+large one disagrees.
 
 Kim et al. 2023, arXiv:2302.07863.
 """
@@ -19,19 +20,23 @@ from .method import Amount, AtLeast1, Drafting, Share
 @dataclass(frozen=True, slots=True)
 class BiLD(Drafting):
     """
-    Let the small model write until its best token has a probability below *fallback*; the large model reads that run.
+    Let the small model write until its best token has a probability below *fallback*; the large
+    model reads that run.
 
-    The draft is cut before the first token with a cross-entropy above *rollback* nats, unless that token is the large
-    model's first choice. A draft has at most *run* tokens, and a repair is one token. With the *scale* "step", drafts
-    and repairs go on to the end of the step instead. The defaults are the paper's (Algorithm 1, appendix 7.1.2).
+    The draft is cut before the first token with a cross-entropy above *rollback* nats, unless that
+    token is the large model's first choice. A draft has at most *run* tokens, and a repair is one
+    token. With the *scale* "step", drafts and repairs go on to the end of the step instead. The
+    defaults are the paper's (Algorithm 1, appendix 7.1.2).
 
-    The paper drops the unsure token. Here it ends the draft, and is accepted if it is the large model's first choice:
-    that saves the request for that token. A run without an unsure token is accepted as it is, as in Algorithm 1; in the
-    authors' code the large model adds a token there too. A draft that ends the turn is read like any other.
+    The paper drops the unsure token. Here it ends the draft, and is accepted if it is the large
+    model's first choice: that saves the request for that token. A run without an unsure token is
+    accepted as it is, as in Algorithm 1; in the authors' code the large model adds a token there
+    too. A draft that ends the turn is read like any other.
 
-    Both exemptions for the large model's first choice are exact for a greedy model, which would write that token
-    itself. A *sampled* one might not: then the unsure token is dropped, every token above *rollback* is cut, and the
-    large model samples, as in the paper (appendix 7.4 samples with the same policies).
+    Both exemptions for the large model's first choice are exact for a greedy model, which would
+    write that token itself. A *sampled* one might not: then the unsure token is dropped, every
+    token above *rollback* is cut, and the large model samples, as in the paper (appendix 7.4
+    samples with the same policies).
     """
 
     foreseeable: ClassVar[bool] = True
@@ -62,7 +67,11 @@ class BiLD(Drafting):
             if token.logprob < -self.rollback and (self.sampled or token.rank != 1):
                 return Rollback(keep, reason="rollback", score=-token.logprob)
             keep, worst = keep + len(token.text), max(worst, -token.logprob)
-        agreed = not self.sampled and all(token.rank == 1 for token in doubted) if last else draft.stop != "until"
+        agreed = (
+            not self.sampled and all(token.rank == 1 for token in doubted)
+            if last
+            else draft.stop != "until"
+        )
         return Accept(worst) if agreed else Rollback(keep, reason="fallback", score=worst)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:

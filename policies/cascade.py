@@ -1,5 +1,6 @@
 """
-ConfSpec: the small model checks its own step; the large model checks it only if the small one is in doubt.
+ConfSpec: the small model checks its own step; the large model checks it only if the small one is in
+doubt.
 
 Liu and He 2026, arXiv:2602.18447.
 """
@@ -21,11 +22,12 @@ YES, NO = "Yes", "No"
 @dataclass(frozen=True, slots=True)
 class Cascade(Drafting):
     """
-    Use the small model's yes or no if its probability is at least *sure*; otherwise ask the large model the same.
+    Use the small model's yes or no if its probability is at least *sure*; otherwise ask the large
+    model the same.
 
-    Probabilities are over the whole vocabulary, so that a judge that would write something else counts as in doubt. The
-    large model accepts if its yes has a probability of *threshold* or more. Only the paper's abstract could be read:
-    the question and both thresholds are ours.
+    Probabilities are over the whole vocabulary, so that a judge that would write something else
+    counts as in doubt. The large model accepts if its yes has a probability of *threshold* or more.
+    Only the paper's abstract could be read: the question and both thresholds are ours.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -43,6 +45,8 @@ class Cascade(Drafting):
         return Accept(yes) if yes >= self.threshold else Rollback(reason="large check", score=yes)
 
     async def check(self, judge: Model, chain: Chain) -> tuple[float, float]:
-        """Return the probabilities, 0 to 1, with which *judge* calls the last step right and wrong."""
+        """
+        Return the probabilities, 0 to 1, with which *judge* calls the last step right and wrong.
+        """
         answer = await judge.ask(chain, CHECK.text, (YES, NO), opening=CHECK.opening)
         return answer[YES], answer[NO]

@@ -1,8 +1,10 @@
 """
-Choose: where a small step is rejected, its likeliest alternatives are graded before the large model writes.
+Choose: where a small step is rejected, its likeliest alternatives are graded before the large model
+writes.
 
-The drafts without replacement of recursive speculative decoding (Jeon et al. 2024, arXiv:2402.14160) and of SpecTr (Sun
-et al. 2023, arXiv:2310.15141), with steps for tokens and SpecReason's grade for the test.
+The drafts without replacement of recursive speculative decoding (Jeon et al. 2024,
+arXiv:2402.14160) and of SpecTr (Sun et al. 2023, arXiv:2310.15141), with steps for tokens and
+SpecReason's grade for the test.
 """
 
 from __future__ import annotations
@@ -32,20 +34,23 @@ MARKUP = re.compile(r"\s*<[^\s<>]+>\s*")  # tokens that end a turn or call a too
 @dataclass(frozen=True, slots=True)
 class Choose(Drafting):
     """
-    Keep the best of several *candidates*: the draft and rivals by the small model; if none passes, repair.
+    Keep the best of several *candidates*: the draft and rivals by the small model; if none passes,
+    repair.
 
-    A rival copies the draft up to a token of which the small model was unsure, and has another token there, whose
-    probability is *least* or more. So no two candidates begin alike, and a draft without such a token has no rivals.
-    The likeliest of those tokens are taken. With a *temperature* above 0 they are sampled without replacement instead
-    (Gumbel's top k), by *seed* and chain.
+    A rival copies the draft up to a token of which the small model was unsure, and has another
+    token there, whose probability is *least* or more. So no two candidates begin alike, and a draft
+    without such a token has no rivals. The likeliest of those tokens are taken. With a
+    *temperature* above 0 they are sampled without replacement instead (Gumbel's top k), by *seed*
+    and chain.
 
-    Steps are graded as by SpecReason: one passes if its grade, *read* "expected" or "greedy", is at least *threshold*,
-    and if the judge puts at least *sure* of its probability on digits. The rivals are written, in one request, and
-    graded, in another, only if the draft is rejected. A rival with the text of another candidate, or one that repeats
-    the chain, is rejected without a grade. One candidate is SpecReason.
+    Steps are graded as by SpecReason: one passes if its grade, *read* "expected" or "greedy", is at
+    least *threshold*, and if the judge puts at least *sure* of its probability on digits. The
+    rivals are written, in one request, and graded, in another, only if the draft is rejected. A
+    rival with the text of another candidate, or one that repeats the chain, is rejected without a
+    grade. One candidate is SpecReason.
 
-    The papers test tokens so that their distribution stays the large model's; a threshold on grades does not preserve
-    it. They fork at every token of a tree; here at one.
+    The papers test tokens so that their distribution stays the large model's; a threshold on grades
+    does not preserve it. They fork at every token of a tree; here at one.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -86,7 +91,9 @@ class Choose(Drafting):
         return beginnings[: self.candidates - 1]
 
     async def rivals(self, chain: Chain, draft: Step, begun: Sequence[Step]) -> list[Rival]:
-        """Write the rivals of *draft*; those that need no judge have the reason of their rejection."""
+        """
+        Write the rivals of *draft*; those that need no judge have the reason of their rejection.
+        """
         texts, rivals = {draft.text.strip()}, list[Rival]()
         for step in await self.small.branch(chain, begun):
             reason = "same" if step.text.strip() in texts else obstacle(chain, step)
@@ -97,10 +104,12 @@ class Choose(Drafting):
 
 def forks(chain: Chain, step: Step, least: float) -> list[Step]:
     """
-    Return the beginnings that differ from *step*, after *chain*, in their last token, likeliest first.
+    Return the beginnings that differ from *step*, after *chain*, in their last token, likeliest
+    first.
 
-    A beginning ends with the token that differs, whose log-probability is *least* or more. No beginning is a prefix of
-    another one or of *step*, token by token, so that the steps that continue them all differ.
+    A beginning ends with the token that differs, whose log-probability is *least* or more. No
+    beginning is a prefix of another one or of *step*, token by token, so that the steps that
+    continue them all differ.
     """
     beginnings: list[Step] = []
     search, text, start = partial(chain.ends.search, chain.text, blocks=chain.totals.blocks), "", 0
@@ -109,29 +118,46 @@ def forks(chain: Chain, step: Step, least: float) -> list[Step]:
         for other in _alternatives(token, text) if complete else ():
             if other.logprob >= least and search(text + other.text, start)[0] < 0:
                 tokens = *(replace(earlier, top=()) for earlier in step.tokens[:place]), other
-                beginnings.append(Step(text + other.text, step.author, "until", tokens, step.vocabulary))
+                beginnings.append(
+                    Step(text + other.text, step.author, "until", tokens, step.vocabulary)
+                )
         text += token.text
         start = search(text, start)[1]
     return sorted(beginnings, key=lambda begun: begun.tokens[-1].logprob, reverse=True)
 
 
 def shuffle(begun: Sequence[Step], temperature: float, seed: int, chain: Chain) -> list[Step]:
-    """Order *begun* by sampling without replacement by the probabilities of their last tokens: Gumbel's top k."""
+    """
+    Order *begun* by sampling without replacement by the probabilities of their last tokens:
+    Gumbel's top k.
+    """
     rng = random.Random(repr((seed, [message.content for message in chain.messages], chain.text)))
 
     def gumbel() -> float:
         return -log(max(rng.expovariate(1.0), 1e-300))
 
-    keys = {place: step.tokens[-1].logprob / temperature + gumbel() for place, step in enumerate(begun)}
+    keys = {
+        place: step.tokens[-1].logprob / temperature + gumbel() for place, step in enumerate(begun)
+    }
     return [begun[place] for place in sorted(keys, key=lambda place: keys[place], reverse=True)]
 
 
 def graded(rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> tuple[Rival, ...]:
-    """Grade the *rivals* that are not rejected yet by the *verdicts* on them; the best that passes has no reason."""
+    """
+    Grade the *rivals* that are not rejected yet by the *verdicts* on them; the best that passes has
+    no reason.
+    """
     remaining = iter(verdicts)
     judged = [rival if rival.reason else _judged(rival.step, next(remaining)) for rival in rivals]
-    best = max((rival for rival in judged if not rival.reason), key=lambda rival: rival.score or 0.0, default=None)
-    return tuple(rival if rival.reason or rival is best else replace(rival, reason=BEATEN) for rival in judged)
+    best = max(
+        (rival for rival in judged if not rival.reason),
+        key=lambda rival: rival.score or 0.0,
+        default=None,
+    )
+    return tuple(
+        rival if rival.reason or rival is best else replace(rival, reason=BEATEN)
+        for rival in judged
+    )
 
 
 def _judged(step: Step, verdict: Verdict) -> Rival:
@@ -139,7 +165,10 @@ def _judged(step: Step, verdict: Verdict) -> Rival:
 
 
 def _alternatives(token: Token, before: str) -> Iterator[Token]:
-    """The tokens that may replace *token* after *before*: plain text, not blank, that does not end the thinking."""
+    """
+    The tokens that may replace *token* after *before*: plain text, not blank, that does not end the
+    thinking.
+    """
     if token.id < 0:  # The token was cut at the end of the step, or is unknown.
         return
     for other in token.top:

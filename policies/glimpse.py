@@ -20,8 +20,9 @@ class Glimpse(Drafting):
     """
     Let the large model write a step if the entropy of its first token is *threshold* nats or more.
 
-    The entropy is over the *top* likeliest tokens. The defaults are those of the authors' code (its script for AIME
-    uses 0.9). Here the first token is part of the draft; the authors' code requests it separately.
+    The entropy is over the *top* likeliest tokens. The defaults are those of the authors' code (its
+    script for AIME uses 0.9). Here the first token is part of the draft; the authors' code requests
+    it separately.
     """
 
     threshold: Amount = 1.0

@@ -1,5 +1,6 @@
 """
-What a policy that users choose by name consists of, and how one is made of a class of somebody else's.
+What a policy that users choose by name consists of, and how one is made of a class of somebody
+else's.
 
 The types of options check their values, and are described to users in words.
 """
@@ -23,7 +24,8 @@ from stepspec.orchestrator.registry import behind
 from stepspec.orchestrator.run_options import Share as Share
 from stepspec.prompts import known
 
-MOST = 20  # likeliest tokens of one position; vLLM returns more only if it was started with --max-logprobs
+# likeliest tokens of one position; vLLM returns more only if it was started with --max-logprobs
+MOST = 20
 
 Above0: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -34,13 +36,21 @@ Top: TypeAlias = Annotated[int, Field(ge=1, le=MOST)]
 
 NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled"})  # what a policy is built over
 PARTS = ("draft", "verify", "repair", "answerer")
-NOUNS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "array": "a list of texts"}
+NOUNS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list of texts",
+}
 SENTENCE_ENDS = re.compile(r"(?<=\.)\s+(?=[A-Z*])|\n\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """The small model drafts every step, and the large one repairs what the method rejects, and answers."""
+    """
+    The small model drafts every step, and the large one repairs what the method rejects, and
+    answers.
+    """
 
     small: Model
     large: Model
@@ -56,7 +66,9 @@ class Drafting:
         return await self.large.write(chain)
 
     async def take_over(self, chain: Chain, tokens: int) -> Step:
-        """Let the large model write so many *tokens*, and more if they are only a part of a character."""
+        """
+        Let the large model write so many *tokens*, and more if they are only a part of a character.
+        """
         written = await self.large.write(chain, stop=(), limit=tokens)
         if written.text or written.stop == "end":
             return written
@@ -65,7 +77,9 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """The *option* that makes a policy stricter or looser, and its *values*, the strictest first."""
+    """
+    The *option* that makes a policy stricter or looser, and its *values*, the strictest first.
+    """
 
     option: str
     values: tuple[float, ...]
@@ -73,7 +87,9 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The description of an option: its *default*, its valid *values* in words, and what it *means*."""
+    """
+    The description of an option: its *default*, its valid *values* in words, and what it *means*.
+    """
 
     default: Any
     values: str
@@ -85,12 +101,14 @@ class Method:
     """
     A policy that users can choose by name: how to *build* it, and its *paper*.
 
-    *needs* says what the endpoints must support beyond writing, *cost* what the method adds to every step. The
-    *threshold*, if there is one, is the option that `stepspec calibrate` moves. *prompts* are the names of
-    those that decide what the method does: a calibration holds only for the same texts. *compared* names the option
-    that the scores of its verdicts are compared with, which the page of a run draws them against; "" if there is none.
+    *needs* says what the endpoints must support beyond writing, *cost* what the method adds to
+    every step. The *threshold*, if there is one, is the option that `stepspec calibrate` moves.
+    *prompts* are the names of those that decide what the method does: a calibration holds only for
+    the same texts. *compared* names the option that the scores of its verdicts are compared with,
+    which the page of a run draws them against; "" if there is none.
 
-    Lists show the first line of the documentation of *build*. Its sentences with ``*option*`` explain an option.
+    Lists show the first line of the documentation of *build*. Its sentences with ``*option*``
+    explain an option.
     """
 
     build: PolicyFactory
@@ -103,7 +121,10 @@ class Method:
 
     @property
     def source(self) -> object:
-        """The class or function that builds the policy, also where *build* binds some of its arguments."""
+        """
+        The class or function that builds the policy, also where *build* binds some of its
+        arguments.
+        """
         return behind(self.build)
 
     @property
@@ -145,23 +166,32 @@ def read_method(name: str, value: object) -> Method:
     """
     Return the method called *name*: *value*, or what builds its policy.
 
-    Raise `ConfigurationError` for what cannot build a policy, or has an option that no user could set.
+    Raise `ConfigurationError` for what cannot build a policy, or has an option that no user could
+    set.
     """
     if not (callable(value) or isinstance(value, Method)):
-        raise ConfigurationError(f"{value!r} is neither a policy's class, nor a function that builds one, nor a Method")
+        raise ConfigurationError(
+            f"{value!r} is neither a policy's class, nor a function that builds one, nor a Method"
+        )
     method = value if isinstance(value, Method) else Method(cast("PolicyFactory", value))
     build = method.build
-    if isinstance(build, type) and (missing := [part for part in PARTS if not hasattr(build, part)]):
+    if isinstance(build, type) and (
+        missing := [part for part in PARTS if not hasattr(build, part)]
+    ):
         raise ConfigurationError(f"{name} is no policy: it has no {', '.join(missing)}")
     if not (method.takes("small") and method.takes("large")):
-        raise ConfigurationError(f"{name} has to take the parameters small and large, the two models")
+        raise ConfigurationError(
+            f"{name} has to take the parameters small and large, the two models"
+        )
     for key, option in method.options.items():
         if option.kind in (option.VAR_POSITIONAL, option.VAR_KEYWORD, option.POSITIONAL_ONLY):
             raise ConfigurationError(f"{name}: {option} cannot be set by name: name every option")
         if option.default is option.empty:
             raise ConfigurationError(f"{name}: the option {key!r} has no default")
         if option.annotation is option.empty:
-            raise ConfigurationError(f"{name}: the option {key!r} has no type, which its values are checked by")
+            raise ConfigurationError(
+                f"{name}: the option {key!r} has no type, which its values are checked by"
+            )
     try:
         method.describe_options()
     except (NameError, PydanticSchemaGenerationError) as exc:
@@ -170,7 +200,9 @@ def read_method(name: str, value: object) -> Method:
         if key and key not in method.options:
             raise ConfigurationError(f"{name}: the threshold {key!r} is none of its options")
     if unknown := sorted(set(method.prompts) - set(known())):
-        raise ConfigurationError(f"{name}: there is no prompt {unknown[0]!r}: load it in the policy's module")
+        raise ConfigurationError(
+            f"{name}: there is no prompt {unknown[0]!r}: load it in the policy's module"
+        )
     return method
 
 
@@ -198,6 +230,8 @@ def _describe(schema: Mapping[str, Any]) -> str:
 
 
 def meaning(documentation: str, option: str) -> str:
-    """Return the sentences of *documentation* about *option*: those with its name between asterisks."""
+    """
+    Return the sentences of *documentation* about *option*: those with its name between asterisks.
+    """
     sentences = (" ".join(sentence.split()) for sentence in SENTENCE_ENDS.split(documentation))
     return " ".join(sentence for sentence in sentences if f"*{option}*" in sentence)

@@ -1,8 +1,9 @@
 """
-Reading: the large model reads each step of the small one and goes on from the first token it would hardly have written.
+Reading: the large model reads each step of the small one and goes on from the first token it would
+hardly have written.
 
-It is BiLD's rollback (Kim et al. 2023, arXiv:2302.07863) at the length of a step, without BiLD's fallback, and with
-a threshold of its own for formulas.
+It is BiLD's rollback (Kim et al. 2023, arXiv:2302.07863) at the length of a step, without BiLD's
+fallback, and with a threshold of its own for formulas.
 """
 
 from __future__ import annotations
@@ -28,22 +29,25 @@ OPERATORS = frozenset("-*/%^\N{MIDDLE DOT}")  # beside the mathematical symbols 
 @dataclass(frozen=True, slots=True)
 class StepReading(Drafting):
     """
-    Keep a step up to the first token that is too improbable for the large model, which goes on from there.
+    Keep a step up to the first token that is too improbable for the large model, which goes on from
+    there.
 
-    The verdict is one prefill of the step: no question and no second text. The surprise of a token, in nats, is its
-    *measure*: "gap", by how much the likeliest token is likelier, or "logprob", minus its own log-probability. The step
-    is cut before the first token with a surprise above *threshold* among the *tokens* that are read strictly: those
-    with "digits"; those of "formulas", which are digits, operators and what follows a digit, such as a unit; or "all".
-    Any other token may have a surprise of up to *words*: slips sit in formulas, and two models often say the same in
-    other words. The end of the thinking is always read strictly. A step whose mean surprise is above *mean* is cut
-    before its most surprising token: errors of reasoning spread over a step. The score of a verdict is the largest
-    surprise of a token that is read strictly.
+    The verdict is one prefill of the step: no question and no second text. The surprise of a token,
+    in nats, is its *measure*: "gap", by how much the likeliest token is likelier, or "logprob",
+    minus its own log-probability. The step is cut before the first token with a surprise above
+    *threshold* among the *tokens* that are read strictly: those with "digits"; those of "formulas",
+    which are digits, operators and what follows a digit, such as a unit; or "all". Any other token
+    may have a surprise of up to *words*: slips sit in formulas, and two models often say the same
+    in other words. The end of the thinking is always read strictly. A step whose mean surprise is
+    above *mean* is cut before its most surprising token: errors of reasoning spread over a step.
+    The score of a verdict is the largest surprise of a token that is read strictly.
 
-    Servers report log-probabilities at temperature 1, whatever the sampling. A gap at a temperature T is the reported
-    one divided by T, so that for *sampled* text, too, a *measure* "gap" cuts only tokens that the large model would
-    hardly sample, and none where many are about equally likely. With "logprob", the large model's first choice has no
-    surprise if the models are greedy, since it would write that token itself. If they sample, it is read like any
-    other: to accept only the first of several unlikely tokens would sharpen what the large model samples.
+    Servers report log-probabilities at temperature 1, whatever the sampling. A gap at a temperature
+    T is the reported one divided by T, so that for *sampled* text, too, a *measure* "gap" cuts only
+    tokens that the large model would hardly sample, and none where many are about equally likely.
+    With "logprob", the large model's first choice has no surprise if the models are greedy, since
+    it would write that token itself. If they sample, it is read like any other: to accept only the
+    first of several unlikely tokens would sharpen what the large model samples.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -60,14 +64,18 @@ class StepReading(Drafting):
         (tokens,) = await self.large.score(chain, draft.text, top=1 if self.measure == "gap" else 0)
         surprises = [surprise(token, self.measure, sampled=self.sampled) for token in tokens]
         keep, worst = 0, 0.0
-        for token, value, strict in zip(tokens, surprises, strictly(tokens, self.tokens), strict=True):
+        for token, value, strict in zip(
+            tokens, surprises, strictly(tokens, self.tokens), strict=True
+        ):
             worst = max(worst, value) if strict else worst
             if value > (self.threshold if strict else self.words):
                 return Rollback(keep, reason=self.tokens if strict else "words", score=worst)
             keep += len(token.text)
         if tokens and fmean(surprises) > self.mean:
             place = surprises.index(max(surprises))
-            return Rollback(sum(len(token.text) for token in tokens[:place]), reason="mean", score=worst)
+            return Rollback(
+                sum(len(token.text) for token in tokens[:place]), reason="mean", score=worst
+            )
         return Accept(worst)
 
 
@@ -76,8 +84,12 @@ def strictly(tokens: Sequence[Token], which: Tokens) -> Iterator[bool]:
     after_digit = False
     for token in tokens:
         digit = any(char.isdigit() for char in token.text)
-        formula = after_digit or any(category(char) == "Sm" or char in OPERATORS for char in token.text)
-        yield which == "all" or digit or (which == "formulas" and formula) or THINK_END in token.text
+        formula = after_digit or any(
+            category(char) == "Sm" or char in OPERATORS for char in token.text
+        )
+        yield (
+            which == "all" or digit or (which == "formulas" and formula) or THINK_END in token.text
+        )
         after_digit = digit
 
 
@@ -88,5 +100,7 @@ def surprise(token: Token, measure: Measure, *, sampled: bool) -> float:
     if measure == "logprob":
         return -token.logprob
     if not token.top:
-        raise MissingCapability("the large model's endpoint does not return the top tokens, which 'reading' needs")
+        raise MissingCapability(
+            "the large model's endpoint does not return the top tokens, which 'reading' needs"
+        )
     return max(0.0, token.top[0].logprob - token.logprob)

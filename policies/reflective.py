@@ -1,5 +1,6 @@
 """
-Semantic Reflective Verification: the large model reads a draft twice, the second time after a prompt to reflect.
+Semantic Reflective Verification: the large model reads a draft twice, the second time after a
+prompt to reflect.
 
 Wang et al. 2025, arXiv:2505.18629.
 """
@@ -26,23 +27,27 @@ REFLECT = load("reflective.reflect")
 @dataclass(frozen=True, slots=True)
 class Reflective(Drafting):
     """
-    Keep a draft up to the first token that the large model would not write, by a blend of two readings.
+    Keep a draft up to the first token that the large model would not write, by a blend of two
+    readings.
 
-    One prefill reads ``draft | prompt, anchor | draft``. The anchor is the chain's last paragraph, so that the second
-    copy follows the same words as the first. The second reading has the weight *alpha*, the default of a third-party
-    implementation; the first has the rest. *accept* "match" accepts a token that is the likeliest of the fused
-    distribution; "typical" accepts one whose probability is above *epsilon* or above *delta* times ``exp(-entropy)``,
-    with the constants of Medusa (arXiv:2401.10774). By default it is a match for greedy models and typical for models
+    One prefill reads ``draft | prompt, anchor | draft``. The anchor is the chain's last paragraph,
+    so that the second copy follows the same words as the first. The second reading has the weight
+    *alpha*, the default of a third-party implementation; the first has the rest. *accept* "match"
+    accepts a token that is the likeliest of the fused distribution; "typical" accepts one whose
+    probability is above *epsilon* or above *delta* times ``exp(-entropy)``, with the constants of
+    Medusa (arXiv:2401.10774). By default it is a match for greedy models and typical for models
     that are *sampled*: a match would cut most of what they sample, and leave the likeliest text.
 
-    The paper's text could not be read, so its prompt, the length of its anchor and the source of its corrected token
-    are not known. Here the large model continues after the tokens that were kept.
+    The paper's text could not be read, so its prompt, the length of its anchor and the source of
+    its corrected token are not known. Here the large model continues after the tokens that were
+    kept.
 
-    Logits are fused over the *top* tokens of both positions, 20 at most. Log-probabilities replace logits, because a
-    constant per position cancels out. A token that is missing in one list has the value of the last one there, which is
-    the most it can have: so a match is a match in the whole vocabulary, however short the lists are, while typical
-    probabilities leave out the mass beyond both. *top* is by default 2 for a match, because more hardly change it and
-    each costs the server time, and 20 otherwise. Raise `MissingCapability` if the endpoint does not return top tokens.
+    Logits are fused over the *top* tokens of both positions, 20 at most. Log-probabilities replace
+    logits, because a constant per position cancels out. A token that is missing in one list has the
+    value of the last one there, which is the most it can have: so a match is a match in the whole
+    vocabulary, however short the lists are, while typical probabilities leave out the mass beyond
+    both. *top* is by default 2 for a match, because more hardly change it and each costs the server
+    time, and 20 otherwise. Raise `MissingCapability` if the endpoint does not return top tokens.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -70,14 +75,21 @@ class Reflective(Drafting):
         return Accept(least)
 
     async def read(self, chain: Chain, draft: Step) -> list[tuple[Token, Mapping[int, float]]]:
-        """Read *draft* twice; return its tokens, each with the fused probabilities of its position."""
+        """
+        Read *draft* twice; return its tokens, each with the fused probabilities of its position.
+        """
         bridge = f"{_break(chain, draft)}{REFLECT.text}{chain.ends.text}{anchor(chain)}"
         top = self.top or (2 if self.rule == "match" else 20)
         first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=top)
-        return [(token, fuse(token, again, self.alpha)) for token, again in zip(first, second, strict=True)]
+        return [
+            (token, fuse(token, again, self.alpha))
+            for token, again in zip(first, second, strict=True)
+        ]
 
     def _accepts(self, chances: Mapping[int, float], id: int) -> bool:
-        return chances[id] > self.bar(chances) or (self.rule == "match" and chances[id] == self.bar(chances))
+        return chances[id] > self.bar(chances) or (
+            self.rule == "match" and chances[id] == self.bar(chances)
+        )
 
     def bar(self, chances: Mapping[int, float]) -> float:
         """The probability that a token needs, given the fused *chances* of its position."""
@@ -89,7 +101,9 @@ class Reflective(Drafting):
 
 
 def anchor(chain: Chain) -> str:
-    """The last paragraph of *chain*, or as much of it as there is; several steps may have written it."""
+    """
+    The last paragraph of *chain*, or as much of it as there is; several steps may have written it.
+    """
     began = len(chain.steps) - 1
     while began > 0 and chain.steps[began - 1].stop != "delimiter":
         began -= 1
@@ -97,10 +111,16 @@ def anchor(chain: Chain) -> str:
 
 
 def fuse(first: Token, second: Token, alpha: float) -> dict[int, float]:
-    """Blend two readings of one position; return the probability, by id, of every token in either list."""
+    """
+    Blend two readings of one position; return the probability, by id, of every token in either
+    list.
+    """
     read, reread = _logits(first), _logits(second)
     least, again = (min(other.logprob for other in token.top) for token in (first, second))
-    fused = {id: (1 - alpha) * read.get(id, least) + alpha * reread.get(id, again) for id in read | reread}
+    fused = {
+        id: (1 - alpha) * read.get(id, least) + alpha * reread.get(id, again)
+        for id in read | reread
+    }
     most = max(fused.values())
     weights = {id: exp(logit - most) for id, logit in fused.items()}
     return {id: weight / sum(weights.values()) for id, weight in weights.items()}
@@ -108,7 +128,9 @@ def fuse(first: Token, second: Token, alpha: float) -> dict[int, float]:
 
 def _logits(token: Token) -> dict[int, float]:
     if not token.top:
-        raise MissingCapability("the large model's endpoint does not return the top tokens, which 'reflective' needs")
+        raise MissingCapability(
+            "the large model's endpoint does not return the top tokens, which 'reflective' needs"
+        )
     return {other.id: other.logprob for other in (*token.top, token)}
 
 

@@ -1,5 +1,6 @@
 """
-RelayGen: the large model writes, and after words that announce an easy sentence the small one finishes it.
+RelayGen: the large model writes, and after words that announce an easy sentence the small one
+finishes it.
 
 Song, Kim and Kim 2026, arXiv:2602.06454.
 """
@@ -16,14 +17,16 @@ from stepspec.orchestrator.interfaces import AnsweredBy, unkept
 
 from .method import Drafting
 
-# What the authors' two lists (Qwen3-32B with 1.7B, R1-Distill 32B with 1.5B) share, less those that begin with another.
-# The likeliest first: vLLM looks for four by itself.
+# What the authors' two lists (Qwen3-32B with 1.7B, R1-Distill 32B with 1.5B) share, less those that
+# begin with another. The likeliest first: vLLM looks for four by itself.
 CUES = (
     "So,", "So ", "Therefore", "Thus", "Now", "Alternatively", " now", "Again,", "Similarly,", "Oh,", "Specifically,",
     " hence", " similarly",
 )  # fmt: skip
-WIDE_MARKS = "\u3002\uff01\uff1f"  # the full stop, exclamation and question marks of Chinese and Japanese
-CLOSERS = ")]}\"'*_`$\u201d\u2019\u300d\u300f\uff09\u3011"  # what may follow a mark within the same token
+# the full stop, exclamation and question marks of Chinese and Japanese
+WIDE_MARKS = "\u3002\uff01\uff1f"
+# what may follow a mark within the same token
+CLOSERS = ")]}\"'*_`$\u201d\u2019\u300d\u300f\uff09\u3011"
 SENTENCE_END = re.compile(rf"[.!?{WIDE_MARKS}][{re.escape(CLOSERS)}]*[^\S\n]*\n?[^\S\n]*\Z")
 TAIL = 32  # characters at the end of a step that are looked at after every token
 
@@ -31,16 +34,19 @@ TAIL = 32  # characters at the end of a step that are looked at after every toke
 @dataclass(frozen=True, slots=True)
 class Relay(Drafting):
     """
-    The large model writes up to one of the *cues*, the small one to the end of that sentence; nothing is judged.
+    The large model writes up to one of the *cues*, the small one to the end of that sentence;
+    nothing is judged.
 
-    Cues depend on the pair of models. The paper finds them by profiling; the defaults are those that the paper's two
-    pairs share. They match exactly as they are spelt, also within words. As in
-    the paper, the small model writes the answer. In the authors' code the large model writes five tokens before a cue
-    counts; here a sentence may begin with one. Raise `ConfigurationError` if a cue is empty, or if there is none.
+    Cues depend on the pair of models. The paper finds them by profiling; the defaults are those
+    that the paper's two pairs share. They match exactly as they are spelt, also within words. As in
+    the paper, the small model writes the answer. In the authors' code the large model writes five
+    tokens before a cue counts; here a sentence may begin with one. Raise `ConfigurationError` if a
+    cue is empty, or if there is none.
 
-    A sentence ends with a full stop, an exclamation mark or a question mark, ASCII or full-width, and with the whole
-    token that contains it: that may also hold a bracket, a quotation mark or a line break. The authors' stop strings
-    cut such a token. As with theirs, the point in 3.14 and of an abbreviation ends a sentence; the large model goes on.
+    A sentence ends with a full stop, an exclamation mark or a question mark, ASCII or full-width,
+    and with the whole token that contains it: that may also hold a bracket, a quotation mark or a
+    line break. The authors' stop strings cut such a token. As with theirs, the point in 3.14 and of
+    an abbreviation ends a sentence; the large model goes on.
     """
 
     answer: ClassVar[AnsweredBy] = "small"
@@ -71,5 +77,8 @@ class Relay(Drafting):
 
 
 def ends_a_sentence(step: Step) -> bool:
-    """Whether the last token ends a sentence; the end of a paragraph is a delimiter, which ends the step anyway."""
+    """
+    Whether the last token ends a sentence; the end of a paragraph is a delimiter, which ends the
+    step anyway.
+    """
     return SENTENCE_END.search(step.text[-TAIL:]) is not None

@@ -1,5 +1,6 @@
 """
-Reward-guided Speculative Decoding: a reward model rates each small step, and the large one rewrites the weak ones.
+Reward-guided Speculative Decoding: a reward model rates each small step, and the large one rewrites
+the weak ones.
 
 Liao et al. 2025, arXiv:2501.19324.
 """
@@ -18,10 +19,12 @@ from .method import Drafting, Share
 @dataclass(frozen=True, slots=True)
 class Reward(Drafting):
     """
-    Accept a small step whose reward, 0 to 1, reaches *threshold*; a step of the large model is not rated.
+    Accept a small step whose reward, 0 to 1, reaches *threshold*; a step of the large model is not
+    rated.
 
-    This is the paper's step function, with its threshold for all tasks, 0.7 (table 2). Its other weighting functions,
-    which accept at random, are left out, and so is its limit of five rounds: the budget ends the run.
+    This is the paper's step function, with its threshold for all tasks, 0.7 (table 2). Its other
+    weighting functions, which accept at random, are left out, and so is its limit of five rounds:
+    the budget ends the run.
     """
 
     foreseeable: ClassVar[bool] = True

@@ -23,13 +23,15 @@ DIGITS = "0123456789"
 @dataclass(frozen=True, slots=True)
 class SpecReason(Drafting):
     """
-    Accept a step of the small model if its grade, 0 to 9, is at least *threshold* (7 in the paper, section 4.1).
+    Accept a step of the small model if its grade, 0 to 9, is at least *threshold* (7 in the paper,
+    section 4.1).
 
-    The grade is *read* as the mean of the digits, weighted by their probabilities ("expected", an option of the
-    authors' code), or as the likeliest digit ("greedy", their default). The mean costs the same and also reflects a
-    judge's doubt. A judge that puts less than *sure* of its probability on digits has not understood the question: the
-    step is rejected. As in the authors' code, a small step does not end the thinking (`Ending` in `wrappers`). `Led`
-    there reserves first steps for the large model (section 5.3).
+    The grade is *read* as the mean of the digits, weighted by their probabilities ("expected", an
+    option of the authors' code), or as the likeliest digit ("greedy", their default). The mean
+    costs the same and also reflects a judge's doubt. A judge that puts less than *sure* of its
+    probability on digits has not understood the question: the step is rejected. As in the authors'
+    code, a small step does not end the thinking (`Ending` in `wrappers`). `Led` there reserves
+    first steps for the large model (section 5.3).
     """
 
     foreseeable: ClassVar[bool] = True
@@ -41,7 +43,9 @@ class SpecReason(Drafting):
     sure: Share = 0.05
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        grades = await self.large.ask(chain.extend(draft), GRADE.text, DIGITS, opening=GRADE.opening)
+        grades = await self.large.ask(
+            chain.extend(draft), GRADE.text, DIGITS, opening=GRADE.opening
+        )
         total = sum(grades.values())
         if total == 0 or total < self.sure:
             return Rollback(reason="no grade")

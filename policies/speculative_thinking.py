@@ -32,8 +32,14 @@ UNFINISHED = re.compile(r"\b\w+\Z")
 
 
 def cue(sentence: str) -> str:
-    """Return "reflection" or "affirmation", whichever has more words in *sentence*; "" if it contains neither."""
-    reflections, affirmations = len(REFLECTION.findall(sentence)), len(AFFIRMATION.findall(sentence))
+    """
+    Return "reflection" or "affirmation", whichever has more words in *sentence*; "" if it contains
+    neither.
+    """
+    reflections, affirmations = (
+        len(REFLECTION.findall(sentence)),
+        len(AFFIRMATION.findall(sentence)),
+    )
     if not reflections + affirmations:
         return ""
     return "reflection" if reflections >= affirmations else "affirmation"
@@ -42,16 +48,18 @@ def cue(sentence: str) -> str:
 @dataclass(frozen=True, slots=True)
 class SpeculativeThinking(Drafting):
     """
-    If the first *n1* tokens of a small paragraph contain a cue, the large model starts it anew with *n1* tokens.
+    If the first *n1* tokens of a small paragraph contain a cue, the large model starts it anew with
+    *n1* tokens.
 
-    If these contain a word of verification, it continues for *n2* tokens. After *limit* takeovers that reflect (5 more
-    after each recap, up to 30) a prompt lets it look for mistakes with *n3* tokens (25 more each time, up to 200).
-    If the small model does not reason (*reasoning* is false), the large one starts every paragraph, the first with
-    *begin* tokens. Words and numbers are the paper's (sections 3 and 4.2, appendix A.2) or, where it has none, the
-    authors' code's.
+    If these contain a word of verification, it continues for *n2* tokens. After *limit* takeovers
+    that reflect (5 more after each recap, up to 30) a prompt lets it look for mistakes with *n3*
+    tokens (25 more each time, up to 200). If the small model does not reason (*reasoning* is
+    false), the large one starts every paragraph, the first with *begin* tokens. Words and numbers
+    are the paper's (sections 3 and 4.2, appendix A.2) or, where it has none, the authors' code's.
 
-    Deviations: cues match whole words, not parts of others. A cue ends the draft at once, because both kinds lead to a
-    takeover. A paragraph without a cue is kept; the authors' code has it written again.
+    Deviations: cues match whole words, not parts of others. A cue ends the draft at once, because
+    both kinds lead to a takeover. A paragraph without a cue is kept; the authors' code has it
+    written again.
     """
 
     answer: ClassVar[AnsweredBy] = "method"
@@ -91,7 +99,9 @@ class SpeculativeThinking(Drafting):
         return cue(UNFINISHED.sub("", "".join(token.text for token in step.tokens[: self.n1])))
 
     def owed(self, chain: Chain) -> int:
-        """The number of tokens that the large model has to write before the small one drafts again."""
+        """
+        The number of tokens that the large model has to write before the small one drafts again.
+        """
         if not chain.steps:
             return 0 if self.reasoning else self.begin
         last = chain.steps[-1]
@@ -101,7 +111,9 @@ class SpeculativeThinking(Drafting):
 
 
 def count_takeovers(chain: Chain) -> tuple[int, int]:
-    """Return the number of takeovers that reflect since the last recap, and the number of recaps."""
+    """
+    Return the number of takeovers that reflect since the last recap, and the number of recaps.
+    """
     reflections = recaps = 0
     for step in chain.steps:
         if step.text == RECAP.text:

@@ -31,7 +31,9 @@ class _Wrapper:
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
         return prepare(self.policy, chain)
 
-    async def verify(self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None) -> Verdict:
+    async def verify(
+        self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None
+    ) -> Verdict:
         return await verify(self.policy, chain, draft, prepared)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
@@ -40,7 +42,10 @@ class _Wrapper:
 
 @dataclass(frozen=True, slots=True)
 class Guarded(_Wrapper):
-    """A *policy* whose drafts are rejected, or not, for being in a loop: see `guarded` in `interfaces`."""
+    """
+    A *policy* whose drafts are rejected, or not, for being in a loop: see `guarded` in
+    `interfaces`.
+    """
 
     guarded: bool = True
 
@@ -50,7 +55,8 @@ class Led(_Wrapper):
     """
     *author* writes the *first* steps, which nobody judges; *policy* does the rest.
 
-    SpecReason (arXiv:2504.07891, section 5.3) reserves first steps for the large model; here any policy can.
+    SpecReason (arXiv:2504.07891, section 5.3) reserves first steps for the large model; here any
+    policy can.
     """
 
     author: Model
@@ -62,7 +68,9 @@ class Led(_Wrapper):
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
         return None if self._leads(chain) else prepare(self.policy, chain)
 
-    async def verify(self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None) -> Verdict:
+    async def verify(
+        self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None
+    ) -> Verdict:
         return Accept() if self._leads(chain) else await verify(self.policy, chain, draft, prepared)
 
     def _leads(self, chain: Chain) -> bool:
@@ -74,12 +82,14 @@ class Ending(_Wrapper):
     """
     A draft of the small model does not end the thinking by itself; *policy* does the rest.
 
-    A step that is right may still come too early to be the last. The end is cut off a draft, the rest is judged, and
-    the large model writes the next step, which nobody judges and which may consist of the end alone.
+    A step that is right may still come too early to be the last. The end is cut off a draft, the
+    rest is judged, and the large model writes the next step, which nobody judges and which may
+    consist of the end alone.
 
-    The authors' code of SpecReason cuts off the end as well, also that of the large model's steps, lets both models
-    continue, and stops at a step that holds a box. Here the large model writes the next step, so that two models that
-    disagree come to an end. Models without a thinking block end their turn in the same way.
+    The authors' code of SpecReason cuts off the end as well, also that of the large model's steps,
+    lets both models continue, and stops at a step that holds a box. Here the large model writes the
+    next step, so that two models that disagree come to an end. Models without a thinking block end
+    their turn in the same way.
     """
 
     async def draft(self, chain: Chain) -> Step:
@@ -94,7 +104,9 @@ class Ending(_Wrapper):
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
         return None if _is_open(chain) else prepare(self.policy, chain)
 
-    async def verify(self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None) -> Verdict:
+    async def verify(
+        self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None
+    ) -> Verdict:
         if draft.author == "large":
             return Accept()
         verdict = await verify(self.policy, chain, draft, prepared)
@@ -107,18 +119,26 @@ class Ending(_Wrapper):
 
 
 def _ends(chain: Chain, draft: Step) -> bool:
-    """Whether *draft* is the small model's and ends the thinking. Once that is over, drafts belong to the answer."""
+    """
+    Whether *draft* is the small model's and ends the thinking. Once that is over, drafts belong to
+    the answer.
+    """
     return draft.stop == "end" and draft.author == "small" and not chain.closed
 
 
 def _open(chain: Chain, draft: Step) -> Step:
     r"""
-    Cut the end of the thinking off *draft*, and nothing else, so that the large model continues where it stood.
+    Cut the end of the thinking off *draft*, and nothing else, so that the large model continues
+    where it stood.
 
-    The line break before the end stays: a token may hold both it and text (``.\n``), and after half of such a token no
-    model continues as it would after the whole.
+    The line break before the end stays: a token may hold both it and text (``.\n``), and after half
+    of such a token no model continues as it would after the whole.
     """
-    return replace(draft.cut(len(draft.text.removesuffix(THINK_END))), stop="open") if _ends(chain, draft) else draft
+    return (
+        replace(draft.cut(len(draft.text.removesuffix(THINK_END))), stop="open")
+        if _ends(chain, draft)
+        else draft
+    )
 
 
 def _is_open(chain: Chain) -> bool:

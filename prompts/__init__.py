@@ -1,7 +1,8 @@
 """
 Prompt texts, one per file, named ``<policy>.<purpose>.txt``. Where each comes from: ``README.md``.
 
-A folder of a user's own may replace some of them, for the runs of one solver: the setting ``prompts_dir``.
+A folder of a user's own may replace some of them, for the runs of one solver: the setting
+``prompts_dir``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class PromptFile:
-    """What one file holds: a text to send, the words that open the reply to it, and the hash of both."""
+    """
+    What one file holds: a text to send, the words that open the reply to it, and the hash of both.
+    """
 
     text: str
     opening: str
@@ -33,8 +36,12 @@ class PromptFile:
 
     @classmethod
     def parse(cls, source: str) -> PromptFile:
-        """Split *source* at the line of three dashes that separates the text from the reply's opening."""
-        text, _, opening = source.removesuffix("\n").removesuffix(SEPARATOR[:-1]).partition(SEPARATOR)
+        """
+        Split *source* at the line of three dashes that separates the text from the reply's opening.
+        """
+        text, _, opening = (
+            source.removesuffix("\n").removesuffix(SEPARATOR[:-1]).partition(SEPARATOR)
+        )
         return cls(text, opening, sha256(source.encode()).hexdigest())
 
     @property
@@ -42,17 +49,20 @@ class PromptFile:
         return set(PLACEHOLDER.findall(self.text))
 
 
-REPLACED: ContextVar[Mapping[str, PromptFile]] = ContextVar("REPLACED", default=MappingProxyType({}))
+REPLACED: ContextVar[Mapping[str, PromptFile]] = ContextVar(
+    "REPLACED", default=MappingProxyType({})
+)
 """The prompts that the user replaced, by name; see `replacing`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """
-    The prompt called *name*: its text, the words that open the reply, and the hash that a report quotes.
+    The prompt called *name*: its text, the words that open the reply, and the hash that a report
+    quotes.
 
-    They are those of the user's file where one replaces the *original* (see `replacing`), so read them where they are
-    sent, not where the module is imported.
+    They are those of the user's file where one replaces the *original* (see `replacing`), so read
+    them where they are sent, not where the module is imported.
     """
 
     name: str
@@ -86,13 +96,16 @@ def load(name: str, package: str = __name__) -> Prompt:
     """
     Return the prompt called *name*, from the file ``<name>.txt`` among the resources of *package*.
 
-    A line of three dashes in the file separates the text from the reply's opening. A plugin passes its own package, and
-    begins the name with its own: then a user's folder can replace that prompt too.
+    A line of three dashes in the file separates the text from the reply's opening. A plugin passes
+    its own package, and begins the name with its own: then a user's folder can replace that prompt
+    too.
     """
     prompt = Prompt(name, _read(name, package))
     if package != __name__:
         if name in built_in_names():
-            raise ValueError(f"the prompt {name!r} of {package}: stepspec has this name itself, choose another")
+            raise ValueError(
+                f"the prompt {name!r} of {package}: stepspec has this name itself, choose another"
+            )
         _others[name] = prompt
     return prompt
 
@@ -127,9 +140,11 @@ def known() -> Mapping[str, Prompt]:
 
 def read_folder(folder: Path) -> Mapping[str, PromptFile]:
     """
-    Read the prompts of a user's *folder*, by name: each replaces the one of the same name, its opening included.
+    Read the prompts of a user's *folder*, by name: each replaces the one of the same name, its
+    opening included.
 
-    Raise `ValueError` if the folder cannot be read, holds another name, or a text without the original's placeholders.
+    Raise `ValueError` if the folder cannot be read, holds another name, or a text without the
+    original's placeholders.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
@@ -139,11 +154,18 @@ def read_folder(folder: Path) -> Mapping[str, PromptFile]:
         name = path.name.removesuffix(ENDING)
         if name not in originals:
             close = difflib.get_close_matches(name, originals, n=1)
-            meant = f"did you mean {close[0]}{ENDING}?" if close else f"the prompts: {', '.join(originals)}"
+            meant = (
+                f"did you mean {close[0]}{ENDING}?"
+                if close
+                else f"the prompts: {', '.join(originals)}"
+            )
             raise ValueError(f"{path}: there is no prompt {name!r}; {meant}")
         read[name] = _checked(path, originals[name].original)
     if not read:
-        raise ValueError(f"{folder} holds no prompt: name a file as the one it replaces, such as specreason.grade.txt")
+        raise ValueError(
+            f"{folder} holds no prompt: name a file as the one it replaces, such as"
+            " specreason.grade.txt"
+        )
     return read
 
 
@@ -162,7 +184,10 @@ def _read_file(path: Path) -> PromptFile:
 def _checked(path: Path, original: PromptFile) -> PromptFile:
     found = _read_file(path)
     if missing := sorted(original.placeholders - found.placeholders):
-        raise ValueError(f"{path}: the text needs {', '.join(f'{{{name}}}' for name in missing)}, as the original has")
+        raise ValueError(
+            f"{path}: the text needs {', '.join(f'{{{name}}}' for name in missing)}, as the"
+            " original has"
+        )
     return found
 
 

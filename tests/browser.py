@@ -1,5 +1,6 @@
 """
-The browser that the page is tried in. ``python -m tests.browser`` prints where it is, and installs one if need be.
+The browser that the page is tried in. ``python -m tests.browser`` prints where it is, and installs
+one if need be.
 
 It is the one that STEPSPEC_CHROMIUM names, or a Chromium on the PATH, or Playwright's own.
 """
@@ -31,7 +32,10 @@ CURE = f"install Chromium, or set {VARIABLE} to its executable; `make browser` d
 
 
 def find() -> str | None:
-    """Return the executable of a browser, if there is one. Raise `FileNotFoundError` for a wrong STEPSPEC_CHROMIUM."""
+    """
+    Return the executable of a browser, if there is one. Raise `FileNotFoundError` for a wrong
+    STEPSPEC_CHROMIUM.
+    """
     if NAMED:
         if shutil.which(NAMED) is None:
             raise FileNotFoundError(f"{VARIABLE} names {NAMED!r}, which cannot be run")
@@ -42,9 +46,12 @@ def find() -> str | None:
 def _of_playwright() -> str | None:
     """Ask Playwright where it would have put its own."""
     code = (
-        "from playwright.sync_api import sync_playwright as start\nwith start() as p: print(p.chromium.executable_path)"
+        "from playwright.sync_api import sync_playwright as start\nwith start() as p:"
+        " print(p.chromium.executable_path)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     path = Path(result.stdout.strip() or "nowhere")
     return str(path) if path.is_file() else None
 
@@ -63,7 +70,9 @@ def install() -> None:
 async def browsing(executable: str, *flags: str) -> AsyncGenerator[Browser]:
     """Start the browser at *executable*, without a window, with further *flags*."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=executable, headless=True, args=[*FLAGS, *flags])
+        browser = await playwright.chromium.launch(
+            executable_path=executable, headless=True, args=[*FLAGS, *flags]
+        )
         try:
             yield browser
         finally:

@@ -1,9 +1,10 @@
 """
-How pytest-xdist deals the tests out to its workers, and a summary of the time that each group of tests took.
+How pytest-xdist deals the tests out to its workers, and a summary of the time that each group of
+tests took.
 
-The tests are dealt out by file, and each worker starts the servers that its files use; some files form one group. Files
-whose tests use servers and others that take long come first, so that all workers end together. Without xdist, all tests
-run in the order of their files.
+The tests are dealt out by file, and each worker starts the servers that its files use; some files
+form one group. Files whose tests use servers and others that take long come first, so that all
+workers end together. Without xdist, all tests run in the order of their files.
 """
 
 from __future__ import annotations
@@ -25,21 +26,41 @@ TESTS = Path(__file__).parent
 CLIENTS = TESTS / "integration" / "clients"
 VOCABULARIES, DOCKER = "vocabularies", "docker"
 TOGETHER = {  # files whose tests use the same servers
-    **dict.fromkeys(("test_tutorial", "test_dying", "test_priorities", "test_ray_serve"), "the paced pair"),
+    **dict.fromkeys(
+        ("test_tutorial", "test_dying", "test_priorities", "test_ray_serve"), "the paced pair"
+    ),
     **dict.fromkeys(("test_endpoint", "test_solve"), "a small model of another vocabulary"),
 }
 FIRST = (  # what takes longest: groups and files
-    *("the paced pair", "test_eval", "test_gpu", "a small model of another vocabulary", "test_speculation"),
-    *("test_load_generators", "test_random_pair", "test_estimate", "test_policies", "test_judge", "test_soak"),
+    *(
+        "the paced pair",
+        "test_eval",
+        "test_gpu",
+        "a small model of another vocabulary",
+        "test_speculation",
+    ),
+    *(
+        "test_load_generators",
+        "test_random_pair",
+        "test_estimate",
+        "test_policies",
+        "test_judge",
+        "test_soak",
+    ),
     *("test_lm_eval", "test_serving", "test_regular_expressions"),
 )
 GROUPS, DEATHS = "groups.json", "deaths.txt"
 GROUP = pytest.StashKey[str | None]()
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # xdist reads the groups in its own hook, which is no wrapper
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
-    """Name the group of every test, and bring the tests into the order in which xdist deals them out."""
+# xdist reads the groups in its own hook, which is no wrapper
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
+    """
+    Name the group of every test, and bring the tests into the order in which xdist deals them out.
+    """
     for item in items:
         group = item.stash[GROUP] = _group(item)
         servers = "with servers" if item.get_closest_marker("servers") else "without servers"
@@ -47,22 +68,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if _works(config):
         items.sort(key=_turn)
         groups = {item.nodeid: item.stash[GROUP] for item in items if item.stash[GROUP]}
-        (shared_folder(config) / GROUPS).write_text(json.dumps(groups))  # every worker writes the same
+        # every worker writes the same
+        (shared_folder(config) / GROUPS).write_text(json.dumps(groups))
     yield
 
 
 def _group(item: pytest.Item) -> str | None:
-    """Return the group of a test, or None if the file is its group and its time is not of interest."""
+    """
+    Return the group of a test, or None if the file is its group and its time is not of interest.
+    """
     if item.get_closest_marker("servers"):
         return TOGETHER.get(item.path.stem, item.path.stem)
     if TESTS / "docker" in item.path.parents:
         return DOCKER
     names = vars(getattr(item, "module", None) or item)
-    return VOCABULARIES if {"real_tokenizer", "real_vocabulary", "RealFamily"} & names.keys() else None
+    return (
+        VOCABULARIES if {"real_tokenizer", "real_vocabulary", "RealFamily"} & names.keys() else None
+    )
 
 
 def _turn(item: pytest.Item) -> tuple[int, bool]:
-    """Return the place of a test in the order: what takes longest, the other groups, the foreign clients, the rest."""
+    """
+    Return the place of a test in the order: what takes longest, the other groups, the foreign
+    clients, the rest.
+    """
     group = item.stash[GROUP]
     name = group or item.path.stem
     place = FIRST.index(name) if name in FIRST else len(FIRST) + (group is None)
@@ -73,7 +102,8 @@ def _turn(item: pytest.Item) -> tuple[int, bool]:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Deal out by group, and by file where a test has none, in the order of the collection."""
     config.option.loadscopereorder = False
-    scheduling: Any = import_module("xdist.scheduler").LoadGroupScheduling(config, log)  # it has no types
+    # it has no types
+    scheduling: Any = import_module("xdist.scheduler").LoadGroupScheduling(config, log)
     groups = dict[str, str]()
 
     def group_of(nodeid: str) -> str:
@@ -88,7 +118,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 def shared_folder(config: pytest.Config) -> Path:
     """Return the folder that all processes of this run share."""
     if _works(config):
-        return Path(config.option.basetemp).parent  # xdist gives each worker a folder below that of the run
+        # xdist gives each worker a folder below that of the run
+        return Path(config.option.basetemp).parent
     factory: pytest.TempPathFactory = vars(config)["_tmp_path_factory"]
     return factory.getbasetemp()
 
@@ -114,9 +145,11 @@ def _works(config: pytest.Config) -> bool:
 
 def pytest_configure() -> None:
     """
-    Handle SIGINT and SIGHUP as Python does, where they are ignored: after ``nohup make test &`` in a script.
+    Handle SIGINT and SIGHUP as Python does, where they are ignored: after ``nohup make test &`` in
+    a script.
 
-    Programs that the tests start would ignore it too, and with it the Ctrl-C that some tests send them.
+    Programs that the tests start would ignore it too, and with it the Ctrl-C that some tests send
+    them.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -125,7 +158,9 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Generator[None]:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> Generator[None]:
     """Print how long each phase took, and at the very end which servers ended by themselves."""
     _print_phases(terminalreporter)
     yield
@@ -140,9 +175,13 @@ def _print_phases(terminalreporter: pytest.TerminalReporter) -> None:
     phases: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if isinstance(report, pytest.TestReport) and "phase" in (properties := dict(report.user_properties)):
+            if isinstance(report, pytest.TestReport) and "phase" in (
+                properties := dict(report.user_properties)
+            ):
                 phases[str(properties["phase"])][report.when == "setup"] += report.duration
     if len(phases) > 1:
         terminalreporter.section("seconds of each phase; several run at once")
         for phase, (seconds, setup) in sorted(phases.items(), key=lambda phase: -sum(phase[1])):
-            terminalreporter.write_line(f"{seconds + setup:7.0f} s, of which {setup:4.0f} s setup: {phase}")
+            terminalreporter.write_line(
+                f"{seconds + setup:7.0f} s, of which {setup:4.0f} s setup: {phase}"
+            )

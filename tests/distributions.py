@@ -1,4 +1,7 @@
-"""The wheel and the sdist of this clone, built once for all tests, and fresh environments to install them into."""
+"""
+The wheel and the sdist of this clone, built once for all tests, and fresh environments to install
+them into.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,26 @@ class Distributions:
 
 
 def build(source: Path, folder: Path, *targets: str, **variables: str) -> list[Path]:
-    """Build what is in *source* with the packages of this environment; return the files in *folder*."""
+    """
+    Build what is in *source* with the packages of this environment; return the files in *folder*.
+    """
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
     chosen = [word for target in targets for word in ("--target", target)]
-    subprocess.run([*command, *chosen], cwd=source, env={**os.environ, **variables}, check=True, capture_output=True)
+    subprocess.run(
+        [*command, *chosen],
+        cwd=source,
+        env={**os.environ, **variables},
+        check=True,
+        capture_output=True,
+    )
     return sorted(folder.iterdir())
 
 
 def built_once(shared: Path) -> Distributions:
-    """Return the distributions in *shared*, a folder of all processes of this run; the first of them builds."""
+    """
+    Return the distributions in *shared*, a folder of all processes of this run; the first of them
+    builds.
+    """
     with (shared / "distributions.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         folder = shared / "distributions"
@@ -48,28 +62,48 @@ def built_once(shared: Path) -> Distributions:
 
 
 def python(version: str) -> str:
-    """Return an interpreter of *version*; skip the test if there is none. The version that runs the tests is there."""
+    """
+    Return an interpreter of *version*; skip the test if there is none. The version that runs the
+    tests is there.
+    """
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
-    command = [find_uv_bin(), "python", "find", "--no-python-downloads", "--no-project", "--system", version]
-    found = subprocess.run(command, env={**os.environ, "PATH": search_path()}, capture_output=True, text=True)
+    command = [
+        find_uv_bin(),
+        "python",
+        "find",
+        "--no-python-downloads",
+        "--no-project",
+        "--system",
+        version,
+    ]
+    found = subprocess.run(
+        command, env={**os.environ, "PATH": search_path()}, capture_output=True, text=True
+    )
     if found.returncode:
         pytest.skip(f"there is no Python {version} here")
     return found.stdout.strip()
 
 
 def search_path() -> str:
-    """Return PATH with the programs of pyenv's versions in place of its shims, which fail for versions not chosen."""
+    """
+    Return PATH with the programs of pyenv's versions in place of its shims, which fail for versions
+    not chosen.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    folders = [folder for folder in os.environ["PATH"].split(os.pathsep) if folder != str(pyenv / "shims")]
+    folders = [
+        folder for folder in os.environ["PATH"].split(os.pathsep) if folder != str(pyenv / "shims")
+    ]
     return os.pathsep.join([*folders, *map(str, sorted(pyenv.glob("versions/*/bin")))])
 
 
 def fresh(place: Path, interpreter: str, *requirements: str) -> Path:
     """
-    Make an environment at *place* with the locked versions of *requirements*, and return the folder of its programs.
+    Make an environment at *place* with the locked versions of *requirements*, and return the folder
+    of its programs.
 
-    Without a network, skip the test, which is an error with CI=true. Raise `RuntimeError` for any other failure.
+    Without a network, skip the test, which is an error with CI=true. Raise `RuntimeError` for any
+    other failure.
     """
     _uv("venv", "--no-project", "--python", interpreter, str(place))
     _uv("pip", "install", "--python", str(place), "--constraint", str(LOCK), *requirements)
@@ -78,7 +112,9 @@ def fresh(place: Path, interpreter: str, *requirements: str) -> Path:
 
 def _uv(*arguments: str) -> None:
     command = [find_uv_bin(), "--quiet", "--system-certs", *arguments]
-    done = subprocess.run(command, cwd="/", env=outside(), capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        command, cwd="/", env=outside(), capture_output=True, text=True, timeout=PATIENCE
+    )
     if done.returncode:
         reason = f"uv {' '.join(arguments)} failed: {done.stderr.strip()}"
         if os.environ.get("CI") != "true" and _is_about_the_network(done.stderr):
@@ -87,10 +123,20 @@ def _uv(*arguments: str) -> None:
 
 
 def _is_about_the_network(message: str) -> bool:
-    return any(sign in message for sign in ("Failed to fetch", "error sending request", "network connectivity"))
+    return any(
+        sign in message
+        for sign in ("Failed to fetch", "error sending request", "network connectivity")
+    )
 
 
 def outside() -> dict[str, str]:
-    """Return the variables of this process without those that lead to this clone or set something of stepspec."""
+    """
+    Return the variables of this process without those that lead to this clone or set something of
+    stepspec.
+    """
     left_out = ("PYTHONPATH", "VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT")
-    return {key: value for key, value in os.environ.items() if key not in left_out and not key.startswith("STEPSPEC_")}
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if key not in left_out and not key.startswith("STEPSPEC_")
+    }

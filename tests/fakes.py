@@ -1,4 +1,7 @@
-"""A clock that jumps and models that follow a script: latency is arithmetic, and every run is the same run."""
+"""
+A clock that jumps and models that follow a script: latency is arithmetic, and every run is the same
+run.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,13 @@ import pytest
 
 from lab.virtual_clock import run as run
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
-from stepspec.orchestrator.endpoints.token_stream import OUTSIDE, Closing, StepBuilder, grow, step_ends
+from stepspec.orchestrator.endpoints.token_stream import (
+    OUTSIDE,
+    Closing,
+    StepBuilder,
+    grow,
+    step_ends,
+)
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Answered, Called, Committed, Event, Fate, Started, Verb
 from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
@@ -31,7 +40,10 @@ _TOKEN = re.compile(r"</think>|[.!?]?\n\n| ?\w+| ?[^\w\s]|\s")
 
 @cache
 def tokenise(text: str) -> tuple[str, ...]:
-    """Split *text* into words, marks and delimiters, which join to it. A mark and a delimiter may be one token."""
+    """
+    Split *text* into words, marks and delimiters, which join to it. A mark and a delimiter may be
+    one token.
+    """
     return tuple(_TOKEN.findall(text))
 
 
@@ -39,7 +51,9 @@ def counting(role: Role, length: int) -> Callable[[Previous], str]:
     """Script *length* paragraphs, of which the last one ends the thinking."""
 
     def script(previous: Previous) -> str:
-        return f"The {role} one says {len(previous)}." + (DELIMITER if len(previous) + 1 < length else f"\n{THINK_END}")
+        return f"The {role} one says {len(previous)}." + (
+            DELIMITER if len(previous) + 1 < length else f"\n{THINK_END}"
+        )
 
     return script
 
@@ -54,14 +68,16 @@ class ScriptedModel:
     """
     A model that writes what *script* says, token by token, as a pure function of the chain's text.
 
-    *script* maps the paragraphs so far to the next one with its ending; if that is neither a delimiter nor the end of
-    the thinking, the model ends its turn. After the thinking comes *answer*. *judge* gives choices their probabilities,
-    *logprob* gives one to a token after a text, *rivals* names the likeliest tokens of its place, best first (if none,
-    the model's own choice is alone), and *fails* the failure of a request that is to have one.
+    *script* maps the paragraphs so far to the next one with its ending; if that is neither a
+    delimiter nor the end of the thinking, the model ends its turn. After the thinking comes
+    *answer*. *judge* gives choices their probabilities, *logprob* gives one to a token after a
+    text, *rivals* names the likeliest tokens of its place, best first (if none, the model's own
+    choice is alone), and *fails* the failure of a request that is to have one.
 
-    A request takes *latency* seconds and then *pace* per token, times *slowdown*, one to read *reading*; one that is
-    cancelled takes *closing* to go away. A *sticky* model leaves requests open where it may, so that a write that goes
-    on waits for no latency. *log* tells the requests in order, and may be shared; *open* counts those that are.
+    A request takes *latency* seconds and then *pace* per token, times *slowdown*, one to read
+    *reading*; one that is cancelled takes *closing* to go away. A *sticky* model leaves requests
+    open where it may, so that a write that goes on waits for no latency. *log* tells the requests
+    in order, and may be shared; *open* counts those that are.
     """
 
     role: Role
@@ -112,9 +128,17 @@ class ScriptedModel:
         return step
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
+        self,
+        chain: Chain,
+        begun: Sequence[Step],
+        *,
+        stop: Sequence[str] | None = None,
+        limit: int = 512,
     ) -> tuple[Step, ...]:
-        """Go on from each of *begun* by the script, all at the same pace; log it as one request to branch."""
+        """
+        Go on from each of *begun* by the script, all at the same pace; log it as one request to
+        branch.
+        """
         assert begun
         growing = [self._builder(chain, step.text, stop, limit) for step in begun]
         steps = {each: each.end("length") for each in growing if not each.room}
@@ -135,12 +159,23 @@ class ScriptedModel:
         await request.close("done")
         return tuple(steps[each] for each in growing)
 
-    def _builder(self, chain: Chain, opening: str, stop: Sequence[str] | None, limit: int, top: int = 0) -> StepBuilder:
+    def _builder(
+        self, chain: Chain, opening: str, stop: Sequence[str] | None, limit: int, top: int = 0
+    ) -> StepBuilder:
         """Begin the next step of *chain*; to ask for less than one token is a mistake."""
         assert limit >= 1
         closing = OUTSIDE if chain.closed else Closing(THINK_END, open=chain.thinks)
         begun, ends = self.read(chain.text, opening), step_ends(chain, stop)
-        return StepBuilder(self.role, "words", chain, ends=ends, limit=limit, opening=begun, top=top, closing=closing)
+        return StepBuilder(
+            self.role,
+            "words",
+            chain,
+            ends=ends,
+            limit=limit,
+            opening=begun,
+            top=top,
+            closing=closing,
+        )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         await self._prefill("score", chain, "".join(spans), written=0)
@@ -150,7 +185,10 @@ class ScriptedModel:
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
-        """Ask *judge*: choices that it does not name have the probability 0, and what else it names went elsewhere."""
+        """
+        Ask *judge*: choices that it does not name have the probability 0, and what else it names
+        went elsewhere.
+        """
         assert choices
         assert all(len(tokenise(choice)) == 1 for choice in choices)
         await self._prefill("ask", chain, question + opening, written=1)
@@ -213,7 +251,9 @@ class ScriptedModel:
 class _Request:
     """One request while it is open. When it is over, the observer hears of it, once."""
 
-    def __init__(self, model: ScriptedModel, verb: Verb, chain: Chain, more: str, name: str = "") -> None:
+    def __init__(
+        self, model: ScriptedModel, verb: Verb, chain: Chain, more: str, name: str = ""
+    ) -> None:
         self._model, self._chain = model, chain
         self._verb: Verb = verb
         self._name = f"{model.role} {name or verb} {len(chain.steps)}"
@@ -263,7 +303,17 @@ class _Request:
             seconds = asyncio.get_running_loop().time() - self._started
             first = self._first if self.written else None
             called = Called(
-                *(self._model.role, self._verb, fate, self._started, seconds, first, self._prompt, 0, self.written),
+                *(
+                    self._model.role,
+                    self._verb,
+                    fate,
+                    self._started,
+                    seconds,
+                    first,
+                    self._prompt,
+                    0,
+                    self.written,
+                ),
                 purpose=self._context.purpose,
                 step=self._context.step,
                 last_step=self.last_step,

@@ -1,4 +1,6 @@
-"""The workflows are valid and safe, and the programs of .ci do what they say: release, audit, size."""
+"""
+The workflows are valid and safe, and the programs of .ci do what they say: release, audit, size.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,12 @@ def commands(workflow: str, job: str) -> list[str]:
 @pytest.mark.parametrize(
     "command",
     [
-        ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *(str(WORKFLOWS / name) for name in NAMES)],
+        [
+            "check-jsonschema",
+            "--builtin-schema",
+            "vendor.github-workflows",
+            *(str(WORKFLOWS / name) for name in NAMES),
+        ],
         ["zizmor", "--offline", "--no-progress", "--persona", "pedantic", str(ROOT / ".github")],
     ],
     ids=lambda command: command[0],
@@ -86,7 +93,11 @@ def test_scripts_are_bash_and_take_values_from_variables_alone(workflow: str) ->
 
 def test_every_change_passes_what_developers_run_on_every_supported_python() -> None:
     assert commands("ci", "test") == [".ci/run"]
-    (setup,) = [step["with"] for step in jobs("ci")["test"]["steps"] if "setup-python" in step.get("uses", "")]
+    (setup,) = [
+        step["with"]
+        for step in jobs("ci")["test"]["steps"]
+        if "setup-python" in step.get("uses", "")
+    ]
     *others, default = setup["python-version"].split()
     assert {*others, default} == {*VERSIONS}
     assert default == "3.11"  # that of the lock: the last one is python3
@@ -142,7 +153,9 @@ def test_the_workflows_audit_every_week_and_a_release_lists_what_it_brings() -> 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with what the release reads: version 1.2.0 is built, and the newest one in every file."""
+    """
+    A project with what the release reads: version 1.2.0 is built, and the newest one in every file.
+    """
     for folder in (".ci", "dist", CHART):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(ROOT / ".ci/release.py", tmp_path / ".ci")
@@ -160,7 +173,9 @@ def distribute(folder: Path, version: str) -> None:
 
 
 def release(project: Path, *arguments: str) -> tuple[int, str]:
-    """Run the script of *project* as the workflow does; return its exit code and what it printed."""
+    """
+    Run the script of *project* as the workflow does; return its exit code and what it printed.
+    """
     command = [sys.executable, ".ci/release.py", *arguments]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -169,15 +184,29 @@ def release(project: Path, *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("words", "code", "wanted"),
     [
-        ("notes v1.2.0", 0, "### Added\n\n- A thing ([link](docs/thing.md)).\n\n### Fixed\n\n- Another.\n"),
+        (
+            "notes v1.2.0",
+            0,
+            "### Added\n\n- A thing ([link](docs/thing.md)).\n\n### Fixed\n\n- Another.\n",
+        ),
         ("notes v1.1.0", 0, "- An older thing.\n"),
-        ("notes v1.3.0", 1, "CHANGELOG.md has no section `## [1.3.0] - YYYY-MM-DD` with changes in it\n"),
-        ("notes Unreleased", 1, "CHANGELOG.md has no section `## [Unreleased] - YYYY-MM-DD` with changes in it\n"),
+        (
+            "notes v1.3.0",
+            1,
+            "CHANGELOG.md has no section `## [1.3.0] - YYYY-MM-DD` with changes in it\n",
+        ),
+        (
+            "notes Unreleased",
+            1,
+            "CHANGELOG.md has no section `## [Unreleased] - YYYY-MM-DD` with changes in it\n",
+        ),
         ("check v1.2.0 dist", 0, ""),
         ("check 1.2.0 dist", 1, "1.2.0: the tag 1.2.0 does not begin with v\n"),
     ],
 )
-def test_a_release_has_the_notes_of_its_version(project: Path, words: str, code: int, wanted: str) -> None:
+def test_a_release_has_the_notes_of_its_version(
+    project: Path, words: str, code: int, wanted: str
+) -> None:
     assert release(project, *words.split()) == (code, wanted)
 
 
@@ -191,8 +220,10 @@ def test_another_tag_is_refused_and_what_is_of_another_version_is_named(project:
     code, printed = release(project, "check", "v1.2.0", "dist")
     assert code == 1
     assert printed.splitlines() == [
-        "v1.2.0: dist holds stepspec-1.2.0-py3-none-any.whl, stepspec-1.2.1.dev1+g1.tar.gz instead of "
-        "stepspec-1.2.0-py3-none-any.whl, stepspec-1.2.0.tar.gz",
+        (
+            "v1.2.0: dist holds stepspec-1.2.0-py3-none-any.whl, stepspec-1.2.1.dev1+g1.tar.gz"
+            " instead of stepspec-1.2.0-py3-none-any.whl, stepspec-1.2.0.tar.gz"
+        ),
         f"v1.2.0: appVersion in {CHART}/Chart.yaml is 1.1.0",
         "v1.2.0: the newest version of CHANGELOG.md is 1.1.0",
     ]
@@ -205,7 +236,9 @@ def test_wrong_arguments_are_answered_with_the_usage(project: Path) -> None:
 
 
 def test_the_tag_of_this_changelog_could_be_released(tmp_path: Path) -> None:
-    (version,) = re.findall(r"^## \[(\d[^\]]*)\] - ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[:1]
+    (version,) = re.findall(
+        r"^## \[(\d[^\]]*)\] - ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )[:1]
     distribute(tmp_path, version)
     assert release(ROOT, "check", f"v{version}", str(tmp_path)) == (0, "")
     code, printed = release(ROOT, "notes", f"v{version}")
@@ -293,8 +326,20 @@ def f():
         ("def f(a, b, c, d, e, f, g, h, i: Annotated[str, typer.Option()]): ...", []),
         ('@with_settings("eval")\ndef f(a, b, c, d, e, f, g, h, i: Limit): ...', []),
         (DEEP, ["5 blocks deep"]),
-        ("def f():\n    if a: pass\n    elif b: pass\n    elif c: pass\n    elif d: pass\n    elif e: pass", []),
-        ("def f():\n    if a:\n        def g():\n            if b:\n                while c: pass", []),
+        (
+            (
+                "def f():\n    if a: pass\n    elif b: pass\n    elif c: pass\n    elif d: pass\n  "
+                "  elif e: pass"
+            ),
+            [],
+        ),
+        (
+            (
+                "def f():\n    if a:\n        def g():\n            if b:\n                while c:"
+                " pass"
+            ),
+            [],
+        ),
     ],
 )
 def test_a_function_above_a_limit_is_found(source: str, found: list[str]) -> None:
@@ -305,7 +350,9 @@ def test_a_function_above_a_limit_is_found(source: str, found: list[str]) -> Non
 def test_a_decision_defends_a_function_above_a_limit(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "docs/decisions").mkdir(parents=True)
-    (tmp_path / "src/api.py").write_text("class A:\n    def f(self, a, b, c, d, e, f, g, h, i): ...\n")
+    (tmp_path / "src/api.py").write_text(
+        "class A:\n    def f(self, a, b, c, d, e, f, g, h, i): ...\n"
+    )
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
     assert [*size.too_large(tmp_path)] == ["src/api.py:2 A.f: 9 parameters"]
@@ -315,7 +362,9 @@ def test_a_decision_defends_a_function_above_a_limit(tmp_path: Path) -> None:
 
 
 def test_everything_that_make_quick_leaves_out_is_there() -> None:
-    printed = subprocess.run(["make", "--dry-run", "quick"], cwd=ROOT, capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        ["make", "--dry-run", "quick"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     left_out = re.findall(r"--ignore=(\S+)", printed.stdout)
     assert left_out
     assert [name for name in left_out if not (ROOT / name).exists()] == []

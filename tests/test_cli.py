@@ -1,4 +1,6 @@
-"""The command line: errors that name the cause and the cure, what it prints, and ``stepspec trace``."""
+"""
+The command line: errors that name the cause and the cure, what it prints, and ``stepspec trace``.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["solve", "1 + 1"], "no small model and no large model: pass --small http://HOST:PORT/v1 and --large"),
+        (
+            ["solve", "1 + 1"],
+            "no small model and no large model: pass --small http://HOST:PORT/v1 and --large",
+        ),
         (["solve", "1 + 1", "--small", "http://127.0.0.1:9"], "no large model"),
         (["solve", "  "], "the problem is empty"),
         (["solve", "p.txt", *DEAD], "p.txt is a file: write --problems p.txt"),
@@ -53,31 +58,64 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["solve", "--problems", "nope.txt"], "no problems in nope.txt: No such file or directory"),
         (["solve", "--problems", "nope.txt", "--fresh"], "name it"),
         (["solve", "x", "-o", "."], "--output .: no file that can be written"),
-        (["solve", "x", *DEAD, "--trace", "/proc/none/run.jsonl"], "--trace /proc/none/run.jsonl: "),
+        (
+            ["solve", "x", *DEAD, "--trace", "/proc/none/run.jsonl"],
+            "--trace /proc/none/run.jsonl: ",
+        ),
         (["solve", "x", "--small", "localhost:9131"], "write it like http://localhost:9131/v1"),
         (["solve", "x", "--small-api-key", "k"], "small.url"),
-        (["solve", "x", "--config", "nowhere.toml"], "--config names 'nowhere.toml', which is not a file"),
-        (["solve", "x", "--temperature", "7"], "--temperature 7.0: Input should be less than or equal to 2"),
+        (
+            ["solve", "x", "--config", "nowhere.toml"],
+            "--config names 'nowhere.toml', which is not a file",
+        ),
+        (
+            ["solve", "x", "--temperature", "7"],
+            "--temperature 7.0: Input should be less than or equal to 2",
+        ),
         (["solve", "x", "-O", "threshold"], "write it as NAME=VALUE"),
         (["solve", "x", *DEAD, "-O", "threshold=80"], "--option threshold: policy 'specreason'"),
-        (["solve", "x", *DEAD, "-p", "specreasn"], "no policy 'specreasn' (did you mean 'specreason'?)"),
-        (["solve", "x", *DEAD, "-p", "bild", "-O", "run=0"], "option 'run': a whole number of 1 or more (got 0)"),
+        (
+            ["solve", "x", *DEAD, "-p", "specreasn"],
+            "no policy 'specreasn' (did you mean 'specreason'?)",
+        ),
+        (
+            ["solve", "x", *DEAD, "-p", "bild", "-O", "run=0"],
+            "option 'run': a whole number of 1 or more (got 0)",
+        ),
         (["solve", "x", *DEAD, "-p", "reward"], "pass --critic URL"),
-        (["serve", *DEAD, "-O", "threshold=NaN"], "option 'threshold': a number from 0 to 9 (got 'NaN')"),
+        (
+            ["serve", *DEAD, "-O", "threshold=NaN"],
+            "option 'threshold': a number from 0 to 9 (got 'NaN')",
+        ),
         (["serve", *DEAD, "--host", "0.0.0.0"], "--insecure"),
         (["policies", "chose"], "no policy 'chose' (did you mean 'choose'?)"),
         (["up"], "pass --testbed"),
         (["up", "pair.toml", "--testbed"], "pass --testbed"),
         (["up", "nowhere.toml"], "nowhere.toml: No such file"),
-        (["up", "pair.toml", "--speculation", "ngram"], "--profile and --speculation are only for --testbed: write"),
+        (
+            ["up", "pair.toml", "--speculation", "ngram"],
+            "--profile and --speculation are only for --testbed: write",
+        ),
         (["up", "--testbed", "--dry-run"], "recipes/miniature.toml has the miniature pair"),
         (["up", "--testbed", "--profile", "foo"], "--profile: there is no pacing profile 'foo'"),
         (["up", "--testbed", "--speculation", "foo"], "--speculation: the miniature pair has no"),
         (["eval", "math-50"], "did you mean 'math500'"),
-        (["eval", "arithmetic", *DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9 (got 'high')"),
-        (["eval", "arithmetic", *DEAD, "-p", "specreason:ahead=-1"], "ahead: Input should be greater than or equal"),
-        (["eval", "gsm8k", *DEAD, "-p", "specreason", "-p", "bild", "-O", "scale=step"], "no option 'scale'"),
-        (["eval", "arithmetic", "--testbed", "--small", "http://h:1"], "leave out either it or --small"),
+        (
+            ["eval", "arithmetic", *DEAD, "-p", "specreason:threshold=high"],
+            "a number from 0 to 9 (got 'high')",
+        ),
+        (
+            ["eval", "arithmetic", *DEAD, "-p", "specreason:ahead=-1"],
+            "ahead: Input should be greater than or equal",
+        ),
+        (
+            ["eval", "gsm8k", *DEAD, "-p", "specreason", "-p", "bild", "-O", "scale=step"],
+            "no option 'scale'",
+        ),
+        (
+            ["eval", "arithmetic", "--testbed", "--small", "http://h:1"],
+            "leave out either it or --small",
+        ),
         (["eval", "arithmetic", "--half", "both"], "use report or calibration"),
         (["eval", "arithmetic", "--data", "nowhere.jsonl"], "no data at nowhere.jsonl"),
         (["eval", "nowhere.parquet", "--data", "x.jsonl"], "leave --data out"),
@@ -85,11 +123,20 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["estimate", *DEAD, "-p", "bild", "-O", "scael=step"], "did you mean 'scale'"),
         (["trace", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
         (["trace", "p.txt"], "p.txt: not a line of a trace"),
-        (["trace", "empty.jsonl"], "empty.jsonl: not a trace: it does not begin with the event Started"),
+        (
+            ["trace", "empty.jsonl"],
+            "empty.jsonl: not a trace: it does not begin with the event Started",
+        ),
         (["trace", "."], "Is a directory"),
         (["trace", "run.jsonl", "-o", "."], "--output .: no file that can be written"),
-        (["trace", "run.jsonl", "-o", "run.jsonl"], "run.jsonl is the trace itself: name another file"),
-        (["config", "show", "--config", str(PAIR)], "small.url: Field required (the file of a pair is for `stepspec"),
+        (
+            ["trace", "run.jsonl", "-o", "run.jsonl"],
+            "run.jsonl is the trace itself: name another file",
+        ),
+        (
+            ["config", "show", "--config", str(PAIR)],
+            "small.url: Field required (the file of a pair is for `stepspec",
+        ),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(
@@ -108,8 +155,14 @@ def test_wrong_use_is_one_line_and_exit_code_2(
 def test_standard_input_without_a_text_is_wrong_use(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for content, complaint in ((b"\xe9", "it is not UTF-8"), (b"\xef\xbb\xbf\r\n", "is empty"), (None, "is empty")):
-        monkeypatch.setattr(sys, "stdin", content and io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+    for content, complaint in (
+        (b"\xe9", "it is not UTF-8"),
+        (b"\xef\xbb\xbf\r\n", "is empty"),
+        (None, "is empty"),
+    ):
+        monkeypatch.setattr(
+            sys, "stdin", content and io.TextIOWrapper(io.BytesIO(content), "utf-8")
+        )
         assert call("solve", *words, *DEAD) == 2
         assert complaint in capfd.readouterr().err
 
@@ -119,12 +172,17 @@ def test_brackets_in_the_words_of_a_server_are_no_markup(capfd: pytest.CaptureFi
     assert "no [/INST] in [small]" in capfd.readouterr().err
 
 
-def test_where_the_large_model_writes_alone_the_first_step_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+def test_where_the_large_model_writes_alone_the_first_step_says_why(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     show = RunPrinter(stderr)
     for choice in ("large", "large", "method"):
         show(Decided(0, choice, 1, reason="its pace"))
     show(Decided(9, "large", 1, reason="its pace", advice="logged already"))
-    assert capfd.readouterr().err == "the large model writes alone: its pace\nthe method goes on: its pace\n"
+    assert (
+        capfd.readouterr().err
+        == "the large model writes alone: its pace\nthe method goes on: its pace\n"
+    )
 
 
 def test_what_a_closed_standard_output_loses_is_an_error(
@@ -134,7 +192,10 @@ def test_what_a_closed_standard_output_loses_is_an_error(
         monkeypatch.setattr(sys, "stdout", None)
         assert call(*words) == 1
         sys.stdout.close()
-        assert "error: standard output, or a file, cannot be written: Bad file descr" in capfd.readouterr().err
+        assert (
+            "error: standard output, or a file, cannot be written: Bad file descr"
+            in capfd.readouterr().err
+        )
 
 
 def test_a_dead_server_is_named_and_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +251,8 @@ def files(nowhere: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "written"), [([], "run.html"), (["-o", "page"], "page"), (["--output", "run.jsonl.htm"], "run.jsonl.htm")]
+    ("words", "written"),
+    [([], "run.html"), (["-o", "page"], "page"), (["--output", "run.jsonl.htm"], "run.jsonl.htm")],
 )
 def test_the_page_of_a_trace_is_written(
     words: list[str], written: str, files: Path, capfd: pytest.CaptureFixture[str]
@@ -201,7 +263,9 @@ def test_the_page_of_a_trace_is_written(
     assert (printed.out, printed.err) == ("", f"wrote {written}\n")
 
 
-def test_the_page_of_a_trace_is_written_to_standard_output(files: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_a_trace_is_written_to_standard_output(
+    files: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     before = {*files.iterdir()}
     assert call("trace", "run.jsonl", "-o", "-") == 0
     assert capfd.readouterr().out == html(made())
@@ -211,13 +275,24 @@ def test_the_page_of_a_trace_is_written_to_standard_output(files: Path, capfd: p
 def test_a_pair_within_is_checked_with_its_policy_before_anything_is_started(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    three = 'large = "http://a:1"\n[small]\npolicy = "bild"\nlarge = "http://b:1"\nsmall = "http://c:1"\n'
+    three = (
+        'large = "http://a:1"\n[small]\npolicy = "bild"\nlarge = "http://b:1"\nsmall ='
+        ' "http://c:1"\n'
+    )
     (tmp_path / "three.toml").write_text(three)
     assert call("up", "three.toml", "--dry-run") == 0
-    assert capfd.readouterr().out.splitlines()[0].startswith("# small is a pair: bild over small.small and small.large")
+    assert (
+        capfd.readouterr()
+        .out.splitlines()[0]
+        .startswith("# small is a pair: bild over small.small and small.large")
+    )
     for was, now, complaint in (
         ("bild", "bidl", "small: there is no policy 'bidl' (did you mean 'bild'?"),
-        ('"bild"', '"bild"\noptions = { scael = "step" }', "small: policy 'bild' has no option 'scael' (did you mean"),
+        (
+            '"bild"',
+            '"bild"\noptions = { scael = "step" }',
+            "small: policy 'bild' has no option 'scael' (did you mean",
+        ),
         ("bild", "reward", "small: policy 'reward' needs a reward model"),
     ):
         (tmp_path / "three.toml").write_text(three.replace(was, now))
@@ -225,29 +300,46 @@ def test_a_pair_within_is_checked_with_its_policy_before_anything_is_started(
         assert complaint in capfd.readouterr().err
 
 
-def test_the_doctor_looks_at_every_model_of_a_nested_pair(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_looks_at_every_model_of_a_nested_pair(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     nowhere = ("http://127.0.0.1:9", "http://127.0.0.1:19", "http://127.0.0.1:29")
     tiny, small, large = (f'{{ url = "{url}", retries = 0 }}' for url in nowhere)
-    (tmp_path / "stepspec.toml").write_text(f"large = {large}\n[small]\nsmall = {tiny}\nlarge = {small}\n")
+    (tmp_path / "stepspec.toml").write_text(
+        f"large = {large}\n[small]\nsmall = {tiny}\nlarge = {small}\n"
+    )
     assert call("doctor", "--json") == 1
     found = orjson.loads(capfd.readouterr().out)
     urls = {pair["name"]: (pair["small"]["url"], pair["large"]["url"]) for pair in found["pairs"]}
-    assert urls == {"small.small with small.large": nowhere[:2], "small.large with large": nowhere[1:]}
+    assert urls == {
+        "small.small with small.large": nowhere[:2],
+        "small.large with large": nowhere[1:],
+    }
     assert (found["ok"], found["critic"]) == (False, None)
     assert call("doctor") == 1
     assert "small.large with large" in capfd.readouterr().out
 
 
-def test_the_doctor_says_by_its_exit_code_and_its_last_line_whether_it_works(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_says_by_its_exit_code_and_its_last_line_whether_it_works(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with stand_in_process() as small, stand_in_process() as large:
         assert call("doctor", "--small", small, "--large", large) == 0
         printed = capfd.readouterr().out.splitlines()
-        assert re.fullmatch(r"It works: \d+ cost speed or accuracy(, \d+ (is|are) unknown)?\.", printed[-1])
+        assert re.fullmatch(
+            r"It works: \d+ cost speed or accuracy(, \d+ (is|are) unknown)?\.", printed[-1]
+        )
         assert all(len(line.split("  ")) > 1 for line in printed if line.startswith("costs"))
         assert call("doctor", "--small", small, "--large", large, "--critic", large) == 1
         printed = capfd.readouterr().out.splitlines()
-        assert any(line.startswith("cannot work  critic: no /pooling or no /tokenize here") for line in printed)
+        assert any(
+            line.startswith("cannot work  critic: no /pooling or no /tokenize here")
+            for line in printed
+        )
         assert printed[-1].startswith("It cannot work like this: 1 thing cannot work, ")
     assert call("doctor", "--small", small, "--large", large, "--json") == 1
     found = orjson.loads(capfd.readouterr().out)
-    assert [finding["check"] for finding in found["pairs"][0]["findings"]] == ["connection", "connection"]
+    assert [finding["check"] for finding in found["pairs"][0]["findings"]] == [
+        "connection",
+        "connection",
+    ]

@@ -53,7 +53,9 @@ def fit(small: Counting, large: Counting, tokens: int = 8192) -> tuple[Budget, f
     """Return what is left of a budget, and when that is known."""
 
     async def main() -> tuple[Budget, float]:
-        room, lost = await context_room(CHAIN, cast("ModelEndpoint", small), cast("ModelEndpoint", large))
+        room, lost = await context_room(
+            CHAIN, cast("ModelEndpoint", small), cast("ModelEndpoint", large)
+        )
         assert (lost is None) == (not small.fails)
         return Budget(tokens).fit(room), asyncio.get_running_loop().time()
 
@@ -72,11 +74,17 @@ def test_a_failure_ends_the_other_count_too() -> None:
     assert slow.cancelled
 
 
-def test_without_the_small_model_the_room_is_that_of_the_large_one_unless_the_run_needs_the_small_one() -> None:
+def test_without_the_small_model_the_room_is_that_of_the_large_one_unless_the_run_needs_the_small_one() -> (
+    None
+):
     gone, large = Counting("small", 300, fails=True), Counting("large", 2000)
     assert fit(gone, large)[0].tokens == 2000 - 100 - JUDGING_ROOM
     with pytest.raises(EndpointUnavailable, match="gone"):
-        run(context_room(CHAIN, cast("ModelEndpoint", gone), cast("ModelEndpoint", large), needs_small=True))
+        run(
+            context_room(
+                CHAIN, cast("ModelEndpoint", gone), cast("ModelEndpoint", large), needs_small=True
+            )
+        )
 
 
 def test_a_problem_that_leaves_too_little_room_is_refused() -> None:
@@ -94,7 +102,9 @@ def test_a_pair_of_which_one_model_has_too_short_a_context_is_as_one_that_has() 
 
     for models in ((Short("small"), Counting("large")), (Counting("small"), Short("large"))):
         small, large = (cast("ModelEndpoint", each) for each in models)
-        pair = NestedEndpoint("small", small, large, partial(policies.make, "specreason"), "specreason")
+        pair = NestedEndpoint(
+            "small", small, large, partial(policies.make, "specreason"), "specreason"
+        )
         with pytest.raises(ContextTooLong, match="the small model at http://tiny: too long"):
             run(pair.count(CHAIN.messages))
 
@@ -103,11 +113,17 @@ async def test_a_run_whose_small_model_has_too_short_a_context_is_the_large_ones
     script = ("So", " one", ".\n\n", "Done", "</think>", "\n\n", "It is 2.")
     large = FakeVllm(script)
     small = FakeVllm(script, room=60)
-    async with small.serve("small") as one, large.serve("large") as other, Solver(one, other) as solver:
+    async with (
+        small.serve("small") as one,
+        large.serve("large") as other,
+        Solver(one, other) as solver,
+    ):
         solution = await solver.solve("What is 1 + 1?" * 9)
         assert solution.text == "It is 2."
         assert [path for path, _ in small.requests if "completions" in path] == []
-        with pytest.raises(ContextTooLong, match=r"the small model at .* leave no room to think; .* length is 60"):
+        with pytest.raises(
+            ContextTooLong, match=r"the small model at .* leave no room to think; .* length is 60"
+        ):
             await solver.solve("What is 1 + 1?" * 9, policy="small")
 
 

@@ -1,4 +1,7 @@
-"""The site of the documents builds without a warning, also about its links, and loads nothing from elsewhere."""
+"""
+The site of the documents builds without a warning, also about its links, and loads nothing from
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,20 @@ import stepspec
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SHAPE = {"table", "li", "pre", "img", "h2", "h3"}
-LOADING = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src")}
+LOADING = {
+    ("script", "src"),
+    ("link", "href"),
+    ("img", "src"),
+    ("iframe", "src"),
+    ("source", "src"),
+}
 
 
 @dataclass
 class Html(HTMLParser):
-    """What an HTML page links to and loads, its anchors, and how often elements occur in its content."""
+    """
+    What an HTML page links to and loads, its anchors, and how often elements occur in its content.
+    """
 
     links: list[str] = field(default_factory=list[str])
     loaded: list[str] = field(default_factory=list[str])
@@ -63,9 +74,16 @@ def read(file: Path) -> Html:
 def elsewhere(site: Path) -> Iterator[str]:
     """What the pages and the style sheets of the *site* load from other hosts."""
     for file in site.rglob("*.html"):
-        yield from (f"{file.relative_to(site)}: {link}" for link in read(file).loaded if urlsplit(link).netloc)
+        yield from (
+            f"{file.relative_to(site)}: {link}"
+            for link in read(file).loaded
+            if urlsplit(link).netloc
+        )
     for file in site.rglob("*.css"):
-        found = re.findall(r"url\(['\"]?((?:https?:)?//[^)]+)\)|@import ['\"](https?:[^'\"]+)", file.read_text("utf-8"))
+        found = re.findall(
+            r"url\(['\"]?((?:https?:)?//[^)]+)\)|@import ['\"](https?:[^'\"]+)",
+            file.read_text("utf-8"),
+        )
         yield from (f"{file.relative_to(site)}: {url}" for pair in found for url in pair if url)
 
 
@@ -100,13 +118,20 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 def test_links_to_code_lead_to_the_repository(site: Path) -> None:
     links = [link for file in site.rglob("*.html") for link in read(file).links]
-    assert [link for link in links if re.search(r"\.(py|txt|md)(#|$)", link) and not link.startswith("http")] == []
+    assert [
+        link
+        for link in links
+        if re.search(r"\.(py|txt|md)(#|$)", link) and not link.startswith("http")
+    ] == []
     assert any(link.endswith("/blob/main/prompts/README.md") for link in links)
 
 
 def test_every_public_name_is_explained(site: Path) -> None:
     named = {name: getattr(stepspec, name) for name in stepspec.__all__ if not name.startswith("_")}
-    places = {value.__name__ if isinstance(value, ModuleType) else f"stepspec.{name}" for name, value in named.items()}
+    places = {
+        value.__name__ if isinstance(value, ModuleType) else f"stepspec.{name}"
+        for name, value in named.items()
+    }
     assert places <= read(site / "python.html").anchors
 
 
@@ -116,21 +141,32 @@ def test_the_home_page_has_the_time_diagram_of_the_readme(site: Path) -> None:
     assert "<!-- include" not in text
 
 
-@pytest.mark.parametrize("document", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
+@pytest.mark.parametrize(
+    "document", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS))
+)
 def test_lists_tables_and_code_look_as_on_github(site: Path, document: Path) -> None:
-    """Python-Markdown wants blank lines and indents where GitHub does not, and makes a paragraph of what lacks them."""
+    """
+    Python-Markdown wants blank lines and indents where GitHub does not, and makes a paragraph of
+    what lacks them.
+    """
     text = document.read_text(encoding="utf-8")
     if "<!-- include" in text or ":::" in text:
         pytest.skip("contains what the document itself does not")
     github = Html(article=True)
     github.feed(MarkdownIt("commonmark").enable("table").render(text))
     page = read(site / document.relative_to(DOCS).with_suffix(".html"))
-    assert {name: page.content[name] for name in SHAPE} == {name: github.content[name] for name in SHAPE}
+    assert {name: page.content[name] for name in SHAPE} == {
+        name: github.content[name] for name in SHAPE
+    }
 
 
 def test_what_is_loaded_from_elsewhere_is_found(tmp_path: Path) -> None:
-    (tmp_path / "style.css").write_text("@import 'https://cdn.example/a.css'; b { background: url(//cdn.example/b) }")
-    (tmp_path / "page.html").write_text('<a href="https://x.org"><script src="https://cdn.example/x.js">')
+    (tmp_path / "style.css").write_text(
+        "@import 'https://cdn.example/a.css'; b { background: url(//cdn.example/b) }"
+    )
+    (tmp_path / "page.html").write_text(
+        '<a href="https://x.org"><script src="https://cdn.example/x.js">'
+    )
     assert sorted(elsewhere(tmp_path)) == [
         "page.html: https://cdn.example/x.js",
         "style.css: //cdn.example/b",

@@ -1,4 +1,6 @@
-"""The targets of links in the documents exist: files, and headings in them. Lines of prose are short."""
+"""
+The targets of links in the documents exist: files, and headings in them. Lines of prose are short.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 WIDTH = 100  # of a line of prose
-NO_PROSE = re.compile(r"\s*(?:\||<|!\[|\[!|\[[^\]]+\]: |#)")  # tables, HTML, images, targets of links, headings
+# tables, HTML, images, targets of links, headings
+NO_PROSE = re.compile(r"\s*(?:\||<|!\[|\[!|\[[^\]]+\]: |#)")
 CODE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`[^`\n]*`")
 LINK = re.compile(
-    r"\]\(<?([^()\s>]+)>?(?:\s+\"[^\"]*\")?\)|^\[[^\]]+\]:\s+(\S+)|(?:href|src)=\"([^\"]+)\"", re.MULTILINE
+    r"\]\(<?([^()\s>]+)>?(?:\s+\"[^\"]*\")?\)|^\[[^\]]+\]:\s+(\S+)|(?:href|src)=\"([^\"]+)\"",
+    re.MULTILINE,
 )
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
 NAMED = re.compile(r"<a\s+(?:id|name)=\"([^\"]+)\"")
@@ -71,7 +75,11 @@ def test_every_link_leads_to_something(document: Path) -> None:
 def long_lines(text: str) -> list[str]:
     """The lines of prose in *text* that are too long, but for single words, such as addresses."""
     lines = CODE.sub("", text).splitlines()
-    return [line for line in lines if len(line) > WIDTH and " " in line.strip() and not NO_PROSE.match(line)]
+    return [
+        line
+        for line in lines
+        if len(line) > WIDTH and " " in line.strip() and not NO_PROSE.match(line)
+    ]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -81,15 +89,20 @@ def test_lines_of_prose_are_short(document: Path) -> None:
 
 def test_a_long_line_of_prose_is_found() -> None:
     word, prose = "x" * 120, "word " * 21
-    assert long_lines(f"{word}\n| {prose} |\n```\n{prose}\n```\n{prose}\n- {prose}\n") == [prose, f"- {prose}"]
+    assert long_lines(f"{word}\n| {prose} |\n```\n{prose}\n```\n{prose}\n- {prose}\n") == [
+        prose,
+        f"- {prose}",
+    ]
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
-    (tmp_path / "other.md").write_text("# A title, *here*\n\n## Twice\n\n## Twice\n\n```\n# no title\n```\n")
+    (tmp_path / "other.md").write_text(
+        "# A title, *here*\n\n## Twice\n\n## Twice\n\n```\n# no title\n```\n"
+    )
     page = tmp_path / "page.md"
     page.write_text(
-        "# Own `name`\n[a](other.md) [b](other.md#a-title-here) [c](#own-name) [d](https://x.org/y)\n"
-        "[e](other.md#twice-1) `[f](shown.md)`\n"
-        '[g](gone.md) [h](#gone) [i](other.md#no-title) [j](other.md#twice-2) <img src="gone.png">\n'
+        "# Own `name`\n[a](other.md) [b](other.md#a-title-here) [c](#own-name)"
+        " [d](https://x.org/y)\n[e](other.md#twice-1) `[f](shown.md)`\n[g](gone.md) [h](#gone)"
+        ' [i](other.md#no-title) [j](other.md#twice-2) <img src="gone.png">\n'
     )
     assert broken(page) == ["gone.md", "#gone", "other.md#no-title", "other.md#twice-2", "gone.png"]

@@ -84,10 +84,15 @@ async def judged(servers: Servers, solver: Solver) -> set[bool]:
     await solver.solve(PROBLEM)
     texts = questions(servers.large)
     assert texts
-    return {"How good is it, of 9? \\boxed{x} {braces}" in text and text.endswith("It is {") for text in texts}
+    return {
+        "How good is it, of 9? \\boxed{x} {braces}" in text and text.endswith("It is {")
+        for text in texts
+    }
 
 
-async def test_a_prompt_of_a_folder_replaces_the_one_of_its_name_for_the_runs_of_one_solver(nowhere: Path) -> None:
+async def test_a_prompt_of_a_folder_replaces_the_one_of_its_name_for_the_runs_of_one_solver(
+    nowhere: Path,
+) -> None:
     mine = folder(nowhere / "mine", specreason__grade=MINE)
     async with serving() as servers:
         async with servers.solver(prompts_dir=mine) as own, servers.solver() as usual:
@@ -114,7 +119,9 @@ def test_the_hash_of_a_prompt_from_a_file_or_a_plugin_is_quoted_too(nowhere: Pat
     assert provenance.prompt_hashes()[str(nowhere / "mine.txt")] == prompt.sha256
 
 
-async def test_a_calibration_does_not_hold_for_another_prompt(nowhere: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_calibration_does_not_hold_for_another_prompt(
+    nowhere: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     mine = folder(nowhere / "mine", specreason__grade=MINE)
     about: dict[str, Any] = {
         "policy": "specreason", "option": "threshold", "value": 7.0, "max_loss": 0.01, "confidence": 0.95,
@@ -124,14 +131,20 @@ async def test_a_calibration_does_not_hold_for_another_prompt(nowhere: Path, cap
     assert set(usual["prompts"]) == set(METHODS["specreason"].prompts)
     async with serving() as servers:
         for told, folder_of_prompts, differs in ((usual, None, False), (usual, mine, True)):
-            settings = load(calibration={**about, "conditions": told}, prompts_dir=folder_of_prompts)
+            settings = load(
+                calibration={**about, "conditions": told}, prompts_dir=folder_of_prompts
+            )
             small, large = servers.endpoints
             with caplog.at_level(logging.WARNING, "stepspec"):
-                async with Solver(settings.model_copy(update={"small": small, "large": large})) as solver:
+                async with Solver(
+                    settings.model_copy(update={"small": small, "large": large})
+                ) as solver:
                     assert solver.settings.calibration is not None
                     run = solver.conditions(solver.settings.run)
                     assert bool(solver.settings.calibration.differences(run)) == differs
-            warned = any(f"(other: prompts.{GRADE})" in record.getMessage() for record in caplog.records)
+            warned = any(
+                f"(other: prompts.{GRADE})" in record.getMessage() for record in caplog.records
+            )
             assert warned == differs
             caplog.clear()
 
@@ -140,24 +153,36 @@ async def test_a_calibration_does_not_hold_for_another_prompt(nowhere: Path, cap
     ("files", "complaint"),
     [
         ({}, "holds no prompt: name a file as the one it replaces"),
-        ({"specreason__grad": "x"}, r"there is no prompt 'specreason.grad'; did you mean specreason.grade.txt\?"),
+        (
+            {"specreason__grad": "x"},
+            r"there is no prompt 'specreason.grad'; did you mean specreason.grade.txt\?",
+        ),
         ({"zzz": "x"}, "there is no prompt 'zzz'; the prompts: check, "),
         ({"specreason__grade": " \n"}, "is empty"),
-        ({"lookahead-reasoning__same": "Are they alike?"}, r"the text needs \{step\}, as the original has"),
+        (
+            {"lookahead-reasoning__same": "Are they alike?"},
+            r"the text needs \{step\}, as the original has",
+        ),
     ],
 )
-def test_a_folder_that_replaces_nothing_is_refused(files: dict[str, str], complaint: str, nowhere: Path) -> None:
+def test_a_folder_that_replaces_nothing_is_refused(
+    files: dict[str, str], complaint: str, nowhere: Path
+) -> None:
     with pytest.raises(ConfigurationError, match=f"^prompts_dir: .*{complaint}"):
         load(prompts_dir=folder(nowhere / "mine", **files))
 
 
-def test_a_folder_that_is_not_there_is_refused_from_a_variable_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_not_there_is_refused_from_a_variable_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("STEPSPEC_PROMPTS_DIR", "gone")
     with pytest.raises(ConfigurationError, match="STEPSPEC_PROMPTS_DIR: gone is not a folder"):
         load()
 
 
-@pytest.mark.parametrize("name", sorted({each for method in BUILT_IN.values() for each in method.prompts}))
+@pytest.mark.parametrize(
+    "name", sorted({each for method in BUILT_IN.values() for each in method.prompts})
+)
 def test_a_policy_reads_its_prompts_when_it_sends_them(name: str) -> None:
     replaced = prompts.PromptFile.parse("another text {step} {count}\n---\nso")
     found = [each for module in vars_of_policies() for each in module if each.name == name]
@@ -173,8 +198,14 @@ def vars_of_policies() -> list[list[prompts.Prompt]]:
         if name.startswith("stepspec.policies."):
             values: list[object] = []
             for value in vars(module).values():
-                values += cast("dict[str, object]", value).values() if isinstance(value, dict) else [value]
+                values += (
+                    cast("dict[str, object]", value).values()
+                    if isinstance(value, dict)
+                    else [value]
+                )
             texts = {each.text for each in prompts.known().values()}
-            assert not [value for value in values if isinstance(value, str) and value in texts], name
+            assert not [value for value in values if isinstance(value, str) and value in texts], (
+                name
+            )
             found.append([value for value in values if isinstance(value, prompts.Prompt)])
     return found

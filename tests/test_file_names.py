@@ -17,7 +17,15 @@ from stepspec.orchestrator.launcher.check import model_folder
 
 from .orchestrator.service.served import TURN, serving
 
-LEADING_OUT = ("..", "../../escape", "a/../../escape", "/escape", "//escape", "\\..\\escape", "./../escape")
+LEADING_OUT = (
+    "..",
+    "../../escape",
+    "a/../../escape",
+    "/escape",
+    "//escape",
+    "\\..\\escape",
+    "./../escape",
+)
 ODD = (
     ".",
     "...",
@@ -36,13 +44,22 @@ _watched: list[list[str]] = []
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    if _watched and event in ("open", "os.mkdir", "os.rename", "os.remove", "os.listdir", "os.scandir"):
+    if _watched and event in (
+        "open",
+        "os.mkdir",
+        "os.rename",
+        "os.remove",
+        "os.listdir",
+        "os.scandir",
+    ):
         _watched[-1] += [os.fsdecode(each) for each in arguments if isinstance(each, str | bytes)]
 
 
 @pytest.fixture
 def touched() -> Iterator[list[str]]:
-    """The paths of all files and folders that Python code opens, makes, lists or moves meanwhile."""
+    """
+    The paths of all files and folders that Python code opens, makes, lists or moves meanwhile.
+    """
     sys.addaudithook(_watch)  # for good, as no hook can be taken back
     _watched.append([])
     try:
@@ -59,17 +76,22 @@ def within(folder: Path, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "x" * 5000, 7])
-def test_the_trace_of_a_problem_stays_in_its_folder_whatever_its_id(tmp_path: Path, name: str | int) -> None:
+def test_the_trace_of_a_problem_stays_in_its_folder_whatever_its_id(
+    tmp_path: Path, name: str | int
+) -> None:
     assert within(tmp_path, f"{Problem(name, 'x').file_name}.jsonl")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_trace_of_a_sample_stays_in_its_folder_whatever_its_arm(tmp_path: Path, name: str) -> None:
+def test_the_trace_of_a_sample_stays_in_its_folder_whatever_its_arm(
+    tmp_path: Path, name: str
+) -> None:
     assert within(tmp_path, trace_name(3, name))
 
 
 @pytest.mark.parametrize(
-    "name", ["...jsonl", "....jsonl", "..mine.jsonl", "../../mine.jsonl", "/mine.jsonl", "mine.jsonl"]
+    "name",
+    ["...jsonl", "....jsonl", "..mine.jsonl", "../../mine.jsonl", "/mine.jsonl", "mine.jsonl"],
 )
 def test_the_folder_of_a_run_is_a_folder_of_runs_whatever_the_file_of_problems(name: str) -> None:
     runs = Path("runs")
@@ -78,12 +100,18 @@ def test_the_folder_of_a_run_is_a_folder_of_runs_whatever_the_file_of_problems(n
     assert folder.parent == runs
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("/")])  # which is a folder by itself
+# which is a folder by itself
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("/")])
 def test_a_model_is_looked_for_in_its_own_folder_of_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    for folder in (tmp_path, tmp_path / "escape", tmp_path / "cache", tmp_path / "cache" / "escape"):
+    for folder in (
+        tmp_path,
+        tmp_path / "escape",
+        tmp_path / "cache",
+        tmp_path / "cache" / "escape",
+    ):
         snapshot = folder / "snapshots" / "main"
         snapshot.mkdir(parents=True)
         (snapshot / "config.json").write_text("{}")
@@ -100,10 +128,18 @@ async def test_no_name_in_a_request_is_a_path(touched: list[str], tmp_path: Path
         for name in LEADING_OUT:
             await served.chat(method=f"{name}{MARK}")
             await served.chat(user=f"{name}{MARK}", stepspec={"method": f"{name}{MARK}"})
-            headers = dict.fromkeys(("X-Session-ID", "X-Request-Id", "traceparent"), f"{name}{MARK}")
-            reply = await served.post("/v1/chat/completions", {"model": "auto", "messages": [TURN]}, **headers)
+            headers = dict.fromkeys(
+                ("X-Session-ID", "X-Request-Id", "traceparent"), f"{name}{MARK}"
+            )
+            reply = await served.post(
+                "/v1/chat/completions", {"model": "auto", "messages": [TURN]}, **headers
+            )
             assert reply.status == 200
             quoted = name.replace("/", "%2f")
-            for path in (f"/{quoted}{MARK}", f"/v1/models/{quoted}{MARK}", f"/v1/models/{name}{MARK}"):
+            for path in (
+                f"/{quoted}{MARK}",
+                f"/v1/models/{quoted}{MARK}",
+                f"/v1/models/{name}{MARK}",
+            ):
                 assert (await served.get(path)).status == 404
         assert not [path for path in touched if MARK in path]

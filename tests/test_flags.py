@@ -42,7 +42,7 @@ def long(option: Any) -> str:
 def kind(command: Any, option: Any) -> str:
     """The type of one value, for a flag that may be repeated too."""
     annotation = inspect.signature(command.callback).parameters[option.name].annotation
-    (shown, *_) = get_args(annotation) or (annotation,)
+    shown, *_ = get_args(annotation) or (annotation,)
     name = re.sub(r"^list\[(.*)\]$", r"\1", str(shown).removesuffix(" | None"))
     return name.removeprefix("<class '").removesuffix("'>")
 
@@ -58,14 +58,19 @@ def test_every_parameter_has_help_that_ends_with_a_full_stop() -> None:
 
 
 def test_every_command_says_what_it_does_and_has_examples_of_existing_commands() -> None:
-    known = {name: {flag for each in command.params for flag in each.opts} for name, command in COMMANDS.items()}
+    known = {
+        name: {flag for each in command.params for flag in each.opts}
+        for name, command in COMMANDS.items()
+    }
     names = "|".join(sorted(known, reverse=True))
     for name, command in COMMANDS.items():
         assert (command.help or "").strip().endswith("."), name
         examples = re.findall(rf"({names})\b([^\n|&]*)", (command.epilog or "").replace("\\\n", ""))
         assert name in dict(examples)
         for used, line in examples:
-            assert set(re.findall(r"(?<=\s)--?[a-z][\w-]*", line.partition(" # ")[0])) <= known[used], name
+            assert (
+                set(re.findall(r"(?<=\s)--?[a-z][\w-]*", line.partition(" # ")[0])) <= known[used]
+            ), name
 
 
 def test_a_flag_has_one_type_and_one_short_form_in_all_commands() -> None:
@@ -78,7 +83,12 @@ def test_a_flag_has_one_type_and_one_short_form_in_all_commands() -> None:
 
 
 def test_a_short_form_stands_for_one_flag_everywhere() -> None:
-    found = {(short, long(one)) for each in COMMANDS.values() for one in options(each) for short in one.opts}
+    found = {
+        (short, long(one))
+        for each in COMMANDS.values()
+        for one in options(each)
+        for short in one.opts
+    }
     assert sorted(pair for pair in found if not pair[0].startswith("--")) == [
         ("-O", "--option"),
         ("-n", "--limit"),
@@ -94,15 +104,22 @@ def test_the_flags_of_settings_are_those_of_every_command_that_runs_models() -> 
         name: wanted - {each.name for each in options(COMMANDS[f"stepspec {name}"])}
         for name in ("solve", "serve", "eval", "calibrate", "estimate", "config show")
     }
-    without = {"serve": {"max_tokens", "max_steps"}, "estimate": {"critic", "critic_api_key"}}  # it is of two models
+    # it is of two models
+    without = {"serve": {"max_tokens", "max_steps"}, "estimate": {"critic", "critic_api_key"}}
     assert lacking == {name: without.get(name, set()) for name in lacking}
 
 
 def test_every_command_that_reads_settings_takes_a_file() -> None:
-    with_config = {name for name, command in COMMANDS.items() if "config" in {each.name for each in options(command)}}
+    with_config = {
+        name
+        for name, command in COMMANDS.items()
+        if "config" in {each.name for each in options(command)}
+    }
     reading = {"solve", "serve", "eval", "calibrate", "estimate", "judge", "doctor", "config show"}
     assert with_config == {f"stepspec {name}" for name in reading}
-    assert {each.name for each in options(COMMANDS["stepspec doctor"])} >= {key.variable for key in KEYS}
+    assert {each.name for each in options(COMMANDS["stepspec doctor"])} >= {
+        key.variable for key in KEYS
+    }
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -131,7 +148,10 @@ def test_no_line_of_the_examples_is_wrapped(
     ],
 )
 def test_a_shell_completes_names(
-    words: str, offered: set[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    words: str,
+    offered: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("_STEPSPEC_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", words)

@@ -1,4 +1,6 @@
-"""A small model that is a pair in its turn: how it is described, and a solver over three servers."""
+"""
+A small model that is a pair in its turn: how it is described, and a solver over three servers.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +62,12 @@ def test_pairs_nest_in_the_file_to_any_depth(nowhere: Path) -> None:
         "small.small.large with small.large",
         "small.large with large",
     ]
-    assert [[one.role for one in both] for both in neighbours(small, large).values()] == [["small", "large"]] * 3
-    assert list(neighbours(large.model_copy(update={"role": "small"}), large)) == ["small with large"]
+    assert [[one.role for one in both] for both in neighbours(small, large).values()] == [
+        ["small", "large"]
+    ] * 3
+    assert list(neighbours(large.model_copy(update={"role": "small"}), large)) == [
+        "small with large"
+    ]
 
 
 def test_a_pair_may_be_set_by_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +108,13 @@ class Servers:
 @asynccontextmanager
 async def serving() -> AsyncGenerator[Servers]:
     tiny = FakeVllm(SCRIPT, digits={"9": -0.1})
-    others = [replace(tiny, faults=deque(), requests=[]) for _ in range(2)]  # All share their token ids.
+    # All share their token ids.
+    others = [replace(tiny, faults=deque(), requests=[]) for _ in range(2)]
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(tiny.serve("small", retries=0))
-        two, three = [await stack.enter_async_context(other.serve("large", retries=0)) for other in others]
+        two, three = [
+            await stack.enter_async_context(other.serve("large", retries=0)) for other in others
+        ]
         yield Servers(tiny, others[0], (one, two, three))
 
 
@@ -113,7 +122,9 @@ async def test_three_servers_solve_a_problem_and_every_model_has_an_account() ->
     events: list[Event] = []
     async with serving() as servers, servers.solver() as solver:
         assert isinstance(solver.small, NestedEndpoint)
-        assert [leaf.settings.url for leaf in leaves(solver.small)] == [one.url for one in servers.endpoints[:2]]
+        assert [leaf.settings.url for leaf in leaves(solver.small)] == [
+            one.url for one in servers.endpoints[:2]
+        ]
         solution = await solver.solve(PROBLEM, observe=events.append)
     assert (solution.thinking, solution.answer) == ("So one.\n\nThen two.\n\nDone</think>", "2")
     small, tiny = solution.ledger.nested
@@ -156,26 +167,42 @@ async def test_a_tiny_model_that_dies_leaves_the_others_to_it() -> None:
     ("pair", "complaint"),
     [
         ({"policy": "bidl"}, r"^small: there is no policy 'bidl' \(did you mean 'bild'"),
-        ({"options": {"scal": "step"}}, "^small: policy 'specreason' has no option 'scal'; its options: "),
+        (
+            {"options": {"scal": "step"}},
+            "^small: policy 'specreason' has no option 'scal'; its options: ",
+        ),
         ({"options": {"threshold": -1}}, r"^small: .*'threshold': a number from 0 to 9 \(got -1\)"),
-        ({"policy": "reward"}, "^small: policy 'reward' needs a reward model, which no pair within another has"),
+        (
+            {"policy": "reward"},
+            "^small: policy 'reward' needs a reward model, which no pair within another has",
+        ),
         (
             {"small": {"policy": "bidl", "small": "http://d", "large": "http://e"}},
             r"^small\.small: there is no policy 'bidl'",
         ),
     ],
 )
-def test_an_invalid_inner_policy_is_refused_before_any_request(pair: dict[str, Any], complaint: str) -> None:
+def test_an_invalid_inner_policy_is_refused_before_any_request(
+    pair: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         Solver({"small": "http://a", "large": "http://b", **pair}, "http://c", critic="http://f")
 
 
-@pytest.mark.parametrize(("down", "lost"), [((0,), ("small.small",)), ((1,), ("small",)), ((0, 1), ("small",))])
-async def test_a_pair_that_was_never_up_is_replaced_by_what_is(down: tuple[int, ...], lost: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("down", "lost"), [((0,), ("small.small",)), ((1,), ("small",)), ((0, 1), ("small",))]
+)
+async def test_a_pair_that_was_never_up_is_replaced_by_what_is(
+    down: tuple[int, ...], lost: tuple[str, ...]
+) -> None:
     async with serving() as servers:
         for at in down:  # ports at which nothing listens
-            dead = servers.endpoints[at].model_copy(update={"url": f"http://127.0.0.1:{7 + at}", "retries": 0})
-            first, second, third = (dead if place == at else one for place, one in enumerate(servers.endpoints))
+            dead = servers.endpoints[at].model_copy(
+                update={"url": f"http://127.0.0.1:{7 + at}", "retries": 0}
+            )
+            first, second, third = (
+                dead if place == at else one for place, one in enumerate(servers.endpoints)
+            )
             servers.endpoints = first, second, third
         async with servers.solver() as solver:
             solution = await solver.solve(PROBLEM)

@@ -1,7 +1,9 @@
 """
-Text as models really write it: blank paragraphs, equal rows, marks where no block is open, characters that are broken.
+Text as models really write it: blank paragraphs, equal rows, marks where no block is open,
+characters that are broken.
 
-Whatever a model writes, a run of that model alone gives the text that its server gives for one request.
+Whatever a model writes, a run of that model alone gives the text that its server gives for one
+request.
 """
 
 from __future__ import annotations
@@ -30,28 +32,44 @@ TYPED = ("</", "think", ">")  # the mark, as a model spells it out when it write
 
 @dataclass
 class Writer(FakeVllm):
-    """Writes its script behind the last opening of the assistant's turn, also where the script repeats that."""
+    """
+    Writes its script behind the last opening of the assistant's turn, also where the script repeats
+    that.
+    """
 
     def continuation(self, prompt: str) -> list[bytes]:
         return super().continuation(HEAD + prompt.partition(HEAD)[2] if HEAD in prompt else prompt)
 
 
-async def solved(scripts: Mapping[str, Sequence[str]], policies: Sequence[str]) -> dict[tuple[str, str], Solution]:
-    """Have both models write each of *scripts*, one piece after the other, with each of *policies*."""
+async def solved(
+    scripts: Mapping[str, Sequence[str]], policies: Sequence[str]
+) -> dict[tuple[str, str], Solution]:
+    """
+    Have both models write each of *scripts*, one piece after the other, with each of *policies*.
+    """
     small, large = Writer(digits={"9": -0.1}), Writer(digits={"9": -0.1})
     small._ids = large._ids  # pyright: ignore[reportPrivateUsage]  # They share their tokens.
     solutions: dict[tuple[str, str], Solution] = {}
-    async with small.serve("small") as s, large.serve("large") as other, Solver(s, other, sampling=GREEDY) as solver:
+    async with (
+        small.serve("small") as s,
+        large.serve("large") as other,
+        Solver(s, other, sampling=GREEDY) as solver,
+    ):
         for name, script in scripts.items():
             small.script = large.script = script
             for policy in policies:
-                solution = await solver.solve("What is 1 + 1?", policy=policy, auto=False, budget=Budget(4000))
+                solution = await solver.solve(
+                    "What is 1 + 1?", policy=policy, auto=False, budget=Budget(4000)
+                )
                 solutions[name, policy] = solution
     return solutions
 
 
 def plain(script: Sequence[str]) -> tuple[str, str]:
-    """The thinking and the answer of one request, as vLLM divides them at the token that closes the thinking."""
+    """
+    The thinking and the answer of one request, as vLLM divides them at the token that closes the
+    thinking.
+    """
     place = script.index(THINK_END)
     return "".join(script[:place]), "".join(script[place + 1 :])
 
@@ -117,7 +135,9 @@ async def test_all_of_the_answer_is_kept() -> None:
 
 async def test_only_a_mark_that_is_repeated_at_once_is_left_out() -> None:
     repeats = {"once": (THINK_END,), "twice": ("\n", THINK_END, "\n\n", THINK_END)}
-    scripts = {name: ("So.", THINK_END, *each, "\n\n2 ", THINK_END, ".") for name, each in repeats.items()}
+    scripts = {
+        name: ("So.", THINK_END, *each, "\n\n2 ", THINK_END, ".") for name, each in repeats.items()
+    }
     for case, solution in (await solved(scripts, ("large", "specreason"))).items():
         assert solution.text == f"2 {THINK_END}.", case
 
@@ -127,8 +147,14 @@ async def test_a_verdict_cuts_no_closing_mark_of_several_tokens() -> None:
     kinds["script"] = ("So.\n\n", *TYPED, "\n\n", "2")
     small, large = Writer(**kinds), Writer(**kinds, unlikely=frozenset("k"))
     small._ids = large._ids  # pyright: ignore[reportPrivateUsage]
-    async with small.serve("small") as s, large.serve("large") as other, Solver(s, other, sampling=GREEDY) as solver:
-        solution = await solver.solve("Hi", policy="reading", options={"words": 0.1}, auto=False, budget=Budget(4000))
+    async with (
+        small.serve("small") as s,
+        large.serve("large") as other,
+        Solver(s, other, sampling=GREEDY) as solver,
+    ):
+        solution = await solver.solve(
+            "Hi", policy="reading", options={"words": 0.1}, auto=False, budget=Budget(4000)
+        )
     assert (solution.thinking, solution.text) == (f"So.\n\n{THINK_END}", "2")
     assert [step.fate for step in solution.steps].count("rejected") == 1
 
@@ -142,7 +168,11 @@ class Ending(Writer):
 
     def pieces(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         made = list(super().pieces(body))
-        if self.first and len(made) > 3 and THINK_END in self.decode(body["prompt"]).partition(HEAD)[2]:
+        if (
+            self.first
+            and len(made) > 3
+            and THINK_END in self.decode(body["prompt"]).partition(HEAD)[2]
+        ):
             self.first, made = False, made[:3]
             made[-1] |= {"finish_reason": self.why, "stop_reason": None}
         return iter(made)
@@ -150,27 +180,69 @@ class Ending(Writer):
 
 @pytest.mark.parametrize(
     ("why", "finish", "text"),
-    [("abort", "stop", "It is 2."), ("error", "stop", "It is 2."), ("repetition", "repetition", "It is")],
+    [
+        ("abort", "stop", "It is 2."),
+        ("error", "stop", "It is 2."),
+        ("repetition", "repetition", "It is"),
+    ],
 )
-async def test_a_finish_reason_of_the_server_is_no_broken_stream(why: str, finish: str, text: str) -> None:
+async def test_a_finish_reason_of_the_server_is_no_broken_stream(
+    why: str, finish: str, text: str
+) -> None:
     server = Ending(("So.", THINK_END, "\n\n", "It", " is", " 2", "."), why=why)
-    async with server.serve("large") as url, Solver(url, url, policy="large", sampling=GREEDY, auto=False) as solver:
+    async with (
+        server.serve("large") as url,
+        Solver(url, url, policy="large", sampling=GREEDY, auto=False) as solver,
+    ):
         solution = await solver.solve("What is 1 + 1?", budget=Budget(4000))
     assert (solution.finish_reason, solution.text) == (finish, text)
 
 
 WORDS = st.sampled_from(
     [
-        *("So", " it", " is", ".", "0", "\n", "\n\n", "\n\n\n", " ", "\t", "\u00a0", "\u200b", "\r\n", HALF, *TYPED),
-        *("<think>", "```", "```\n", "$$", "|", "| a |\n", "\\[", "\\begin{x}", "\u597d", "\U0001f642", "e\u0301"),
+        *(
+            "So",
+            " it",
+            " is",
+            ".",
+            "0",
+            "\n",
+            "\n\n",
+            "\n\n\n",
+            " ",
+            "\t",
+            "\u00a0",
+            "\u200b",
+            "\r\n",
+            HALF,
+            *TYPED,
+        ),
+        *(
+            "<think>",
+            "```",
+            "```\n",
+            "$$",
+            "|",
+            "| a |\n",
+            "\\[",
+            "\\begin{x}",
+            "\u597d",
+            "\U0001f642",
+            "e\u0301",
+        ),
     ]
 )
 
 
 @given(st.lists(WORDS, max_size=24), st.lists(st.one_of(WORDS, st.just(THINK_END)), max_size=24))
 @settings(deadline=None, max_examples=25)
-def test_one_model_alone_gives_what_its_server_gives(thinking: list[str], answer: list[str]) -> None:
+def test_one_model_alone_gives_what_its_server_gives(
+    thinking: list[str], answer: list[str]
+) -> None:
     script = [*thinking, THINK_END, "\n\n2", *answer]
     (solution,) = asyncio.run(solved({"": script}, ("large",))).values()
-    assert (solution.thinking.removesuffix(THINK_END), solution.text) == (plain(script)[0], plain(script)[1].strip())
+    assert (solution.thinking.removesuffix(THINK_END), solution.text) == (
+        plain(script)[0],
+        plain(script)[1].strip(),
+    )
     assert solution.finish_reason == "stop"

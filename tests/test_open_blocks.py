@@ -42,8 +42,9 @@ class Templated(FakeVllm):
     """
     Opens the thinking with *opening* and closes it with *closing*.
 
-    The template opens the block itself, but for *bare* conversations; it closes it at once for *quiet* ones. If it
-    *leaves* the block to the model, it opens none. With *shows*, earlier turns have their reasoning between the marks.
+    The template opens the block itself, but for *bare* conversations; it closes it at once for
+    *quiet* ones. If it *leaves* the block to the model, it opens none. With *shows*, earlier turns
+    have their reasoning between the marks.
     """
 
     opening: str = "<think>"
@@ -54,7 +55,9 @@ class Templated(FakeVllm):
     begins: str = ""  # the text with which the template begins the thinking
     asks: str = ""  # without which no conversation is thought about
 
-    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+    def render(
+        self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
         text = ""
         for message in messages:
             reasons = message.get("reasoning") if self.shows else None
@@ -73,7 +76,10 @@ class Templated(FakeVllm):
         if self.asks not in prompt:
             return [each.encode() for each in ANSWER.removeprefix(begun)]
         begins = self.begins if begun.startswith(f"{self.opening}\n{self.begins}") else ""
-        full = f"{self.opening}\n{begins}So one.\n\nThen two.\n{self.closing}\n\nIt is \\boxed{{2}}.\n\nReally."
+        full = (
+            f"{self.opening}\n{begins}So one.\n\nThen two.\n{self.closing}\n\nIt is"
+            " \\boxed{2}.\n\nReally."
+        )
         if not begun.startswith(self.opening):
             full = full.rpartition("\n\nIt")[2] if not self.leaves else full
             full = "It" + full if not full.startswith(self.opening) else full
@@ -81,7 +87,9 @@ class Templated(FakeVllm):
             full = f"{self.opening}\n\n{self.closing}\n\nIt is \\boxed{{2}}.\n\nReally."
         assert full.startswith(begun), (full, begun)
         marked = full[len(begun) :].replace(self.opening, "\0").replace(self.closing, "\1")
-        return [{"\0": self.opening, "\1": self.closing}.get(piece, piece).encode() for piece in marked]
+        return [
+            {"\0": self.opening, "\1": self.closing}.get(piece, piece).encode() for piece in marked
+        ]
 
 
 async def solved(
@@ -90,7 +98,8 @@ async def solved(
     """
     Solve each of *cases*, a conversation and a policy, with both servers.
 
-    Return what each gave: the thinking without its end, the answer, and whether the run began in a thinking block.
+    Return what each gave: the thinking without its end, the answer, and whether the run began in a
+    thinking block.
     """
     small._ids = large._ids  # pyright: ignore[reportPrivateUsage]  # one vocabulary
     gave: list[tuple[str, str, bool]] = []
@@ -105,11 +114,17 @@ async def solved(
                 messages, policy=policy, auto=False, budget=Budget(2000), observe=events.append
             )
             assert solution.finish_reason == "stop", (messages, policy)
-            assert "".join(event.text for event in events if isinstance(event, Answering)) == solution.text
+            assert (
+                "".join(event.text for event in events if isinstance(event, Answering))
+                == solution.text
+            )
             (started,) = [event for event in events if isinstance(event, Started)]
             builder = DeltaBuilder("reasoning")
             told = "".join(builder.add_event(event).fields.get("reasoning", "") for event in events)
-            assert told.strip() == (THOUGHT.strip() if THOUGHT in solution.thinking else ""), (messages, policy)
+            assert told.strip() == (THOUGHT.strip() if THOUGHT in solution.thinking else ""), (
+                messages,
+                policy,
+            )
             gave.append((solution.thinking.removesuffix(THINK_END), solution.text, started.thinks))
     return gave
 
@@ -134,7 +149,11 @@ THINKS, ANSWERS = (THOUGHT, ANSWER, True), (ANSWER, ANSWER, False)
         ((QUESTION,), (CALLED,), {"opening": "<reasoning>", "closing": "</reasoning>"}),
         ((QUESTION,), (QUIET,), {"opening": "<longcat_think>", "closing": "</longcat_think>"}),
         ((QUESTION,), (CALLED, QUIET), {"begins": "Okay, 1 < 2. Let me see:\n\n"}),
-        ((QUESTION,), (QUIET,), {"begins": "Hm. ", "opening": "<reasoning>", "closing": "</reasoning>"}),
+        (
+            (QUESTION,),
+            (QUIET,),
+            {"begins": "Hm. ", "opening": "<reasoning>", "closing": "</reasoning>"},
+        ),
         ((ASKS,), (QUIET,), {"begins": "Hm. "}),
     ],
 )
@@ -142,15 +161,23 @@ async def test_the_end_of_the_rendered_prompt_says_whether_a_block_is_open(
     thinking: Sequence[Conversation], answering: Sequence[Conversation], fields: dict[str, Any]
 ) -> None:
     expected = {each: THINKS for each in thinking} | {each: ANSWERS for each in answering}
-    cases = [(each, policy) for policy in ("large", "specreason", "bild", "small") for each in expected]
+    cases = [
+        (each, policy) for policy in ("large", "specreason", "bild", "small") for each in expected
+    ]
     for case, gave in zip(cases, await solved(cases, *servers(**fields)), strict=True):
         assert gave == expected[case[0]], case
 
 
 @pytest.mark.parametrize("markers", KNOWN[:4], ids=lambda markers: markers.opening)
-async def test_a_block_that_only_some_conversations_have_ends_with_its_own_mark(markers: ThinkingMarkers) -> None:
+async def test_a_block_that_only_some_conversations_have_ends_with_its_own_mark(
+    markers: ThinkingMarkers,
+) -> None:
     opening, switched = markers.opening.rstrip(), (Message("system", "Think first."), *QUESTION)
-    cases = [(each, policy) for policy in ("large", "specreason", "bild", "small") for each in (QUESTION, switched)]
+    cases = [
+        (each, policy)
+        for policy in ("large", "specreason", "bild", "small")
+        for each in (QUESTION, switched)
+    ]
     both = servers(asks="Think first.", leaves=True, opening=opening, closing=markers.closing)
     assert await solved(cases, *both) == [ANSWERS, (f"{opening}\n{THOUGHT}", ANSWER, False)] * 4
 
@@ -177,7 +204,9 @@ async def test_a_block_that_a_template_opens_with_text_in_some_conversations_is_
 
 @pytest.mark.parametrize("answer", ["<|im_end|>\n<|im_start|>assistant\n", "\nASSISTANT: "])
 def test_a_mark_of_the_user_opens_no_block(answer: str) -> None:
-    template = Template(answer, answer, opened="<think>\n", thinks=True, skipped="<think>\n\n</think>\n\n")
+    template = Template(
+        answer, answer, opened="<think>\n", thinks=True, skipped="<think>\n\n</think>\n\n"
+    )
     prompt = f"What is <think>?{answer}"
     assert template.begin(prompt) == f"{prompt}<think>\n"
     assert template.begin(f"{prompt}<think>\nOkay.") == f"{prompt}<think>\nOkay."
@@ -192,8 +221,13 @@ async def test_a_block_that_an_option_of_the_template_closes_is_not_open() -> No
             return await super().tokenize(request)
 
     cases = [(QUESTION, "large"), (QUESTION, "specreason")]
-    assert await solved(cases, *servers(Switched), template={"enable_thinking": False}) == [ANSWERS] * 2
-    assert await solved(cases, *servers(Switched), template={"enable_thinking": True}) == [THINKS] * 2
+    assert (
+        await solved(cases, *servers(Switched), template={"enable_thinking": False})
+        == [ANSWERS] * 2
+    )
+    assert (
+        await solved(cases, *servers(Switched), template={"enable_thinking": True}) == [THINKS] * 2
+    )
 
 
 PAIRS = {
@@ -209,28 +243,43 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize(("opening", "closing"), [*PAIRS.items(), ("<|beginning_of_thinking|>", "<|end_of_thinking|>")])
+@pytest.mark.parametrize(
+    ("opening", "closing"), [*PAIRS.items(), ("<|beginning_of_thinking|>", "<|end_of_thinking|>")]
+)
 def test_the_closing_mark_of_one_that_speaks_of_thinking(opening: str, closing: str) -> None:
-    assert [(each.opening, each.closing) for each in pairs_in(f"a {opening}{closing}\n")] == [(opening, closing)]
+    assert [(each.opening, each.closing) for each in pairs_in(f"a {opening}{closing}\n")] == [
+        (opening, closing)
+    ]
 
 
-@pytest.mark.parametrize("mark", ["<|im_start|>", "<mind>", "<|no_think|>", "think", "<think", "</think>", "<a b>", ""])
+@pytest.mark.parametrize(
+    "mark", ["<|im_start|>", "<mind>", "<|no_think|>", "think", "<think", "</think>", "<a b>", ""]
+)
 def test_other_text_opens_no_pair(mark: str) -> None:
     assert not pairs_in(mark)
 
 
-LEAVES = pytest.mark.parametrize("leaves", [False, True], ids=["the template opens it", "the model opens it"])
+LEAVES = pytest.mark.parametrize(
+    "leaves", [False, True], ids=["the template opens it", "the model opens it"]
+)
 BOTH = [(QUESTION, "large"), (QUESTION, "specreason")]
 
 
 @LEAVES
 @pytest.mark.parametrize(("opening", "closing"), PAIRS.items())
-async def test_marks_that_speak_of_thinking_are_learnt(opening: str, closing: str, leaves: bool) -> None:
-    assert await solved(BOTH, *servers(opening=opening, closing=closing, leaves=leaves)) == [THINKS] * 2
+async def test_marks_that_speak_of_thinking_are_learnt(
+    opening: str, closing: str, leaves: bool
+) -> None:
+    assert (
+        await solved(BOTH, *servers(opening=opening, closing=closing, leaves=leaves))
+        == [THINKS] * 2
+    )
 
 
 @LEAVES
-async def test_any_pair_is_learnt_where_the_template_shows_the_reasoning_of_earlier_turns(leaves: bool) -> None:
+async def test_any_pair_is_learnt_where_the_template_shows_the_reasoning_of_earlier_turns(
+    leaves: bool,
+) -> None:
     both = servers(opening="<mind>", closing="<done>", shows=True, leaves=leaves)
     assert await solved(BOTH, *both) == [THINKS] * 2
 
@@ -269,12 +318,19 @@ async def test_a_mark_that_nobody_knows_is_warned_of(caplog: pytest.LogCaptureFi
         async with server.serve("large") as endpoint, VllmEndpoint(endpoint) as vllm:
             assert not vllm.template.thinks
     (record,) = [each.getMessage() for each in caplog.records if "marks" in each.getMessage()]
-    assert 'begins its answer with <mind>: if that opens its thinking, set marks = ["<mind>", "..."]' in record
+    assert (
+        'begins its answer with <mind>: if that opens its thinking, set marks = ["<mind>", "..."]'
+        in record
+    )
     assert "in [large]" in record
 
 
-@pytest.mark.parametrize("fields", [{}, {"leaves": True}, {"opening": "<thinking>", "closing": "</thinking>"}])
-async def test_known_marks_are_not_warned_of(fields: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "fields", [{}, {"leaves": True}, {"opening": "<thinking>", "closing": "</thinking>"}]
+)
+async def test_known_marks_are_not_warned_of(
+    fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         async with Templated(**fields).serve("large") as endpoint, VllmEndpoint(endpoint) as vllm:
             assert vllm.template.thinks
@@ -284,10 +340,10 @@ async def test_known_marks_are_not_warned_of(fields: dict[str, Any], caplog: pyt
 @dataclass(frozen=True)
 class Layout:
     """
-    How a family lays out its turns: the texts around a user's words, those around a reply, and what a model writes.
-    *header* begins the assistant's turn, and the prompt ends in *header* and *begun*. A template that *shows* has the
-    reasoning of an earlier turn between *thought*, and all have its reply between *reply*. A model *writes* its reply
-    between those texts.
+    How a family lays out its turns: the texts around a user's words, those around a reply, and what
+    a model writes. *header* begins the assistant's turn, and the prompt ends in *header* and
+    *begun*. A template that *shows* has the reasoning of an earlier turn between *thought*, and all
+    have its reply between *reply*. A model *writes* its reply between those texts.
     """
 
     user: tuple[str, str]
@@ -302,7 +358,13 @@ class Layout:
     quiet: str = ""  # how a prompt ends that opens no block; "" if none does
 
 
-CHATML, COHERE = (("<|im_start|>user\n", "<|im_end|>\n"), "<|im_start|>assistant\n"), "<|START_OF_TURN_TOKEN|>"
+CHATML, COHERE = (
+    (
+        ("<|im_start|>user\n", "<|im_end|>\n"),
+        "<|im_start|>assistant\n",
+    ),
+    "<|START_OF_TURN_TOKEN|>",
+)
 LAYOUTS = {
     "a message of its own for the answer": Layout(
         ("<|begin|>user<|content|>", "<|end|>"),
@@ -345,7 +407,10 @@ LAYOUTS = {
         ('<|open|>message role="user"<|sep|>', "<|close|>message<|sep|><|end_of_msg|>"),
         '<|open|>message role="assistant"<|sep|>',
         ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-        ("<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>"),
+        (
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>",
+        ),
         ("<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|>"),
         ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
         begun="<|open|>think<|sep|>",
@@ -356,10 +421,20 @@ LAYOUTS = {
         ("<|begin_of_thought|>\n\n", "\n\n<|end_of_thought|>\n\n"),
         ("<|begin_of_solution|>\n\n", "\n\n<|end_of_solution|><|im_end|>\n"),
         ("<|begin_of_solution|>\n\n", "\n\n<|end_of_solution|>"),
-        ("<|begin_of_thought|>", "<|end_of_thought|>", "<|begin_of_solution|>", "<|end_of_solution|>"),
+        (
+            "<|begin_of_thought|>",
+            "<|end_of_thought|>",
+            "<|begin_of_solution|>",
+            "<|end_of_solution|>",
+        ),
     ),
     "marks that speak of nothing": Layout(
-        *(*CHATML, ("<mind>", "<done>"), ("<|say|><|now|>", "<|im_end|>\n"), ("<|say|><|now|>", "")),
+        *(
+            *CHATML,
+            ("<mind>", "<done>"),
+            ("<|say|><|now|>", "<|im_end|>\n"),
+            ("<|say|><|now|>", ""),
+        ),
         ("<mind>", "<done>", "<|say|>", "<|now|>"),
     ),
 }
@@ -378,19 +453,26 @@ class Laid(FakeVllm):
     def divided(self, text: str) -> list[str]:
         pieces: list[str] = []
         while text:
-            mark = next((mark for mark in (*self.layout.marks, IM_START, IM_END) if text.startswith(mark)), text[0])
+            mark = next(
+                (mark for mark in (*self.layout.marks, IM_START, IM_END) if text.startswith(mark)),
+                text[0],
+            )
             size = len(mark) if self.whole or mark in (IM_START, IM_END) else 4
             pieces += [mark[at : at + size] for at in range(0, len(mark), size)]
             text = text.removeprefix(mark)
         return pieces
 
-    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+    def render(
+        self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
         layout, text = self.layout, "<bos>"
         for message in messages:
             content = message["content"]
             if message["role"] == "assistant":
                 reasons = message.get("reasoning") if layout.shows else None
-                text += layout.header + (reasons or "").join(layout.thought if reasons else ("", ""))
+                text += layout.header + (reasons or "").join(
+                    layout.thought if reasons else ("", "")
+                )
                 for cut in filter(None, (layout.cuts, layout.cuts.replace("<", "</").rstrip())):
                     content = content.replace(cut, "")
                 text += content.join(layout.reply)
@@ -404,8 +486,14 @@ class Laid(FakeVllm):
     def continuation(self, prompt: str) -> list[bytes]:
         layout = self.layout
         begun = prompt.partition(layout.user[1] + layout.header)[2]
-        quiet = layout.quiet and begun.startswith(layout.quiet) and not begun.startswith(layout.thought[0] + "So")
-        before = layout.quiet.removesuffix(layout.writes[0]) if quiet else THOUGHT.join(layout.thought)
+        quiet = (
+            layout.quiet
+            and begun.startswith(layout.quiet)
+            and not begun.startswith(layout.thought[0] + "So")
+        )
+        before = (
+            layout.quiet.removesuffix(layout.writes[0]) if quiet else THOUGHT.join(layout.thought)
+        )
         full = before + ANSWER.join(layout.writes)
         assert full.startswith(begun), (full, begun)
         return [piece.encode() for piece in (*self.divided(full[len(begun) :]), IM_END)]
@@ -413,7 +501,9 @@ class Laid(FakeVllm):
 
 def test_a_template_that_shows_no_reasoning_shows_the_marks_of_its_reply() -> None:
     server = Laid(layout=replace(LAYOUTS["a reply on lines between marks"], shows=False))
-    template = learn(lambda messages, generate: server.render([dict(each) for each in messages], generate))
+    template = learn(
+        lambda messages, generate: server.render([dict(each) for each in messages], generate)
+    )
     assert (template.markers.handover, template.ending) == ("<response>", "</response>")
 
 
@@ -423,7 +513,9 @@ async def test_marks_between_the_thinking_and_the_reply_are_neither(name: str, w
     layout = LAYOUTS[name]
     expected = {QUESTION: THINKS} | ({QUIET: ANSWERS} if layout.quiet else {})
     cases = [(each, policy) for policy in ("large", "specreason", "bild") for each in expected]
-    for case, gave in zip(cases, await solved(cases, *servers(Laid, layout=layout, whole=whole)), strict=True):
+    for case, gave in zip(
+        cases, await solved(cases, *servers(Laid, layout=layout, whole=whole)), strict=True
+    ):
         thinking, answer, thinks = expected[case[0]]
         assert (gave[0].strip(), *gave[1:]) == (thinking.strip(), answer, thinks), case
 
@@ -431,7 +523,11 @@ async def test_marks_between_the_thinking_and_the_reply_are_neither(name: str, w
 async def test_a_conversation_without_a_block_has_no_mark_in_its_prompts_and_no_stop() -> None:
     server = Templated()
     async with server.serve("large") as endpoint, VllmEndpoint(endpoint) as vllm:
-        assert [await vllm.thinks(each) for each in (QUESTION, CALLED, QUIET)] == [True, False, False]
+        assert [await vllm.thinks(each) for each in (QUESTION, CALLED, QUIET)] == [
+            True,
+            False,
+            False,
+        ]
         chain = Chain(CALLED, thinks=False)
         await vllm.model(GREEDY).write(chain.extend(Step("It is", "small", "length")), stop=())
         body = server.requests[-1][1]

@@ -1,4 +1,7 @@
-"""The wheel and the sdist: what they hold, which version they have, and that every supported Python runs them."""
+"""
+The wheel and the sdist: what they hold, which version they have, and that every supported Python
+runs them.
+"""
 
 import os
 import re
@@ -36,8 +39,14 @@ def wheel(distributions: Distributions) -> Iterator[ZipFile]:
 
 
 def shipped() -> set[str]:
-    """Return what the wheel must hold, under its names there: all but the README files of folders."""
-    modules = {f"stepspec/{path.name}" for path in PACKAGE.iterdir() if path.suffix == ".py" or path.name == "py.typed"}
+    """
+    Return what the wheel must hold, under its names there: all but the README files of folders.
+    """
+    modules = {
+        f"stepspec/{path.name}"
+        for path in PACKAGE.iterdir()
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
     modules |= {f"stepspec/cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py")}
     return modules | {
         f"stepspec/{path.relative_to(ROOT)}"
@@ -59,7 +68,9 @@ def test_the_package_is_the_command_line_and_links_to_the_four_folders() -> None
         assert (PACKAGE / folder).resolve() == ROOT / folder
 
 
-def test_the_wheel_holds_every_module_and_every_data_file_once(wheel: ZipFile, distributions: Distributions) -> None:
+def test_the_wheel_holds_every_module_and_every_data_file_once(
+    wheel: ZipFile, distributions: Distributions
+) -> None:
     metadata = f"stepspec-{distributions.version}.dist-info/"
     held = [name for name in wheel.namelist() if not name.startswith(metadata)]
     assert len(held) == len(set(held))
@@ -88,7 +99,8 @@ def test_the_installed_entry_points_are_those_declared() -> None:
     declared = PROJECT["project"]
     installed = {point.name: point.value for point in entry_points(group="console_scripts")}
     assert declared["scripts"].items() <= installed.items()
-    assert "entry-points" not in declared  # a plugin of vLLM would be loaded by every vLLM of the environment
+    # a plugin of vLLM would be loaded by every vLLM of the environment
+    assert "entry-points" not in declared
 
 
 @pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])  # a release tries all
@@ -105,19 +117,27 @@ def test_a_fresh_environment_runs_it_without_any_extra(
     wrong = f"stepspec --version is '{distributions.version}' instead of '0.0.1'\n"
     assert run(ROOT / ".ci/smoke", programs, "0.0.1") == (1, wrong)
     hint = f'pip install "stepspec[serve] @ file://{distributions.wheel}"'
-    needed = f"error: `stepspec serve` needs fastapi, uvicorn, prometheus_client, structlog: {hint}\n"
+    needed = (
+        f"error: `stepspec serve` needs fastapi, uvicorn, prometheus_client, structlog: {hint}\n"
+    )
     assert unquote(run(programs / "stepspec", "serve")[1]) == needed
 
 
 def test_every_supported_python_is_declared() -> None:
     declared = PROJECT["project"]
     prefix = "Programming Language :: Python :: 3."
-    named = {"3." + each.removeprefix(prefix) for each in declared["classifiers"] if each.startswith(prefix)}
+    named = {
+        "3." + each.removeprefix(prefix)
+        for each in declared["classifiers"]
+        if each.startswith(prefix)
+    }
     assert named == {*VERSIONS}
     assert declared["requires-python"] == f">={VERSIONS[0]}"
 
 
-def test_the_wheel_of_the_sdist_is_that_of_the_tree(distributions: Distributions, tmp_path: Path) -> None:
+def test_the_wheel_of_the_sdist_is_that_of_the_tree(
+    distributions: Distributions, tmp_path: Path
+) -> None:
     subprocess.run(["tar", "-xf", distributions.sdist, "-C", tmp_path], check=True)
     (source,) = tmp_path.iterdir()
     (again,) = build(source, tmp_path / "built", "wheel")
@@ -139,13 +159,17 @@ def test_the_sdist_holds_the_files_of_git_and_no_link(distributions: Distributio
 
 
 def described(wheel: ZipFile) -> Message:
-    (metadata,) = [name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
+    (metadata,) = [
+        name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
+    ]
     return Parser().parsestr(wheel.read(metadata).decode())
 
 
 def test_twine_finds_nothing_to_complain_about(distributions: Distributions) -> None:
     command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict"]
-    done = subprocess.run([*command, distributions.wheel, distributions.sdist], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, distributions.wheel, distributions.sdist], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("PASSED") == 2
 
@@ -160,14 +184,21 @@ def test_the_package_index_shows_authors_and_addresses(wheel: ZipFile) -> None:
     assert all(address.startswith(REPOSITORY) for address in addresses.values())
 
 
-def test_links_and_images_of_the_readme_work_on_the_package_index(wheel: ZipFile, distributions: Distributions) -> None:
+def test_links_and_images_of_the_readme_work_on_the_package_index(
+    wheel: ZipFile, distributions: Distributions
+) -> None:
     shown = str(described(wheel).get_payload())
     targets = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", shown)
     assert len(targets) == len(re.findall(r"\]\([^)]*\)", (ROOT / "README.md").read_text()))
     assert all(target.startswith("https://") for _, target in targets)
     tag = f"v{distributions.version}"
-    raw, page = f"https://raw.githubusercontent.com/stepspec/stepspec/{tag}/", f"{REPOSITORY}/blob/{tag}/"
-    paths = {target.removeprefix(raw if image else page).partition("#")[0] for image, target in targets}
+    raw, page = (
+        f"https://raw.githubusercontent.com/stepspec/stepspec/{tag}/",
+        f"{REPOSITORY}/blob/{tag}/",
+    )
+    paths = {
+        target.removeprefix(raw if image else page).partition("#")[0] for image, target in targets
+    }
     assert {"docs/images/page-light.png", "docs/results.md", "LICENSE"} <= paths
     assert all((ROOT / path).exists() for path in paths)
 
@@ -193,7 +224,14 @@ def clone(tmp_path: Path) -> Path:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost", "-c", "commit.gpgsign=false")
+    identity = (
+        "-c",
+        "user.name=nobody",
+        "-c",
+        "user.email=nobody@localhost",
+        "-c",
+        "commit.gpgsign=false",
+    )
     return subprocess.run(
         ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
     ).stdout.strip()
@@ -201,7 +239,11 @@ def git(folder: Path, *arguments: str) -> str:
 
 def version_of(folder: Path, **variables: str) -> str:
     command = [sys.executable, "-m", "hatchling", "version"]
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("SETUPTOOLS_SCM", "GIT_"))}
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("SETUPTOOLS_SCM", "GIT_"))
+    }
     return subprocess.run(
         command, cwd=folder, env=env | variables, check=True, capture_output=True, text=True
     ).stdout.strip()

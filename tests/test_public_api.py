@@ -26,5 +26,7 @@ def test_every_public_name_is_importable_and_listed_once_in_order() -> None:
 
 
 def test_importing_loads_no_model_library_the_command_no_service_and_the_service_no_ray() -> None:
-    run = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True
+    )
     assert run.stdout == "\n\n\n"

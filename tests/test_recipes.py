@@ -52,7 +52,9 @@ def flag(server: Server, name: str) -> str:
 
 
 @each_of_the_hub
-def test_a_recipe_speculates_with_the_large_model_alone_and_has_the_recommended_sampling(path: Path) -> None:
+def test_a_recipe_speculates_with_the_large_model_alone_and_has_the_recommended_sampling(
+    path: Path,
+) -> None:
     pair = load(path)
     large, *others = servers(pair)
     assert "--speculative-config" in large.args
@@ -62,13 +64,18 @@ def test_a_recipe_speculates_with_the_large_model_alone_and_has_the_recommended_
 
 
 @each_recipe
-def test_a_recipe_names_every_model_differently_and_leaves_a_tenth_of_each_card_free(path: Path) -> None:
+def test_a_recipe_names_every_model_differently_and_leaves_a_tenth_of_each_card_free(
+    path: Path,
+) -> None:
     pair = load(path)
     names = [server.served_name for server in servers(pair)]
     assert not {*names} & {"large", "small", "auto", *policies.METHODS}
     assert len({*names}) == len(names)
     for card in {card for server in pair.started.values() for card in server.gpus}:
-        assert sum(server.memory for server in pair.started.values() if card in server.gpus) <= 0.9 + 1e-9
+        assert (
+            sum(server.memory for server in pair.started.values() if card in server.gpus)
+            <= 0.9 + 1e-9
+        )
 
 
 @each_recipe
@@ -106,12 +113,22 @@ def test_a_miniature_recipe_equals_the_pair_of_the_testbed(name: str) -> None:
     pair = load(RECIPES / f"{name}.toml")
     check_pair(pair, inspect_machine(pair))
     for ours, theirs in zip(
-        servers(pair), miniature_servers("off", MINIATURE[name], world=find_world(SHORT)), strict=True
+        servers(pair),
+        miniature_servers("off", MINIATURE[name], world=find_world(SHORT)),
+        strict=True,
     ):
         assert Path(ours.model) == Path(theirs.model).resolve()
         assert ours.served_name == theirs.served_name
-        alike = {"--dtype", "--max-model-len", "--kv-cache-memory-bytes", "--block-size", "--max-num-seqs"}
-        assert {one: flag(ours, one[2:]) for one in alike} == {one: flag(theirs, one[2:]) for one in alike}
+        alike = {
+            "--dtype",
+            "--max-model-len",
+            "--kv-cache-memory-bytes",
+            "--block-size",
+            "--max-num-seqs",
+        }
+        assert {one: flag(ours, one[2:]) for one in alike} == {
+            one: flag(theirs, one[2:]) for one in alike
+        }
         assert ours.env.get("OMP_NUM_THREADS") == theirs.env.get("OMP_NUM_THREADS")
         assert ("MALLOC_PERTURB_" in ours.env) == ("--enable-scale-out" in ours.args)
 
@@ -124,7 +141,11 @@ def test_the_models_of_the_miniature_recipes_are_set_as_they_are_measured() -> N
     }
     assert scoring == {"miniature": ["large"], "miniature-three": ["small.large"]}
     large, _ = servers(pairs["miniature"])
-    drafting = {"method": "draft_model", "num_speculative_tokens": 4, "model": str((MODELS / "small").resolve())}
+    drafting = {
+        "method": "draft_model",
+        "num_speculative_tokens": 4,
+        "model": str((MODELS / "small").resolve()),
+    }
     assert json.loads(flag(large, "speculative-config")) == drafting
     within = pairs["miniature-three"].nested["small"]
     assert {"policy": within.policy, "options": within.options} == NESTED[THREE.name]
@@ -133,5 +154,8 @@ def test_the_models_of_the_miniature_recipes_are_set_as_they_are_measured() -> N
 @each_recipe
 def test_a_policy_within_can_be_made(path: Path) -> None:
     for one in load(path).nested.values():
-        models = ScriptedModel("small", counting("small", 2)), ScriptedModel("large", counting("large", 2))
+        models = (
+            ScriptedModel("small", counting("small", 2)),
+            ScriptedModel("large", counting("large", 2)),
+        )
         policies.make(one.policy, *models, **one.options)

@@ -1,4 +1,7 @@
-"""Regular expressions take time in proportion to the text, however a client, a model or a server writes it."""
+"""
+Regular expressions take time in proportion to the text, however a client, a model or a server
+writes it.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,15 @@ parser: Any = importlib.import_module("re._parser")  # it has no types
 Compiled: TypeAlias = re.Pattern[Any]
 
 LENGTH = 20_000  # characters of a hostile text
-SECONDS = 0.1  # of computing, for one text; a linear pattern takes 0.01, a quadratic one 0.2 and more
-PART = 5  # a fifth of a text is tried first; if time grows with the square of the length, it takes a 25th of SECONDS
+# of computing, for one text; a linear pattern takes 0.01, a quadratic one 0.2 and more
+SECONDS = 0.1
+# a fifth of a text is tried first; if time grows with the square of the length, it takes a 25th of
+# SECONDS
+PART = 5
 METHODS = ("search", "match", "fullmatch", "finditer", "findall", "sub", "subn", "split")
-LEFT_OUT = re.compile(r".*\.__main__|stepspec\.evals\.(?!grading|provenance).*|.*_worker|.*\.guard|.*\.ray")
+LEFT_OUT = re.compile(
+    r".*\.__main__|stepspec\.evals\.(?!grading|provenance).*|.*_worker|.*\.guard|.*\.ray"
+)
 SIGNS = (*" \n\t0aA_.,;:!?'\"-+*/\\|<>()[]{}$%^`~#=&@", "é", "中", "。")
 PAIRS = (
     *("a ", " a", "a\n", " \n", "\n ", "()", "{}", "[]", "<>", "</", "a.", "a'", "0,", "|-", ":-"),
@@ -41,22 +49,32 @@ def modules() -> Iterator[ModuleType]:
 
 
 def compiled(module: ModuleType) -> Iterator[tuple[str, Compiled]]:
-    yield from ((name, value) for name, value in vars(module).items() if isinstance(value, re.Pattern))
+    yield from (
+        (name, value) for name, value in vars(module).items() if isinstance(value, re.Pattern)
+    )
 
 
 def used(module: ModuleType) -> Iterator[tuple[str, str]]:
     """The names of the patterns that *module* uses, each with the method that it calls."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in METHODS:
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.attr in METHODS
+        ):
             yield node.value.id, node.attr
 
 
 def inline(module: ModuleType) -> Iterator[tuple[Compiled, str]]:
-    """The patterns that are written where *module* uses them, as in ``re.sub("...", ...)``, with the method."""
+    """
+    The patterns that are written where *module* uses them, as in ``re.sub("...", ...)``, with the
+    method.
+    """
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         match node:
             case ast.Call(
-                func=ast.Attribute(value=ast.Name(id="re"), attr=method), args=[ast.Constant(value=str(source)), *_]
+                func=ast.Attribute(value=ast.Name(id="re"), attr=method),
+                args=[ast.Constant(value=str(source)), *_],
             ) if method in METHODS:
                 yield re.compile(source), method
             case _:
@@ -75,10 +93,15 @@ def collected() -> dict[str, tuple[Compiled, set[str]]]:
             if name in patterns:
                 methods[patterns[name]].add(method)
         for pattern, method in inline(module):
-            names.setdefault(pattern, f"{module.__name__.removeprefix('stepspec.')} {pattern.pattern}")
+            names.setdefault(
+                pattern, f"{module.__name__.removeprefix('stepspec.')} {pattern.pattern}"
+            )
             methods[pattern].add(method)
     # One that is passed on may be searched for.
-    return {name: (pattern, methods[pattern] or {"search", "finditer"}) for pattern, name in names.items()}
+    return {
+        name: (pattern, methods[pattern] or {"search", "finditer"})
+        for pattern, name in names.items()
+    }
 
 
 def literals(tree: Any) -> Iterator[str]:
@@ -106,7 +129,10 @@ def inner(argument: Any) -> Iterator[str]:
 
 
 def hostile(pattern: Compiled) -> Iterator[tuple[str, str, str]]:
-    """Texts that make a bad pattern begin or go back again and again: the head, the piece that is repeated, the end."""
+    """
+    Texts that make a bad pattern begin or go back again and again: the head, the piece that is
+    repeated, the end.
+    """
     source = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode()
     own = {*literals(parser.parse(source, pattern.flags & re.VERBOSE))}
     plain = {*SIGNS, *PAIRS}
@@ -134,14 +160,24 @@ def seconds(pattern: Compiled, method: str, text: str) -> float:
 @pytest.mark.timeout(400)  # seconds on a clock, beside other tests; the measure is computing time
 def test_no_text_makes_a_pattern_slow() -> None:
     patterns = collected()
-    assert {name.partition(".")[0] for name in patterns} >= {"orchestrator", "policies", "evals", "prompts"}
+    assert {name.partition(".")[0] for name in patterns} >= {
+        "orchestrator",
+        "policies",
+        "evals",
+        "prompts",
+    }
     assert len(patterns) > 40
     for name, (pattern, methods) in patterns.items():
         for (head, piece, end), method in product(hostile(pattern), methods):
-            if seconds(pattern, method, head + piece * (LENGTH // PART // len(piece)) + end) < SECONDS / PART**2:
+            if (
+                seconds(pattern, method, head + piece * (LENGTH // PART // len(piece)) + end)
+                < SECONDS / PART**2
+            ):
                 continue
             text = head + piece * (LENGTH // len(piece)) + end
             took = seconds(pattern, method, text)
             if took > SECONDS:  # perhaps for another reason
                 took = seconds(pattern, method, text)
-            assert took < SECONDS, f"{method} of {name} takes {took:.2f} s on {text[:40]!r}..., then {text[-1]!r}"
+            assert took < SECONDS, (
+                f"{method} of {name} takes {took:.2f} s on {text[:40]!r}..., then {text[-1]!r}"
+            )

@@ -11,7 +11,13 @@ from typing import get_type_hints
 import orjson
 from pydantic import BaseModel
 
-from stepspec.orchestrator.run_options import RunOptions, RunOverrides, option_types, run_options, service_options
+from stepspec.orchestrator.run_options import (
+    RunOptions,
+    RunOverrides,
+    option_types,
+    run_options,
+    service_options,
+)
 
 ROOT = Path(__file__).parents[1]
 APART = {"sampling", "budget"}  # which `Solver.solve` takes as values of their own
@@ -72,7 +78,9 @@ print(json.dumps({
 
 
 def test_an_option_that_is_declared_once_appears_everywhere(tmp_path: Path) -> None:
-    ran = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, timeout=120, check=False
+    )
     assert ran.returncode == 0, ran.stderr.decode()
     assert orjson.loads(ran.stdout) == {
         "default": 7,
@@ -104,7 +112,13 @@ def markdown_table() -> Iterable[str]:
     yield "|---|---|---|---|---|---|---|"
     for name, option in run_options().items():
         default = RunOptions.model_fields[name].default
-        shown = "see its fields" if isinstance(default, BaseModel) else "none" if default is None else repr(default)
+        shown = (
+            "see its fields"
+            if isinstance(default, BaseModel)
+            else "none"
+            if default is None
+            else repr(default)
+        )
         commands = ", ".join(f"`{command}`" for command in option.commands)
         marks = ("yes" if mark else "" for mark in (option.service, option.arms, option.calibrated))
         yield f"| `{name}` | {shown} | {commands} | {' | '.join(marks)} | {option.help} |"
@@ -112,14 +126,20 @@ def markdown_table() -> Iterable[str]:
 
 def test_the_documents_list_every_option() -> None:
     document = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    assert "\n".join(markdown_table()) in document, "docs/python.md: put in the lines of markdown_table()"
+    assert "\n".join(markdown_table()) in document, (
+        "docs/python.md: put in the lines of markdown_table()"
+    )
     service = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
     assert [name for name in service_options() if f"`{name}`" not in service] == []
 
 
 def test_overrides_change_what_they_name_and_none_changes_nothing() -> None:
     options = RunOptions(policy="bild", options={"scale": "step"}, ahead=4)
-    assert options.with_overrides({"ahead": None, "hedge": 0.5}) == options.model_copy(update={"hedge": 0.5})
+    assert options.with_overrides({"ahead": None, "hedge": 0.5}) == options.model_copy(
+        update={"hedge": 0.5}
+    )
     assert options.with_overrides({"policy": "bild"}).options == {"scale": "step"}
     assert options.with_overrides({"policy": "specreason"}).options == {}
-    assert options.with_overrides({"policy": "specreason", "options": {"threshold": 8}}).options == {"threshold": 8}
+    assert options.with_overrides(
+        {"policy": "specreason", "options": {"threshold": 8}}
+    ).options == {"threshold": 8}

@@ -22,7 +22,10 @@ pytestmark = pytest.mark.usefixtures("nowhere")
 
 
 def test_a_port_that_is_taken_is_named() -> None:
-    with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigurationError, match="choose another with --port"):
+    with (
+        listen("127.0.0.1", 0) as taken,
+        pytest.raises(ConfigurationError, match="choose another with --port"),
+    ):
         listen("127.0.0.1", taken.getsockname()[1])
 
 
@@ -60,14 +63,19 @@ def thawed() -> Generator[None]:
 
 
 @pytest.mark.usefixtures("thawed")
-async def test_what_stays_for_good_is_hidden_from_garbage_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_stays_for_good_is_hidden_from_garbage_collections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     frozen: list[int] = []
 
     async def serve(self: ServiceServer, sockets: Sequence[socket]) -> None:
         frozen.append(gc.get_freeze_count())
 
     monkeypatch.setattr(ServiceServer, "serve", serve)
-    async with FakeVllm(("So", "\n\n")).serve("small") as small, FakeVllm(("So", "\n\n")).serve("large") as large:
+    async with (
+        FakeVllm(("So", "\n\n")).serve("small") as small,
+        FakeVllm(("So", "\n\n")).serve("large") as large,
+    ):
         await service_factory.serve(Solver(small, large), ServiceSettings(port=0))
         gc.unfreeze()
         async with service_factory.opened(Settings(small=small, large=large)):

@@ -1,4 +1,6 @@
-"""Settings: one precedence, what hides what, the names in errors, and the command that shows them."""
+"""
+Settings: one precedence, what hides what, the names in errors, and the command that shows them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def key_of(endpoint: object) -> str | None:
 
 def flags(**values: Any) -> CommandLine:
     """Flags called as the keys of their settings."""
-    names: dict[Place, str] = {(table, key): f"--{table}-{key}" for table, keys in values.items() for key in keys}
+    names: dict[Place, str] = {
+        (table, key): f"--{table}-{key}" for table, keys in values.items() for key in keys
+    }
     return CommandLine(values, names)
 
 
@@ -49,7 +53,12 @@ def test_flags_go_before_arguments_before_variables_before_the_file_before_defau
     monkeypatch.setenv("STEPSPEC_POLICY", "small")
     monkeypatch.setenv("STEPSPEC_SAMPLING__TOP_P", "0.5")
     loaded = settings.load(ahead=0)
-    assert (loaded.policy, loaded.ahead, loaded.budget.steps, loaded.budget.tokens) == ("small", 0, 7, 32_768)
+    assert (loaded.policy, loaded.ahead, loaded.budget.steps, loaded.budget.tokens) == (
+        "small",
+        0,
+        7,
+        32_768,
+    )
     assert settings.load(policy="specreason").policy == "specreason"
     with with_command_line(flags(sampling={"temperature": 0.1})):
         sampling = settings.load(sampling={"temperature": 0.2, "top_k": 4}).sampling
@@ -63,14 +72,20 @@ def test_an_endpoint_is_a_url_or_a_table(nowhere: Path, monkeypatch: pytest.Monk
     loaded = settings.load()
     assert isinstance(loaded.small, Endpoint)
     assert loaded.large is not None
-    assert (loaded.small.role, loaded.small.v1, loaded.small.model) == ("small", "http://a:1/v1", "tiny")
+    assert (loaded.small.role, loaded.small.v1, loaded.small.model) == (
+        "small",
+        "http://a:1/v1",
+        "tiny",
+    )
     assert (loaded.large.role, loaded.large.v1) == ("large", "http://b:2/v1")
 
 
 def test_a_key_joins_the_url_of_another_source_but_no_key_goes_to_another_server(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (nowhere / "stepspec.toml").write_text('[large]\nurl = "http://file:1"\napi_key = "of the file"\n')
+    (nowhere / "stepspec.toml").write_text(
+        '[large]\nurl = "http://file:1"\napi_key = "of the file"\n'
+    )
     assert key_of(settings.load().large) == "of the file"
     with with_command_line(flags(large={"api_key": "of the flag"})):
         loaded = settings.load().large
@@ -78,7 +93,9 @@ def test_a_key_joins_the_url_of_another_source_but_no_key_goes_to_another_server
     with with_command_line(flags(large={"url": "http://flag:1"})):
         assert key_of(settings.load().large) is None
     assert key_of(settings.load(large="http://argument:1").large) is None
-    assert key_of(settings.load(large=Endpoint(role="large", url="http://argument:1")).large) is None
+    assert (
+        key_of(settings.load(large=Endpoint(role="large", url="http://argument:1")).large) is None
+    )
     monkeypatch.setenv("STEPSPEC_LARGE", "http://variable:1")
     assert key_of(settings.load().large) is None
     monkeypatch.setenv("STEPSPEC_LARGE__API_KEY", "of the variable")
@@ -89,7 +106,9 @@ def test_a_key_joins_the_url_of_another_source_but_no_key_goes_to_another_server
 def test_a_key_without_a_server_is_for_the_one_that_is_named_elsewhere(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (nowhere / "stepspec.toml").write_text('[large]\nurl = "http://file:1"\napi_key = "of the file"\n')
+    (nowhere / "stepspec.toml").write_text(
+        '[large]\nurl = "http://file:1"\napi_key = "of the file"\n'
+    )
     monkeypatch.setenv("STEPSPEC_LARGE__API_KEY", "of the variable")
     for loaded in (settings.load(), settings.load(large="http://argument:1")):
         assert key_of(loaded.large) == "of the variable"
@@ -112,7 +131,10 @@ def test_the_key_of_a_model_in_a_nested_pair_is_used_beside_its_url(
     small = settings.load().small
     assert isinstance(small, NestedPair)
     assert small.large.api_key is not None
-    assert (small.large.url, small.small) == ("http://m:1", Endpoint(role="small", url="http://t:1"))
+    assert (small.large.url, small.small) == (
+        "http://m:1",
+        Endpoint(role="small", url="http://t:1"),
+    )
 
 
 def test_a_key_that_an_endpoint_has_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,25 +148,33 @@ def test_a_key_that_an_endpoint_has_stays(monkeypatch: pytest.MonkeyPatch) -> No
 def test_lists_are_lists_in_the_file_and_separated_by_commas_in_a_variable(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (nowhere / "stepspec.toml").write_text('[small]\nurl = "http://a:1/v1"\nreplicas = ["http://a:2/v1"]\n')
+    (nowhere / "stepspec.toml").write_text(
+        '[small]\nurl = "http://a:1/v1"\nreplicas = ["http://a:2/v1"]\n'
+    )
     monkeypatch.setenv("STEPSPEC_LARGE", "http://b:1,http://b:2/v1")
     monkeypatch.setenv("STEPSPEC_SERVICE__KEYS", "key-1, key-2")
     loaded = settings.load()
     assert isinstance(loaded.small, Endpoint)
     assert loaded.large is not None
-    assert (loaded.small.urls, loaded.large.urls) == (("http://a:1", "http://a:2"), ("http://b:1", "http://b:2"))
+    assert (loaded.small.urls, loaded.large.urls) == (
+        ("http://a:1", "http://a:2"),
+        ("http://b:1", "http://b:2"),
+    )
     assert [key.get_secret_value() for key in loaded.service.keys] == ["key-1", "key-2"]
     assert "key-1" not in repr(loaded)
 
 
-def test_options_belong_to_the_policy_that_was_set_with_them(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_belong_to_the_policy_that_was_set_with_them(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (nowhere / "stepspec.toml").write_text("[options]\nthreshold = 8\n")
     monkeypatch.setenv("STEPSPEC_OPTIONS__SKIP", "2")
     assert settings.load().options == {"threshold": 8, "skip": 2}
     assert settings.load(policy="specreason").options == {"threshold": 8, "skip": 2}
     assert settings.load(policy="bild", options={"scale": "step"}).options == {"scale": "step"}
     (nowhere / "stepspec.toml").write_text('policy = "bild"\n[options]\nrollback = 3\n')
-    assert settings.load().options == {"rollback": 3, "skip": 2}  # the variable is for the policy of the file
+    # the variable is for the policy of the file
+    assert settings.load().options == {"rollback": 3, "skip": 2}
     assert settings.load(policy="specreason").options == {}
 
 
@@ -163,12 +193,27 @@ HTTP = {"kind": "http", "url": "http://c:1"}
         ({"service": {"host": "0.0.0.0"}}, "set STEPSPEC_SERVICE__KEYS"),
         ({"service": {"thinking": "loud"}}, "service.thinking"),
         ({"service": {"root_path": "api"}}, "write it like /api"),
-        ({"service": {"cors_origins": "https://a.example/, b.example"}}, "write it like https://example.com"),
+        (
+            {"service": {"cors_origins": "https://a.example/, b.example"}},
+            "write it like https://example.com",
+        ),
         ({"small": {"small": "http://a"}}, "small.large: Field required"),
-        ({"small": {"small": "http://a", "large": "x"}}, "small.large.url: 'x' is not the URL of a server"),
-        ({"small": {"small": "http://a", "large": "http://b", "polcy": "bild"}}, "unknown setting 'small.polcy' (did"),
-        ({"small": {"small": {"small": "http://a"}, "large": "http://b"}}, "small.small.large: Field required"),
-        ({"small": {"small": "http://a", "large": {"small": "http://b"}}}, "small.large.url: Field required"),
+        (
+            {"small": {"small": "http://a", "large": "x"}},
+            "small.large.url: 'x' is not the URL of a server",
+        ),
+        (
+            {"small": {"small": "http://a", "large": "http://b", "polcy": "bild"}},
+            "unknown setting 'small.polcy' (did",
+        ),
+        (
+            {"small": {"small": {"small": "http://a"}, "large": "http://b"}},
+            "small.small.large: Field required",
+        ),
+        (
+            {"small": {"small": "http://a", "large": {"small": "http://b"}}},
+            "small.large.url: Field required",
+        ),
         ({"small": {"url": "http://a", "large": "http://b"}}, "unknown setting 'small.large'"),
         ({"critic": {"kind": "http"}}, "critic.url: Field required"),
         ({"critic": {**HTTP, "kind": "htp"}}, "'reward-model', 'http', 'decisions', 'function'"),
@@ -186,18 +231,58 @@ def test_wrong_arguments_are_named_by_their_path(arguments: dict[str, Any], comp
 @pytest.mark.parametrize(
     ("flag_values", "variables", "file", "complaint"),
     [
-        ({"sampling": {"temperature": 9.0}}, {}, "", "--sampling-temperature 9.0: Input should be less than"),
-        ({}, {"STEPSPEC_SAMPLING__TEMPERATURE": "9"}, "", "STEPSPEC_SAMPLING__TEMPERATURE 9: Input should be less"),
+        (
+            {"sampling": {"temperature": 9.0}},
+            {},
+            "",
+            "--sampling-temperature 9.0: Input should be less than",
+        ),
+        (
+            {},
+            {"STEPSPEC_SAMPLING__TEMPERATURE": "9"},
+            "",
+            "STEPSPEC_SAMPLING__TEMPERATURE 9: Input should be less",
+        ),
         ({}, {"stepspec_ahead": "-1"}, "", "stepspec_ahead -1: Input should be greater"),
-        ({}, {"STEPSPEC_SAMPLING": '{"top_p": 9}'}, "", "STEPSPEC_SAMPLING, top_p 9: Input should be less than"),
-        ({}, {"STEPSPEC_LARGE": "ftp://h"}, "", "STEPSPEC_LARGE: 'ftp://h' is not the URL of a server"),
+        (
+            {},
+            {"STEPSPEC_SAMPLING": '{"top_p": 9}'},
+            "",
+            "STEPSPEC_SAMPLING, top_p 9: Input should be less than",
+        ),
+        (
+            {},
+            {"STEPSPEC_LARGE": "ftp://h"},
+            "",
+            "STEPSPEC_LARGE: 'ftp://h' is not the URL of a server",
+        ),
         ({}, {"STEPSPEC_OPTIONS": "{"}, "", "STEPSPEC_OPTIONS: .* the value has to be JSON"),
-        ({}, {}, "[sampling]\ntemperature = 9\n", r"stepspec\.toml: sampling\.temperature: Input should be less"),
+        (
+            {},
+            {},
+            "[sampling]\ntemperature = 9\n",
+            r"stepspec\.toml: sampling\.temperature: Input should be less",
+        ),
         ({}, {}, '[large]\napi_key = "k"\n', r"stepspec\.toml: large\.url: Field required"),
-        ({}, {}, "[large]\nurll = 1\n", r"stepspec\.toml: .*; unknown setting 'large\.urll' \(did you mean 'url'"),
-        ({}, {}, "\ufeffseed = 1\n", r"stepspec\.toml: unknown setting 'seed' \(did you mean 'sampling\.seed'\?\)"),
+        (
+            {},
+            {},
+            "[large]\nurll = 1\n",
+            r"stepspec\.toml: .*; unknown setting 'large\.urll' \(did you mean 'url'",
+        ),
+        (
+            {},
+            {},
+            "\ufeffseed = 1\n",
+            r"stepspec\.toml: unknown setting 'seed' \(did you mean 'sampling\.seed'\?\)",
+        ),
         ({}, {"STEPSPEC_CONFIG": ""}, "", "STEPSPEC_CONFIG names '', which is not a file"),
-        ({}, {}, "aheda = 1\n", r"stepspec\.toml: unknown setting 'aheda' \(did you mean 'ahead'\?\)"),
+        (
+            {},
+            {},
+            "aheda = 1\n",
+            r"stepspec\.toml: unknown setting 'aheda' \(did you mean 'ahead'\?\)",
+        ),
         ({}, {}, "ahead = ", r"stepspec\.toml is no settings file: Invalid value"),
         ({}, {"STEPSPEC_AHEAD": "x"}, "lead = -1\n", r"STEPSPEC_AHEAD: .*; stepspec\.toml: lead: "),
     ],
@@ -213,22 +298,31 @@ def test_an_error_has_the_name_of_its_source(
     (nowhere / "stepspec.toml").write_text(file)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with with_command_line(flags(**flag_values)), pytest.raises(ConfigurationError, match=complaint):
+    with (
+        with_command_line(flags(**flag_values)),
+        pytest.raises(ConfigurationError, match=complaint),
+    ):
         settings.load()
 
 
 def test_no_error_shows_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSPEC_LARGE__URL", "http://h:1")
-    with with_command_line(flags(large={"api_key": 1234})), pytest.raises(ConfigurationError) as raised:
+    with (
+        with_command_line(flags(large={"api_key": 1234})),
+        pytest.raises(ConfigurationError) as raised,
+    ):
         settings.load()
     assert str(raised.value) == "--large-api_key: Input should be a valid string"
 
 
-def test_errors_of_policies_have_the_name_of_their_source(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_policies_have_the_name_of_their_source(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     servers: Any = {"small": "http://a:1", "large": "http://b:1"}
     (nowhere / "stepspec.toml").write_text("[options]\nthreshold = 80\n")
     with pytest.raises(
-        ConfigurationError, match=r"^stepspec\.toml: options\.threshold: policy 'specreason', option 'threshold'"
+        ConfigurationError,
+        match=r"^stepspec\.toml: options\.threshold: policy 'specreason', option 'threshold'",
     ):
         Solver(**servers)
     monkeypatch.setenv("STEPSPEC_POLICY", "bidl")
@@ -254,19 +348,27 @@ def test_errors_of_policies_have_the_name_of_their_source(nowhere: Path, monkeyp
         ("stepspec_polcy", "STEPSPEC_POLICY"),
     ],
 )
-def test_a_misspelt_variable_suggests_the_right_one(variable: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_variable_suggests_the_right_one(
+    variable: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(variable, "1")
-    with pytest.raises(ConfigurationError, match=rf"unknown setting {variable} \(did you mean '{meant}'\?\)"):
+    with pytest.raises(
+        ConfigurationError, match=rf"unknown setting {variable} \(did you mean '{meant}'\?\)"
+    ):
         settings.load()
 
 
-def test_a_variable_that_is_like_none_lists_the_first_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_like_none_lists_the_first_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("STEPSPEC_QQQQQQQQQQQQQQQQ", "1")
     with pytest.raises(ConfigurationError, match=r"exist: .*STEPSPEC_AHEAD, .*STEPSPEC_SMALL"):
         settings.load()
 
 
-def test_a_file_that_is_named_on_the_command_line_comes_first(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_named_on_the_command_line_comes_first(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, ahead in (("stepspec.toml", 1), ("variable.toml", 2), ("flag.toml", 3)):
         (nowhere / name).write_text(f"ahead = {ahead}\n")
     assert settings.load().ahead == 1
@@ -276,7 +378,9 @@ def test_a_file_that_is_named_on_the_command_line_comes_first(nowhere: Path, mon
         assert settings.load().ahead == 3
     with (
         with_command_line(CommandLine(file=Path("other.toml"))),
-        pytest.raises(ConfigurationError, match=r"^--config names 'other\.toml', which is not a file"),
+        pytest.raises(
+            ConfigurationError, match=r"^--config names 'other\.toml', which is not a file"
+        ),
     ):
         settings.load()
     monkeypatch.setenv("STEPSPEC_CONFIG", "gone.toml")
@@ -292,14 +396,27 @@ def test_every_setting_is_shown_with_its_source_and_no_secret(
     monkeypatch.setenv("STEPSPEC_AHEAD", "4")
     monkeypatch.setenv("STEPSPEC_SMALL", "http://small:1")
     monkeypatch.setenv("STEPSPEC_SMALL__API_KEY", "SECRET-OF-THE-VARIABLE")
-    flags = "--config", "mine.toml", "--large-api-key", "SECRET-OF-THE-FLAG", "--top-p", "0.5", "-O", "rollback=3"
+    flags = (
+        "--config",
+        "mine.toml",
+        "--large-api-key",
+        "SECRET-OF-THE-FLAG",
+        "--top-p",
+        "0.5",
+        "-O",
+        "rollback=3",
+    )
     assert call("config", "show", "--json", *flags) == 0
     printed = capfd.readouterr().out
     assert "SECRET" not in printed
     shown = orjson.loads(printed)
     assert shown["ahead"] == {"value": 4, "source": "variable", "name": "STEPSPEC_AHEAD"}
     assert shown["policy"] == {"value": "bild", "source": "file", "name": "mine.toml: policy"}
-    assert shown["options.scale"] == {"value": "step", "source": "file", "name": "mine.toml: options.scale"}
+    assert shown["options.scale"] == {
+        "value": "step",
+        "source": "file",
+        "name": "mine.toml: options.scale",
+    }
     assert shown["options.rollback"] == {"value": 3, "source": "flag", "name": "--option rollback"}
     assert shown["large.url"]["value"] == "http://host:1"
     (nowhere / "texts").mkdir()
@@ -310,10 +427,18 @@ def test_every_setting_is_shown_with_its_source_and_no_secret(
     shown = orjson.loads(capfd.readouterr().out)
     assert shown["prompts_dir"]["value"] == "texts"
     assert shown["large.template.enable_thinking"]["value"] is False
-    assert shown["large.api_key"] == {"value": "**********", "source": "flag", "name": "--large-api-key"}
+    assert shown["large.api_key"] == {
+        "value": "**********",
+        "source": "flag",
+        "name": "--large-api-key",
+    }
     assert shown["small.api_key"]["name"] == "STEPSPEC_SMALL__API_KEY"
     assert shown["small.url"]["name"] == "STEPSPEC_SMALL"
-    assert shown["service.keys"] == {"value": ["**********"], "source": "file", "name": "mine.toml: service.keys"}
+    assert shown["service.keys"] == {
+        "value": ["**********"],
+        "source": "file",
+        "name": "mine.toml: service.keys",
+    }
     assert shown["sampling.top_p"] == {"value": 0.5, "source": "flag", "name": "--top-p"}
     assert shown["sampling.top_k"] == {"value": 0, "source": "default", "name": ""}
     assert call("config", "show", *flags) == 0

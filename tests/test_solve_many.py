@@ -71,9 +71,16 @@ def lines(path: Path | str) -> list[dict[str, Any]]:
 
 def test_lines_are_texts_or_json_and_ids_are_unique(nowhere: Path) -> None:
     file = nowhere / "problems.jsonl"
-    file.write_text('\ufeffone\n\n{"problem": "two", "id": 7}\n  one \n{"question": "a\u2028b", "id": "x"}\n')
+    file.write_text(
+        '\ufeffone\n\n{"problem": "two", "id": 7}\n  one \n{"question": "a\u2028b", "id": "x"}\n'
+    )
     first, second, again, last = read_problems(file)
-    assert (first.text, second, again.text, last) == ("one", Problem(7, "two"), "one", Problem("x", "a\u2028b"))
+    assert (first.text, second, again.text, last) == (
+        "one",
+        Problem(7, "two"),
+        "one",
+        Problem("x", "a\u2028b"),
+    )
     assert again.id == f"{first.id}-2"
     assert [problem.id for problem in read_problems(file, 2)] == [first.id, 7]
 
@@ -86,10 +93,15 @@ def test_lines_are_texts_or_json_and_ids_are_unique(nowhere: Path) -> None:
         ('{"text": "x"}\n', 'line 1: .*a JSON object with "problem"'),
         ('{"problem": ["x"]}\n', 'line 1: "problem" has to be a text'),
         ('{"problem": "x", "id": true}\n', 'line 1: "id" has to be a text or a whole number'),
-        ('{"problem": "x", "id": 1}\n{"problem": "y", "id": 1}\n', "line 2: the id 1 is there twice"),
+        (
+            '{"problem": "x", "id": 1}\n{"problem": "y", "id": 1}\n',
+            "line 2: the id 1 is there twice",
+        ),
     ],
 )
-def test_a_file_that_holds_no_problems_is_refused(content: str, complaint: str, nowhere: Path) -> None:
+def test_a_file_that_holds_no_problems_is_refused(
+    content: str, complaint: str, nowhere: Path
+) -> None:
     (nowhere / "problems.jsonl").write_text(content)
     with pytest.raises(ConfigurationError, match=complaint):
         read_problems(nowhere / "problems.jsonl")
@@ -99,7 +111,11 @@ def test_a_file_that_holds_no_problems_is_refused(content: str, complaint: str, 
 def test_one_that_fails_has_its_error_in_its_line_and_is_tried_again(
     nowhere: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"id": "a", "problem": "1 + 1"}, {"id": "b", "problem": TOO_LONG}, {"id": "c", "problem": "1 + 2"}]
+    rows = [
+        {"id": "a", "problem": "1 + 1"},
+        {"id": "b", "problem": TOO_LONG},
+        {"id": "c", "problem": "1 + 2"},
+    ]
     (nowhere / "problems.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     command = "solve", "--problems", "problems.jsonl", "--concurrency", "2", "-o", "solved.jsonl"
     assert call(*command, "--trace", "traces") == 1
@@ -118,7 +134,10 @@ def test_one_that_fails_has_its_error_in_its_line_and_is_tried_again(
     assert kept == before  # as they were: solved only once
     assert (new["id"], new["problem"], new["answer"]) == ("b", "1 + 3", "42")
     assert call(*command, "--temperature", "0") == 2
-    assert "solved.jsonl holds solutions that were made with other models or settings" in capfd.readouterr().err
+    assert (
+        "solved.jsonl holds solutions that were made with other models or settings"
+        in capfd.readouterr().err
+    )
     assert call(*command, "--temperature", "0", "--fresh") == 0
     assert len(lines("solved.jsonl")) == 3
 
@@ -128,11 +147,20 @@ def test_without_a_file_the_lines_go_to_standard_output(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("first\nsecond\nthird\n"))
-    assert call("solve", "--problems", "-", "--limit", "2", "--system", "Be brief.", "--trace", "traces") == 0
+    assert (
+        call(
+            "solve", "--problems", "-", "--limit", "2", "--system", "Be brief.", "--trace", "traces"
+        )
+        == 0
+    )
     printed = [orjson.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [line["problem"] for line in printed] == ["first", "second"]
     started = [moment.event for path in Path("traces").iterdir() for moment in trace.read(path)[:1]]
-    posed = [[message.content for message in event.messages] for event in started if isinstance(event, Started)]
+    posed = [
+        [message.content for message in event.messages]
+        for event in started
+        if isinstance(event, Started)
+    ]
     assert sorted(posed) == [["Be brief.", "first"], ["Be brief.", "second"]]
 
 
@@ -151,7 +179,8 @@ def test_verbose_logs_requests(capfd: pytest.CaptureFixture[str]) -> None:
     assert "GET" not in capfd.readouterr().err
     assert call("solve", "6 x 7", "--json", "-v") == 0
     printed = capfd.readouterr()
-    assert len(re.findall(r"^GET http://\S+/v1/models: 200$", printed.err, re.MULTILINE)) == 2  # each line once
+    # each line once
+    assert len(re.findall(r"^GET http://\S+/v1/models: 200$", printed.err, re.MULTILINE)) == 2
     assert orjson.loads(printed.out)["answer"] == "42"
     assert call("solve", "6 x 7", "--json") == 0
     assert "GET" not in capfd.readouterr().err
@@ -159,9 +188,23 @@ def test_verbose_logs_requests(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_ctrl_c_leaves_whole_lines_and_the_command_goes_on(nowhere: Path) -> None:
     (nowhere / "problems.txt").write_text("".join(f"{number} + 1\n" for number in range(8)))
-    words = [sys.executable, "-m", "stepspec", "solve", "--problems", "problems.txt", "-o", "solved.jsonl"]
+    words = [
+        sys.executable,
+        "-m",
+        "stepspec",
+        "solve",
+        "--problems",
+        "problems.txt",
+        "-o",
+        "solved.jsonl",
+    ]
     with serving(StandIn(steps=2, step_tokens=10, latency=Latency(token=0.01))) as url:
-        urls = {"STEPSPEC_SMALL": url, "STEPSPEC_LARGE": url, "PYTHONPATH": str(ROOT / "src"), "no_proxy": "*"}
+        urls = {
+            "STEPSPEC_SMALL": url,
+            "STEPSPEC_LARGE": url,
+            "PYTHONPATH": str(ROOT / "src"),
+            "no_proxy": "*",
+        }
         with subprocess.Popen(words, env=os.environ | urls, stderr=subprocess.PIPE) as first:
             path = nowhere / "solved.jsonl"
             while not (path.is_file() and path.read_bytes().count(b"\n")):
@@ -175,7 +218,9 @@ def test_ctrl_c_leaves_whole_lines_and_the_command_goes_on(nowhere: Path) -> Non
         second = subprocess.run(words, env=os.environ | urls, check=False, timeout=120)
     assert second.returncode == 0
     assert lines(path)[: len(before)] == before
-    assert sorted(line["problem"] for line in lines(path)) == [f"{number} + 1" for number in range(8)]
+    assert sorted(line["problem"] for line in lines(path)) == [
+        f"{number} + 1" for number in range(8)
+    ]
 
 
 def test_what_an_interruption_leaves_is_continued(nowhere: Path) -> None:
@@ -184,7 +229,10 @@ def test_what_an_interruption_leaves_is_continued(nowhere: Path) -> None:
         file.write(problems[0], answer="0")
         file.write(problems[1], error={"type": "E", "message": "m"})
         file.write(problems[2], answer="2")
-        with pytest.raises(ConfigurationError, match="being written by another command"), SolutionFile(path, "d"):
+        with (
+            pytest.raises(ConfigurationError, match="being written by another command"),
+            SolutionFile(path, "d"),
+        ):
             pass
     with path.open("ab") as torn:
         torn.write(b'{"id": 3, "prob')

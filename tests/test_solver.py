@@ -1,4 +1,7 @@
-"""A solver over servers that are real but for their models: what it tells the engine, and what it outlives."""
+"""
+A solver over servers that are real but for their models: what it tells the engine, and what it
+outlives.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +52,23 @@ class Servers:
     urls: tuple[str, str]
 
     def solver(self, **settings: Any) -> Solver:
-        """A solver whose small model may end the thinking and whose large one answers, unless the *settings* differ."""
+        """
+        A solver whose small model may end the thinking and whose large one answers, unless the
+        *settings* differ.
+        """
         return Solver(*self.endpoints, **{**USUAL, **settings})
 
 
 @asynccontextmanager
 async def serving() -> AsyncGenerator[Servers]:
     small = FakeVllm(SCRIPT, digits={"9": -0.1})
-    first, second = (replace(small, faults=deque(), requests=[]) for _ in range(2))  # All share their token ids.
-    async with small.serve("small") as s, first.serve("large", retries=0) as one, second.serve("large") as two:
+    # All share their token ids.
+    first, second = (replace(small, faults=deque(), requests=[]) for _ in range(2))
+    async with (
+        small.serve("small") as s,
+        first.serve("large", retries=0) as one,
+        second.serve("large") as two,
+    ):
         large = one.model_copy(update={"replicas": (two.url,)})
         yield Servers(small, (first, second), (s, large), (one.url, two.url))
 
@@ -65,14 +76,21 @@ async def serving() -> AsyncGenerator[Servers]:
 async def test_a_large_model_that_writes_alone_is_stopped_in_a_loop_too() -> None:
     paragraph = (*[f" w{number}" for number in range(20)], ".\n\n")
     server = FakeVllm((*paragraph * 100, "Done", "</think>", "\n\n\\boxed{2}"))
-    more: dict[str, Any] = {"auto": True, "stop_loops": True, "prior": Prior(accept_rate=0.0, verdict_seconds=100.0)}
+    more: dict[str, Any] = {
+        "auto": True,
+        "stop_loops": True,
+        "prior": Prior(accept_rate=0.0, verdict_seconds=100.0),
+    }
     async with (
         server.serve("small") as small,
         server.serve("large") as large,
         Solver(small, large, sampling=GREEDY, **more) as solver,
     ):
         solution = await solver.solve(PROBLEM)
-    assert ({step.author for step in solution.steps}, solution.finish_reason) == ({"large"}, "repetition")
+    assert ({step.author for step in solution.steps}, solution.finish_reason) == (
+        {"large"},
+        "repetition",
+    )
 
 
 async def test_a_replica_that_dies_under_a_run_costs_nothing_but_time() -> None:
@@ -99,7 +117,9 @@ async def test_a_replica_that_dies_under_a_run_costs_nothing_but_time() -> None:
 async def test_runs_are_spread_over_the_replicas() -> None:
     async with serving() as servers, servers.solver() as solver:
         await asyncio.gather(solver.solve(PROBLEM), solver.solve(PROBLEM))
-        asked = [sum(path == "/v1/completions" for path, _ in each.requests) for each in servers.large]
+        asked = [
+            sum(path == "/v1/completions" for path, _ in each.requests) for each in servers.large
+        ]
     assert asked == [4, 4]
 
 
@@ -122,11 +142,15 @@ async def test_work_that_needs_both_models_fails_with_the_small_one() -> None:
             await solver.solve(PROBLEM)
 
 
-async def test_a_run_that_begins_without_the_small_model_goes_on_alone_at_once_until_it_is_back() -> None:
+async def test_a_run_that_begins_without_the_small_model_goes_on_alone_at_once_until_it_is_back() -> (
+    None
+):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with serving() as servers:
-        small = servers.endpoints[0].model_copy(update={"url": f"http://127.0.0.1:{port}", "retries": 0})
+        small = servers.endpoints[0].model_copy(
+            update={"url": f"http://127.0.0.1:{port}", "retries": 0}
+        )
         async with replace(servers, endpoints=(small, servers.endpoints[1])).solver() as solver:
             assert list(solver.down) == [small.url]
             with pytest.raises(EndpointUnavailable, match="connection refused"):
@@ -174,26 +198,39 @@ async def test_when_every_large_replica_is_gone_the_error_names_them() -> None:
         ({"lead": 1, "policy": "small"}, ["small"] * 3),
     ],
 )
-async def test_the_large_model_leads_if_wanted_but_never_a_baseline(chosen: RunOverrides, authors: list[str]) -> None:
+async def test_the_large_model_leads_if_wanted_but_never_a_baseline(
+    chosen: RunOverrides, authors: list[str]
+) -> None:
     async with serving() as servers, servers.solver(**chosen) as solver, servers.solver() as other:
         for solution in (await solver.solve(PROBLEM), await other.solve(PROBLEM, **chosen)):
             assert [step.author for step in solution.steps if step.fate == "kept"] == authors
 
 
-async def test_a_run_with_auto_says_who_wrote_its_steps_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def aside(estimate: auto.Estimate, now: auto.Mode | None, most: int) -> tuple[auto.Mode, dict[str, float], str]:
+async def test_a_run_with_auto_says_who_wrote_its_steps_and_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def aside(
+        estimate: auto.Estimate, now: auto.Mode | None, most: int
+    ) -> tuple[auto.Mode, dict[str, float], str]:
         return auto.ASIDE, {}, "it is quicker"
 
     async with serving() as servers, servers.solver(auto=True) as solver:
         begun = await solver.solve(PROBLEM)
         monkeypatch.setattr(auto, "decide", aside)
         alone = await solver.solve(PROBLEM)
-        others = [await solver.solve(PROBLEM, auto=False), await solver.solve(PROBLEM, policy="large")]
+        others = [
+            await solver.solve(PROBLEM, auto=False),
+            await solver.solve(PROBLEM, policy="large"),
+        ]
     assert begun.stretches == (Stretch("large", 1, 3, "the method's pace is not known yet"),)
     assert begun.aside == alone.aside == ""  # there is nothing yet to tell the user
     assert alone.share_alone == 1.0
     assert alone.stretches == (Stretch("large", 1, 3, "it is quicker"),)
-    assert (alone.thinking, alone.answer, alone.ledger.accept_rate) == (begun.thinking, begun.answer, None)
+    assert (alone.thinking, alone.answer, alone.ledger.accept_rate) == (
+        begun.thinking,
+        begun.answer,
+        None,
+    )
     assert [each.stretches for each in others] == [(), ()]
 
 
@@ -215,7 +252,9 @@ async def test_runs_decide_by_default_but_with_a_seed() -> None:
         assert not (await solver.solve(PROBLEM, auto=False)).stretches
 
 
-async def test_the_wait_for_a_place_is_a_part_of_a_runs_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_wait_for_a_place_is_a_part_of_a_runs_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(auto.Auto, "fits", 1)
     async with serving() as servers, servers.solver(auto=True) as solver:
         async with solver.auto.place():
@@ -225,7 +264,8 @@ async def test_the_wait_for_a_place_is_a_part_of_a_runs_seconds(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("policy", "seed", "requests"), [("large", None, 2), ("small", None, 2), ("large", 7, 4), ("specreason", None, 4)]
+    ("policy", "seed", "requests"),
+    [("large", None, 2), ("small", None, 2), ("large", 7, 4), ("specreason", None, 4)],
 )
 async def test_one_model_alone_draws_no_seed_and_so_thinks_in_one_request(
     policy: str, seed: int | None, requests: int
@@ -249,7 +289,9 @@ async def test_what_was_judged_before_is_known_to_the_first_run(
     assert [solution.share_alone for solution in solutions] == [1.0, 1.0]
     advice = "drafts are rarely accepted, as measured before: run `stepspec judge`"
     assert {solution.aside for solution in solutions} == {advice}
-    logged = [record.getMessage() for record in caplog.records if "goes on alone" in record.getMessage()]
+    logged = [
+        record.getMessage() for record in caplog.records if "goes on alone" in record.getMessage()
+    ]
     assert logged == [f"the large model goes on alone: {advice}"]
 
 
@@ -259,13 +301,18 @@ async def test_what_was_judged_before_is_known_to_the_first_run(
         ({"aheadd": 1}, "unknown setting 'aheadd' (did you mean 'ahead'?)"),
         ({"ahead": -1}, "ahead: Input should be greater than or equal to 0"),
         ({"hedge": 2}, "hedge: Input should be less than or equal to 1"),
-        ({"policy": "specreasn"}, "no policy 'specreasn' (did you mean 'specreason'?); the policies: "),
+        (
+            {"policy": "specreasn"},
+            "no policy 'specreasn' (did you mean 'specreason'?); the policies: ",
+        ),
         ({"options": {"thresholds": 1}}, "'thresholds'"),
         ({"options": {"threshold": 10}}, "option 'threshold': a number from 0 to 9 (got 10)"),
         ({"policy": "reward"}, "policy 'reward' needs a reward model"),
     ],
 )
-async def test_a_wrong_choice_for_one_run_asks_nothing_of_the_models(chosen: dict[str, Any], complaint: str) -> None:
+async def test_a_wrong_choice_for_one_run_asks_nothing_of_the_models(
+    chosen: dict[str, Any], complaint: str
+) -> None:
     async with serving() as servers, servers.solver() as solver:
         before = [len(each.requests) for each in (servers.small, *servers.large)]
         with pytest.raises(ConfigurationError, match=re.escape(complaint)):
@@ -283,7 +330,12 @@ THREE = {"threshold": 8, "sure": 0.1, "read": "greedy"}
 
 @pytest.mark.parametrize(
     ("chosen", "times"),
-    [({}, 1), ({"ahead": 1, "lead": 1, "seed": 5}, 1), ({"options": THREE}, 2), ({"policy": "specreason"}, 1)],
+    [
+        ({}, 1),
+        ({"ahead": 1, "lead": 1, "seed": 5}, 1),
+        ({"options": THREE}, 2),
+        ({"policy": "specreason"}, 1),
+    ],
 )
 async def test_a_policy_is_built_once_for_a_run_and_once_to_check_other_options(
     chosen: dict[str, Any], times: int, built: list[SpecReason]
@@ -298,8 +350,14 @@ async def test_options_that_are_resolved_are_run_as_they_are(
     built: list[SpecReason], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving() as servers, servers.solver(lead=1) as solver:
-        run = solver.resolve(options=THREE, sampling=Sampling(temperature=0.5), seed=7, budget=Budget(200, steps=2))
-        own = {"options": THREE, "sampling": Sampling(temperature=0.5, seed=7), "budget": Limits(tokens=200, steps=2)}
+        run = solver.resolve(
+            options=THREE, sampling=Sampling(temperature=0.5), seed=7, budget=Budget(200, steps=2)
+        )
+        own = {
+            "options": THREE,
+            "sampling": Sampling(temperature=0.5, seed=7),
+            "budget": Limits(tokens=200, steps=2),
+        }
         assert run == solver.settings.run.model_copy(update=own)
         assert (type(run), run.lead) == (RunOptions, 1)
         built.clear()
@@ -307,7 +365,10 @@ async def test_options_that_are_resolved_are_run_as_they_are(
         solution = await solver.solve(PROBLEM, run)
         large = (await solver.solve(PROBLEM, RunOptions(policy="large"))).steps
     assert [(policy.threshold, policy.read) for policy in built] == [(8, "greedy")]
-    assert (solution.seed, [step.author for step in solution.steps if step.fate == "kept"]) == (7, ["large", "small"])
+    assert (solution.seed, [step.author for step in solution.steps if step.fate == "kept"]) == (
+        7,
+        ["large", "small"],
+    )
     assert {step.author for step in large} == {"large"}
 
 
@@ -319,14 +380,20 @@ async def test_overrides_change_options_that_are_resolved() -> None:
         with pytest.raises(ConfigurationError, match="unknown setting 'leads'"):
             await solver.solve(PROBLEM, run, leads=1)  # type: ignore[call-arg]
     assert solution.seed == 8
-    assert [step.author for step in solution.steps if step.fate == "kept"] == ["large", "small", "small"]
+    assert [step.author for step in solution.steps if step.fate == "kept"] == [
+        "large",
+        "small",
+        "small",
+    ]
 
 
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 
 
 @pytest.mark.parametrize(
-    ("format", "sent"), [("json", {"json_object": True}), (SCHEMA, {"json": SCHEMA})], ids=["json", "schema"]
+    ("format", "sent"),
+    [("json", {"json_object": True}), (SCHEMA, {"json": SCHEMA})],
+    ids=["json", "schema"],
 )
 async def test_only_the_answer_is_asked_for_in_a_format(format: Any, sent: dict[str, Any]) -> None:
     async with serving() as servers, servers.solver() as solver:
@@ -342,7 +409,9 @@ async def test_only_the_answer_is_asked_for_in_a_format(format: Any, sent: dict[
 
 async def test_a_server_that_ignores_the_format_is_found_out() -> None:
     async with serving() as servers, servers.solver() as solver:
-        with pytest.raises(MalformedReply, match=r"asked for JSON and wrote '\\\\boxed\{2\}'.*structured outputs"):
+        with pytest.raises(
+            MalformedReply, match=r"asked for JSON and wrote '\\\\boxed\{2\}'.*structured outputs"
+        ):
             await solver.solve(PROBLEM, format="json")
         cut = await solver.solve(PROBLEM, format="json", stop=["{"])
     assert cut.text == "\\boxed"  # which a stop string may have made of JSON
@@ -367,10 +436,18 @@ CALIBRATION = {
         ({}, {"options": {"threshold": 5.0}}, "options.threshold"),
         ({"conditions": True}, {}, ""),
         ({"conditions": True}, {"options": {"threshold": 6.0, "read": "greedy"}}, "options.read"),
-        ({"conditions": True}, {"options": {"threshold": 6.0, "read": "expected"}, "ahead": 4, "hedge": 0.5}, ""),
+        (
+            {"conditions": True},
+            {"options": {"threshold": 6.0, "read": "expected"}, "ahead": 4, "hedge": 0.5},
+            "",
+        ),
         ({"conditions": True}, {"lead": 3, "ending": "large"}, "lead, ending"),
         ({"conditions": True}, {"budget": {"steps": 4}}, "budget.steps"),
-        ({"conditions": True}, {"sampling": Sampling(temperature=1.0, top_p=1.0)}, "sampling.temperature"),
+        (
+            {"conditions": True},
+            {"sampling": Sampling(temperature=1.0, top_p=1.0)},
+            "sampling.temperature",
+        ),
     ],
 )
 async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
@@ -383,7 +460,12 @@ async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
             del bearing["options"]["threshold"]
             made = {**made, "conditions": bearing}
         small, large = servers.endpoints
-        before = load(small=small, large=large, calibration={**CALIBRATION, **made}, **{**USUAL, **chosen, **settings})
+        before = load(
+            small=small,
+            large=large,
+            calibration={**CALIBRATION, **made},
+            **{**USUAL, **chosen, **settings},
+        )
         async with Solver(before) as solver:
             assert solver.settings.calibration is not None
             found = solver.settings.calibration.differences(solver.conditions(solver.settings))
@@ -397,7 +479,10 @@ async def test_a_trace_has_the_threshold_of_its_run() -> None:
     async with serving() as servers, servers.solver() as solver:
         await solver.solve(PROBLEM, observe=events.append, options={"threshold": 6.5})
         await solver.solve(PROBLEM, observe=events.append, policy="large")
-    assert [event.threshold for event in events if isinstance(event, Started)] == [("threshold", 6.5), None]
+    assert [event.threshold for event in events if isinstance(event, Started)] == [
+        ("threshold", 6.5),
+        None,
+    ]
 
 
 async def test_a_stream_has_every_event_and_then_the_solution(tmp_path: Path) -> None:
@@ -409,7 +494,10 @@ async def test_a_stream_has_every_event_and_then_the_solution(tmp_path: Path) ->
                 _ = events.solution
             streamed = [event async for event in events]
             assert not [event async for event in events]
-    assert (events.solution.answer, events.solution.thinking) == (solution.answer, solution.thinking)
+    assert (events.solution.answer, events.solution.thinking) == (
+        solution.answer,
+        solution.thinking,
+    )
     assert [each for each in streamed if isinstance(each, Committed)] == [
         each for each in observed if isinstance(each, Committed)
     ]
@@ -422,7 +510,11 @@ async def test_a_trace_that_cannot_be_written_costs_no_solution(
     async with serving() as servers, servers.solver() as solver:
         solution = await solver.solve(PROBLEM, trace_to=tmp_path / "missing" / "run.jsonl")
     assert "2" in solution.answer
-    (record,) = (each for each in caplog.records if each.name.startswith("stepspec") and "trace" in each.message)
+    (record,) = (
+        each
+        for each in caplog.records
+        if each.name.startswith("stepspec") and "trace" in each.message
+    )
     assert "missing/run.jsonl: No such file or directory" in record.message
 
 

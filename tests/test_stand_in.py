@@ -1,4 +1,7 @@
-"""The stand-in for a vLLM server: its text, its verdicts, its pace and its faults; tests/contracts holds the rest."""
+"""
+The stand-in for a vLLM server: its text, its verdicts, its pace and its faults; tests/contracts
+holds the rest.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,18 @@ PROBLEM = Chain.of("What is 6 x 7?")
 async def entered(server: StandIn, **settings: object) -> AsyncGenerator[VllmEndpoint]:
     async with (
         server.listening() as url,
-        VllmEndpoint(Endpoint.model_validate({"role": "small", "url": url, "retries": 0, **settings})) as vllm,
+        VllmEndpoint(
+            Endpoint.model_validate({"role": "small", "url": url, "retries": 0, **settings})
+        ) as vllm,
     ):
         yield vllm
 
 
 async def queue(vllm: VllmEndpoint, *faults: str) -> object:
-    async with aiohttp.ClientSession(vllm.settings.url) as http, http.post("/faults", json=faults) as reply:
+    async with (
+        aiohttp.ClientSession(vllm.settings.url) as http,
+        http.post("/faults", json=faults) as reply,
+    ):
         return await reply.json()
 
 
@@ -45,7 +53,10 @@ async def test_steps_have_the_set_length_and_the_thinking_the_set_number_of_step
 
 
 async def test_the_answer_fits_the_requested_json_schema() -> None:
-    properties = {"count": {"type": "integer"}, "names": {"type": "array", "items": {"type": "string"}}}
+    properties = {
+        "count": {"type": "integer"},
+        "names": {"type": "array", "items": {"type": "string"}},
+    }
     schema = {"type": "object", "properties": properties | {"sure": {"type": "boolean"}}}
     async with entered(StandIn(steps=1)) as vllm:
         chain = PROBLEM.extend(await vllm.model(GREEDY).write(PROBLEM))
@@ -85,7 +96,9 @@ async def test_a_queued_fault_befalls_one_completion(fault: str, reason: str) ->
 
 
 def test_faults_are_read_from_their_text() -> None:
-    read = [parse_fault(text) for text in ("reset:2", "stall:0", "slow:1.5", "none", "ids", "503:2")]
+    read = [
+        parse_fault(text) for text in ("reset:2", "stall:0", "slow:1.5", "none", "ids", "503:2")
+    ]
     assert read[:5] == [Break(2), Stall(0), Slow(1.5), None, Spoil("ids")]
     assert isinstance(read[5], Refuse)
     assert (read[5].status, read[5].headers) == (503, (("Retry-After", "2"),))

@@ -1,4 +1,7 @@
-"""Verifiers through the whole program: settings, solver, service, doctor and command line, over stand-in servers."""
+"""
+Verifiers through the whole program: settings, solver, service, doctor and command line, over
+stand-in servers.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,18 @@ ANSWER = "The answer is \\boxed{42}."
 async def solving(**settings: Any) -> AsyncGenerator[Solver]:
     small, large = (StandIn(steps=4, step_tokens=4) for _ in range(2))
     async with AsyncExitStack() as stack:
-        one, other = [await stack.enter_async_context(model.listening()) for model in (small, large)]
+        one, other = [
+            await stack.enter_async_context(model.listening()) for model in (small, large)
+        ]
         yield await stack.enter_async_context(
             Solver(f"{one}/v1", f"{other}/v1", sampling=GREEDY, auto=False, **settings)
         )
 
 
 def says_42(candidate: Candidate) -> Rating:
-    return Rating(float(candidate.answer == "42"), "it is 42" if candidate.answer == "42" else "it is not 42")
+    return Rating(
+        float(candidate.answer == "42"), "it is 42" if candidate.answer == "42" else "it is not 42"
+    )
 
 
 def wrong(candidate: Candidate) -> Rating:
@@ -56,10 +63,17 @@ async def test_a_function_judges_the_answer_of_a_run() -> None:
     async with solving(critic=says_42) as solver:
         solution = await solver.solve(PROBLEM, observe=recorder)
         assert solver.models["critic"] == "verifier says_42"
-    assert (solution.answer, solution.verified, solution.rejection, solution.degraded) == ("42", True, "", ())
+    assert (solution.answer, solution.verified, solution.rejection, solution.degraded) == (
+        "42",
+        True,
+        "",
+        (),
+    )
     assert solution.ledger.critic.requests == 1
     judged = [event for event in recorder.events if isinstance(event, AnswerJudged)]
-    assert [(each.accepted, each.score, each.reason, each.final) for each in judged] == [(True, 1.0, "it is 42", True)]
+    assert [(each.accepted, each.score, each.reason, each.final) for each in judged] == [
+        (True, 1.0, "it is 42", True)
+    ]
 
 
 async def test_a_rejected_answer_is_rewritten_and_the_solution_says_what_became_of_it() -> None:
@@ -68,13 +82,17 @@ async def test_a_rejected_answer_is_rewritten_and_the_solution_says_what_became_
     assert (solution.verified, solution.rejection) == (False, "it is never right")
     rejected = [step for step in solution.steps if step.reason == "answer"]
     assert rejected
-    assert {(step.grade, step.detail, step.fate) for step in rejected} == {(0.25, "it is never right", "rejected")}
+    assert {(step.grade, step.detail, step.fate) for step in rejected} == {
+        (0.25, "it is never right", "rejected")
+    }
     assert summary(solution).plain.endswith(", NOT verified")
 
 
 @pytest.mark.parametrize(("fallback", "verified"), [("accept", None), ("reject", False)])
 async def test_a_fallback_that_decides_is_visible(fallback: str, verified: bool | None) -> None:
-    async with solving(critic={"kind": "function", "function": broken, "fallback": fallback}) as solver:
+    async with solving(
+        critic={"kind": "function", "function": broken, "fallback": fallback}
+    ) as solver:
         solution = await solver.solve(PROBLEM)
     assert (solution.verified, solution.degraded) == (verified, ("critic",))
     assert solution.ledger.critic.failed == solution.ledger.critic.requests > 0
@@ -91,17 +109,24 @@ async def test_the_large_model_judges_in_the_place_of_a_verifier_that_fails() ->
 
 
 @pytest.mark.parametrize(
-    ("verifier", "authors"), [(says_42, {"large", "small"}), (wrong, {"large"}), (broken, {"small"})]
+    ("verifier", "authors"),
+    [(says_42, {"large", "small"}), (wrong, {"large"}), (broken, {"small"})],
 )
-async def test_a_verifier_judges_the_steps_of_a_policy_that_needs_a_critic(verifier: Any, authors: set[str]) -> None:
+async def test_a_verifier_judges_the_steps_of_a_policy_that_needs_a_critic(
+    verifier: Any, authors: set[str]
+) -> None:
     settings = {"kind": "function", "function": verifier, "judges": "step", "fallback": "accept"}
     async with solving(policy="reward", critic=settings) as solver:
         solution = await solver.solve(PROBLEM)
-    kept = {step.author for step in solution.steps if step.fate == "kept" and step.text.strip(" \n")}
+    kept = {
+        step.author for step in solution.steps if step.fate == "kept" and step.text.strip(" \n")
+    }
     assert kept == authors
     if verifier is wrong:
         rejected = [step for step in solution.steps if step.fate == "rejected"]
-        assert {(step.reason, step.detail) for step in rejected} == {("reward", "it is never right")}
+        assert {(step.reason, step.detail) for step in rejected} == {
+            ("reward", "it is never right")
+        }
     assert solution.verified is None
 
 
@@ -109,16 +134,26 @@ def test_a_policy_that_needs_rated_steps_refuses_a_verifier_of_answers() -> None
     urls = ("http://a:1/v1", "http://b:1/v1")
     with pytest.raises(ConfigurationError, match='judges = "step"'):
         Solver(*urls, policy="reward", critic=says_42)
-    Solver(*urls, policy="reward", critic={"kind": "function", "function": says_42, "judges": "both"})
+    Solver(
+        *urls, policy="reward", critic={"kind": "function", "function": says_42, "judges": "both"}
+    )
 
 
 def test_the_kind_of_a_critic_decides_about_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(load(critic="http://c:1").critic, CriticEndpoint)
-    http = load(critic={"kind": "http", "url": "http://c:1/v1/judge", "seconds": 3, "fallback": "fail"}).critic
+    http = load(
+        critic={"kind": "http", "url": "http://c:1/v1/judge", "seconds": 3, "fallback": "fail"}
+    ).critic
     assert isinstance(http, HttpVerifier)
-    assert (http.url, http.address.url, http.path) == ("http://c:1/v1/judge", "http://c:1", "/v1/judge")
+    assert (http.url, http.address.url, http.path) == (
+        "http://c:1/v1/judge",
+        "http://c:1",
+        "/v1/judge",
+    )
     assert (http.address.deadlines.total, http.address.deadlines.connect) == (3, 3)
-    assert isinstance(load(critic={"kind": "decisions", "url": "http://c:1/v1"}).critic, DecisionsVerifier)
+    assert isinstance(
+        load(critic={"kind": "decisions", "url": "http://c:1/v1"}).critic, DecisionsVerifier
+    )
     assert isinstance(load(critic=says_42).critic, FunctionVerifier)
     monkeypatch.setenv("STEPSPEC_CRITIC__KIND", "http")
     monkeypatch.setenv("STEPSPEC_CRITIC__URL", "http://d:1/judge")
@@ -129,10 +164,13 @@ def test_the_kind_of_a_critic_decides_about_its_settings(monkeypatch: pytest.Mon
 
 
 def test_an_unknown_function_is_refused_before_any_run(nowhere: Path) -> None:
-    (nowhere / "stepspec.toml").write_text('[critic]\nkind = "function"\nfunction = "nobody-has-it"\n')
+    (nowhere / "stepspec.toml").write_text(
+        '[critic]\nkind = "function"\nfunction = "nobody-has-it"\n'
+    )
     with pytest.raises(ConfigurationError, match="no verifier 'nobody-has-it'"):
         Solver("http://a:1/v1", "http://b:1/v1")
-    critic = Solver("http://a:1/v1", "http://b:1/v1", critic=says_42).settings.critic  # hides the one in the file
+    # hides the one in the file
+    critic = Solver("http://a:1/v1", "http://b:1/v1", critic=says_42).settings.critic
     assert isinstance(critic, FunctionVerifier)
     assert critic.function == "says_42"
 
@@ -146,7 +184,10 @@ def test_an_unknown_function_is_refused_before_any_run(nowhere: Path) -> None:
     ],
 )
 async def test_the_doctor_asks_a_verifier(
-    verifier: Any, settings: dict[str, Any], outcome: str, ratings: tuple[float | None, float | None]
+    verifier: Any,
+    settings: dict[str, Any],
+    outcome: str,
+    ratings: tuple[float | None, float | None],
 ) -> None:
     report = await diagnose_critic(FunctionVerifier(function=verifier, **settings))
     assert [finding.outcome for finding in report.findings] == [outcome]
@@ -164,7 +205,8 @@ async def test_the_doctor_finds_a_verifier_of_sums_right() -> None:
 
     for judges in ("answer", "step"):
         assert not (await diagnose_critic(FunctionVerifier(function=sums, judges=judges))).findings  # type: ignore[arg-type]
-        (finding,) = (await diagnose_critic(FunctionVerifier(function=upside_down, judges=judges))).findings  # type: ignore[arg-type]
+        reversed_verifier = FunctionVerifier(function=upside_down, judges=judges)  # type: ignore[arg-type]
+        (finding,) = (await diagnose_critic(reversed_verifier)).findings
         assert finding.outcome == "costs"
 
 

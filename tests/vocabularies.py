@@ -1,4 +1,7 @@
-"""Tokenizers of real model families for the tests that ask for them, which are skipped where there is no network."""
+"""
+Tokenizers of real model families for the tests that ask for them, which are skipped where there is
+no network.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ FAMILIES = (MINIATURE, *VOCABULARIES)
 
 
 def real_vocabulary(family: str) -> Path:
-    """Return the ``tokenizer.json`` of *family*; skip the test if it cannot be downloaded, which is an error in CI."""
+    """
+    Return the ``tokenizer.json`` of *family*; skip the test if it cannot be downloaded, which is an
+    error in CI.
+    """
     path = _file(family)
     if isinstance(path, Path):
         return path
@@ -35,7 +41,9 @@ def real_tokenizer(family: str) -> Tokenizer:
 
 @cache
 def token_texts(family: str) -> dict[int, str]:
-    """The texts of the tokens of *family*, each by itself, without added tokens, which are no text."""
+    """
+    The texts of the tokens of *family*, each by itself, without added tokens, which are no text.
+    """
     tokenizer = real_tokenizer(family)
     added = tokenizer.get_added_tokens_decoder()
     ids = [number for number in range(tokenizer.get_vocab_size()) if number not in added]

@@ -21,20 +21,36 @@ from .loading import CALIBRATED_ON, Benchmark, Row, bare, half, load, overlaps
 FILES = (".jsonl", ".parquet")
 BOXED = "eval.boxed"  # the prompt of mathematical benchmarks
 
-__all__ = ["BENCHMARKS", "CALIBRATED_ON", "Benchmark", "bare", "choose", "find", "half", "load", "overlaps", "own"]
+__all__ = [
+    "BENCHMARKS",
+    "CALIBRATED_ON",
+    "Benchmark",
+    "bare",
+    "choose",
+    "find",
+    "half",
+    "load",
+    "overlaps",
+    "own",
+]
 
 BUILT_IN: Mapping[str, Benchmark] = {
-    benchmark.name: benchmark for benchmark in (MATH500, GSM8K, AIME24, AIME25, AMC23, GPQA_DIAMOND, ARITHMETIC)
+    benchmark.name: benchmark
+    for benchmark in (MATH500, GSM8K, AIME24, AIME25, AMC23, GPQA_DIAMOND, ARITHMETIC)
 }
 
 
 def read_benchmark(name: str, value: object) -> Benchmark:
-    """Return *value* as the benchmark called *name*. Raise `ConfigurationError` if it cannot be one."""
+    """
+    Return *value* as the benchmark called *name*. Raise `ConfigurationError` if it cannot be one.
+    """
     if not isinstance(value, Benchmark):
         raise ConfigurationError(f"{value!r} is no Benchmark")
     sources = [bool(value.source), value.file is not None, value.made is not None]
     if sum(sources) != 1:
-        raise ConfigurationError(f"{name} needs one of a source, a file and a function that makes its problems")
+        raise ConfigurationError(
+            f"{name} needs one of a source, a file and a function that makes its problems"
+        )
     if value.prompt is not None and value.prompt not in prompts.known():
         raise ConfigurationError(f"{name}: there is no prompt {value.prompt!r}")
     return replace(value, name=name)
@@ -46,27 +62,39 @@ BENCHMARKS = Registry("benchmark", "benchmarks", "stepspec.benchmarks", BUILT_IN
 
 def find(name: str) -> Benchmark:
     """Return the benchmark called *name*. Raise `ConfigurationError` if there is none."""
-    spelled = next((each for each in (name, name.lower().replace("-", "_")) if each in BENCHMARKS), name)
+    spelled = next(
+        (each for each in (name, name.lower().replace("-", "_")) if each in BENCHMARKS), name
+    )
     try:
         return BENCHMARKS.find(spelled)
     except ConfigurationError as exc:
         if name in BENCHMARKS.broken:
             raise
-        raise ConfigurationError(f"{exc}; or a JSONL or Parquet file with the problems and their answers") from exc
+        raise ConfigurationError(
+            f"{exc}; or a JSONL or Parquet file with the problems and their answers"
+        ) from exc
 
 
 def own(
-    path: Path, *, problem: str = "problem", answer: str = "answer", metric: Metric = "math", prompt: str | None = BOXED
+    path: Path,
+    *,
+    problem: str = "problem",
+    answer: str = "answer",
+    metric: Metric = "math",
+    prompt: str | None = BOXED,
 ) -> Benchmark:
     """
-    A benchmark in a user's file at *path*, with the columns *problem* and *answer*; a column ``id`` names the problems.
+    A benchmark in a user's file at *path*, with the columns *problem* and *answer*; a column ``id``
+    names the problems.
 
     *prompt* is the name of a template with the placeholder ``{problem}``; None: the problem alone.
     """
-    name = path.stem.strip(".") or "problems"  # It becomes the name of a folder, which ".." would lead out of.
+    # It becomes the name of a folder, which ".." would lead out of.
+    name = path.stem.strip(".") or "problems"
 
     def read(row: Row, seed: int) -> Task:
-        text = row[answer].rpartition(HASHES)[2].strip()  # a whole solution states its answer as a model does
+        # a whole solution states its answer as a model does
+        text = row[answer].rpartition(HASHES)[2].strip()
         gold = text if metric != "choice" and boxed(text) is None else extract_answer(text, metric)
         return Task(row[problem], Answer(gold, metric), name=row.get("id", ""))
 
@@ -78,13 +106,19 @@ def choose(
     metric: str | None = None, prompt: str | None = None,
 ) -> tuple[Benchmark, Path | None]:  # fmt: skip
     """
-    Return the benchmark called *name*, or the one in the file *name*, and the file with its problems, if that is one.
+    Return the benchmark called *name*, or the one in the file *name*, and the file with its
+    problems, if that is one.
 
-    That is *data* for a benchmark with a name. The other arguments are those of `own` as flags give them: they are for
-    a file. *prompt* is the name of a prompt, the path of a file with one, or "none". Raise `ConfigurationError`, which
-    names the flag.
+    That is *data* for a benchmark with a name. The other arguments are those of `own` as flags give
+    them: they are for a file. *prompt* is the name of a prompt, the path of a file with one, or
+    "none". Raise `ConfigurationError`, which names the flag.
     """
-    flags = {"--problem-column": problem, "--answer-column": answer, "--metric": metric, "--prompt": prompt}
+    flags = {
+        "--problem-column": problem,
+        "--answer-column": answer,
+        "--metric": metric,
+        "--prompt": prompt,
+    }
     own_file = Path(name) if Path(name).suffix in FILES else None
     if own_file and data:
         raise ConfigurationError(f"{name} is a file already: leave --data out")
@@ -93,25 +127,43 @@ def choose(
         raise ConfigurationError(f"no data at {file}")
     if own_file is None:
         if given := [flag for flag, value in flags.items() if value is not None]:
-            raise ConfigurationError(f"{given[0]} is for a file of your own: {name} says itself how it is read and put")
+            raise ConfigurationError(
+                f"{given[0]} is for a file of your own: {name} says itself how it is read and put"
+            )
         return find(name), file
     if metric is not None and metric not in METRICS:
-        raise ConfigurationError(f"--metric {metric}: there is no such metric; the metrics: {', '.join(METRICS)}")
+        raise ConfigurationError(
+            f"--metric {metric}: there is no such metric; the metrics: {', '.join(METRICS)}"
+        )
     chosen: dict[str, Any] = {"problem": problem, "answer": answer, "metric": metric}
     template = BOXED if prompt is None else _template(prompt)
-    return own(own_file, prompt=template, **{key: value for key, value in chosen.items() if value is not None}), file
+    return (
+        own(
+            own_file,
+            prompt=template,
+            **{key: value for key, value in chosen.items() if value is not None},
+        ),
+        file,
+    )
 
 
 def _template(prompt: str) -> str | None:
-    """The name of the *prompt* that a flag names. Raise `ConfigurationError` if no problem can be put into it."""
+    """
+    The name of the *prompt* that a flag names. Raise `ConfigurationError` if no problem can be put
+    into it.
+    """
     if prompt == "none":
         return None
     known = prompts.known()
     try:
         found = known[prompt] if prompt in known else prompts.load_file(Path(prompt))
     except ValueError as exc:
-        names = ", ".join(name for name, each in known.items() if "problem" in each.original.placeholders)
+        names = ", ".join(
+            name for name, each in known.items() if "problem" in each.original.placeholders
+        )
         raise ConfigurationError(f"--prompt {exc}; name a file, none, or one of: {names}") from exc
     if "problem" not in found.original.placeholders:
-        raise ConfigurationError(f"--prompt {prompt}: the text needs {{problem}}, where the problem stands")
+        raise ConfigurationError(
+            f"--prompt {prompt}: the text needs {{problem}}, where the problem stands"
+        )
     return found.name

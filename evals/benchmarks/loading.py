@@ -1,4 +1,7 @@
-"""What a benchmark is, and where its rows come from: the Hugging Face hub, or a file of the same columns."""
+"""
+What a benchmark is, and where its rows come from: the Hugging Face hub, or a file of the same
+columns.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,11 @@ class Benchmark:
     """
     A set of problems.
 
-    *source*, *subset* and *split* name the data set on the Hugging Face hub. One without a source is read from a
-    *file*, JSONL or Parquet, or *made* from a seed and a number of problems. *read* makes a task, with what grades the
-    answers to it, of a row, which has at least these *columns*, and the seed. *prompt* names the template that every
-    problem is put into, for all arms alike; without one it stands alone.
+    *source*, *subset* and *split* name the data set on the Hugging Face hub. One without a source
+    is read from a *file*, JSONL or Parquet, or *made* from a seed and a number of problems. *read*
+    makes a task, with what grades the answers to it, of a row, which has at least these *columns*,
+    and the seed. *prompt* names the template that every problem is put into, for all arms alike;
+    without one it stands alone.
     """
 
     name: str
@@ -57,9 +61,12 @@ MADE = 200  # problems, where a benchmark has no end
 CALIBRATED_ON = "calibration half"
 
 
-def load(benchmark: Benchmark, data: Path | None = None, *, seed: int = 0, limit: int | None = None) -> list[Task]:
+def load(
+    benchmark: Benchmark, data: Path | None = None, *, seed: int = 0, limit: int | None = None
+) -> list[Task]:
     """
-    Return the tasks of *benchmark*, the first *limit* of them, put into its template; from the file *data* if given.
+    Return the tasks of *benchmark*, the first *limit* of them, put into its template; from the file
+    *data* if given.
 
     Raise `ConfigurationError`, which says what to do, if they cannot be had.
     """
@@ -69,11 +76,14 @@ def load(benchmark: Benchmark, data: Path | None = None, *, seed: int = 0, limit
     else:
         rows = from_file(data) if data is not None else from_hub(benchmark)
         where = str(data or benchmark.source)
-        tasks = [_task(benchmark, row, seed, f"{where}, row {at}") for at, row in enumerate(rows, 1)][:limit]
+        tasks = [
+            _task(benchmark, row, seed, f"{where}, row {at}") for at, row in enumerate(rows, 1)
+        ][:limit]
     if not tasks:
         raise ConfigurationError(f"no problems in {data or benchmark.name}")
     return [
-        replace(task, problem=benchmark.put(task.problem), question=task.question or task.problem) for task in tasks
+        replace(task, problem=benchmark.put(task.problem), question=task.question or task.problem)
+        for task in tasks
     ]
 
 
@@ -92,7 +102,9 @@ def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
     texts = {column: text for column, value in row.items() if (text := _text(value)) is not None}
     for column in benchmark.columns:
         if not texts.get(column, "").strip():
-            raise ConfigurationError(f"{where}: {column!r} is {row[column]!r:.80}, where a text or a number has to be")
+            raise ConfigurationError(
+                f"{where}: {column!r} is {row[column]!r:.80}, where a text or a number has to be"
+            )
     task = benchmark.read(texts, seed)
     if not str(task.gold).strip():
         raise ConfigurationError(f"{where}: no answer in {texts[benchmark.columns[1]]!r:.80}")
@@ -100,11 +112,17 @@ def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
 
 
 def _text(value: object) -> str | None:
-    """Spell out a text or a number; None for what is neither, and for a text with half of a character."""
+    """
+    Spell out a text or a number; None for what is neither, and for a text with half of a character.
+    """
     if isinstance(value, str):
         return value if value == value.encode(errors="ignore").decode() else None
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return str(value) if whole or (isinstance(value, float | Decimal) and math.isfinite(value)) else None
+    return (
+        str(value)
+        if whole or (isinstance(value, float | Decimal) and math.isfinite(value))
+        else None
+    )
 
 
 def from_file(path: Path) -> Sequence[Raw]:
@@ -122,14 +140,18 @@ def _parquet(path: Path) -> Sequence[Raw]:
     try:
         return cast("list[Raw]", parquet.read_table(path).to_pylist())
     except (OSError, arrow.ArrowException) as exc:
-        raise ConfigurationError(f"{path}: no Parquet file that can be read ({' '.join(str(exc).split())})") from exc
+        raise ConfigurationError(
+            f"{path}: no Parquet file that can be read ({' '.join(str(exc).split())})"
+        ) from exc
 
 
 def _row(line: bytes, where: str) -> Raw:
     try:
         row = json.loads(line)  # reads any integer exactly, and a byte-order mark
     except ValueError as exc:
-        raise ConfigurationError(f"{where}: not JSON ({exc}); a problem is one JSON object on a line") from exc
+        raise ConfigurationError(
+            f"{where}: not JSON ({exc}); a problem is one JSON object on a line"
+        ) from exc
     if not isinstance(row, Mapping):
         raise ConfigurationError(f"{where}: not a JSON object")
     return cast("Raw", row)
@@ -140,12 +162,15 @@ def from_hub(benchmark: Benchmark) -> Sequence[Raw]:
     datasets = _library("datasets", f"the data set {benchmark.source}")
     try:
         loaded = datasets.load_dataset(benchmark.source, benchmark.subset, split=benchmark.split)
-    except Exception as exc:  # the hub's errors have no common root: no network, no permission, no such data set
+    except (
+        Exception
+    ) as exc:  # the hub's errors have no common root: no network, no permission, no such data set
         cause = " ".join(str(exc).split()) or type(exc).__name__
         raise ConfigurationError(
-            f"cannot load {benchmark.source} from the Hugging Face hub: {cause[:300]}. Without a network, pass "
-            f"--data FILE, a JSONL or Parquet file with the columns {', '.join(map(repr, benchmark.columns))}; a data "
-            "set that asks for registration needs HF_TOKEN"
+            f"cannot load {benchmark.source} from the Hugging Face hub: {cause[:300]}. Without a"
+            " network, pass --data FILE, a JSONL or Parquet file with the columns"
+            f" {', '.join(map(repr, benchmark.columns))}; a data set that asks for registration"
+            " needs HF_TOKEN"
         ) from exc
     return cast("Sequence[Raw]", loaded)
 
@@ -155,14 +180,17 @@ def _library(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
-        raise ConfigurationError(f"{what} needs {name}: {install_command('evals')}, or pass --data FILE.jsonl") from exc
+        raise ConfigurationError(
+            f"{what} needs {name}: {install_command('evals')}, or pass --data FILE.jsonl"
+        ) from exc
 
 
 def half(task: Task) -> Half:
     """
     Which half of its benchmark *task* belongs to, for good.
 
-    That depends on its question alone: neither on the template that it is put into, nor on how choices are shuffled.
+    That depends on its question alone: neither on the template that it is put into, nor on how
+    choices are shuffled.
     """
     question = task.question or task.problem
     return "calibration" if blake2b(question.encode(), digest_size=1).digest()[0] % 2 else "report"
@@ -172,14 +200,15 @@ def overlaps(calibrated: Mapping[str, str], benchmark: str, part: str | None) ->
     """
     Remarks about arms that were *calibrated* on problems that are measured here.
 
-    *calibrated* says by the name of an arm what it was calibrated on, *part* which half of *benchmark* is measured.
+    *calibrated* says by the name of an arm what it was calibrated on, *part* which half of
+    *benchmark* is measured.
     """
     if part == "report":
         return []
     shared = "the very problems" if part == "calibration" else "half of the problems"
     return [
-        f"{name!r} was calibrated on {shared} that are measured here, and chosen to lose few of just those: these "
-        "figures are no evidence for its promise. Those of `--half report` are."
+        f"{name!r} was calibrated on {shared} that are measured here, and chosen to lose few of"
+        " just those: these figures are no evidence for its promise. Those of `--half report` are."
         for name, on in calibrated.items()
         if on == f"{benchmark}, {CALIBRATED_ON}"
     ]

@@ -1,4 +1,7 @@
-"""The command ``calibrate``: find the loosest threshold that keeps the loss below a limit, with a confidence."""
+"""
+The command ``calibrate``: find the loosest threshold that keeps the loss below a limit, with a
+confidence.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,16 @@ from stepspec.policies import Threshold
 
 from ..benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
 from ..cli import contact
-from ..command_line import numbers, only_without_testbed, progress_bars, stderr, stdout, wait, writable, write_settings
+from ..command_line import (
+    numbers,
+    only_without_testbed,
+    progress_bars,
+    stderr,
+    stdout,
+    wait,
+    writable,
+    write_settings,
+)
 from ..flags import (
     BUDGET,
     SAMPLING,
@@ -71,15 +83,29 @@ Examples:
 """
 
 
-@with_settings("calibrate", SERVERS, SAMPLING, BUDGET, before="testbed", help={"policy": "The method to calibrate."})
+@with_settings(
+    "calibrate",
+    SERVERS,
+    SAMPLING,
+    BUDGET,
+    before="testbed",
+    help={"policy": "The method to calibrate."},
+)
 def calibrate(
     benchmark: BenchmarkName,
-    max_loss: Annotated[float, typer.Option(help="The largest loss, as a share of all problems.")] = 0.01,
+    max_loss: Annotated[
+        float, typer.Option(help="The largest loss, as a share of all problems.")
+    ] = 0.01,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
     vary: Annotated[
-        str | None, typer.Option(help="The option to calibrate; by default the method's threshold.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help="The option to calibrate; by default the method's threshold.", metavar="NAME"
+        ),
     ] = None,
-    values: Annotated[str | None, typer.Option(help="Its values, the strictest first: 9,8,7.")] = None,
+    values: Annotated[
+        str | None, typer.Option(help="Its values, the strictest first: 9,8,7.")
+    ] = None,
     testbed: Testbed = False,
     profile: Pace = "off",
     data: DataFile = None,
@@ -88,7 +114,9 @@ def calibrate(
     metric: MetricName = None,
     prompt: PromptName = None,
     limit: Limit = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling, and of generated problems.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the sampling, and of generated problems.")
+    ] = 0,
     concurrency: Concurrency = 8,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the policy file.", metavar="FILE")
@@ -97,23 +125,29 @@ def calibrate(
     json: Json = False,
 ) -> None:
     """
-    Find the loosest threshold whose loss against the large model alone is at most --max-loss, at --confidence.
+    Find the loosest threshold whose loss against the large model alone is at most --max-loss, at
+    --confidence.
 
-    Half of the benchmark is used, chosen by hash; `stepspec eval --half report` measures on the other half. An
-    interrupted calibration continues when the same command is run again. With a larger --limit it becomes another
-    attempt with the same runs, and the confidence holds for all attempts together; --fresh discards runs and attempts.
+    Half of the benchmark is used, chosen by hash; `stepspec eval --half report` measures on the
+    other half. An interrupted calibration continues when the same command is run again. With a
+    larger --limit it becomes another attempt with the same runs, and the confidence holds for all
+    attempts together; --fresh discards runs and attempts.
     """
     if find_spec("scipy") is None:
         raise ConfigurationError(f"`stepspec calibrate` needs scipy: {install_command('evals')}")
     if not 0 < max_loss < 1 or not 0 < confidence < 1:
         raise ConfigurationError("--max-loss and --confidence are shares: above 0 and below 1")
-    chosen, file = choose(benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
+    chosen, file = choose(
+        benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
+    )
     if testbed:
         only_without_testbed()
     own_solver = None if testbed else Solver()
     settings = own_solver.settings if own_solver else testbed_settings()
     policy = settings.policy
-    threshold = find_threshold(policy, vary, numbers("--values", values or "", float, positive=False))
+    threshold = find_threshold(
+        policy, vary, numbers("--values", values or "", float, positive=False)
+    )
     for value in threshold.values:
         check_arm(served_arm(settings, threshold, value), settings)
     writable("--output", output)
@@ -152,7 +186,10 @@ def calibrate(
 
 
 def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> None:
-    """Print what is calibrated, and write the policy file; exit with 1 if no threshold keeps the promise."""
+    """
+    Print what is calibrated, and write the policy file; exit with 1 if no threshold keeps the
+    promise.
+    """
     if as_json:
         stdout.print_json(orjson.dumps(calibrated.json()).decode())
     else:
@@ -166,7 +203,10 @@ def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> No
 async def _attempt(
     solve: SolveAt, end: AttemptEnd, threshold: Threshold, store: RunStore, at_once: int
 ) -> CalibrationResult:
-    """Make the attempt that ends at *end*. Raise `ConfigurationError` for too few problems before any is solved."""
+    """
+    Make the attempt that ends at *end*. Raise `ConfigurationError` for too few problems before any
+    is solved.
+    """
     number = store.attempt_number(end)
     test = LossTest(end.limit, end.level, again=number > 1)
     least = test.needed()
@@ -174,7 +214,9 @@ async def _attempt(
         takes = "more than any number" if least is None else f"{least:,} even if none is lost"
         raise ConfigurationError(f"too few problems, {end.problems}: this promise takes {takes}")
     with progress_bars(stderr) as progress:
-        bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=end.problems)}
+        bars: dict[float | None, TaskID] = {
+            None: progress.add_task("large alone", total=end.problems)
+        }
 
         def on_problem(value: float | None) -> None:
             if value not in bars:
@@ -187,10 +229,15 @@ async def _attempt(
 
 
 def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | None) -> list[Task]:
-    """The calibration half of *benchmark*, at most *count* problems; a generated benchmark uses other seeds instead."""
+    """
+    The calibration half of *benchmark*, at most *count* problems; a generated benchmark uses other
+    seeds instead.
+    """
     if benchmark.made is not None and data is None:
         return load(benchmark, seed=seed + SEEDS_APART, limit=count)
     tasks = [task for task in load(benchmark, data, seed=seed) if half(task) == "calibration"]
     if not tasks:
-        raise ConfigurationError(f"no problem of {benchmark.name} is in its calibration half: it has too few")
+        raise ConfigurationError(
+            f"no problem of {benchmark.name} is in its calibration half: it has too few"
+        )
     return tasks[:count]

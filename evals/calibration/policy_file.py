@@ -1,4 +1,6 @@
-"""Runs of a calibration on real servers, and the policy file that `solve`, `serve` and `eval` accept."""
+"""
+Runs of a calibration on real servers, and the policy file that `solve`, `serve` and `eval` accept.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,13 @@ from ..grading.graders import Graders
 from ..sample import Arm, Task, derive_seed, solve_once
 from .search import CalibrationResult, CalibrationRun, SolveAt
 
-SEEDS_APART = 1_000_003  # between the seeds of generated problems for reports and those for calibration
+# between the seeds of generated problems for reports and those for calibration
+SEEDS_APART = 1_000_003
 
 
-def find_threshold(policy: str, option: str | None = None, values: Sequence[float] | None = None) -> Threshold:
+def find_threshold(
+    policy: str, option: str | None = None, values: Sequence[float] | None = None
+) -> Threshold:
     """
     Return the threshold of *policy*, or another *option* with its *values*, the strictest first.
 
@@ -35,10 +40,13 @@ def find_threshold(policy: str, option: str | None = None, values: Sequence[floa
     known = policies.METHODS.find(policy).threshold
     if option is None or (known is not None and option == known.option):
         if known is None:
-            known_thresholds = (name for name, method in policies.METHODS.items() if method.threshold)
+            known_thresholds = (
+                name for name, method in policies.METHODS.items() if method.threshold
+            )
             raise ConfigurationError(
-                f"{policy!r} has no known threshold: name an option and its values, the strictest first, as in "
-                f"--vary threshold --values 9,8,7 (methods with a known threshold: {', '.join(known_thresholds)})"
+                f"{policy!r} has no known threshold: name an option and its values, the strictest"
+                " first, as in --vary threshold --values 9,8,7 (methods with a known threshold:"
+                f" {', '.join(known_thresholds)})"
             )
         return Threshold(known.option, tuple(values)) if values else known
     if not values:
@@ -47,22 +55,36 @@ def find_threshold(policy: str, option: str | None = None, values: Sequence[floa
 
 
 def served_arm(settings: Settings, threshold: Threshold, value: float) -> Arm:
-    """The arm that solves as a solver with these *settings* does, with the *threshold* at *value*."""
+    """
+    The arm that solves as a solver with these *settings* does, with the *threshold* at *value*.
+    """
     overrides: Any = {name: getattr(settings, name) for name in arm_options()}
-    return Arm.of(settings.policy, settings.policy, {**settings.options, threshold.option: value}, **overrides)
+    return Arm.of(
+        settings.policy, settings.policy, {**settings.options, threshold.option: value}, **overrides
+    )
 
 
 def promise_conditions(settings: Settings, threshold: Threshold) -> dict[str, Any]:
-    """The settings that the promise depends on, without the *threshold* itself; see `Settings.conditions`."""
+    """
+    The settings that the promise depends on, without the *threshold* itself; see
+    `Settings.conditions`.
+    """
     conditions = settings.conditions()
     conditions["options"].pop(threshold.option, None)
     return conditions
 
 
 def changed_settings(settings: Settings) -> dict[str, Any]:
-    """The fields that are not at their defaults: a settings file needs them to serve what was calibrated."""
+    """
+    The fields that are not at their defaults: a settings file needs them to serve what was
+    calibrated.
+    """
     usual = Settings.model_construct()
-    changed = {key: getattr(settings, key) for key in arm_options() if getattr(settings, key) != getattr(usual, key)}
+    changed = {
+        key: getattr(settings, key)
+        for key in arm_options()
+        if getattr(settings, key) != getattr(usual, key)
+    }
     return changed | {
         table: fields
         for table, omitted in (("sampling", {"seed"}), ("budget", set[str]()))
@@ -71,7 +93,9 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
 
 
 def _changed_fields(model: BaseModel, usual: BaseModel, omitted: set[str]) -> dict[str, Any]:
-    values, defaults = (m.model_dump(mode="json", exclude=omitted, exclude_none=True) for m in (model, usual))
+    values, defaults = (
+        m.model_dump(mode="json", exclude=omitted, exclude_none=True) for m in (model, usual)
+    )
     return {key: value for key, value in values.items() if defaults.get(key) != value}
 
 
@@ -79,7 +103,8 @@ def solve_on_servers(
     solver: Solver, tasks: Sequence[Task], threshold: Threshold, graders: Graders, base_seed: int
 ) -> SolveAt:
     """
-    Return a function that solves on real servers; a run without an answer that could be graded is not right.
+    Return a function that solves on real servers; a run without an answer that could be graded is
+    not right.
 
     Each problem has its own sampling seed, derived from *base_seed* and the same for all values.
     """
@@ -87,7 +112,9 @@ def solve_on_servers(
     async def solve(problem: int, value: float | None) -> CalibrationRun:
         arm = LARGE if value is None else served_arm(solver.settings, threshold, value)
         task = tasks[problem]
-        seeded = solver.settings.sampling.model_copy(update={"seed": derive_seed(base_seed, problem, 0)})
+        seeded = solver.settings.sampling.model_copy(
+            update={"seed": derive_seed(base_seed, problem, 0)}
+        )
         solved = await solve_once(solver, arm, task.problem, sampling=seeded)
         text = solved.solution.text if solved.solution else ""
         right = bool(text) and await task.gold.grade(text, graders) == "right"
@@ -101,8 +128,9 @@ class CalibrationSettings:
     """
     The result of a calibration with everything that a policy file needs.
 
-    *options* are the policy's other options, *changes* the other settings that are not at their defaults. The promise
-    holds for these *models*, by role, and for runs with the settings in *conditions*.
+    *options* are the policy's other options, *changes* the other settings that are not at their
+    defaults. The promise holds for these *models*, by role, and for runs with the settings in
+    *conditions*.
     """
 
     policy: str
@@ -124,21 +152,27 @@ class CalibrationSettings:
         if best is not None:
             attempts = f", all {c.attempt} attempts together" if c.attempt > 1 else ""
             return (
-                f"With {self.threshold.option} = {best.threshold:g}, {self.policy} loses at most {c.limit:.1%} of such "
-                f"problems to the large model alone, at {self.confidence:.0%} confidence{attempts}."
+                f"With {self.threshold.option} = {best.threshold:g}, {self.policy} loses at most"
+                f" {c.limit:.1%} of such problems to the large model alone, at"
+                f" {self.confidence:.0%} confidence{attempts}."
             )
         strictest = c.tested[0]
         failure = (
-            f"No {self.threshold.option} of {self.policy} can be promised: at {strictest.threshold:g}, the strictest, "
-            f"{strictest.paired.n} problems with {strictest.paired.lost} lost and {strictest.paired.gained} gained do "
-            f"not show that the loss is at most {c.limit:.1%} at {self.confidence:.0%} confidence."
+            f"No {self.threshold.option} of {self.policy} can be promised: at"
+            f" {strictest.threshold:g}, the strictest, {strictest.paired.n} problems with"
+            f" {strictest.paired.lost} lost and {strictest.paired.gained} gained do not show that"
+            f" the loss is at most {c.limit:.1%} at {self.confidence:.0%} confidence."
         )
         if c.problems_needed is None:
-            return f"{failure} Nor would more problems at these rates: the loss itself is no less than the limit."
+            return (
+                f"{failure} Nor would more problems at these rates: the loss itself is no less than"
+                " the limit."
+            )
         least = c.next_test.needed()
         return (
-            f"{failure} At these rates {c.problems_needed:,} problems would do in another attempt with these trials, "
-            f"and with nothing lost at all {least:,}: the same command with a larger --limit, if there are so many."
+            f"{failure} At these rates {c.problems_needed:,} problems would do in another attempt"
+            f" with these trials, and with nothing lost at all {least:,}: the same command with a"
+            " larger --limit, if there are so many."
         )
 
     def table(self) -> Table:
@@ -149,7 +183,11 @@ class CalibrationSettings:
             paired = test.paired
             counts = (str(paired.n), str(paired.lost), str(paired.gained))
             table.add_row(
-                f"{test.threshold:g}", *counts, f"{paired.loss:.1%}", f"{test.p:.4f}", "yes" if test.holds else "no"
+                f"{test.threshold:g}",
+                *counts,
+                f"{paired.loss:.1%}",
+                f"{test.p:.4f}",
+                "yes" if test.holds else "no",
             )
         return table
 
@@ -186,5 +224,11 @@ class CalibrationSettings:
         }
         options = {**self.options, self.threshold.option: float(best.threshold)}
         about = {"calibration.models": self.models, "calibration.conditions": self.conditions}
-        tables = {"policy": self.policy, **self.changes, "options": options, "calibration": calibration, **about}
+        tables = {
+            "policy": self.policy,
+            **self.changes,
+            "options": options,
+            "calibration": calibration,
+            **about,
+        }
         return f"# {self.summary()}\n{document(tables)}"

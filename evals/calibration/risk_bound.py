@@ -1,9 +1,11 @@
 """
-How loose may a threshold be? A promise with a confidence, from paired outcomes. Pure: no models, no I/O.
+How loose may a threshold be? A promise with a confidence, from paired outcomes. Pure: no models, no
+I/O.
 
-The loss of a method is how many more problems the large model alone gets right, as a share of all. Thresholds are
-tested from the strictest to the loosest, each at the full level, until one fails: fixed-sequence testing, which needs
-no correction (learn then test, Angelopoulos et al., arXiv:2110.01052, section 4).
+The loss of a method is how many more problems the large model alone gets right, as a share of all.
+Thresholds are tested from the strictest to the loosest, each at the full level, until one fails:
+fixed-sequence testing, which needs no correction (learn then test, Angelopoulos et al.,
+arXiv:2110.01052, section 4).
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ MOST_LOG_CAPITAL = 700.0  # beyond it a float overflows
 @dataclass(frozen=True, slots=True)
 class Paired:
     """
-    Outcomes on the same *n* problems: *lost* ones only the large model got right, *gained* ones only the method.
+    Outcomes on the same *n* problems: *lost* ones only the large model got right, *gained* ones
+    only the method.
 
     Raise `ValueError` where they do not add up.
     """
@@ -51,16 +54,20 @@ class Paired:
     def of(cls, large: Iterable[bool], ours: Iterable[bool]) -> Paired:
         """Count the outcomes of the large model and of the method, problem by problem."""
         pairs = list(zip(large, ours, strict=True))
-        return cls(len(pairs), sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs))
+        return cls(
+            len(pairs), sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
+        )
 
 
 @lru_cache(maxsize=65536)
 def p_value(paired: Paired, limit: float, level: float = 0.05) -> float:
     """
-    The probability of an outcome as good as *paired*, or better, were the true loss the *limit* or more.
+    The probability of an outcome as good as *paired*, or better, were the true loss the *limit* or
+    more.
 
-    Valid for any sample size, at the *level* it is compared with. The better of two exact tests, for the price of two:
-    one counts the lost alone, which is all there is to see where hardly anything is gained; the other their difference.
+    Valid for any sample size, at the *level* it is compared with. The better of two exact tests,
+    for the price of two: one counts the lost alone, which is all there is to see where hardly
+    anything is gained; the other their difference.
     """
     from scipy.stats import binom
 
@@ -72,28 +79,39 @@ def _of_difference(paired: Paired, limit: float, level: float) -> float:
     """
     The p-value of the difference of lost and gained problems.
 
-    Its distribution also depends on the unknown share of gained problems: the p-value is the worst case over a
-    confidence interval of that share, plus the probability that the interval misses it (Berger and Boos, 1994).
+    Its distribution also depends on the unknown share of gained problems: the p-value is the worst
+    case over a confidence interval of that share, plus the probability that the interval misses it
+    (Berger and Boos, 1994).
     """
     import numpy as np
     from scipy.stats import beta
 
     spent = NUISANCE_SHARE * level
-    most = 1.0 if paired.gained == paired.n else float(beta.ppf(1 - spent, paired.gained + 1, paired.n - paired.gained))
+    most = (
+        1.0
+        if paired.gained == paired.n
+        else float(beta.ppf(1 - spent, paired.gained + 1, paired.n - paired.gained))
+    )
     gains = np.linspace(0.0, min(most, (1 - limit) / 2), NUISANCE_POINTS)
     worst = float(np.max(_at_most(paired.lost - paired.gained, paired.n, limit + gains, gains)))
     return min(1.0, worst + spent)
 
 
-def _at_most(difference: int, n: int, lost: NDArray[float64], gained: NDArray[float64]) -> NDArray[float64]:
-    """The probability that at most *difference* more are lost than gained, for every pair of shares that are."""
+def _at_most(
+    difference: int, n: int, lost: NDArray[float64], gained: NDArray[float64]
+) -> NDArray[float64]:
+    """
+    The probability that at most *difference* more are lost than gained, for every pair of shares
+    that are.
+    """
     import numpy as np
     from scipy.stats import binom
 
     count = np.arange(int(binom.ppf(1 - 1e-12, n, gained.max())) + 1)
     lost_if_not_gained = np.minimum(1.0, lost / (1 - gained))
     chance: NDArray[float64] = np.multiply(
-        binom.pmf(count, n, gained[:, None]), binom.cdf(difference + count, n - count, lost_if_not_gained[:, None])
+        binom.pmf(count, n, gained[:, None]),
+        binom.cdf(difference + count, n - count, lost_if_not_gained[:, None]),
     )
     summed: NDArray[float64] = np.sum(chance, axis=1)
     return summed
@@ -101,12 +119,14 @@ def _at_most(difference: int, n: int, lost: NDArray[float64], gained: NDArray[fl
 
 def betting_p_value(paired: Paired, limit: float) -> float:
     """
-    A p-value that stays valid however often it is computed while problems are added, and whenever one stops.
+    A p-value that stays valid however often it is computed while problems are added, and whenever
+    one stops.
 
-    One over the capital of a gambler who bets, before each problem, that less than the *limit* is lost: were the true
-    loss the limit or more, the capital would hardly ever be large at any time (Ville, 1939). The bets are spread over
-    `BETS` stakes, up to the one that a single loss ruins (Waudby-Smith and Ramdas, arXiv:2010.09686). It takes more
-    problems than the exact test, whose number of problems is fixed beforehand.
+    One over the capital of a gambler who bets, before each problem, that less than the *limit* is
+    lost: were the true loss the limit or more, the capital would hardly ever be large at any time
+    (Ville, 1939). The bets are spread over `BETS` stakes, up to the one that a single loss ruins
+    (Waudby-Smith and Ramdas, arXiv:2010.09686). It takes more problems than the exact test, whose
+    number of problems is fixed beforehand.
     """
     import numpy as np
 
@@ -122,11 +142,13 @@ def betting_p_value(paired: Paired, limit: float) -> float:
 @dataclass(frozen=True, slots=True)
 class LossTest:
     """
-    A test whether a loss is below the *limit*; *level* is the probability that it says so and is wrong.
+    A test whether a loss is below the *limit*; *level* is the probability that it says so and is
+    wrong.
 
-    The first attempt gets four fifths of the level: an exact test on a number of problems that is fixed beforehand. All
-    further attempts together (*again*) get the rest: a test that may be repeated on any number of problems. So the
-    level holds for all attempts, and problems may be added after an attempt that failed.
+    The first attempt gets four fifths of the level: an exact test on a number of problems that is
+    fixed beforehand. All further attempts together (*again*) get the rest: a test that may be
+    repeated on any number of problems. So the level holds for all attempts, and problems may be
+    added after an attempt that failed.
     """
 
     limit: float
@@ -137,7 +159,8 @@ class LossTest:
         """
         The p-value of *paired*, to be compared with the whole level.
 
-        It is 1 on fewer problems than would do if nothing were lost, also where much is gained: none is tried.
+        It is 1 on fewer problems than would do if nothing were lost, also where much is gained:
+        none is tried.
         """
         return self._p(paired) if self._p(Paired(paired.n, 0, 0)) <= self.level else 1.0
 
@@ -155,12 +178,15 @@ class LossTest:
 
     def needed(self, observed: Paired | None = None) -> int | None:
         """
-        The number of problems that would pass at the *observed* rates of losses and gains; without, if none is lost.
+        The number of problems that would pass at the *observed* rates of losses and gains; without,
+        if none is lost.
 
         None if no number would do, because the observed loss is no less than the limit.
         """
         lost, gained = (
-            (observed.lost / observed.n, observed.gained / observed.n) if observed and observed.n else (0.0, 0.0)
+            (observed.lost / observed.n, observed.gained / observed.n)
+            if observed and observed.n
+            else (0.0, 0.0)
         )
         if lost - gained >= self.limit:
             return None

@@ -1,4 +1,7 @@
-"""Search the loosest threshold that keeps a promise, by solving problems; `risk_bound` decides which thresholds do."""
+"""
+Search the loosest threshold that keeps a promise, by solving problems; `risk_bound` decides which
+thresholds do.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from .risk_bound import LossTest, Paired, ThresholdTest
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRun:
-    """Whether one problem was solved *right* at one value of the threshold (None: by the large model alone)."""
+    """
+    Whether one problem was solved *right* at one value of the threshold (None: by the large model
+    alone).
+    """
 
     problem: int
     value: float | None
@@ -36,7 +42,9 @@ class AttemptStart:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """The end of an attempt on the first *problems*, with a promise or without, for these *values*."""
+    """
+    The end of an attempt on the first *problems*, with a promise or without, for these *values*.
+    """
 
     problems: int
     limit: float
@@ -44,9 +52,13 @@ class AttemptEnd:
     values: tuple[float, ...]
 
 
-_LINE: TypeAdapter[CalibrationRun | AttemptEnd | AttemptStart] = TypeAdapter(CalibrationRun | AttemptEnd | AttemptStart)
+_LINE: TypeAdapter[CalibrationRun | AttemptEnd | AttemptStart] = TypeAdapter(
+    CalibrationRun | AttemptEnd | AttemptStart
+)
 SolveAt: TypeAlias = Callable[[int, float | None], Awaitable[CalibrationRun]]
-"""Solves one problem, named by its index, at one value of the threshold (None: the large model alone)."""
+"""
+Solves one problem, named by its index, at one value of the threshold (None: the large model alone).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +66,8 @@ class CalibrationResult:
     """
     The result of a search: the *tested* values in order.
 
-    *attempt* numbers the attempts that share their runs; *limit* and *level* are those of all attempts together.
+    *attempt* numbers the attempts that share their runs; *limit* and *level* are those of all
+    attempts together.
     """
 
     limit: float
@@ -69,7 +82,10 @@ class CalibrationResult:
 
     @property
     def problems_needed(self) -> int | None:
-        """The problems that another attempt needs for the first value that failed; None if no number would do."""
+        """
+        The problems that another attempt needs for the first value that failed; None if no number
+        would do.
+        """
         failed = next((test for test in self.tested if not test.holds), None)
         return self.next_test.needed(failed.paired) if failed else None
 
@@ -101,7 +117,8 @@ class RunStore(JsonlStore, RunMemory):
 
     def start_attempt(self, digests: Sequence[str]) -> None:
         """
-        Start an attempt on problems with these *digests*: of no problem, of the first one, and so on to all of them.
+        Start an attempt on problems with these *digests*: of no problem, of the first one, and so
+        on to all of them.
 
         Raise `ConfigurationError` if the file holds runs on other problems, or on more.
         """
@@ -119,7 +136,10 @@ class RunStore(JsonlStore, RunMemory):
             self.write(asdict(start))
 
     def attempt_number(self, end: AttemptEnd) -> int:
-        """The number of the attempt that ends with *end*, which may have been recorded already, whatever its limit."""
+        """
+        The number of the attempt that ends with *end*, which may have been recorded already,
+        whatever its limit.
+        """
         return (*self.ended, end).index(end) + 1
 
     def end_attempt(self, end: AttemptEnd) -> None:
@@ -144,10 +164,11 @@ async def search(
     on_problem: Callable[[float | None], object] = lambda value: None,
 ) -> CalibrationResult:  # fmt: skip
     """
-    Solve *problems* at the values of a *threshold*, so many at the same time, and compare with the large model alone.
+    Solve *problems* at the values of a *threshold*, so many at the same time, and compare with the
+    large model alone.
 
-    The values are tested in their order, each at the full level, until one fails. *on_problem* is called with the value
-    (None: the large model alone) for each solved problem.
+    The values are tested in their order, each at the full level, until one fails. *on_problem* is
+    called with the value (None: the large model alone) for each solved problem.
     """
     slots = asyncio.Semaphore(concurrency)
 

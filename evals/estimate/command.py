@@ -52,7 +52,15 @@ from ..testbed.solving_pair import fresh_tasks, pair_solver
 from .measurements import Measurements
 from .measuring import OnPart, measure, unlimited
 from .prediction import Estimate, predict
-from .report import SMALL_PRINT, estimated_settings, headline, methods_table, notes, record, servers_table
+from .report import (
+    SMALL_PRINT,
+    estimated_settings,
+    headline,
+    methods_table,
+    notes,
+    record,
+    servers_table,
+)
 
 T = TypeVar("T")
 POLICIES = ("specreason", "reading", "bild", "reflective")
@@ -77,11 +85,18 @@ def command(
     policy: Policies = None,
     option: SharedOptions = None,
     problems: ProblemsFile = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of problems.")] = len(PROBLEMS),
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Maximum number of problems.")
+    ] = len(PROBLEMS),
     users: Annotated[
-        str, typer.Option(help="Numbers of users to estimate for as well; empty: none.", metavar="N,...")
+        str,
+        typer.Option(
+            help="Numbers of users to estimate for as well; empty: none.", metavar="N,..."
+        ),
     ] = "4,16",
-    minutes: Annotated[float, typer.Option(min=0.1, help="Limit of the measurements; there is an answer then.")] = 2.0,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="Limit of the measurements; there is an answer then.")
+    ] = 2.0,
     seed: Annotated[int, typer.Option(help="Seed of the samples, and of generated problems.")] = 0,
     testbed: Testbed = False,
     profile: Pace = "paced",
@@ -89,32 +104,43 @@ def command(
     json: Json = False,
 ) -> None:
     """
-    Measure both servers for two minutes, and print what each method is expected to gain, alone and under load.
+    Measure both servers for two minutes, and print what each method is expected to gain, alone and
+    under load.
 
-    Measured are seconds for a token, alone and with several streams, the cost of a verdict, and how many drafts are
-    accepted after beginnings of the large model's chains, which need not end. Nobody else should use the servers
-    meanwhile. The exit code is 0 if a method is expected to pay, 1 if none is or the servers cannot be measured.
+    Measured are seconds for a token, alone and with several streams, the cost of a verdict, and how
+    many drafts are accepted after beginnings of the large model's chains, which need not end.
+    Nobody else should use the servers meanwhile. The exit code is 0 if a method is expected to pay,
+    1 if none is or the servers cannot be measured.
     """
     options = parse_options(option)
     arms = [parse_arm(spec, options) for spec in policy or POLICIES]
     if len({arm.name for arm in arms}) < len(arms):
         raise ConfigurationError("a method is there twice")
     if any(arm.policy in ("large", "small", "plain") for arm in arms):
-        raise ConfigurationError("--policy: large, small and plain are no methods; methods are compared with plain")
+        raise ConfigurationError(
+            "--policy: large, small and plain are no methods; methods are compared with plain"
+        )
     loads = numbers("--users", users, int)
     settings, texts = prepare(problems, limit, minutes, seed, output, testbed=testbed)
     for arm in arms:
         check_arm(arm, settings)
         if ignored := arm.run.model_fields_set - {"policy", "options", "auto"}:
             names = ", ".join(sorted(ignored))
-            raise ConfigurationError(f"{arm.name}: an estimate knows no {names} (`ahead` it chooses itself)")
+            raise ConfigurationError(
+                f"{arm.name}: an estimate knows no {names} (`ahead` it chooses itself)"
+            )
     solving = pair_solver(profile, stderr) if testbed else Solver(unlimited(settings))
 
     async def work(part: OnPart) -> tuple[Measurements, Settings]:
         async with solving as solver:
             solver.require_both()
             used = solver.settings if testbed else settings
-            return await measure(solver, arms, texts or [*PROBLEMS[:limit]], loads, minutes, seed, part), used
+            return (
+                await measure(
+                    solver, arms, texts or [*PROBLEMS[:limit]], loads, minutes, seed, part
+                ),
+                used,
+            )
 
     measured, settings = with_bars(settings, work)
     estimate = predict(measured, loads)
@@ -129,9 +155,18 @@ def command(
 
 
 def prepare(
-    problems: Path | None, limit: int, minutes: float, seed: int, output: Path | None, *, testbed: bool
+    problems: Path | None,
+    limit: int,
+    minutes: float,
+    seed: int,
+    output: Path | None,
+    *,
+    testbed: bool,
 ) -> tuple[Settings, list[str]]:
-    """The settings and problems of a measurement. Raise `ConfigurationError` unless they name two different models."""
+    """
+    The settings and problems of a measurement. Raise `ConfigurationError` unless they name two
+    different models.
+    """
     finite("--minutes", minutes)
     if output is not None:
         writable("--output", output)
@@ -145,7 +180,8 @@ def prepare(
         raise ConfigurationError("a nested pair cannot be measured: name one server with --small")
     if large is not None and set(small.urls) & set(large.urls) and small.model == large.model:
         raise ConfigurationError(
-            f"--small and --large are the same server, {small.url}: name the server of a smaller model with --small"
+            f"--small and --large are the same server, {small.url}: name the server of a smaller"
+            " model with --small"
         )
     return settings, texts
 
@@ -156,7 +192,10 @@ def parts(progress: Progress) -> OnPart:
 
 
 def with_bars(settings: Settings, work: Callable[[OnPart], Coroutine[Any, Any, T]]) -> T:
-    """Run *work* with the prompts of *settings*, and a bar for each of its parts; Ctrl-C exits with 130."""
+    """
+    Run *work* with the prompts of *settings*, and a bar for each of its parts; Ctrl-C exits with
+    130.
+    """
     with prompts.replacing(settings.prompts), progress_bars(stderr) as progress:
         return wait(work(parts(progress)))
 
@@ -164,7 +203,8 @@ def with_bars(settings: Settings, work: Callable[[OnPart], Coroutine[Any, Any, T
 def show(console: Console, measured: Measurements, estimate: Estimate, toml: str) -> None:
     """Print an estimate: the verdict first."""
     plain: dict[str, Any] = {"highlight": False, "markup": False}
-    wide = Console(file=console.file, width=max(console.width, WIDTH), **plain)  # so that no cell is cut off
+    # so that no cell is cut off
+    wide = Console(file=console.file, width=max(console.width, WIDTH), **plain)
     console.print(f"{headline(estimate)}\n", style="bold", **plain)
     wide.print(methods_table(estimate))
     console.print()

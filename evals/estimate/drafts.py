@@ -1,4 +1,6 @@
-"""Beginnings of chains of the large model, drafts of the small one after them, and verdicts on these."""
+"""
+Beginnings of chains of the large model, drafts of the small one after them, and verdicts on these.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +54,14 @@ async def attempt(policy: Policy, chain: Chain) -> Attempt:
                 await prepared
 
 
-async def try_draft(policy: Policy, chain: Chain, own: int | None, repair: int | None, *, alone: bool) -> DraftTrial:
+async def try_draft(
+    policy: Policy, chain: Chain, own: int | None, repair: int | None, *, alone: bool
+) -> DraftTrial:
     """
     Make one attempt, and the repair that follows it.
 
-    *own* are the tokens of the large model's own step, *repair* those of a repair that does not depend on the draft.
+    *own* are the tokens of the large model's own step, *repair* those of a repair that does not
+    depend on the draft.
     """
     made = await attempt(policy, chain)
     verdict, drafted = made.verdict, len(made.draft.tokens)
@@ -84,7 +89,8 @@ class Beginning:
     """
     The beginning of the large model's own chain about one problem, as it grows.
 
-    *prefixes* are the chains before each of its steps, the last one before a step that was not written, or only partly.
+    *prefixes* are the chains before each of its steps, the last one before a step that was not
+    written, or only partly.
     """
 
     prefixes: list[Chain]
@@ -104,9 +110,18 @@ class Beginning:
 
     @property
     def places(self) -> list[tuple[Chain, int | None]]:
-        """Where a step of the large model's own begins, and the tokens of that step, None if it was not written."""
-        known = [(before, after.tokens - before.tokens) for before, after in pairwise(self.prefixes)]
-        unknown = [] if self.answer is not None or self.prefixes[-1].closed else [(self.prefixes[-1], None)]
+        """
+        Where a step of the large model's own begins, and the tokens of that step, None if it was
+        not written.
+        """
+        known = [
+            (before, after.tokens - before.tokens) for before, after in pairwise(self.prefixes)
+        ]
+        unknown = (
+            []
+            if self.answer is not None or self.prefixes[-1].closed
+            else [(self.prefixes[-1], None)]
+        )
         return [*known, *unknown]
 
     async def write(self, model: Model, limit: int, over: Callable[[], bool]) -> None:

@@ -11,7 +11,8 @@ from stepspec.orchestrator.chain import Role
 from ..sample import Arm
 
 AHEAD = 1  # depth of the runs under load
-SHARED = 0.2  # share of a verdict in which a server stands still, above which both probably share a card
+# share of a verdict in which a server stands still, above which both probably share a card
+SHARED = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,11 @@ class ServerMeasurement:
     """
     The times of the server of one *role*, in seconds.
 
-    *between* has, by the number of streams at the same time, the times between two tokens of a stream, and *first*
-    those from a request to its first token. *contended* are times between tokens while the other server reads prompts:
-    longer ones if both share a card. *sequences* is how many streams it served at the same time, None if these were
-    all. *prefix_cache* is None if it is not known whether there is one.
+    *between* has, by the number of streams at the same time, the times between two tokens of a
+    stream, and *first* those from a request to its first token. *contended* are times between
+    tokens while the other server reads prompts: longer ones if both share a card. *sequences* is
+    how many streams it served at the same time, None if these were all. *prefix_cache* is None if
+    it is not known whether there is one.
     """
 
     role: Role
@@ -37,7 +39,9 @@ class ServerMeasurement:
 
     @property
     def stalled(self) -> float:
-        """The share of the time in which this server stands still while the other one reads prompts."""
+        """
+        The share of the time in which this server stands still while the other one reads prompts.
+        """
         return max(0.0, 1 - self.token / min(self.contended)) if self.contended else 0.0
 
     @property
@@ -46,7 +50,10 @@ class ServerMeasurement:
         return median(self.between[1])
 
     def under(self, streams: int) -> float | None:
-        """Median seconds between two tokens of each of so many *streams*, a wait for a full server included."""
+        """
+        Median seconds between two tokens of each of so many *streams*, a wait for a full server
+        included.
+        """
         served = min(streams, self.sequences or streams)
         return median(self.between[served]) * streams / served if served in self.between else None
 
@@ -56,9 +63,10 @@ class DraftTrial:
     """
     A draft after a prefix of the large model's own chain, and the method's verdict on it.
 
-    Of the tokens that were *drafted*, as many were *kept*; the repair of a rejected draft has the tokens *repaired*.
-    *own* are the tokens of the large model's own step in this place, None if it is not known. *seconds* are those of
-    the draft and of the verdict, None if other requests were under way.
+    Of the tokens that were *drafted*, as many were *kept*; the repair of a rejected draft has the
+    tokens *repaired*. *own* are the tokens of the large model's own step in this place, None if it
+    is not known. *seconds* are those of the draft and of the verdict, None if other requests were
+    under way.
     """
 
     accepted: bool
@@ -71,7 +79,10 @@ class DraftTrial:
 
 @dataclass(frozen=True, slots=True)
 class SeenChain:
-    """The *steps* of the large model's own chain, in tokens, and those of its *answer*: None if the chain was cut."""
+    """
+    The *steps* of the large model's own chain, in tokens, and those of its *answer*: None if the
+    chain was cut.
+    """
 
     steps: tuple[int, ...]
     answer: int | None = None
@@ -86,9 +97,10 @@ class Measurements:
     """
     All that was measured of a pair, in *seconds*.
 
-    *plain* are the seconds between two tokens of the large model as one ordinary request. *trials* are by the name of
-    the arm, for all *arms*. *runs* are seconds per token of its chain, by the name of the arm and the number of runs at
-    the same time. *skipped* says by the name of a method why it was not measured.
+    *plain* are the seconds between two tokens of the large model as one ordinary request. *trials*
+    are by the name of the arm, for all *arms*. *runs* are seconds per token of its chain, by the
+    name of the arm and the number of runs at the same time. *skipped* says by the name of a method
+    why it was not measured.
     """
 
     small: ServerMeasurement
@@ -115,6 +127,9 @@ class Measurements:
 
     @property
     def length(self) -> tuple[float, float]:
-        """Mean tokens of a chain as far as it was seen, with the answer, and of the answers of those that ended."""
+        """
+        Mean tokens of a chain as far as it was seen, with the answer, and of the answers of those
+        that ended.
+        """
         answers = [chain.answer for chain in self.chains if chain.answer is not None]
         return fmean([chain.tokens for chain in self.chains] or [0]), fmean(answers or [0])

@@ -18,20 +18,25 @@ LETTERS = "ABCD"
 HASHES = "####"  # GSM8K's own, before the answer
 
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_SIZE = r"(?:\d{1,3}(?:(?:[,，]|\{,\}|,\\!\s?|\\[,;: ]|[~'’\u2009\u202f\xa0 ])\d{3}(?!\d))+|\d+)(?:\.\d+)?|\.\d+"
+_SIZE = (
+    r"(?:\d{1,3}(?:(?:[,，]|\{,\}|,\\!\s?|\\[,;: ]|[~'’\u2009\u202f\xa0"
+    r" ])\d{3}(?!\d))+|\d+)(?:\.\d+)?|\.\d+"
+)
 _SIGN = r"(?:(?<![\w)}])[-−–]|(?:(?<=is )|(?<=[=:] )|(?<=^ ))[-−–] )?"
 _NUMBER = re.compile(
     rf"{_SIGN}(?:\\?[$€£])?{_SIGN}"
     r"(?:\d+ (?:(?:hour|day|week|month|year|minute|dollar|pound|degree)s?|feet|foot),?(?: and)? "
     r"\d+ (?:hour|minute|second|day|week|month|inche|cent|ounce)s?|\d+ to \d+"
-    rf"|\d*\s?\\[dt]?frac\{{\d+\}}\{{\d+\}}|\d*[¼-¾⅐-⅞]|\d+ (?:and )?\d+/\d+|(?:{_SIZE})(?:/\d+|[eE][+-]?\d+)?)"
+    r"|\d*\s?\\[dt]?frac\{\d+\}\{\d+\}|\d*[¼-¾⅐-⅞]|\d+ (?:and"
+    rf" )?\d+/\d+|(?:{_SIZE})(?:/\d+|[eE][+-]?\d+)?)"
     rf"(?:[\s$*~-]{{0,4}}(?:\\text\{{\s?)?(?:{'|'.join(MAGNITUDES)})s?\b\}}?|(?:[kKM]|\s?(?:mn|bn))\b)?"
 )
 # Of brackets without words.
 _INNER = r"(?:[^()\[\]{}\n\\a-zA-Z]|\\(?:[a-zA-Z]+|[,;:! ])|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]))"
 _OPERAND = (
     rf"(?:{_NUMBER.pattern}|(?:\\\{{|(?<!\\)[(\[{{⟨])(?:{_INNER}|[({{]{_INNER}{{0,60}}[)}}]){{1,120}}\\?[)\]}}⟩]"
-    r"|\\begin\{[^\n]{1,300}?\\end\{\w+\}|\\(?!text|mbox|begin|end)[a-zA-Z]+ ?|(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z'’])"
+    r"|\\begin\{[^\n]{1,300}?\\end\{\w+\}|\\(?!text|mbox|begin|end)[a-zA-Z]+"
+    r" ?|(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z'’])"
     r"|(?:sqrt|log|ln|sin|cos|tan|pi)(?![a-zA-Z]) ?|[√π∞θ∅²³⁴-⁹])"
 )
 _GLUE = (  # between two operands of one expression
@@ -44,12 +49,17 @@ _EXPRESSION = re.compile(
 _VALUE = re.compile(r"\d|[\\π∞∅½⅓⅔¼¾]")
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*\W{0,9}$")
 _MATH = re.compile(
-    r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
+    r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]",
+    re.DOTALL,
 )
-_ANSWER_IS = re.compile(r"\banswer\b[^.\n\d$\\]{0,40}?(?:\bis\b|[:=])(?!\W*not\b)([^\n]*)", re.IGNORECASE)
-_PLAIN = r"(?:[^()\\$]|\$[^$()]{0,80}\$)"  # no LaTeX but in formulas of its own; bounded, so that no text takes long
+_ANSWER_IS = re.compile(
+    r"\banswer\b[^.\n\d$\\]{0,40}?(?:\bis\b|[:=])(?!\W*not\b)([^\n]*)", re.IGNORECASE
+)
+# no LaTeX but in formulas of its own; bounded, so that no text takes long
+_PLAIN = r"(?:[^()\\$]|\$[^$()]{0,80}\$)"
 _ASIDE = re.compile(
-    rf"<<[^<>\n]*>>|</?[a-z]{{1,9}}>|(?<=[\w$}}*]) \((?:\s*=[^()]*|{_PLAIN}{{0,80}}?[a-z]{{2}}{_PLAIN}{{0,200}})\)"
+    r"<<[^<>\n]*>>|</?[a-z]{1,9}>|(?<=[\w$}*])"
+    rf" \((?:\s*=[^()]*|{_PLAIN}{{0,80}}?[a-z]{{2}}{_PLAIN}{{0,200}})\)"
 )
 _AFTERTHOUGHT = re.compile(
     r",? (?:not|rather than|instead of) .*|, (?:where|when|because|since|as|with|while|but) .*"
@@ -59,7 +69,8 @@ _AFTERTHOUGHT = re.compile(
 _RELATION = re.compile(r"[=<>]|\\(?:[lg]e|ne|in|leq|geq|neq)(?![a-z])")
 _INEQUALITY = re.compile(r"\W*[a-z]\s*(?:[<>≤≥]|\\[lg])")
 _BOTH = re.compile(r"[$*]{0,4},?\s(?:and|or)\s[\s$*]{0,4}")
-_LISTED = re.compile(rf"{_BOTH.pattern}|[$*]{{0,4}},\s{{0,3}}[$*]{{0,4}}")  # where the answer is stated
+# where the answer is stated
+_LISTED = re.compile(rf"{_BOTH.pattern}|[$*]{{0,4}},\s{{0,3}}[$*]{{0,4}}")
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
 _COLOR = r"(?:text)?color\s*\{\w*\}"
@@ -67,7 +78,8 @@ _WORDS = re.compile(
     rf"\\(?:text(?!color)\w*|math\w*|mbox|boldsymbol|operatorname|underline|{_COLOR})\s*\{{([^{{}}]*)\}}"
 )
 _MARKUP = re.compile(
-    rf"\\(?:[()\[\],;! ]|(?:rm|bf|\w?arge|huge|displaystyle|q?quad|checkmark)(?![a-z])|{_COLOR})|[*$~`_]|</?\w{{2,9}}>"
+    r"\\(?:[()\[\],;!"
+    rf" ]|(?:rm|bf|\w?arge|huge|displaystyle|q?quad|checkmark)(?![a-z])|{_COLOR})|[*$~`_]|</?\w{{2,9}}>"
 )
 _QUOTES = str.maketrans("‘’“”", "''\"\"")
 _LETTER = rf"\(?([{LETTERS}])\)?(?![a-zA-Z0-9'_)])"
@@ -84,30 +96,36 @@ _STATEMENTS = tuple(
     re.compile(pattern)
     for pattern in (
         rf"(?i:\b(?:a(?:ns|nswers?(?:\W+(?:here|(?:to|for)\W+\w+\W+\w+))?)|(?:choice|option|pick|statement|letter)s?\W+(?:is|are|must|would|should|has)))\W+"
-        rf"(?:(?i:is|are|must|be|would|should|has to|therefore|thus|clearly|actually|indeed|simply|probably"
+        rf"(?:(?i:is|are|must|be|would|should|has"
+        rf" to|therefore|thus|clearly|actually|indeed|simply|probably"
         rf"|most|likely|definitely|option|choice|letter|the|correct|one)\W+)*"
         rf"{_LETTER}{_SURE}{_DENIED}",
         rf"\b(?i:I|we|I'll|I'd|I'm|am|let's|me|us|would|will|to)\W+"
-        rf"(?i:pick|choose|select|say|go with|going with|take)\W+(?:(?i:the|option|choice|answer|letter)\W+)*"
+        rf"(?i:pick|choose|select|say|go with|going"
+        rf" with|take)\W+(?:(?i:the|option|choice|answer|letter)\W+)*"
         rf"{_LETTER}{_SURE}{_DENIED}",
-        rf"\b(?i:thus|so|therefore|hence|it is|it's|it (?:must|has to) be|conclude|i\.e\.|not \(?[{LETTERS}]\)?,? but)"
+        r"\b(?i:thus|so|therefore|hence|it is|it's|it (?:must|has to) be|conclude|i\.e\.|not"
+        rf" \(?[{LETTERS}]\)?,? but)"
         rf"\W+{_LETTER}(?=[\s.!]*$)",
         rf"(?i:\b(?:answer|option|choice|letter))\W+(?:(?i:is)\W+)?\(?([{LETTERS.lower()}])(?:\)(?=\s)|\)?(?=[\s.!]*$))",
         rf"(?:答案|正确|(?<!不)(?<!不.)[选選])[^\Wa-zA-Z不]{{0,6}}\W*{_LETTER}{_DENIED}",
         rf"(?<![a-zA-Z、和与及]){_LETTER}(?:选?项)?是?(?:正确|符合)",
-        rf"(?<![\w(]){_LETTER}\W+(?i:is|(?:must|has to) be|seems|looks)\W+(?:(?i:the|only|most)\W+)*"
+        rf"(?<![\w(]){_LETTER}\W+(?i:is|(?:must|has to)"
+        r" be|seems|looks)\W+(?:(?i:the|only|most)\W+)*"
         rf"(?i:correct|right|true|answer|best|better|accurate|likely)\b(?!,? but)",
         rf"(?i:\bonly)\W+(?:(?i:option|choice|statement)\W+)?{_LETTER}\W+(?i:works|fits|holds|remains|matches|applies)",
         rf"(?<![\w(]){_LETTER} (?i:it is|it must be)(?=[\s.!]*$)",
     )
 )
 _MENTIONED = re.compile(
-    rf"(?i:\b(?:choice|option)s?|\bcorresponds to|\bmatches|\bleav(?:es|ing)|\b(?:fits|works|remains|left) is)\W+"
+    rf"(?i:\b(?:choice|option)s?|\bcorresponds"
+    rf" to|\bmatches|\bleav(?:es|ing)|\b(?:fits|works|remains|left) is)\W+"
     rf"(?:(?i:the|letter|only|just)\W+)*{_LETTER}{_SURE}{_DENIED}"
 )
 _DOUBTED = re.compile(
     r"(?i)(?:n't|\b(?:not|never|doubt)\b)(?:(?!\b(?:but|so|and)\b)[^.,;:\n]){0,60}$"
-    r"|\b(?:except|(?:rul|eliminat|exclud|reject|avoid)[a-z]*(?: out)?|(?:all|any|every)(?:thing)? but|wrong)[ (]+$",
+    r"|\b(?:except|(?:rul|eliminat|exclud|reject|avoid)[a-z]*(?: out)?|(?:all|any|every)(?:thing)?"
+    r" but|wrong)[ (]+$",
 )
 _ONLY_LETTER = re.compile(
     rf"\W*(?:(?i:the|final|correct|right|best|a(?:nswer|ns)|option|choice|letter|is|it|it's|so|thus|hence|then|clearly|definitely"
@@ -115,7 +133,8 @@ _ONLY_LETTER = re.compile(
 )
 _LETTER_FIRST = re.compile(
     rf"(?s)\W*(?:(?i:option|choice|answer)\W+)?\(?([{LETTERS}]|[{LETTERS.lower()}](?=\)))"
-    rf"(?:\s*[).:]|,? (?:since|because)\b| [–—=-] (?!\(?[{LETTERS}]\b)| {{1,3}}(?=\((?![{LETTERS}]\b)))(.*)",
+    rf"(?:\s*[).:]|,? (?:since|because)\b| [–—=-] (?!\(?[{LETTERS}]\b)|"
+    rf" {{1,3}}(?=\((?![{LETTERS}]\b)))(.*)",
 )
 _OTHER_LETTER = re.compile(rf"(?<!\w)\(?[{LETTERS}][).:]|\b(?:or|and)\s+\(?[{LETTERS}]\b")
 
@@ -124,12 +143,14 @@ def extract_answer(text: str, metric: Metric) -> str:
     r"""
     Return the answer in *text*: the content of its last boxes, or else what looks like an answer.
 
-    *text* is the text after the thinking, without the problem and without drafts. Empty if it has no answer.
+    *text* is the text after the thinking, without the problem and without drafts. Empty if it has
+    no answer.
     """
     inside = boxed(text)
     if inside is not None:
         return inside
-    text = _OPEN_BOX.split(EMPTY_BOX.sub("", text))[0]  # A box that was cut off may lack its last digits.
+    # A box that was cut off may lack its last digits.
+    text = _OPEN_BOX.split(EMPTY_BOX.sub("", text))[0]
     last = text.rpartition(HASHES)[2].strip()
     match metric:
         case "choice":
@@ -144,14 +165,17 @@ def _stated_value(text: str, metric: Metric) -> str:
     """Return what *text* states as the answer, or else its last formula or number."""
     for stated in reversed(_ANSWER_IS.findall(text)):
         sentence = _AFTERTHOUGHT.sub("", _SENTENCE_END.split(stated.strip())[0])
-        value = _last_value(" " + sentence, metric, _LISTED) or (sentence.strip(" .*_$:") if metric == "math" else "")
+        value = _last_value(" " + sentence, metric, _LISTED) or (
+            sentence.strip(" .*_$:") if metric == "math" else ""
+        )
         if value:
             return value
     if metric == "number":
         return _last_value(text, metric)
     last = text.rpartition("\n")[2].strip()
     bold = _BOLD.search(last)
-    alone = "" if re.search("[a-zA-Z]{3}", last) else _last_value(" " + last, metric, _LISTED)  # a list and no words
+    # a list and no words
+    alone = "" if re.search("[a-zA-Z]{3}", last) else _last_value(" " + last, metric, _LISTED)
     return alone or _last_value(text, metric) or (bold[1] if bold else last)
 
 
@@ -159,25 +183,39 @@ def _last_value(text: str, metric: Metric, joint: re.Pattern[str] = _BOTH) -> st
     text = _ASIDE.sub("", text)
     formulas = list(_MATH.finditer(text)) if metric == "math" else []
     numbers = [found for found in _EXPRESSION.finditer(text) if _VALUE.search(found[0])]
-    values = numbers if not formulas or (numbers and numbers[-1].start() >= formulas[-1].end()) else formulas
+    values = (
+        numbers
+        if not formulas or (numbers and numbers[-1].start() >= formulas[-1].end())
+        else formulas
+    )
     answer, after = "", None
     for value in reversed(values):  # Values that "and" or "or" joins are one answer.
         content = ("".join(filter(None, value.groups())) or value[0]).strip()
         if after is None:
             answer, after = content, value
             continue
-        between, inequalities = text[value.end() : after.start()], all(map(_INEQUALITY.match, (value[0], after[0])))
-        if not joint.fullmatch(between) or (_RELATION.search(value[0] + after[0]) and not inequalities):
+        between, inequalities = (
+            text[value.end() : after.start()],
+            all(map(_INEQUALITY.match, (value[0], after[0]))),
+        )
+        if not joint.fullmatch(between) or (
+            _RELATION.search(value[0] + after[0]) and not inequalities
+        ):
             break
         joint = _LISTED
-        answer, after = f"{content}{' and ' if inequalities and 'and' in between else ', '}{answer}", value
+        answer, after = (
+            f"{content}{' and ' if inequalities and 'and' in between else ', '}{answer}",
+            value,
+        )
     return answer
 
 
 def _stated_letter(text: str) -> str:
     """Return the letter that *text* states as the answer, or which is its last line."""
     plain = _plain(text)
-    found = [match for statement in _STATEMENTS for match in statement.finditer(plain)] or [*_MENTIONED.finditer(plain)]
+    found = [match for statement in _STATEMENTS for match in statement.finditer(plain)] or [
+        *_MENTIONED.finditer(plain)
+    ]
     found = [match for match in found if not _DOUBTED.search(plain, 0, match.start())]
     if found:
         return max(found, key=lambda match: match.end(1))[1].upper()
@@ -186,7 +224,9 @@ def _stated_letter(text: str) -> str:
         if alone := _ONLY_LETTER.fullmatch(line):
             return alone[1]
         first = _LETTER_FIRST.fullmatch(line)
-        if first and not any(_OTHER_LETTER.search(each) for each in (first[2], *({*lines} - {line}))):
+        if first and not any(
+            _OTHER_LETTER.search(each) for each in (first[2], *({*lines} - {line}))
+        ):
             return first[1].upper()
     return ""
 

@@ -1,9 +1,10 @@
 r"""
-Compare two answers: what is a list, a pair, an interval or a text is decided here, item by item; algebra does the rest.
+Compare two answers: what is a list, a pair, an interval or a text is decided here, item by item;
+algebra does the rest.
 
-A false "right" is worse than a false "wrong": answers of different kinds, such as the list ``2, 3`` and the pair
-``(2, 3)``, are different, and so are a decimal number and the exact one that it comes close to. Pure, apart from
-*algebra*, which compares two expressions without lists, words and units.
+A false "right" is worse than a false "wrong": answers of different kinds, such as the list ``2, 3``
+and the pair ``(2, 3)``, are different, and so are a decimal number and the exact one that it comes
+close to. Pure, apart from *algebra*, which compares two expressions without lists, words and units.
 """
 
 from __future__ import annotations
@@ -15,21 +16,27 @@ from typing import TypeAlias
 
 from .normal import POWERS, Quantity, normal, quantity
 
-Algebra: TypeAlias = Callable[[str, str], Awaitable[bool | None]]  # (gold, answer); None if it takes too long
+# (gold, answer); None if it takes too long
+Algebra: TypeAlias = Callable[[str, str], Awaitable[bool | None]]
 MOST = 16  # items of a list or a pair; longer ones are compared as texts
 
 _OPENING, _CLOSING = "([{", ")]}"
 _NAME = re.compile(
     r"\{[a-zA-Z]\}(?:\^\{-1\})?|\\vec\{?[a-zA-Z]\}?|[a-zA-Z](?:_\w|_\{[\w,]+\}|'|\^\{-1\})*(?:\((?:[a-z]|-?\d+)(?:,[a-z])*\))?"
-    r"|\\[a-z]+(?:_\w)?|\\(?:sin|cos|tan|cot|det) ?(?:[a-zA-Z]|\\theta|\\angle ?[A-Z]{1,3})|(?:\\Pr|\{P\})\([^()]*\)"
-    r"|[a-zA-Z](?:_\w)?(?:(?:[-+]| ?\\times ?)?[a-zA-Z](?:_\w)?){1,9}|\\frac\{[a-zA-Z]{1,2}\}\{[a-zA-Z]{1,2}\}"
-    r"|m?\\(?:(?:measured)?angle|triangle|overline|overrightarrow)\{? ?[A-Z]{1,3}\}?|\|[A-Z](?:(?:\\c[au]p ?)?[A-Z])?\|"
+    r"|\\[a-z]+(?:_\w)?|\\(?:sin|cos|tan|cot|det) ?(?:[a-zA-Z]|\\theta|\\angle"
+    r" ?[A-Z]{1,3})|(?:\\Pr|\{P\})\([^()]*\)"
+    r"|[a-zA-Z](?:_\w)?(?:(?:[-+]| ?\\times"
+    r" ?)?[a-zA-Z](?:_\w)?){1,9}|\\frac\{[a-zA-Z]{1,2}\}\{[a-zA-Z]{1,2}\}"
+    r"|m?\\(?:(?:measured)?angle|triangle|overline|overrightarrow)\{?"
+    r" ?[A-Z]{1,3}\}?|\|[A-Z](?:(?:\\c[au]p ?)?[A-Z])?\|"
     r"|\[[A-Z]{3,4}\]|P\([^()]*\)|\\text\{[^{}]*\}(?:\([^()]*\))?|[a-zA-Z ]{4,}"
 )
 _RELATION = re.compile(r"<|>|\\le(?![a-z])|\\ge(?![a-z])")
 _LETTER = r"(?:[a-zA-Z]|\\(?:theta|alpha|beta|lambda|phi))"
 _VARIABLE = re.compile(_LETTER)
-_MEMBER = re.compile(rf"{_LETTER}(?:\\in(?![a-z])|=(?=\\\{{))|\({_LETTER}(?:,{_LETTER})+\)(?:=|\\in(?![a-z]))")
+_MEMBER = re.compile(
+    rf"{_LETTER}(?:\\in(?![a-z])|=(?=\\\{{))|\({_LETTER}(?:,{_LETTER})+\)(?:=|\\in(?![a-z]))"
+)
 _BASED = re.compile(r"\d[\dA-F]{0,40}_(?:\d|\{\d{1,4}\})")
 _INDEXED = re.compile(r"[a-zA-Z]_(?:\w|\{\w+\})")
 _POINT = re.compile(r"[A-Z](?:_\w|')?(?=\([^()]+(?:,[^()]+)+\)$)")
@@ -38,7 +45,10 @@ _UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'|:")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Several items: a "list", in any order, or what stands in two brackets, such as "()" or "(]", in this order."""
+    """
+    Several items: a "list", in any order, or what stands in two brackets, such as "()" or "(]", in
+    this order.
+    """
 
     kind: str
     items: Sequence[str]
@@ -77,7 +87,12 @@ def _unnamed(text: str, other: str) -> str:
 
 
 async def _same_groups(ours: Group | None, theirs: Group | None, algebra: Algebra) -> bool | None:
-    if ours is None or theirs is None or ours.kind != theirs.kind or max(len(ours.items), len(theirs.items)) > MOST:
+    if (
+        ours is None
+        or theirs is None
+        or ours.kind != theirs.kind
+        or max(len(ours.items), len(theirs.items)) > MOST
+    ):
         return False
     if ours.variable and theirs.variable and ours.variable != theirs.variable:
         return False
@@ -85,7 +100,9 @@ async def _same_groups(ours: Group | None, theirs: Group | None, algebra: Algebr
         return await _same_sets(ours.items, theirs.items, algebra)
     if len(ours.items) != len(theirs.items):
         return False
-    return _all([await _same(*pair, algebra) for pair in zip(ours.items, theirs.items, strict=True)])
+    return _all(
+        [await _same(*pair, algebra) for pair in zip(ours.items, theirs.items, strict=True)]
+    )
 
 
 async def _same_sets(ours: Sequence[str], theirs: Sequence[str], algebra: Algebra) -> bool | None:
@@ -102,15 +119,20 @@ def _any(verdicts: Sequence[bool | None]) -> bool | None:
     return True if True in verdicts else None if None in verdicts else False
 
 
-def _alike(groups: tuple[Group | None, Group | None], texts: tuple[str, str]) -> tuple[Group | None, Group | None]:
+def _alike(
+    groups: tuple[Group | None, Group | None], texts: tuple[str, str]
+) -> tuple[Group | None, Group | None]:
     """
-    Take a single item for a list of one, and values of variables, ``x = 1, y = 2``, for the pair of them.
+    Take a single item for a list of one, and values of variables, ``x = 1, y = 2``, for the pair of
+    them.
 
     A list of one pair is that pair.
     """
     ours, theirs = groups
     if ours and theirs and (ours.kind == "list") != (theirs.kind == "list"):
-        ours, theirs = (_group(each.items[0]) if len(each.items) == 1 else each for each in (ours, theirs))
+        ours, theirs = (
+            _group(each.items[0]) if len(each.items) == 1 else each for each in (ours, theirs)
+        )
         ours, theirs = ours or groups[0], theirs or groups[1]
     if ours is None and theirs is not None and theirs.kind == "list":
         ours = Group("list", (texts[0],))
@@ -126,8 +148,14 @@ def _alike(groups: tuple[Group | None, Group | None], texts: tuple[str, str]) ->
 def _pair(group: Group) -> Group | None:
     matches = [re.fullmatch(rf"({_LETTER})=(.*)", item) for item in group.items]
     named = [(match[1], match[2]) for match in matches if match]
-    ordered = [name for name, _ in named] == sorted({name for name, _ in named}, key=lambda name: name.lstrip("\\"))
-    return Group("()", [value for _, value in named]) if len(named) == len(matches) and ordered else None
+    ordered = [name for name, _ in named] == sorted(
+        {name for name, _ in named}, key=lambda name: name.lstrip("\\")
+    )
+    return (
+        Group("()", [value for _, value in named])
+        if len(named) == len(matches) and ordered
+        else None
+    )
 
 
 async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
@@ -145,9 +173,14 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     expressions = left.expression, right.expression
     if expressions[0] == expressions[1]:
         return True
-    if any(each.value and "." in each.expression and each.value.denominator > 10**9 for each in (left, right)):
+    if any(
+        each.value and "." in each.expression and each.value.denominator > 10**9
+        for each in (left, right)
+    ):
         return False  # Algebra takes so many decimals for a number that they only come close to.
-    if any(_BASED.search(each) or _UNREADABLE.search(_INDEXED.sub("x", each)) for each in expressions):
+    if any(
+        _BASED.search(each) or _UNREADABLE.search(_INDEXED.sub("x", each)) for each in expressions
+    ):
         return False
     if ("=" in expressions[0]) != ("=" in expressions[1]):
         return False
@@ -155,7 +188,10 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
 
 
 def _other_unit(left: Quantity, right: Quantity) -> bool:
-    """Whether both have a unit, and these have no word in common, or other powers: metres, cm^2 and cm^3."""
+    """
+    Whether both have a unit, and these have no word in common, or other powers: metres, cm^2 and
+    cm^3.
+    """
     words = left.unit - POWERS, right.unit - POWERS
     return (all(words) and not words[0] & words[1]) or left.unit ^ right.unit >= POWERS
 
@@ -172,7 +208,10 @@ def _same_numbers(left: Quantity, right: Quantity) -> bool:
 
 
 def _sides(ours: str, theirs: str) -> tuple[str, str]:
-    """Drop the name that only one of two equations, or both, give to the value: ``x = 5``, ``f(x) = 2x``."""
+    """
+    Drop the name that only one of two equations, or both, give to the value: ``x = 5``, ``f(x) =
+    2x``.
+    """
     (name, value), (other, their_value) = _named(ours), _named(theirs)
     if name and other:
         return (value, their_value) if name == other else (ours, theirs)
@@ -184,7 +223,10 @@ def _sides(ours: str, theirs: str) -> tuple[str, str]:
 
 
 def _named(text: str) -> tuple[str, str]:
-    """The name and the value in *text*; the name is "=" for a chain of numbers, and empty for an equation to solve."""
+    """
+    The name and the value in *text*; the name is "=" for a chain of numbers, and empty for an
+    equation to solve.
+    """
     first, *rest = _split(text, "=")
     if not rest:
         return "", text
@@ -192,11 +234,17 @@ def _named(text: str) -> tuple[str, str]:
         return first, rest[-1]
     if _bracketed(rest[-1]):
         return "=", rest[-1]
-    return ("=", rest[-1]) if not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", first)) else ("", text)
+    return (
+        ("=", rest[-1])
+        if not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", first))
+        else ("", text)
+    )
 
 
 def _words(text: str) -> str:
-    r"""Return the words of a text such as ``\text{east}``, in lower case; empty if it is an expression."""
+    r"""
+    Return the words of a text such as ``\text{east}``, in lower case; empty if it is an expression.
+    """
     bare = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     spelled = bare != text or re.search(r"[a-zA-Z]{4}", bare)
     if not spelled or re.search(r"[\\=<>^_+*/]", bare) or not re.match(r"[ (]*[a-zA-Z]", bare):
@@ -236,12 +284,18 @@ def _bracketed(text: str) -> Group | None:
 
 
 def _interval(text: str) -> Group | None:
-    r"""Return the interval of an inequality for one variable: ``x > 3``, ``1 < x < 2`` or ``x > 1 \wedge x < 2``."""
+    r"""
+    Return the interval of an inequality for one variable: ``x > 3``, ``1 < x < 2`` or ``x > 1
+    \wedge x < 2``.
+    """
     first, both, second = text.partition(r"\wedge")
     if both:
         halves = [half for part in (first, second) if (half := _interval(part.strip()))]
         open_ends = {
-            half.items.index(end): half for half in halves for end in (r"-\infty", r"\infty") if end in half.items
+            half.items.index(end): half
+            for half in halves
+            for end in (r"-\infty", r"\infty")
+            if end in half.items
         }
         if len(open_ends) < 2 or open_ends[0].variable != open_ends[1].variable:
             return None
@@ -255,7 +309,9 @@ def _interval(text: str) -> Group | None:
         return None
     at = next((index for index, part in enumerate(parts) if _VARIABLE.fullmatch(part)), None)
     rest = [part for index, part in enumerate(parts) if index != at]
-    if at is None or any(re.search(r"[a-zA-Z=]", re.sub(r"\\[a-zA-Z]+", "", part)) for part in rest):
+    if at is None or any(
+        re.search(r"[a-zA-Z=]", re.sub(r"\\[a-zA-Z]+", "", part)) for part in rest
+    ):
         return None
     rising = [sign in ("<", r"\le") for sign in signs]
     closed = ["e" in sign for sign in signs]

@@ -1,4 +1,7 @@
-"""Grade answers, against a true answer or by a check of the benchmark. Processes with a time limit do the algebra."""
+"""
+Grade answers, against a true answer or by a check of the benchmark. Processes with a time limit do
+the algebra.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ class Graders:
     """
     A few processes that compare answers, started when they are first needed.
 
-    An answer that takes more than *seconds* of computing, or ends its process otherwise, is "ungraded"; no other is.
+    An answer that takes more than *seconds* of computing, or ends its process otherwise, is
+    "ungraded"; no other is.
     """
 
     def __init__(self, workers: int = WORKERS, seconds: float = SECONDS) -> None:
@@ -109,12 +113,16 @@ class _Worker:
         command = (*SCRIPT, str(self._seconds))
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         try:
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment)
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, env=environment
+            )
             async with asyncio.timeout(START):
                 await _exchange(self._process, b"")
         except (OSError, TimeoutError, EOFError) as exc:
             await self.kill()
-            raise ConfigurationError(f"the grader does not start: {' '.join(command)} says why") from exc
+            raise ConfigurationError(
+                f"the grader does not start: {' '.join(command)} says why"
+            ) from exc
         return self._process
 
     async def kill(self) -> None:
@@ -144,10 +152,16 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 class Gold(Protocol):
-    """Decides whether an answer to one problem is right. ``str()`` of it is for lists that people read."""
+    """
+    Decides whether an answer to one problem is right. ``str()`` of it is for lists that people
+    read.
+    """
 
     async def grade(self, text: str, graders: Graders) -> Mark:
-        """Grade *text*, what a model wrote after its thinking. *graders* compares expressions by algebra."""
+        """
+        Grade *text*, what a model wrote after its thinking. *graders* compares expressions by
+        algebra.
+        """
         ...
 
     def record(self) -> Mapping[str, Any]:
@@ -157,14 +171,19 @@ class Gold(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One true answer; *metric* says how others are compared with it: as "math", "number", "choice" or "exact" text."""
+    """
+    One true answer; *metric* says how others are compared with it: as "math", "number", "choice" or
+    "exact" text.
+    """
 
     text: str
     metric: Metric = "math"
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
-            raise ConfigurationError(f"there is no metric {self.metric!r}; the metrics: {', '.join(METRICS)}")
+            raise ConfigurationError(
+                f"there is no metric {self.metric!r}; the metrics: {', '.join(METRICS)}"
+            )
 
     async def grade(self, text: str, graders: Graders) -> Mark:
         return await graders.grade(text, self.text, self.metric)

@@ -1,8 +1,9 @@
 r"""
-Rewrite answers so that equal ones look alike: one notation for spaces, fractions, mixed numbers, decimals and units.
+Rewrite answers so that equal ones look alike: one notation for spaces, fractions, mixed numbers,
+decimals and units.
 
-The text of a model reaches the algebra library only in this form, because the library guesses at the rest: it reads
-``5 6`` as 56 and ``2\frac{1}{2}`` as a product. Pure; no I/O.
+The text of a model reaches the algebra library only in this form, because the library guesses at
+the rest: it reads ``5 6`` as 56 and ``2\frac{1}{2}`` as a product. Pure; no I/O.
 """
 
 # ruff: noqa: RUF001 (the characters that models write)
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-LONGEST = 300  # characters of a number; no problem has a longer answer, and Python refuses to parse very long ones
+# characters of a number; no problem has a longer answer, and Python refuses to parse very long ones
+LONGEST = 300
 
 _SYMBOLS = str.maketrans({"º": "°", "˚": "°", "ℝ": r"\R ", "µ": None})  # which NFKC makes letters
 _SPELLINGS = [
@@ -28,16 +30,24 @@ _STYLE = re.compile(
     r"\\(?:math(?:bf|it|rm|sf)|boldsymbol|bm|underline|boxed|fbox|displaystyle|[lL]arge|(?:text)?color\s*\{[^{}]*\})\s*(?=\{)"
 )
 _MARGIN = re.compile(r"^(?:\\[,;:! ]|\s)+|(?:\\[,;:!]|\s){1,9}$")
-_DELIMITERS = (*((mark, mark) for mark in ("$$", "$", "**", "*", "`", "__")), (r"\(", r"\)"), (r"\[", r"\]"))
+_DELIMITERS = (
+    *((mark, mark) for mark in ("$$", "$", "**", "*", "`", "__")),
+    (r"\(", r"\)"),
+    (r"\[", r"\]"),
+)
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
 _CURRENCY = re.compile(r"^([+-]?)\s*\\?([$€£¥₹])\s*(?=[+-]?[\d.])|(?<=\d)\s*\\?([$€£¥₹])$")
 _THOUSANDS = re.compile(
-    r"(?<![\d,.(\[])(?<![(\[]-)(?<![(\[][ ])(?<!\\\{)\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+|(?:'\d{3})+)(?!,? ?\d)(?!\s*/)"
+    r"(?<![\d,.(\[])(?<![(\[]-)(?<![(\[][ ])(?<!\\\{)\d{1,3}(?:(?:,\d{3})+|(?:"
+    r" \d{3})+|(?:'\d{3})+)(?!,? ?\d)(?!\s*/)"
 )
 _POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d{1,2})?(?![\d.,])")
 _LAKHS = re.compile(r"(?<![\d,.(\[])\d{1,2}(?:,\d\d)+,\d{3}(?!,?\d)")
 _REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
-_MIXED = re.compile(r"(?<![\d.^_a-zA-Z])(\d{1,9})(?:\s*\\frac\{(\d{1,9})\}\{(\d{1,9})\}| (\d{1,9})/(\d{1,9})(?![\d.]))")
+_MIXED = re.compile(
+    r"(?<![\d.^_a-zA-Z])(\d{1,9})(?:\s*\\frac\{(\d{1,9})\}\{(\d{1,9})\}|"
+    r" (\d{1,9})/(\d{1,9})(?![\d.]))"
+)
 _SPACE = re.compile(r"(?<![a-zA-Z0-9]) +| +(?![a-zA-Z0-9\\])| +(?=\\(?!text))")
 _COLUMN = re.compile(
     r"(^|=) ?(-?(?:\d{1,9}|\\frac\{-?\d{1,9}\}\{\d{1,9}\})?) ?"
@@ -54,7 +64,9 @@ _AND = re.compile(
     r"(?<![\d.])(\d{1,9})\s{0,3}(?:(?<=\s)(?:and|&)(?=\s)|\\text\s?\{\s{0,3}and\s{0,3}\})\s{0,3}(?=\d{1,9}/\d|\\[dtc]?frac(?![a-zA-Z]))"
 )
 _LETTERED = re.compile(r"(\d)(?:\s|\\[,;: ])?([kKM]|bn|mn)(\W*)$")
-_ANSWER = re.compile(r"^(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}?\s*", re.IGNORECASE)
+_ANSWER = re.compile(
+    r"^(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}?\s*", re.IGNORECASE
+)
 
 _SIZE = r"\d+(?:\.\d*)?|\.\d+"
 _NUMBER = re.compile(
@@ -63,14 +75,23 @@ _NUMBER = re.compile(
 )
 
 MAGNITUDES = {
-    **{"dozen": 12, "hundred": 100, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7},
+    **{
+        "dozen": 12,
+        "hundred": 100,
+        "thousand": 10**3,
+        "lakh": 10**5,
+        "million": 10**6,
+        "crore": 10**7,
+    },
     **{"billion": 10**9, "trillion": 10**12},
 }
-_MULTIPLES = MAGNITUDES | {"score": 20, "gross": 144}  # the last two often mean something else in prose
+# the last two often mean something else in prose
+_MULTIPLES = MAGNITUDES | {"score": 20, "gross": 144}
 # A number followed by one of these words is not that number with a unit.
 _NOT_UNITS = re.compile(
     r"\b(?:or|and|to|of|out|half|halves|quarters?|thirds?|fourths?|fifths|tenths|(?:hundred|thousand)ths|plus|minus"
-    r"|times(?! ?$)|more|less|least|most|than|not|mod(?:ulo)?|squared|cubed|factorial|root|point|below|above|over"
+    r"|times(?!"
+    r" ?$)|more|less|least|most|than|not|mod(?:ulo)?|squared|cubed|factorial|root|point|below|above|over"
     r"|under|negative|divided|multiplied|choose|remainder|between|except|if|when|where|for|unless|approximately|infinity"
     r"|pi|alpha|beta|gamma|delta|theta|lambda|sigma|omega|epsilon|sqrt|frac|log|sin|cos|tan|sinh|cosh|tanh"
     r"|one|two|three|four|five|six|seven|eight|nine|ten)\b"
@@ -92,15 +113,23 @@ _BARE = (  # shorter units; other short words may be a product of variables
 _WORD = rf"(?:\\text\{{[^{{}}]*\}}|(?<![a-zA-Z])(?:[A-Za-z][a-z]{{3,}}|{_BARE}(?![a-zA-Z])))(?:\^\{{?-?[123]\}}?)?"
 _UNIT = re.compile(
     rf"(?<=[\d)}}\]a-z.])(?![\s\S]{{61}})\s*"
-    rf"(%|(?:/ ?|-|per )?{_WORD}(?:(?: ?/ ?| per | an? | of | the |[ .*-]|\\times ){{0,3}}{_WORD}){{0,8}})\.?$"
+    rf"(%|(?:/ ?|-|per )?{_WORD}(?:(?: ?/ ?| per | an? | of | the |[ .*-]|\\times"
+    rf" ){{0,3}}{_WORD}){{0,8}})\.?$"
 )
 
 
 def normal(text: str) -> str:
-    r"""Return *text*, an answer, in one notation: ``\dfrac12``, ``½`` and ``\frac{1}{2}`` become the last of them."""
-    text = re.sub("([⁻⁰¹²³⁴-⁹]+)|[₀-₉]+", lambda match: f"{'^' if match[1] else '_'}{{{_plain(match)}}}", text)
+    r"""
+    Return *text*, an answer, in one notation: ``\dfrac12``, ``½`` and ``\frac{1}{2}`` become the
+    last of them.
+    """
+    text = re.sub(
+        "([⁻⁰¹²³⁴-⁹]+)|[₀-₉]+", lambda match: f"{'^' if match[1] else '_'}{{{_plain(match)}}}", text
+    )
     text = re.sub("[¼-¾⅐-⅞]", lambda match: rf"\frac{{{_plain(match).replace('⁄', '}{')}}}", text)
-    text = re.sub(r"(?:\d[\u0304\u0305\u0307])+", lambda match: rf"\overline{{{match[0][::2]}}}", text)
+    text = re.sub(
+        r"(?:\d[\u0304\u0305\u0307])+", lambda match: rf"\overline{{{match[0][::2]}}}", text
+    )
     text = _undelimited(unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).strip())
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
@@ -124,11 +153,14 @@ def _plain(match: re.Match[str]) -> str:
 
 def with_mixed_numbers(text: str) -> str:
     """
-    Return *text*, an answer that is one number, with ``1 and 1/2`` as ``1 1/2``, and ``6k`` as ``6 thousand``.
+    Return *text*, an answer that is one number, with ``1 and 1/2`` as ``1 1/2``, and ``6k`` as ``6
+    thousand``.
 
     In a list the former are two numbers, and in an expression the latter is a product.
     """
-    return _LETTERED.sub(lambda match: f"{match[1]}\\text{{{match[2]}}}{match[3]}", _AND.sub(r"\1 ", text))
+    return _LETTERED.sub(
+        lambda match: f"{match[1]}\\text{{{match[2]}}}{match[3]}", _AND.sub(r"\1 ", text)
+    )
 
 
 def _undelimited(text: str) -> str:
@@ -139,7 +171,11 @@ def _undelimited(text: str) -> str:
         return _undelimited(inside[1:-1])
     for opening, closing in _DELIMITERS:
         inside = text[len(opening) : len(text) - len(closing)].strip()
-        enclosed = len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing)
+        enclosed = (
+            len(text) > len(opening) + len(closing)
+            and text.startswith(opening)
+            and text.endswith(closing)
+        )
         if enclosed and opening not in inside and not inside.endswith("\\"):
             return _undelimited(inside)
     return text
@@ -153,7 +189,10 @@ def _closed(text: str) -> bool:
 
 
 def _matrix(array: re.Match[str]) -> str:
-    """Write an array in parentheses or brackets, or one that is the whole answer, as the matrix that it looks like."""
+    """
+    Write an array in parentheses or brackets, or one that is the whole answer, as the matrix that
+    it looks like.
+    """
     kind = "bmatrix" if array[1] == "[" else "pmatrix"
     return f"\\begin{{{kind}}}{array[2]}\\end{{{kind}}}"
 
@@ -166,7 +205,10 @@ def _column(match: re.Match[str]) -> str:
 
 
 def _power(match: re.Match[str]) -> str:
-    """Spell a decimal exponent as a fraction, because algebra takes a decimal power for an approximation."""
+    """
+    Spell a decimal exponent as a fraction, because algebra takes a decimal power for an
+    approximation.
+    """
     value = Fraction(match[1] or match[2])
     return rf"^{{\frac{{{value.numerator}}}{{{value.denominator}}}}}"
 
@@ -182,7 +224,9 @@ def _repeating(match: re.Match[str]) -> str:
 
 
 def _mixed(match: re.Match[str]) -> str:
-    """Spell a mixed number as a sum. A whole number before an improper fraction is left as it is."""
+    """
+    Spell a mixed number as a sum. A whole number before an improper fraction is left as it is.
+    """
     over, under = match[2] or match[4], match[3] or match[5]
     return rf"({match[1]}+\frac{{{over}}}{{{under}}})" if int(over) < int(under) else match[0]
 
@@ -208,7 +252,11 @@ def quantity(text: str) -> Quantity:
     words = _words_of(found[1]) if found else []
     if found and not _NOT_UNITS.search(" ".join(words)):
         text = text[: found.start()]
-        if words and (word := words[0] if words[0] in _MULTIPLES else words[0].removesuffix("s")) in _MULTIPLES:
+        if (
+            words
+            and (word := words[0] if words[0] in _MULTIPLES else words[0].removesuffix("s"))
+            in _MULTIPLES
+        ):
             factor = _MULTIPLES[word]
             del words[0]
         unit.update(_canonical(word) for word in words if word not in _SMALL_WORDS)
@@ -241,7 +289,11 @@ def _value(text: str) -> Fraction | None:
         elif top:
             value = Fraction(top) / Fraction(bottom)
         else:
-            value = Fraction(size) / Fraction(divisor or 1) * Fraction(10) ** int(power or exponent or 0)
+            value = (
+                Fraction(size)
+                / Fraction(divisor or 1)
+                * Fraction(10) ** int(power or exponent or 0)
+            )
     except ZeroDivisionError:
         return None
     return -value if sign == "-" else value

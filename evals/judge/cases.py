@@ -1,5 +1,6 @@
 """
-Steps to judge: each right, and once more with a slip. Built in, or made of the large model's own chains.
+Steps to judge: each right, and once more with a slip. Built in, or made of the large model's own
+chains.
 
 Slips are of the kinds that small models make: of a number, sign, unit, variable or case.
 """
@@ -19,10 +20,15 @@ from stepspec.orchestrator.chain import THINK_END, Chain, Step
 from stepspec.orchestrator.interfaces import Model
 
 Slip: TypeAlias = Literal["number", "sign", "unit", "variable", "case"]
-"""What is wrong: a number, the sign of a term, a unit, a value or name that stands for another one, a missing case."""
+"""
+What is wrong: a number, the sign of a term, a unit, a value or name that stands for another one, a
+missing case.
+"""
 
 NUMBER = re.compile(r"(?m)(?!^\d+[.)]\s)(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
-SIGN = re.compile("(?<=\\S )[+\N{MINUS SIGN}-](?=\\s*[\\w($\\\\])|(?<=[\\w)])[+\N{MINUS SIGN}](?=[\\w(])")
+SIGN = re.compile(
+    "(?<=\\S )[+\N{MINUS SIGN}-](?=\\s*[\\w($\\\\])|(?<=[\\w)])[+\N{MINUS SIGN}](?=[\\w(])"
+)
 UNITS = (
     ("seconds", "minutes", "hours", "days", "weeks"),
     ("second", "minute", "hour", "day", "week"),
@@ -34,13 +40,18 @@ UNITS = (
     ("ml", "liters", "gallons"),
     ("cents", "dollars"),
 )
-NEXT: Mapping[str, str] = {unit: units[(at + 1) % len(units)] for units in UNITS for at, unit in enumerate(units)}
+NEXT: Mapping[str, str] = {
+    unit: units[(at + 1) % len(units)] for units in UNITS for at, unit in enumerate(units)
+}
 UNIT = re.compile(rf"(?<=\d )(?:{'|'.join(sorted(NEXT, key=len, reverse=True))})\b")
 VARIABLE = re.compile(r"(?<![a-z_'\\{])[b-hj-z](?![\w'])", re.IGNORECASE)
 
 
 def make_slip(step: str, rng: random.Random) -> tuple[str, Slip] | None:
-    """Return *step* with one slip, and its kind, drawn from those that the step has a place for; None without one."""
+    """
+    Return *step* with one slip, and its kind, drawn from those that the step has a place for; None
+    without one.
+    """
     kinds = list(MAKERS)
     rng.shuffle(kinds)
     for kind in kinds:
@@ -80,7 +91,10 @@ def _variables(step: str, rng: random.Random) -> Iterator[str]:
 
 
 def _cases(step: str, rng: random.Random) -> Iterator[str]:
-    """A list without its last item: ``2, 3 and 5`` becomes ``2, 3``, and ``x = 7 or x = -2`` becomes ``x = 7``."""
+    """
+    A list without its last item: ``2, 3 and 5`` becomes ``2, 3``, and ``x = 7 or x = -2`` becomes
+    ``x = 7``.
+    """
     for place in re.finditer(r"(,? (?:and|or)) ((?:\w+ = )?-?\d+(?:\.\d+)?)(?=[.,;:)\s]|$)", step):
         yield _with(step, place.start(), place.end(), "")
 
@@ -110,8 +124,8 @@ class Case:
     """
     A step that is *right* after *chain*, and the same step with a *slip* of the kind *of*.
 
-    *problem* is the number of its problem, whose steps are not independent. A step that is *own* was sampled by the
-    large model.
+    *problem* is the number of its problem, whose steps are not independent. A step that is *own*
+    was sampled by the large model.
     """
 
     chain: Chain
@@ -141,10 +155,11 @@ def built_in() -> list[Case]:
 
 async def own_case(model: Model, chain: Chain, problem: int, rng: random.Random) -> Case | None:
     """
-    A step that *model*, which samples, writes after *chain*, with a slip made in it; None if it has no place for one.
+    A step that *model*, which samples, writes after *chain*, with a slip made in it; None if it has
+    no place for one.
 
-    Its own step is taken to be right. It is sampled, because a greedy step is the likeliest text by definition, so that
-    readings of probabilities would know it without judging it.
+    Its own step is taken to be right. It is sampled, because a greedy step is the likeliest text by
+    definition, so that readings of probabilities would know it without judging it.
     """
     step = await model.write(chain, limit=LIMIT)
     if not usable(step) or (made := make_slip(step.text, rng)) is None:
@@ -153,12 +168,25 @@ async def own_case(model: Model, chain: Chain, problem: int, rng: random.Random)
 
 
 async def own_cases(
-    greedy: Model, sampling: Model, problem: str, number: int, seed: int, over: Callable[[], bool] = lambda: False
+    greedy: Model,
+    sampling: Model,
+    problem: str,
+    number: int,
+    seed: int,
+    over: Callable[[], bool] = lambda: False,
 ) -> list[Case]:
-    """The first own cases of *sampling* about *problem*, after beginnings of *greedy*'s chain, until it is *over*."""
+    """
+    The first own cases of *sampling* about *problem*, after beginnings of *greedy*'s chain, until
+    it is *over*.
+    """
     rng, chain, cases = random.Random(f"{seed}/{number}"), Chain.of(problem), list[Case]()
-    while not (chain.finished or chain.closed or len(cases) == STEPS or over()) and chain.tokens < MAX_TOKENS:
-        step, case = await asyncio.gather(greedy.write(chain, limit=LIMIT), own_case(sampling, chain, number, rng))
+    while (
+        not (chain.finished or chain.closed or len(cases) == STEPS or over())
+        and chain.tokens < MAX_TOKENS
+    ):
+        step, case = await asyncio.gather(
+            greedy.write(chain, limit=LIMIT), own_case(sampling, chain, number, rng)
+        )
         cases += [case] if case is not None else []
         chain = chain.extend(step)
     return cases
@@ -166,11 +194,18 @@ async def own_cases(
 
 def usable(step: Step) -> bool:
     """Whether *step* is whole, says something, and does not end the thinking."""
-    return step.stop == "delimiter" and len(step.text.strip()) >= SHORTEST and THINK_END not in step.text
+    return (
+        step.stop == "delimiter"
+        and len(step.text.strip()) >= SHORTEST
+        and THINK_END not in step.text
+    )
 
 
 def spread(cases: Sequence[Case], seed: int) -> list[Case]:
-    """The *cases* in an order in which the first ones are of many problems, so that a deadline leaves a fair part."""
+    """
+    The *cases* in an order in which the first ones are of many problems, so that a deadline leaves
+    a fair part.
+    """
     by_problem: dict[int, list[Case]] = {}
     for case in cases:
         by_problem.setdefault(case.problem, []).append(case)

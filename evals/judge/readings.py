@@ -1,8 +1,9 @@
 """
-The readings of a judge: what each method makes of the large model's probabilities, as one number per step.
+The readings of a judge: what each method makes of the large model's probabilities, as one number
+per step.
 
-Several readings may share one request. A higher value is better; the *options* say with which settings a method accepts
-the steps whose value is at least a threshold.
+Several readings may share one request. A higher value is better; the *options* say with which
+settings a method accepts the steps whose value is at least a threshold.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class JudgeReading:
     """
     A number that a method compares with a threshold: made of the reply to a *request* by *value*.
 
-    *options* are those with which *policy* accepts the steps whose number is at least a threshold, given also the gap
-    that words may have, which only `reading` uses; None if no options of a method do that.
+    *options* are those with which *policy* accepts the steps whose number is at least a threshold,
+    given also the gap that words may have, which only `reading` uses; None if no options of a
+    method do that.
     """
 
     name: str
@@ -54,7 +56,11 @@ def mean(which: Tokens, measure: Measure) -> Callable[[Sequence[Token]], float]:
 
 def _surprises(tokens: Sequence[Token], which: Tokens, measure: Measure) -> list[float]:
     chosen = strictly(tokens, which)
-    return [surprise(token, measure, sampled=True) for token, strict in zip(tokens, chosen, strict=True) if strict]
+    return [
+        surprise(token, measure, sampled=True)
+        for token, strict in zip(tokens, chosen, strict=True)
+        if strict
+    ]
 
 
 def _down(value: float, digits: int) -> float:
@@ -63,7 +69,11 @@ def _down(value: float, digits: int) -> float:
 
 
 def _cut_by(which: Tokens) -> Callable[[float, float], Mapping[str, Any]]:
-    return lambda value, words: {"threshold": -_down(value, 2), "tokens": which, "words": -_down(min(-words, value), 2)}
+    return lambda value, words: {
+        "threshold": -_down(value, 2),
+        "tokens": which,
+        "words": -_down(min(-words, value), 2),
+    }
 
 
 def _mean_options(value: float, words: float) -> Mapping[str, Any]:
@@ -76,11 +86,16 @@ def _grade(read: Callable[[Mapping[str, float]], float]) -> Callable[[Mapping[st
 
 
 def _margin(rule: Literal["match", "typical"]) -> Callable[[Any], float]:
-    """By how many nats a step's weakest token, fused, is above what the *rule* of `reflective` needs."""
+    """
+    By how many nats a step's weakest token, fused, is above what the *rule* of `reflective` needs.
+    """
 
     def value(read: Sequence[tuple[Token, Mapping[int, float]]]) -> float:
         bar = Reflective(None, None, accept=rule).bar  # type: ignore[arg-type]
-        margins = [log(max(chances[token.id], TINY)) - log(max(bar(chances), TINY)) for token, chances in read]
+        margins = [
+            log(max(chances[token.id], TINY)) - log(max(bar(chances), TINY))
+            for token, chances in read
+        ]
         return min(margins, default=inf)
 
     return value
@@ -88,11 +103,23 @@ def _margin(rule: Literal["match", "typical"]) -> Callable[[Any], float]:
 
 TOKENS: tuple[Tokens, ...] = ("all", "digits", "formulas")
 READINGS: tuple[JudgeReading, ...] = (
-    JudgeReading("grade, mean", "grade", _grade(expected), "specreason", lambda t, _: {"threshold": _down(t, 2)}),
     JudgeReading(
-        "grade, digit", "grade", _grade(likeliest), "specreason", lambda t, _: {"threshold": t, "read": "greedy"}
+        "grade, mean",
+        "grade",
+        _grade(expected),
+        "specreason",
+        lambda t, _: {"threshold": _down(t, 2)},
     ),
-    JudgeReading("yes or no", "check", float, "cascade", lambda t, _: {"sure": 1.0, "threshold": _down(t, 3)}),
+    JudgeReading(
+        "grade, digit",
+        "grade",
+        _grade(likeliest),
+        "specreason",
+        lambda t, _: {"threshold": t, "read": "greedy"},
+    ),
+    JudgeReading(
+        "yes or no", "check", float, "cascade", lambda t, _: {"sure": 1.0, "threshold": _down(t, 3)}
+    ),
     JudgeReading("reflective, match", "reflect", _margin("match"), "reflective"),
     JudgeReading("reflective, typical", "reflect", _margin("typical"), "reflective"),
     *(
@@ -100,15 +127,21 @@ READINGS: tuple[JudgeReading, ...] = (
         for tokens in TOKENS
     ),
     *(
-        JudgeReading(f"least log-probability, {tokens}", "score", least(tokens, "logprob"), "reading")
+        JudgeReading(
+            f"least log-probability, {tokens}", "score", least(tokens, "logprob"), "reading"
+        )
         for tokens in TOKENS
     ),
     *(
-        JudgeReading(f"largest gap, {tokens}", "score", least(tokens, "gap"), "reading", _cut_by(tokens))
+        JudgeReading(
+            f"largest gap, {tokens}", "score", least(tokens, "gap"), "reading", _cut_by(tokens)
+        )
         for tokens in TOKENS
     ),
     JudgeReading("mean gap, all", "score", mean("all", "gap"), "reading", _mean_options),
-    JudgeReading("reward model", "reward", float, "reward", lambda t, _: {"threshold": _down(t, 3)}),
+    JudgeReading(
+        "reward model", "reward", float, "reward", lambda t, _: {"threshold": _down(t, 3)}
+    ),
 )
 
 
@@ -117,7 +150,9 @@ Reader: TypeAlias = Callable[[Chain, Step], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Judges:
-    """What judges steps: a *large* model, and a reward model that can *rate* a step, if there is one."""
+    """
+    What judges steps: a *large* model, and a reward model that can *rate* a step, if there is one.
+    """
 
     large: Model
     rate: Reader | None = None
@@ -147,7 +182,10 @@ class Judges:
     async def read(
         self, chain: Chain, step: Step, skipped: Collection[Request] = ()
     ) -> tuple[Mapping[str, float], Mapping[Request, float]]:
-        """Return every reading of *step*, by name, and the seconds of each request; leave out what is *skipped*."""
+        """
+        Return every reading of *step*, by name, and the seconds of each request; leave out what is
+        *skipped*.
+        """
         values: dict[str, float] = {}
         seconds: dict[Request, float] = {}
         clock = asyncio.get_running_loop().time
@@ -157,5 +195,9 @@ class Judges:
             began = clock()
             reply = await request(chain, step)
             seconds[name] = clock() - began
-            values |= {reading.name: reading.value(reply) for reading in READINGS if reading.request == name}
+            values |= {
+                reading.name: reading.value(reply)
+                for reading in READINGS
+                if reading.request == name
+            }
         return values, seconds

@@ -1,1 +1,3 @@
-"""Reports about runs: read run folders, compute figures, and write them as Markdown, JSON and HTML."""
+"""
+Reports about runs: read run folders, compute figures, and write them as Markdown, JSON and HTML.
+"""

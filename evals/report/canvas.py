@@ -1,9 +1,10 @@
 # pyright: reportUnknownMemberType=false
 """
-A drawing of matplotlib as SVG for a page: its colours are the page's variables, and its text stays text.
+A drawing of matplotlib as SVG for a page: its colours are the page's variables, and its text stays
+text.
 
-A drawing is made in placeholder colours, which are then replaced by variables, so that it follows the page's theme;
-Attributes take the place of style attributes, which the page's policy forbids.
+A drawing is made in placeholder colours, which are then replaced by variables, so that it follows
+the page's theme; Attributes take the place of style attributes, which the page's policy forbids.
 """
 
 from __future__ import annotations
@@ -30,10 +31,15 @@ class Markup(str):
 
 
 def element(name: str, *children: str, **attributes: Attribute) -> Markup:
-    """Build an element. *class_* is the attribute class, *data_author* data-author; None and False are left out."""
+    """
+    Build an element. *class_* is the attribute class, *data_author* data-author; None and False are
+    left out.
+    """
     inner = join(*children)
     attribute_text = "".join(
-        _attribute(key, value) for key, value in attributes.items() if not (value is None or value is False)
+        _attribute(key, value)
+        for key, value in attributes.items()
+        if not (value is None or value is False)
     )
     return Markup(f"<{name}{attribute_text}>" + ("" if name in VOID else f"{inner}</{name}>"))
 
@@ -60,10 +66,14 @@ VARIABLES = {
     "critic": "#8a5a00",
     "wrong": "#ad2f28",
 }
-"""The variables of the page's style sheet that drawings use, with their values in the light theme."""
+"""
+The variables of the page's style sheet that drawings use, with their values in the light theme.
+"""
 
 PLACEHOLDERS = {name: f"#0102{number:02x}" for number, name in enumerate(VARIABLES)}
-INK, SOFT, EDGE, LINE, CARD = (PLACEHOLDERS[name] for name in ("ink", "soft", "edge", "line", "card"))
+INK, SOFT, EDGE, LINE, CARD = (
+    PLACEHOLDERS[name] for name in ("ink", "soft", "edge", "line", "card")
+)
 METADATA = {"Date": None, "Creator": None, "Type": None, "Format": None}
 KINDS = re.compile(r' id="(mark|part|label)"')
 OTHER_NAMES = re.compile(r' id="(?:\w+_\d+|[\w.]+_\d+|wasted)"')
@@ -110,7 +120,12 @@ def svg(figure: Figure, label: str) -> Markup:
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata=METADATA)
     drawn = file.getvalue()
-    drawn = re.sub(r"<metadata>.*?</metadata>|<style [^>]*>.*?</style>", "", drawn[drawn.index("<svg") :], flags=re.S)
+    drawn = re.sub(
+        r"<metadata>.*?</metadata>|<style [^>]*>.*?</style>",
+        "",
+        drawn[drawn.index("<svg") :],
+        flags=re.S,
+    )
     drawn = STYLE.sub(lambda match: _attributes(match[1]), drawn)
     drawn = OTHER_NAMES.sub("", KINDS.sub(r' class="\1"', drawn))
     for name, placeholder in PLACEHOLDERS.items():
@@ -125,7 +140,10 @@ def svg(figure: Figure, label: str) -> Markup:
 
 
 def _own_names(drawn: str) -> str:
-    """Rename what *drawn* refers to in itself, so that no two drawings of a page have a name in common."""
+    """
+    Rename what *drawn* refers to in itself, so that no two drawings of a page have a name in
+    common.
+    """
     digest = blake2b(drawn.encode(), digest_size=4).hexdigest()
     return re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{digest}-", drawn)
 
@@ -136,7 +154,14 @@ def _shorter(tag: str) -> str:
 
 
 def _attributes(style: str) -> str:
-    """Write the rules of a style attribute as attributes; a font loses its family, which is the page's."""
+    """
+    Write the rules of a style attribute as attributes; a font loses its family, which is the
+    page's.
+    """
     style = FONT.sub(lambda match: f"; font-size: {match[1]}px", style)
     rules = (rule.partition(":") for rule in style.split(";") if rule.strip())
-    return "".join(f' {name.strip()}="{value.strip()}"' for name, _, value in rules if name.strip() != "font-family")
+    return "".join(
+        f' {name.strip()}="{value.strip()}"'
+        for name, _, value in rules
+        if name.strip() != "font-family"
+    )

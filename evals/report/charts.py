@@ -80,20 +80,35 @@ def stacked(rows: Rows, unit: str) -> Markup:
         axes.text(longest, row - 0.3, f"{start:.1f} {unit}{suffix}", ha="right")
     axes.set(xlim=(0, longest), ylim=(len(rows) - 0.6, -0.75))
     axes.set_axis_off()
-    amounts = [(name, [f"{part.name} {part.amount:.1f}" for part in parts if part.amount]) for name, parts, _ in rows]
+    amounts = [
+        (name, [f"{part.name} {part.amount:.1f}" for part in parts if part.amount])
+        for name, parts, _ in rows
+    ]
     label = "; ".join(f"{name}: {', '.join(each)}" for name, each in amounts)
     return svg(figure, f"{unit} of a problem. {label}")
 
 
 def _bar(axes: Axes, row: int, start: float, part: Part) -> None:
     colour = COLOURS[part.author]
-    look: dict[str, Any] = {"facecolor": CARD, "hatch": "////"} if part.wasted else {"facecolor": colour}
-    axes.barh(row, part.amount, 0.36, start, edgecolor=colour, gid="wasted" if part.wasted else "part", **look)
+    look: dict[str, Any] = (
+        {"facecolor": CARD, "hatch": "////"} if part.wasted else {"facecolor": colour}
+    )
+    axes.barh(
+        row,
+        part.amount,
+        0.36,
+        start,
+        edgecolor=colour,
+        gid="wasted" if part.wasted else "part",
+        **look,
+    )
 
 
 def front(arms: Sequence[ArmFigures]) -> list[ArmFigures]:
     """Return the Pareto front of the arms that ran, the fastest first."""
-    ran = sorted((f for f in arms if not f.bound), key=lambda f: (f.result.seconds, -f.result.accuracy))
+    ran = sorted(
+        (f for f in arms if not f.bound), key=lambda f: (f.result.seconds, -f.result.accuracy)
+    )
     best, optimal = -1.0, list[ArmFigures]()
     for f in ran:
         if f.result.accuracy > best:
@@ -107,14 +122,19 @@ def shapes(arms: Sequence[ArmFigures]) -> dict[str, str]:
     methods = [f.arm.name for f in arms if f.method or f.arm.like]
     own = {name: SHAPES[place % len(SHAPES)] for place, name in enumerate(methods)}
     return {
-        f.arm.name: own.get(f.arm.name, "s" if f.arm.policy in ("large", "plain") else "d" if f.bound else "o")
+        f.arm.name: own.get(
+            f.arm.name, "s" if f.arm.policy in ("large", "plain") else "d" if f.bound else "o"
+        )
         for f in arms
     }
 
 
 @styled
 def scatter(arms: Sequence[ArmFigures]) -> Markup:
-    """Draw the accuracy of all arms against their mean seconds, with the Pareto front and a legend of the marks."""
+    """
+    Draw the accuracy of all arms against their mean seconds, with the Pareto front and a legend of
+    the marks.
+    """
     figure, axes = plot(WIDTH, 260 + 17 * -(-len(arms) // 2))
     markers = shapes(arms)
     longest = 1.12 * max(f.result.seconds for f in arms)
@@ -132,19 +152,28 @@ def scatter(arms: Sequence[ArmFigures]) -> Markup:
         face = CARD if f.bound else colour
         marker = markers[f.arm.name]
         edge = EDGE if f.bound else CARD
-        axes.plot(r.seconds, r.accuracy, marker, color=face, mec=edge, ms=11, gid="mark", label=r.name)
+        axes.plot(
+            r.seconds, r.accuracy, marker, color=face, mec=edge, ms=11, gid="mark", label=r.name
+        )
     lowest = min(f.result.accuracy_interval[0] for f in arms)
     axes.set(xlim=(0, longest), ylim=(max(0.0, lowest - 0.03), 1.04), xlabel="seconds per problem")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(visible=True, axis="y")
-    figure.legend(loc="outside lower left", ncols=2, labelcolor=INK, handlelength=1.0, labelspacing=0.35)
-    described = "; ".join(f"{f.arm.name}: {f.result.accuracy:.1%}, {f.result.seconds:.2f} s" for f in arms)
+    figure.legend(
+        loc="outside lower left", ncols=2, labelcolor=INK, handlelength=1.0, labelspacing=0.35
+    )
+    described = "; ".join(
+        f"{f.arm.name}: {f.result.accuracy:.1%}, {f.result.seconds:.2f} s" for f in arms
+    )
     return svg(figure, f"Accuracy against seconds per problem. {described}")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The *interval* of an arm, as the plot draws it, and as *figures* in words; *exact* values have no interval."""
+    """
+    The *interval* of an arm, as the plot draws it, and as *figures* in words; *exact* values have
+    no interval.
+    """
 
     arm: ArmFigures
     interval: Interval
@@ -167,10 +196,11 @@ def speed_chart(arms: Sequence[ArmFigures], baseline: str = LARGE.name) -> Marku
 
 def differences(arms: Sequence[ArmFigures], max_loss: float, baseline: str = LARGE.name) -> Markup:
     """
-    Draw the differences in accuracy from the *baseline*, in percentage points, with their intervals.
+    Draw the differences in accuracy from the *baseline*, in percentage points, with their
+    intervals.
 
-    A dashed line marks the acceptable loss, *max_loss*. The scale is that of the methods: an arrow marks a model alone
-    or a control that is outside of it.
+    A dashed line marks the acceptable loss, *max_loss*. The scale is that of the methods: an arrow
+    marks a model alone or a control that is outside of it.
     """
     compared = [(f, f.standing.difference.points) for f in by_time(arms) if f.arm.name != baseline]
     rows = [Row(f, difference, f"{difference:+.1f}") for f, difference in compared]
@@ -184,12 +214,18 @@ def differences(arms: Sequence[ArmFigures], max_loss: float, baseline: str = LAR
     return _intervals(rows, (low - pad, high + pad), references, about)
 
 
-Reference: TypeAlias = tuple[float, str, str]  # a value to compare with, its name, its style of line
+# a value to compare with, its name, its style of line
+Reference: TypeAlias = tuple[float, str, str]
 
 
 @styled
 def _intervals(
-    rows: Sequence[Row], scale: tuple[float, float], references: Sequence[Reference], label: str, *, bars: bool = False
+    rows: Sequence[Row],
+    scale: tuple[float, float],
+    references: Sequence[Reference],
+    label: str,
+    *,
+    bars: bool = False,
 ) -> Markup:
     """Draw a row for each arm: its name, its mark with the interval, and both in figures."""
     figure, axes = plot(WIDTH, 28 * len(rows) + 44)
@@ -198,9 +234,20 @@ def _intervals(
         _interval(axes, place, row, scale, markers[row.arm.arm.name], bar=bars)
     for value, name, style in references:
         side = "center" if len(references) == 1 else "right" if value < 0 else "left"
-        axes.axvline(value, color=COLOURS["wrong"] if style == "--" else EDGE, linestyle=style, linewidth=1.5, zorder=0)
+        axes.axvline(
+            value,
+            color=COLOURS["wrong"] if style == "--" else EDGE,
+            linestyle=style,
+            linewidth=1.5,
+            zorder=0,
+        )
         axes.annotate(
-            name, (value, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points", ha=side
+            name,
+            (value, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha=side,
         )
     axes.set(xlim=scale, ylim=(len(rows) - 0.5, -0.5))
     axes.set_yticks(range(len(rows)), [row.arm.arm.name for row in rows])
@@ -215,14 +262,19 @@ def _intervals(
     return svg(figure, label)
 
 
-def _interval(axes: Axes, place: int, row: Row, scale: tuple[float, float], marker: str, *, bar: bool) -> None:
+def _interval(
+    axes: Axes, place: int, row: Row, scale: tuple[float, float], marker: str, *, bar: bool
+) -> None:
     interval, kind = row.interval, author(row.arm)
     colour = COLOURS[kind]
     if bar:
         axes.barh(place, interval.value, 0.4, color=colour, alpha=0.14)
     if not row.exact:
         axes.plot((interval.low, interval.high), (place, place), color=colour, linewidth=2)
-    for outside, edge, arrow in ((interval.low < scale[0], scale[0], "<"), (interval.high > scale[1], scale[1], ">")):
+    for outside, edge, arrow in (
+        (interval.low < scale[0], scale[0], "<"),
+        (interval.high > scale[1], scale[1], ">"),
+    ):
         if outside:
             axes.plot(edge, place, arrow, color=colour, clip_on=False)
     axes.plot(interval.value, place, marker, color=colour, mec=CARD, ms=9, gid="mark")

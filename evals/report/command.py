@@ -35,7 +35,10 @@ Examples:
 
 
 def command(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, as `stepspec eval` writes them.", metavar="RUN...")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, as `stepspec eval` writes them.", metavar="RUN..."),
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -46,24 +49,39 @@ def command(
         ),
     ] = None,
     baseline: Annotated[
-        str, typer.Option(help="The arm that all others are compared with; default: that of the run.", metavar="ARM")
+        str,
+        typer.Option(
+            help="The arm that all others are compared with; default: that of the run.",
+            metavar="ARM",
+        ),
     ] = "",
     max_loss: Annotated[
         float,
-        typer.Option(help="The acceptable loss of accuracy, as a share of all problems; the verdicts are about it."),
+        typer.Option(
+            help=(
+                "The acceptable loss of accuracy, as a share of all problems; the verdicts are"
+                " about it."
+            )
+        ),
     ] = MAX_LOSS,
 ) -> None:
     """
-    Write report.md, report.json and report.html about runs: accuracy, time, tokens, and their causes.
+    Write report.md, report.json and report.html about runs: accuracy, time, tokens, and their
+    causes.
 
-    The verdict on each method comes first, and is printed too. Runs with the same problems, models, sampling and budget
-    share a section.
+    The verdict on each method comes first, and is printed too. Runs with the same problems, models,
+    sampling and budget share a section.
     """
     if find_spec("matplotlib") is None:
         raise ConfigurationError(f"`stepspec report` needs matplotlib: {install_command('evals')}")
     if not 0 < max_loss < 1:
-        raise ConfigurationError(f"--max-loss {max_loss}: a share above 0 and below 1; 0.02 is 2 points of accuracy")
-    sections = [build_section(run, max_loss, baseline) for run in merge_folders([read_folder(run) for run in runs])]
+        raise ConfigurationError(
+            f"--max-loss {max_loss}: a share above 0 and below 1; 0.02 is 2 points of accuracy"
+        )
+    sections = [
+        build_section(run, max_loss, baseline)
+        for run in merge_folders([read_folder(run) for run in runs])
+    ]
     folder = output or (runs[0] if len(runs) == 1 else Path("report"))
     writable("--output", folder / "report.md")
     write(folder, sections)
@@ -74,12 +92,20 @@ def command(
 
 
 def write(folder: Path, sections: Sequence[Section]) -> None:
-    """Write the report in all formats into *folder*, and a page for each trace to which the report links."""
+    """
+    Write the report in all formats into *folder*, and a page for each trace to which the report
+    links.
+    """
     from .formats import to_html, to_json, to_markdown  # which import matplotlib
 
     origin = _origin()
-    prefixes = [""] if len(sections) == 1 else [f"{number}-" for number in range(1, len(sections) + 1)]
-    linked = [(part, _write_traces(folder, part, prefix)) for part, prefix in zip(sections, prefixes, strict=True)]
+    prefixes = (
+        [""] if len(sections) == 1 else [f"{number}-" for number in range(1, len(sections) + 1)]
+    )
+    linked = [
+        (part, _write_traces(folder, part, prefix))
+        for part, prefix in zip(sections, prefixes, strict=True)
+    ]
     (folder / "report.md").write_text(to_markdown(linked, origin), encoding="utf-8")
     (folder / "report.html").write_text(to_html(linked, origin), encoding="utf-8")
     (folder / "report.json").write_bytes(to_json(sections, origin))
@@ -90,7 +116,11 @@ def _show(section: Section) -> None:
     from .layout import summarise
 
     summary = summarise(section)
-    lines = [section.stamp, summary.headline, *(f"  {name}: {said}" for name, said in summary.sentences)]
+    lines = [
+        section.stamp,
+        summary.headline,
+        *(f"  {name}: {said}" for name, said in summary.sentences),
+    ]
     for line in filter(None, lines):
         stdout.print(line, highlight=False, soft_wrap=True)
 
@@ -101,7 +131,10 @@ def _origin() -> str:
 
 
 def _write_traces(folder: Path, section: Section, prefix: str) -> Links:
-    """Write a page for the trace of each case that has one; return the pages' paths, relative to *folder*."""
+    """
+    Write a page for the trace of each case that has one; return the pages' paths, relative to
+    *folder*.
+    """
     links: dict[tuple[int, str], str] = {}
     for case in {case for cases in section.cases.values() for case in cases}:
         trace = section.run.trace(case.number, section.run.done[case.number, case.arm])

@@ -40,7 +40,10 @@ class MeanAccount:
 
 @dataclass(frozen=True, slots=True)
 class MeanSteps:
-    """Mean steps of a sample: kept steps by author, drafts rejected by a verdict, bets lost with a rejected draft."""
+    """
+    Mean steps of a sample: kept steps by author, drafts rejected by a verdict, bets lost with a
+    rejected draft.
+    """
 
     small: float
     large: float
@@ -59,8 +62,9 @@ class ArmFigures:
     """
     The figures of one arm. *median* and *tail* (95th percentile) are of the seconds of a sample.
 
-    *first* is the median of the seconds to the first step; None if no sample has it. *rejections* counts rejected
-    drafts by reason, over all samples. *busy* is the mean of the seconds of a sample with a request of the party open.
+    *first* is the median of the seconds to the first step; None if no sample has it. *rejections*
+    counts rejected drafts by reason, over all samples. *busy* is the mean of the seconds of a
+    sample with a request of the party open.
     """
 
     arm: Arm
@@ -79,7 +83,10 @@ class ArmFigures:
 
     @property
     def bound(self) -> bool:
-        """Whether this is the oracle, which is computed from the samples of both models alone and never ran."""
+        """
+        Whether this is the oracle, which is computed from the samples of both models alone and
+        never ran.
+        """
         return self.arm.name == ORACLE
 
     @property
@@ -114,16 +121,23 @@ def by_time(arms: Iterable[ArmFigures]) -> list[ArmFigures]:
     return sorted((f for f in arms if not f.bound), key=lambda f: f.result.ratio)
 
 
-def samples_by_number(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) -> dict[str, dict[int, Sample]]:
+def samples_by_number(
+    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int
+) -> dict[str, dict[int, Sample]]:
     """Return the samples that the figures are computed from, by arm and number."""
     numbers = {id(sample): number for (number, _), sample in done.items()}
     by_arm = complete(done, arms, repeats)
-    return {name: {numbers[id(sample)]: sample for sample in samples} for name, samples in by_arm.items()}
+    return {
+        name: {numbers[id(sample)]: sample for sample in samples}
+        for name, samples in by_arm.items()
+    }
 
 
 def _arm_figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> ArmFigures:
     seconds = sorted(sample.seconds for sample in samples)
-    accounts: dict[Party, list[Account]] = {party: [getattr(s.ledger, party) for s in samples] for party in PARTIES}
+    accounts: dict[Party, list[Account]] = {
+        party: [getattr(s.ledger, party) for s in samples] for party in PARTIES
+    }
     firsts = [sample.first for sample in samples if sample.first is not None]
     return ArmFigures(
         arm=arm,
@@ -132,24 +146,38 @@ def _arm_figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> A
         tail=seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))],
         first=median(firsts) if firsts else None,
         steps=_mean_steps(samples),
-        spent={party: _mean_account(each) for party, each in accounts.items() if any(a.requests for a in each)},
+        spent={
+            party: _mean_account(each)
+            for party, each in accounts.items()
+            if any(a.requests for a in each)
+        },
         busy={party: fmean(map(_busy, samples, each)) for party, each in accounts.items()},
         # A rejected bet on a rejected draft is never repaired.
-        rejections=dict(Counter(step.reason for sample in samples for step in sample.steps if step.repair)),
+        rejections=dict(
+            Counter(step.reason for sample in samples for step in sample.steps if step.repair)
+        ),
     )
 
 
 def _mean_account(accounts: Sequence[Account]) -> MeanAccount:
-    return MeanAccount(**{name: fmean(getattr(account, name) for account in accounts) for name in COUNTED})
+    return MeanAccount(
+        **{name: fmean(getattr(account, name) for account in accounts) for name in COUNTED}
+    )
 
 
 def _busy(sample: Sample, spent: Account) -> float:
-    """Seconds with a request open, at most the seconds of the sample: requests of one party may overlap."""
+    """
+    Seconds with a request open, at most the seconds of the sample: requests of one party may
+    overlap.
+    """
     return min(sample.seconds, spent.writing + spent.judged)
 
 
 def _mean_steps(samples: Sequence[Sample]) -> MeanSteps:
     def mean(fate: str, author: str | None = None) -> float:
-        return fmean(sum(step.fate == fate and author in (None, step.author) for step in one.steps) for one in samples)
+        return fmean(
+            sum(step.fate == fate and author in (None, step.author) for step in one.steps)
+            for one in samples
+        )
 
     return MeanSteps(mean("kept", "small"), mean("kept", "large"), mean("rejected"), mean("lost"))

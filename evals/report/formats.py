@@ -24,9 +24,14 @@ CODE = re.compile(r"`([^`]+)`")
 
 
 def to_html(sections: Sequence[tuple[Section, Links]], origin: str) -> str:
-    """Render the document; *origin* is a line with the program's version, the date and the command."""
+    """
+    Render the document; *origin* is a line with the program's version, the date and the command.
+    """
     styles = f"{style()}{_read('page.css')}"
-    security = f"default-src 'none'; style-src {allowed(styles)}; img-src data:; base-uri 'none'; form-action 'none'"
+    security = (
+        f"default-src 'none'; style-src {allowed(styles)}; img-src data:; base-uri 'none';"
+        " form-action 'none'"
+    )
     values = {
         "security": security,
         "title": join("stepspec report: ", ", ".join(section.title for section, _ in sections)),
@@ -46,7 +51,12 @@ def _section(number: int, section: Section, links: Links) -> Markup:
         element("p", section.stamp, class_="status"),
         _summary(summarise(section), section.stamp),
         _remarks(section),
-        element("nav", *_contents(number, shown), class_="contents", aria_label=f"Contents of {section.title}"),
+        element(
+            "nav",
+            *_contents(number, shown),
+            class_="contents",
+            aria_label=f"Contents of {section.title}",
+        ),
         *(_block(f"{number}-{index}", block, section.stamp) for index, block in enumerate(shown)),
         _provenance(f"{number}-origin", section),
         class_="section",
@@ -55,7 +65,9 @@ def _section(number: int, section: Section, links: Links) -> Markup:
 
 
 def _summary(summary: Summary, stamp: str) -> Markup:
-    sentences = (element("li", element("strong", name), f": {said}") for name, said in summary.sentences)
+    sentences = (
+        element("li", element("strong", name), f": {said}") for name, said in summary.sentences
+    )
     verdicts = element("ul", *sentences, class_="verdicts") if summary.sentences else Markup()
     return join(
         element("p", summary.headline, class_="headline") if summary.headline else Markup(),
@@ -64,7 +76,9 @@ def _summary(summary: Summary, stamp: str) -> Markup:
             _figure(summary.chart, stamp, "h3"),
             element(
                 "section",
-                element("h3", "Verdict on each method" if summary.sentences else "About the verdict"),
+                element(
+                    "h3", "Verdict on each method" if summary.sentences else "About the verdict"
+                ),
                 verdicts,
                 element("p", stamp, class_="stamp"),
                 class_="card",
@@ -82,7 +96,12 @@ def _remarks(section: Section) -> Markup:
 
 def _with_code(text: str) -> Markup:
     """Mark the words between backticks as code."""
-    return join(*(element("code", part) if index % 2 else part for index, part in enumerate(CODE.split(text))))
+    return join(
+        *(
+            element("code", part) if index % 2 else part
+            for index, part in enumerate(CODE.split(text))
+        )
+    )
 
 
 def _contents(number: int, shown: Sequence[Block]) -> Iterator[Markup]:
@@ -109,23 +128,34 @@ def _figure(plot: Plot, stamp: str, heading: str = "h4") -> Markup:
     keys = element("ul", *map(_key, plot.keys), class_="legend") if plot.keys else Markup()
     note = element("p", _with_code(plot.note), class_="note")
     caption = element("figcaption", note, element("p", stamp, class_="stamp"))
-    drawing = element("div", plot.draw(), class_="drawing", tabindex="0", role="region", aria_label=plot.title)
+    drawing = element(
+        "div", plot.draw(), class_="drawing", tabindex="0", role="region", aria_label=plot.title
+    )
     return element("figure", element(heading, plot.title), drawing, keys, caption, class_="card")
 
 
 def _key(key: tuple[str, str, bool]) -> Markup:
     name, author, wasted = key
-    return element("li", element("span", class_="swatch", data_author=author, data_wasted=wasted), name)
+    return element(
+        "li", element("span", class_="swatch", data_author=author, data_wasted=wasted), name
+    )
 
 
 def _table(table: Table, stamp: str) -> Markup:
-    head = element("tr", *(_head(name, words=index < table.words) for index, name in enumerate(table.columns)))
-    rows = [element("tr", *(_cell(table, index, cell) for index, cell in enumerate(row))) for row in table.rows]
+    head = element(
+        "tr", *(_head(name, words=index < table.words) for index, name in enumerate(table.columns))
+    )
+    rows = [
+        element("tr", *(_cell(table, index, cell) for index, cell in enumerate(row)))
+        for row in table.rows
+    ]
     content = element("table", element("thead", head), element("tbody", *rows))
     return element(
         "section",
         element("h4", table.title),
-        element("div", content, class_="scroll", tabindex="0", role="region", aria_label=table.title),
+        element(
+            "div", content, class_="scroll", tabindex="0", role="region", aria_label=table.title
+        ),
         element("p", _with_code(table.note), class_="note") if table.note else Markup(),
         element("p", stamp, class_="stamp"),
         class_="card",
@@ -143,7 +173,9 @@ def _cell(table: Table, index: int, cell: Cell) -> Markup:
     words = index < table.words
     if index == 0:
         return element("th", cell, scope="row", class_="prose")
-    return element("td", cell, class_=("prose long" if len(cell) > LONG_CELL else "prose") if words else None)
+    return element(
+        "td", cell, class_=("prose long" if len(cell) > LONG_CELL else "prose") if words else None
+    )
 
 
 def _provenance(name: str, section: Section) -> Markup:
@@ -205,8 +237,13 @@ def _cell_text(cell: Cell) -> str:
 
 
 def _escape(text: str) -> str:
-    """Join *text* to one line and escape the characters that have a meaning in Markdown, of which problems are full."""
-    return "".join(f"\\{char}" if char in "\\|*_<>`$[]" else char for char in " ".join(text.split()))
+    """
+    Join *text* to one line and escape the characters that have a meaning in Markdown, of which
+    problems are full.
+    """
+    return "".join(
+        f"\\{char}" if char in "\\|*_<>`$[]" else char for char in " ".join(text.split())
+    )
 
 
 def to_json(sections: Sequence[Section], origin: str) -> bytes:

@@ -14,7 +14,8 @@ from .section import Case, Section
 from .tables import Cell, Link, Row, Table, number
 from .verdict import headline, points, small_print
 
-Links: TypeAlias = Mapping[tuple[int, str], str]  # paths of the pages of traces, by the sample's number and arm
+# paths of the pages of traces, by the sample's number and arm
+Links: TypeAlias = Mapping[tuple[int, str], str]
 MAX_PROBLEM = 220  # characters of a problem that are shown
 
 
@@ -42,9 +43,11 @@ class Block:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """
-    The beginning of a section: the *headline*, a chart of the times, and the sentences about arms by their names.
+    The beginning of a section: the *headline*, a chart of the times, and the sentences about arms
+    by their names.
 
-    The headline is empty if no method was measured. A sentence that is the headline is not repeated.
+    The headline is empty if no method was measured. A sentence that is the headline is not
+    repeated.
     """
 
     headline: str
@@ -60,7 +63,8 @@ def summarise(section: Section) -> Summary:
         headline(section.verdicts, section.baseline),
         Plot(
             f"Time of a problem, {section.baseline} = 1",
-            f"Mean seconds divided by those of {section.baseline}, with 95% intervals; less is better.",
+            f"Mean seconds divided by those of {section.baseline}, with 95% intervals; less is"
+            " better.",
             partial(charts.speed_chart, section.figures, section.baseline),
         ),
         tuple((verdict.arm, f"{verdict.sentence}.") for verdict in listed),
@@ -74,22 +78,27 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
     yield Block(
         "Accuracy and time",
         (
-            Plot(
-                "Accuracy against latency",
-                f"No measured arm is both faster and more accurate than {_join_names(charts.front(section.figures))} "
-                "(grey line). Bars are 95% intervals.",
-                partial(charts.scatter, section.figures),
-            ),
-            Plot(
-                f"Points of accuracy against {section.baseline}",
-                "On the same problems, with 95% intervals, the fastest first. Dashed: the acceptable loss, "
-                f"{points(section.max_loss)}; an interval to the right of it excludes a larger loss. An arrow is "
-                "outside of the scale.",
-                partial(charts.differences, section.figures, section.max_loss, section.baseline),
-            ),
-        )
-        if compared
-        else (),
+            (
+                Plot(
+                    "Accuracy against latency",
+                    "No measured arm is both faster and more accurate than"
+                    f" {_join_names(charts.front(section.figures))} (grey line). Bars are 95%"
+                    " intervals.",
+                    partial(charts.scatter, section.figures),
+                ),
+                Plot(
+                    f"Points of accuracy against {section.baseline}",
+                    "On the same problems, with 95% intervals, the fastest first. Dashed: the"
+                    f" acceptable loss, {points(section.max_loss)}; an interval to the right of it"
+                    " excludes a larger loss. An arrow is outside of the scale.",
+                    partial(
+                        charts.differences, section.figures, section.max_loss, section.baseline
+                    ),
+                ),
+            )
+            if compared
+            else ()
+        ),
         (tables.accuracy_table(section), tables.time_table(section)),
     )
     yield Block(
@@ -105,7 +114,11 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
         "lost": f"Lost: only {section.baseline} was right",
         "gained": f"Gained: {section.baseline} was wrong",
     }
-    found = [_case_table(titles[kind], cases, section, links) for kind, cases in section.cases.items() if cases]
+    found = [
+        _case_table(titles[kind], cases, section, links)
+        for kind, cases in section.cases.items()
+        if cases
+    ]
     yield Block("Problems to look at", (), tuple(found))
 
 
@@ -119,7 +132,9 @@ def _judging_tokens(f: ArmFigures) -> str:
     return f", judging {judging:.0f}" if judging else ""
 
 
-def _stacked(title: str, ran: list[ArmFigures], parts: charts.Parts, suffix: Callable[[ArmFigures], str]) -> Plot:
+def _stacked(
+    title: str, ran: list[ArmFigures], parts: charts.Parts, suffix: Callable[[ArmFigures], str]
+) -> Plot:
     rows = [(f.arm.name, parts(f), suffix(f)) for f in ran]
     unit = title.split()[0].lower()
     keys = tuple(
@@ -130,7 +145,11 @@ def _stacked(title: str, ran: list[ArmFigures], parts: charts.Parts, suffix: Cal
     return Plot(
         f"{title} of a problem",
         f"Means over all samples. Hatched {unit} were discarded."
-        + (" Judging: tokens read to judge, which cost far less than written ones." if unit == "tokens" else ""),
+        + (
+            " Judging: tokens read to judge, which cost far less than written ones."
+            if unit == "tokens"
+            else ""
+        ),
         partial(charts.stacked, rows, unit),
         keys,
     )
@@ -142,8 +161,15 @@ def _case_table(title: str, cases: tuple[Case, ...], section: Section, links: Li
     return Table(
         title,
         ("problem", "", "arm", "outcome", *seconds, "rejected", *(("trace",) if linked else ())),
-        tuple((*_case_row(case, section), *((_link(case, links),) if linked else ())) for case in cases),
-        "" if linked else "No traces: `stepspec eval --traces` keeps them; this table then links to them.",
+        tuple(
+            (*_case_row(case, section), *((_link(case, links),) if linked else ()))
+            for case in cases
+        ),
+        (
+            ""
+            if linked
+            else "No traces: `stepspec eval --traces` keeps them; this table then links to them."
+        ),
         words=4,
     )
 
@@ -152,7 +178,14 @@ def _case_row(case: Case, section: Section) -> Row:
     problem = " ".join(section.run.problems[case.problem].split())
     shown = problem if len(problem) <= MAX_PROBLEM else f"{problem[: MAX_PROBLEM - 1]}…"
     seconds = (number(case.seconds), number(case.baseline_seconds))
-    return str(case.problem + 1), shown, case.arm, case.outcome, *seconds, f"{case.rejected} of {case.drafts}"
+    return (
+        str(case.problem + 1),
+        shown,
+        case.arm,
+        case.outcome,
+        *seconds,
+        f"{case.rejected} of {case.drafts}",
+    )
 
 
 def _link(case: Case, links: Links) -> Cell:

@@ -24,7 +24,10 @@ OWN_CHECK = "a check of the benchmark"
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """One run folder: *about* is the header of its samples file, *record* its provenance, *done* its samples."""
+    """
+    One run folder: *about* is the header of its samples file, *record* its provenance, *done* its
+    samples.
+    """
 
     path: Path
     about: Record
@@ -38,7 +41,8 @@ class RunFolder:
 @dataclass(frozen=True, slots=True)
 class Run:
     """
-    One measurement: folders with the same problems, models, sampling and budget, and possibly different arms.
+    One measurement: folders with the same problems, models, sampling and budget, and possibly
+    different arms.
 
     If two folders have the same sample, that of the first folder counts.
     """
@@ -72,10 +76,17 @@ class Run:
 
     @property
     def done(self) -> Mapping[Place, Sample]:
-        return {place: sample for folder in reversed(self.folders) for place, sample in folder.done.items()}
+        return {
+            place: sample
+            for folder in reversed(self.folders)
+            for place, sample in folder.done.items()
+        }
 
     def trace(self, number: int, sample: Sample) -> Path | None:
-        """Return the path of the trace of *sample*, whose number is *number*; None if the trace was not kept."""
+        """
+        Return the path of the trace of *sample*, whose number is *number*; None if the trace was
+        not kept.
+        """
         home = next(folder for folder in self.folders if (number, sample.arm) in folder.done)
         path = home.path / TRACES / trace_name(number, sample.arm)
         return path if path.is_file() else None
@@ -86,23 +97,38 @@ def read_folder(path: Path) -> RunFolder:
     header = JsonlStore.about(path / SAMPLES)
     about: Record = cast("Record", header) if isinstance(header, dict) else {}
     if "arms" not in about:
-        raise ConfigurationError(f"no run in {path}: expected a folder of `stepspec eval`, with a file {SAMPLES}")
+        raise ConfigurationError(
+            f"no run in {path}: expected a folder of `stepspec eval`, with a file {SAMPLES}"
+        )
     try:
         arms = tuple(map(Arm.from_record, about["arms"]))
         record = orjson.loads((path / RUN).read_bytes())
         lines = map(orjson.loads, (path / PROBLEMS).read_bytes().splitlines())
-        problems, metrics = zip(*((line["problem"], line.get("metric", OWN_CHECK)) for line in lines), strict=True)
+        problems, metrics = zip(
+            *((line["problem"], line.get("metric", OWN_CHECK)) for line in lines), strict=True
+        )
     except OSError as exc:
-        raise ConfigurationError(f"{exc.filename}: {exc.strerror}; run `stepspec eval` to write it again") from exc
+        raise ConfigurationError(
+            f"{exc.filename}: {exc.strerror}; run `stepspec eval` to write it again"
+        ) from exc
     except (KeyError, TypeError, ValueError, ConfigurationError) as exc:
         raise ConfigurationError(f"{path} is not a run folder of this version: {exc}") from exc
     return RunFolder(
-        path, about, record, problems, tuple(sorted(set(metrics))), arms, SampleStore(path / SAMPLES, about).done
+        path,
+        about,
+        record,
+        problems,
+        tuple(sorted(set(metrics))),
+        arms,
+        SampleStore(path / SAMPLES, about).done,
     )
 
 
 def merge_folders(folders: Sequence[RunFolder]) -> list[Run]:
-    """Merge the folders of the same measurement into one run, in the order of *folders*; see `_mergeable`."""
+    """
+    Merge the folders of the same measurement into one run, in the order of *folders*; see
+    `_mergeable`.
+    """
     runs: list[list[RunFolder]] = []
     for folder in folders:
         home = next((run for run in runs if all(_mergeable(folder, other) for other in run)), None)
@@ -114,7 +140,10 @@ def merge_folders(folders: Sequence[RunFolder]) -> list[Run]:
 
 
 def _mergeable(a: RunFolder, b: RunFolder) -> bool:
-    """Whether both folders measured the same problems in the same way, and arms of the same name are equal."""
+    """
+    Whether both folders measured the same problems in the same way, and arms of the same name are
+    equal.
+    """
     keys = (a.about.keys() | b.about.keys()) - {"arms"}
     arms = {arm.name: arm for arm in b.arms}
     same = all(a.about.get(key) == b.about.get(key) for key in keys)

@@ -1,4 +1,7 @@
-"""One section of a report: the figures of one run, remarks on their limits, provenance, and cases to look at."""
+"""
+One section of a report: the figures of one run, remarks on their limits, provenance, and cases to
+look at.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ HASH = 12  # characters of a prompt's hash in the list
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A sample of a method, and the seconds of the baseline; *rejected* of *drafts* were repaired."""
+    """
+    A sample of a method, and the seconds of the baseline; *rejected* of *drafts* were repaired.
+    """
 
     number: int
     problem: int
@@ -62,7 +67,9 @@ class Section:
 
     @property
     def problems(self) -> int:
-        """The number of problems for which every arm has all its samples; all figures are about these."""
+        """
+        The number of problems for which every arm has all its samples; all figures are about these.
+        """
         return self.figures[0].result.n // self.run.repeats
 
     @property
@@ -98,23 +105,28 @@ class Section:
         wanted, concurrency = len(self.run.problems), int(self.run.about["concurrency"])
         if self.problems < wanted:
             remarks.append(
-                f"Unfinished: {self.problems} of {wanted} problems were solved by all arms, and only these count. "
-                "The same `stepspec eval` continues the run."
+                f"Unfinished: {self.problems} of {wanted} problems were solved by all arms, and"
+                " only these count. The same `stepspec eval` continues the run."
             )
         remarks += self._sharing(concurrency)
         if concurrency > 1:
             remarks.append(
-                f"{concurrency} runs were executed at the same time: seconds are measured under that load, and "
-                "busy seconds are an upper bound, because requests of different runs shared the servers."
+                f"{concurrency} runs were executed at the same time: seconds are measured under"
+                " that load, and busy seconds are an upper bound, because requests of different"
+                " runs shared the servers."
             )
         if len(self.run.folders) > 1:
             remarks.append(
-                f"Merged from {len(self.run.folders)} run folders: arms of different folders were not interleaved, and "
-                "drift between the runs affects their ratios."
+                f"Merged from {len(self.run.folders)} run folders: arms of different folders were"
+                " not interleaved, and drift between the runs affects their ratios."
             )
         if half := self.run.about.get("half"):
-            remarks.append(f"Only the half of the benchmark that is reserved for the {half} was used.")
-        recorded = [remark for session in self.run.sessions for remark in session.get("remarks", ())]
+            remarks.append(
+                f"Only the half of the benchmark that is reserved for the {half} was used."
+            )
+        recorded = [
+            remark for session in self.run.sessions for remark in session.get("remarks", ())
+        ]
         return [*remarks, *dict.fromkeys(recorded)]
 
     def _sharing(self, concurrency: int) -> list[str]:
@@ -122,15 +134,22 @@ class Section:
         apart, remarks = self.run.about.get("apart", False), list[str]()
         if concurrency > 1 and not apart:
             remarks.append(
-                "Runs of different arms were in flight at the same time and shared the servers: an arm is slower "
-                "beside a demanding one. `stepspec eval --apart` runs the arms one after the other."
+                "Runs of different arms were in flight at the same time and shared the servers: an"
+                " arm is slower beside a demanding one. `stepspec eval --apart` runs the arms one"
+                " after the other."
             )
-        places = [(server["role"], urlsplit(str(server["url"])).hostname) for server in self.run.sessions[0]["servers"]]
-        small, large = ({host for role, host in places if role == one} for one in ("small", "large"))
+        places = [
+            (server["role"], urlsplit(str(server["url"])).hostname)
+            for server in self.run.sessions[0]["servers"]
+        ]
+        small, large = (
+            {host for role, host in places if role == one} for one in ("small", "large")
+        )
         if shared := small & large:
             remarks.append(
-                f"Both models are served at {min(map(str, shared))}. If they share a card or CPU cores, work of the "
-                "small model slows the large one in every arm with both, as it would not on separate hardware."
+                f"Both models are served at {min(map(str, shared))}. If they share a card or CPU"
+                " cores, work of the small model slows the large one in every arm with both, as it"
+                " would not on separate hardware."
             )
         return remarks
 
@@ -138,27 +157,32 @@ class Section:
 def _miniature(name: str | None) -> str:
     profile = f" (profile `{name}`)" if name else ""
     return (
-        "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic, served by real "
-        f"vLLM on a CPU; only the cost of a forward pass is set{profile}, to have the shape of a GPU's. The figures "
-        "show the overhead of stepspec and how methods compare where the judge is good. They predict nothing about "
-        "real models."
+        "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic,"
+        f" served by real vLLM on a CPU; only the cost of a forward pass is set{profile}, to have"
+        " the shape of a GPU's. The figures show the overhead of stepspec and how methods compare"
+        " where the judge is good. They predict nothing about real models."
     )
 
 
 def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> Section:
     """
-    Compute everything about *run*. The verdicts are about a loss of accuracy above *max_loss*, a share.
+    Compute everything about *run*. The verdicts are about a loss of accuracy above *max_loss*, a
+    share.
 
-    The *baseline* is by default the one that the run was measured with. Raise `ConfigurationError` if the run has no
-    such arm, or if no problem was solved by all of its arms.
+    The *baseline* is by default the one that the run was measured with. Raise `ConfigurationError`
+    if the run has no such arm, or if no problem was solved by all of its arms.
     """
     baseline = baseline or run.baseline
     if baseline not in (known := [arm.name for arm in run.arms]):
-        raise ConfigurationError(f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(known)}")
+        raise ConfigurationError(
+            f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(known)}"
+        )
     figures = compute_figures(run.done, run.arms, run.repeats, baseline)
     if not figures:
         names = ", ".join(str(folder.path) for folder in run.folders)
-        raise ConfigurationError(f"{names}: no problem was solved by all arms yet; go on with the same `stepspec eval`")
+        raise ConfigurationError(
+            f"{names}: no problem was solved by all arms yet; go on with the same `stepspec eval`"
+        )
     samples = samples_by_number(run.done, run.arms, run.repeats)
     return Section(
         run,
@@ -171,9 +195,14 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
 
 
 def choose_cases(
-    arms: Sequence[ArmFigures], samples: Mapping[str, Mapping[int, Sample]], repeats: int, baseline: str = LARGE.name
+    arms: Sequence[ArmFigures],
+    samples: Mapping[str, Mapping[int, Sample]],
+    repeats: int,
+    baseline: str = LARGE.name,
 ) -> Cases:
-    """Choose cases from the samples of the methods; *samples* has those of every arm, by their number."""
+    """
+    Choose cases from the samples of the methods; *samples* has those of every arm, by their number.
+    """
     theirs = samples[baseline]
     compared = [
         (_case(number, repeats, sample, theirs[number]), sample.correct - theirs[number].correct)
@@ -182,7 +211,9 @@ def choose_cases(
         for number, sample in samples[figures.arm.name].items()
     ]
     return {
-        "slowest": tuple(sorted((case for case, _ in compared), key=lambda case: -case.seconds)[:SHOWN]),
+        "slowest": tuple(
+            sorted((case for case, _ in compared), key=lambda case: -case.seconds)[:SHOWN]
+        ),
         "lost": tuple(case for case, difference in compared if difference < 0)[:SHOWN_APART],
         "gained": tuple(case for case, difference in compared if difference > 0)[:SHOWN_APART],
     }
@@ -213,12 +244,18 @@ def provenance(section: Section) -> Iterator[tuple[str, str]]:
     yield "measured", _times(section)
     yield (
         "problems",
-        f"{section.problems}, {_source(benchmark)}; licence: {benchmark['licence']}; hash {about['problems']}",
+        (
+            f"{section.problems}, {_source(benchmark)}; licence: {benchmark['licence']}; hash"
+            f" {about['problems']}"
+        ),
     )
     yield "graded as", ", ".join(section.run.folders[0].metrics)
     yield "sampling", _join(about["sampling"])
     yield "budget", _join(about["budget"])
-    yield "samples", f"{about['repeats']} a problem, seed {about['seed']}, {about['concurrency']} at a time"
+    yield (
+        "samples",
+        f"{about['repeats']} a problem, seed {about['seed']}, {about['concurrency']} at a time",
+    )
     for server in first["servers"]:
         yield f"{server['role']} server", _server(server)
     yield "prompts", _prompts(section)
@@ -236,22 +273,36 @@ def _prompts(section: Section) -> str:
     of_template = {template: about["prompt"]} if template and about.get("prompt") else {}
     hashes: Mapping[str, str] = {**of_template, **first.get("prompts", {}), **replaced}
     known = [name for name in sorted(hashes) if name in names or name == template]
-    shown = [f"{name} {hashes[name][:HASH]}{' (replaced)' if name in replaced else ''}" for name in known]
+    shown = [
+        f"{name} {hashes[name][:HASH]}{' (replaced)' if name in replaced else ''}" for name in known
+    ]
     return ", ".join(shown) or "none"
 
 
 def _times(section: Section) -> str:
-    return "; ".join(f"{s['date']} to {s.get('ended', 'interrupted')}" for s in section.run.sessions)
+    return "; ".join(
+        f"{s['date']} to {s.get('ended', 'interrupted')}" for s in section.run.sessions
+    )
 
 
 def _source(benchmark: Mapping[str, Any]) -> str:
     parts = [benchmark["source"], benchmark["subset"], benchmark["split"]]
-    return " ".join(str(part) for part in parts if part) if benchmark["source"] else str(benchmark["name"])
+    return (
+        " ".join(str(part) for part in parts if part)
+        if benchmark["source"]
+        else str(benchmark["name"])
+    )
 
 
 def _server(server: Mapping[str, Any]) -> str:
-    models = [f"{model['id']}, context {model.get('max_model_len', 'unknown')}" for model in server["models"] or ()]
-    return f"vLLM {server['version'] or 'unknown'} at {server['url']}: {'; '.join(models) or 'unknown'}"
+    models = [
+        f"{model['id']}, context {model.get('max_model_len', 'unknown')}"
+        for model in server["models"] or ()
+    ]
+    return (
+        f"vLLM {server['version'] or 'unknown'} at {server['url']}:"
+        f" {'; '.join(models) or 'unknown'}"
+    )
 
 
 def _join(values: Mapping[str, Any]) -> str:

@@ -1,4 +1,7 @@
-"""The tables of a report, and those of the papers by their definitions, independent of their written format."""
+"""
+The tables of a report, and those of the papers by their definitions, independent of their written
+format.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ Row: TypeAlias = tuple[Cell, ...]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: the first of its *columns* names the rows, and a *note* below explains the others."""
+    """
+    A table: the first of its *columns* names the rows, and a *note* below explains the others.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -51,15 +56,20 @@ def accuracy_table(section: Section) -> Table:
         "Accuracy",
         ("", "right", "accuracy", f"difference from {section.baseline}, points", "p", *shown),
         tuple(
-            (*_accuracy_row(f, section.run.repeats, section.baseline), *map(f.standing.count, shown))
+            (
+                *_accuracy_row(f, section.run.repeats, section.baseline),
+                *map(f.standing.count, shown),
+            )
             for f in section.figures
         ),
-        "Brackets are 95% intervals: Wilson's for accuracy, Tango's score interval for the difference on the same "
-        "problems (with several samples per problem, a bootstrap over the problems for both). p: McNemar's exact test. "
-        "The oracle takes the small model's sample where it is right and the large model's elsewhere: no choice of a "
-        "model per problem is more accurate."
+        "Brackets are 95% intervals: Wilson's for accuracy, Tango's score interval for the"
+        " difference on the same problems (with several samples per problem, a bootstrap over the"
+        " problems for both). p: McNemar's exact test. The oracle takes the small model's sample"
+        " where it is right and the large model's elsewhere: no choice of a model per problem is"
+        " more accurate."
         + (
-            " Truncated runs ran out of tokens, time or context; they count as right if their answer is right."
+            " Truncated runs ran out of tokens, time or context; they count as right if their"
+            " answer is right."
             if shown
             else ""
         ),
@@ -86,11 +96,12 @@ def time_table(section: Section) -> Table:
             *("small busy", "large busy", "judging"),
         ),
         tuple(_time_row(f) for f in section.figures),
-        f"Vs {section.baseline}: total time divided by that of this arm, with a 95% bootstrap interval over the "
-        "problems. Vs floor: divided by the time to write every kept token on the model that wrote it. First step: "
-        "the median time until a step was committed. Small busy, large busy, judging: mean seconds with a request open "
-        "to that model, or to judge; they overlap. Busy seconds times the GPUs of the model are the GPU-seconds on "
-        "servers that others use in between; without others, GPUs are held for the mean time.",
+        f"Vs {section.baseline}: total time divided by that of this arm, with a 95% bootstrap"
+        " interval over the problems. Vs floor: divided by the time to write every kept token on"
+        " the model that wrote it. First step: the median time until a step was committed. Small"
+        " busy, large busy, judging: mean seconds with a request open to that model, or to judge;"
+        " they overlap. Busy seconds times the GPUs of the model are the GPU-seconds on servers"
+        " that others use in between; without others, GPUs are held for the mean time.",
     )
 
 
@@ -143,16 +154,28 @@ def _token_row(f: ArmFigures) -> Row:
 def steps_table(section: Section) -> Table:
     return Table(
         "Steps of a problem, by author and fate",
-        ("", "by small", "by large", "share by small", "rejected", "lost", "drafts accepted", "reasons of repairs"),
+        (
+            "",
+            "by small",
+            "by large",
+            "share by small",
+            "rejected",
+            "lost",
+            "drafts accepted",
+            "reasons of repairs",
+        ),
         tuple(_step_row(f) for f in section.figures if not f.bound),
-        "Means. By small, by large: steps of the chain. Rejected: drafts that a verdict discarded, entirely or from "
-        "some point on. Lost: drafts that were bets on a rejected one. Drafts accepted: the share of the judged "
-        "drafts, without lost bets.",
+        "Means. By small, by large: steps of the chain. Rejected: drafts that a verdict discarded,"
+        " entirely or from some point on. Lost: drafts that were bets on a rejected one. Drafts"
+        " accepted: the share of the judged drafts, without lost bets.",
     )
 
 
 def _step_row(f: ArmFigures) -> Row:
-    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(f.rejections.items(), key=lambda row: -row[1]))
+    reasons = ", ".join(
+        f"{reason} {count}"
+        for reason, count in sorted(f.rejections.items(), key=lambda row: -row[1])
+    )
     return (
         f.arm.name,
         number(f.steps.small, 1),

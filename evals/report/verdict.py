@@ -1,4 +1,7 @@
-"""The verdict on each method: is it faster, does it lose accuracy, or which number of problems would tell. Pure."""
+"""
+The verdict on each method: is it faster, does it lose accuracy, or which number of problems would
+tell. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from ..sample import Sample
 from .figures import ArmFigures
 
 MAX_LOSS = 0.02  # a share of all problems, as for `stepspec calibrate`
-FEWEST = 6  # problems that show a difference in time: fewer all point one way by chance in over 5% of all runs
+# problems that show a difference in time: fewer all point one way by chance in over 5% of all runs
+FEWEST = 6
 MOST = 100_000  # further problems; larger numbers help nobody
 
 Speed: TypeAlias = Literal["faster", "slower", "unknown"]
@@ -26,21 +30,25 @@ class Verdict:
     """
     What a run shows about one method or control, compared with the baseline on the same problems.
 
-    *speedup*: mean seconds of the baseline over the mean seconds of the arm. Its 95% interval is a percentile
-    bootstrap over the problems, in which both arms keep the same problems: the reciprocal of `Result.ratio`'s.
+    *speedup*: mean seconds of the baseline over the mean seconds of the arm. Its 95% interval is a
+    percentile bootstrap over the problems, in which both arms keep the same problems: the
+    reciprocal of `Result.ratio`'s.
 
-    *difference*: accuracy of the arm minus that of the baseline, as a share. Its 95% interval is Tango's score
-    interval for paired shares; with several samples per problem, a percentile bootstrap over the problems.
+    *difference*: accuracy of the arm minus that of the baseline, as a share. Its 95% interval is
+    Tango's score interval for paired shares; with several samples per problem, a percentile
+    bootstrap over the problems.
 
-    *speed* is known if the interval of the speed-up, over `FEWEST` problems or more, excludes 1. A *loss* above
-    *max_loss* is excluded if the interval of the difference lies above -*max_loss*, and shown if it lies below. Each
-    end of a 95% interval errs in 2.5% of all runs, so that each statement about one end does so.
+    *speed* is known if the interval of the speed-up, over `FEWEST` problems or more, excludes 1. A
+    *loss* above *max_loss* is excluded if the interval of the difference lies above -*max_loss*,
+    and shown if it lies below. Each end of a 95% interval errs in 2.5% of all runs, so that each
+    statement about one end does so.
 
-    *further_for_loss* are the further problems with which the interval is as likely as not to tell; None if it tells
-    already, or if `MOST` would be too few.
+    *further_for_loss* are the further problems with which the interval is as likely as not to tell;
+    None if it tells already, or if `MOST` would be too few.
 
-    A control has the name of its method in *like*, and *judge* is the accuracy of that method minus that of the
-    control, with an interval as above: what the method's judge is worth, since both accept the same share of drafts.
+    A control has the name of its method in *like*, and *judge* is the accuracy of that method minus
+    that of the control, with an interval as above: what the method's judge is worth, since both
+    accept the same share of drafts.
     """
 
     arm: str
@@ -78,18 +86,30 @@ def judge_methods(
     *samples* has those of each arm by number, and *repeats* samples for each problem.
     """
     by_arm = {name: list(numbered.values()) for name, numbered in samples.items()}
-    return [_judge(f, by_arm, by_arm[baseline], repeats, max_loss) for f in figures if f.method or f.arm.like]
+    return [
+        _judge(f, by_arm, by_arm[baseline], repeats, max_loss)
+        for f in figures
+        if f.method or f.arm.like
+    ]
 
 
 def _judge(
-    f: ArmFigures, by_arm: Mapping[str, list[Sample]], theirs: list[Sample], repeats: int, max_loss: float
+    f: ArmFigures,
+    by_arm: Mapping[str, list[Sample]],
+    theirs: list[Sample],
+    repeats: int,
+    max_loss: float,
 ) -> Verdict:
     ours = by_arm[f.arm.name]
     problems, apart = len(ours) // repeats, f.standing.difference
     ratio = Interval(f.result.ratio, *f.result.ratio_interval)
     told = ratio.value and problems >= FEWEST
-    speed: Speed = "faster" if told and ratio.high < 1 else "slower" if told and ratio.low > 1 else "unknown"
-    loss: Loss = "excluded" if apart.low >= -max_loss else "shown" if apart.high < -max_loss else "unknown"
+    speed: Speed = (
+        "faster" if told and ratio.high < 1 else "slower" if told and ratio.low > 1 else "unknown"
+    )
+    loss: Loss = (
+        "excluded" if apart.low >= -max_loss else "shown" if apart.high < -max_loss else "unknown"
+    )
     gained, lost = disagreements(ours, theirs)
     return Verdict(
         arm=f.arm.name,
@@ -99,41 +119,56 @@ def _judge(
         loss=loss,
         max_loss=max_loss,
         further_for_loss=(
-            further_for_loss(problems, gained / repeats, lost / repeats, apart, max_loss) if loss == "unknown" else None
+            further_for_loss(problems, gained / repeats, lost / repeats, apart, max_loss)
+            if loss == "unknown"
+            else None
         ),
         like=f.arm.like,
-        judge=paired_difference(by_arm[f.arm.like], ours, repeats) if f.arm.like in by_arm else None,
+        judge=(
+            paired_difference(by_arm[f.arm.like], ours, repeats) if f.arm.like in by_arm else None
+        ),
     )
 
 
 def _reciprocal(ratio: Interval) -> Interval:
-    value, low, high = (1 / each if each else math.inf for each in (ratio.value, ratio.high, ratio.low))
+    value, low, high = (
+        1 / each if each else math.inf for each in (ratio.value, ratio.high, ratio.low)
+    )
     return Interval(value, low, high)
 
 
-def further_for_loss(problems: int, gained: float, lost: float, apart: Interval, max_loss: float) -> int | None:
+def further_for_loss(
+    problems: int, gained: float, lost: float, apart: Interval, max_loss: float
+) -> int | None:
     """
-    Return how many further problems exclude a loss above *max_loss*; None if that are more than `MOST`.
+    Return how many further problems exclude a loss above *max_loss*; None if that are more than
+    `MOST`.
 
-    So far, *gained* of *problems* were right in this arm only, *lost* in the other arm only, and *apart* is the
-    interval of the difference. Both arms are assumed to be equally accurate on the further problems and to disagree
-    as often as so far: with this number the lower end of the interval is expected at -*max_loss*, so that the interval
-    excludes the loss in about half of all continuations. If the arm is in fact less accurate, more are needed.
+    So far, *gained* of *problems* were right in this arm only, *lost* in the other arm only, and
+    *apart* is the interval of the difference. Both arms are assumed to be equally accurate on the
+    further problems and to disagree as often as so far: with this number the lower end of the
+    interval is expected at -*max_loss*, so that the interval excludes the loss in about half of all
+    continuations. If the arm is in fact less accurate, more are needed.
     """
     half = (gained + lost) / 2 / problems  # of the share on which the arms disagree
     score = apart == difference(problems, gained, lost)
     added = 2 * Z * Z  # by the two problems of `bootstrap_mean`
-    spread = min(Z * Z * (gained + lost), max(0.0, ((apart.value - apart.low) * (problems + 2)) ** 2 - added))
+    spread = min(
+        Z * Z * (gained + lost), max(0.0, ((apart.value - apart.low) * (problems + 2)) ** 2 - added)
+    )
 
     def excluded(further: int) -> bool:
         total = problems + further
         if score:
             low = difference(total, gained + half * further, lost + half * further).low
         else:  # a bootstrap interval, which narrows about with the root of the number of problems
-            low = apart.value * problems / total - math.sqrt(spread * total / problems + added) / (total + 2)
+            low = apart.value * problems / total - math.sqrt(spread * total / problems + added) / (
+                total + 2
+            )
         return low >= -max_loss
 
-    least = bisect_left(range(MOST + 1), True, lo=1, key=excluded)  # a loss that a number excludes, all larger ones do
+    # a loss that a number excludes, all larger ones do
+    least = bisect_left(range(MOST + 1), True, lo=1, key=excluded)
     return least if least <= MOST else None
 
 
@@ -148,24 +183,28 @@ def headline(verdicts: Sequence[Verdict], baseline: str = LARGE.name) -> str:
     if good := [verdict for verdict in methods if verdict.good]:
         best = max(good, key=lambda verdict: verdict.speedup.value)
         return (
-            f"Of {len(methods)} methods, {best.arm} is the fastest that excludes a loss above {limit}: "
-            f"{_speed_words(best)}."
+            f"Of {len(methods)} methods, {best.arm} is the fastest that excludes a loss above"
+            f" {limit}: {_speed_words(best)}."
         )
     if any(verdict.speed == "faster" and verdict.loss == "unknown" for verdict in methods):
-        return f"Too few problems to tell whether any of the faster methods loses at most {limit} of accuracy."
+        return (
+            f"Too few problems to tell whether any of the faster methods loses at most {limit} of"
+            " accuracy."
+        )
     return f"No method is shown to be faster than {baseline} without a loss above {limit}."
 
 
 def small_print(max_loss: float, baseline: str) -> str:
     """Explain the sentences of the verdicts."""
     return (
-        f"Faster: mean seconds of {baseline} divided by those of the method, on the same problems; slower: "
-        f"the reciprocal. Accuracy: the difference from {baseline}. Brackets are 95% intervals: a bootstrap "
-        "over the problems for the time, Tango's score interval for the accuracy (with several samples per problem, a "
-        f"bootstrap). A loss above {points(max_loss)} is excluded if the whole interval is above "
-        f"-{points(max_loss)}. About N more: "
-        "with N further problems, the interval is as likely as not to exclude that loss, if both are equally accurate "
-        "and disagree as often as so far. Each interval stands for itself: of many methods, some will err."
+        f"Faster: mean seconds of {baseline} divided by those of the method, on the same problems;"
+        f" slower: the reciprocal. Accuracy: the difference from {baseline}. Brackets are 95%"
+        " intervals: a bootstrap over the problems for the time, Tango's score interval for the"
+        " accuracy (with several samples per problem, a bootstrap). A loss above"
+        f" {points(max_loss)} is excluded if the whole interval is above -{points(max_loss)}. About"
+        " N more: with N further problems, the interval is as likely as not to exclude that loss,"
+        " if both are equally accurate and disagree as often as so far. Each interval stands for"
+        " itself: of many methods, some will err."
     )
 
 
@@ -206,11 +245,20 @@ def _loss_words(verdict: Verdict) -> str:
         if less
         else (f"too few problems to exclude a loss above {limit}")
     )
-    return f"{shown}; {f'about {_about(further)} more would' if further else f'{MOST:,} more would not'}"
+    return (
+        f"{shown};"
+        f" {f'about {_about(further)} more would' if further else f'{MOST:,} more would not'}"
+    )
 
 
 def _judge_words(like: str, judge: Interval) -> str:
-    found = "better than" if judge.low > 0 else "worse than" if judge.high < 0 else "not shown to differ from"
+    found = (
+        "better than"
+        if judge.low > 0
+        else "worse than"
+        if judge.high < 0
+        else "not shown to differ from"
+    )
     return f"; the judge of {like} adds {_points(judge)}: {found} chance"
 
 

@@ -25,11 +25,11 @@ from .solving_pair import fresh_tasks, pair_solver
 
 COLUMNS = ("", "n", "accuracy", "seconds", f"vs {PLAIN.name}", "by large", "accepted", "waste")
 SMALL_PRINT = (
-    "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic, served by real vLLM on "
-    "this CPU; the profile {profile!r} sets the cost of a forward pass. Plain: the large model as one ordinary "
-    "request. Seconds: the mean wall time of one problem. Vs plain: divided by that of plain. By large: the large "
-    "model's share of the kept tokens. Accepted: share of the judged drafts. Waste: share of the written tokens that "
-    "were not kept."
+    "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic,"
+    " served by real vLLM on this CPU; the profile {profile!r} sets the cost of a forward pass."
+    " Plain: the large model as one ordinary request. Seconds: the mean wall time of one problem."
+    " Vs plain: divided by that of plain. By large: the large model's share of the kept tokens."
+    " Accepted: share of the judged drafts. Waste: share of the written tokens that were not kept."
 )
 """Explains the columns of `table`."""
 
@@ -40,7 +40,12 @@ def table(results: Sequence[Result]) -> Table:
         rendered.add_column(column, justify="right" if column else "left", no_wrap=True)
     for r in results:
         accepted = "" if r.accept_rate is None else f"{r.accept_rate:.0%}"
-        figures = (f"{r.accuracy:.1%}", f"{r.seconds:.2f}", f"{r.ratio:.2f}", f"{r.share_large_tokens:.0%}")
+        figures = (
+            f"{r.accuracy:.1%}",
+            f"{r.seconds:.2f}",
+            f"{r.ratio:.2f}",
+            f"{r.share_large_tokens:.0%}",
+        )
         rendered.add_row(r.name, str(r.n), *figures, accepted, f"{r.waste:.0%}")
     return rendered
 
@@ -54,25 +59,41 @@ async def up(
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
 ) -> None:
     """
-    Start the servers of *roles*, print their URLs when all are ready, and return when a signal has stopped them.
+    Start the servers of *roles*, print their URLs when all are ready, and return when a signal has
+    stopped them.
 
-    *speculation* is by role. Progress goes to standard error. With *json_output*, standard output is one line: a JSON
-    object by role. Raise ServerError if a server does not start, or ends by itself.
+    *speculation* is by role. Progress goes to standard error. With *json_output*, standard output
+    is one line: a JSON object by role. Raise ServerError if a server does not start, or ends by
+    itself.
     """
     console = Console(stderr=True)
 
     async def serve() -> None:
-        starting = running(profile, roles, console=console, log_dir=log_dir, speculation=speculation)
+        starting = running(
+            profile, roles, console=console, log_dir=log_dir, speculation=speculation
+        )
         async with starting as served:
             none, width = TokenSpeculation(), max(map(len, served))
             found = {
                 name: server.running(name in SCORERS, speculation.get(name, none).method)
                 for name, server in served.items()
             }
-            text = "\n".join(f"{name:<{width}}  {server.base_url}" for name, server in found.items())
-            print(json.dumps({name: asdict(each) for name, each in found.items()}) if json_output else text, flush=True)
+            text = "\n".join(
+                f"{name:<{width}}  {server.base_url}" for name, server in found.items()
+            )
+            print(
+                (
+                    json.dumps({name: asdict(each) for name, each in found.items()})
+                    if json_output
+                    else text
+                ),
+                flush=True,
+            )
             for name in SCORERS & served.keys():
-                console.print(f"{name} can score suffixes: suffix_scoring = true in its settings.", style="dim")
+                console.print(
+                    f"{name} can score suffixes: suffix_scoring = true in its settings.",
+                    style="dim",
+                )
             console.print("Ctrl-C stops them.", style="dim")
             await asyncio.Event().wait()
 
@@ -88,7 +109,8 @@ async def demo(
     """
     Start the pair, solve *problems* with every arm, and return the results.
 
-    SpecReason runs with `auto`, as by default. The observer that *printer* makes shows each of its runs on *console*.
+    SpecReason runs with `auto`, as by default. The observer that *printer* makes shows each of its
+    runs on *console*.
     """
     async with pair_solver(profile, console) as solver:
         for arm in ARMS:  # to warm up
@@ -96,10 +118,16 @@ async def demo(
         samples = list[Sample]()
         for number, task in enumerate(fresh_tasks(problems, seed)):
             for arm in turns(ARMS, number):
-                watch = {"observe": _print_run(task, printer, console)} if arm.name == SHIPPED.name else {}
+                watch = (
+                    {"observe": _print_run(task, printer, console)}
+                    if arm.name == SHIPPED.name
+                    else {}
+                )
                 sample = await sample_once(solver, arm, task, derive_seed(0, number, 0), **watch)
                 mark = ("right", "green") if sample.correct else ("wrong", "red")
-                console.print(Text.assemble((f"{sample.seconds:6.2f} s  {arm.name}: ", "dim"), mark))
+                console.print(
+                    Text.assemble((f"{sample.seconds:6.2f} s  {arm.name}: ", "dim"), mark)
+                )
                 samples.append(sample)
     return summarise(samples, ARMS)
 

@@ -1,7 +1,8 @@
 """
 Multi-step arithmetic word problems: text, worked reasoning, and answer.
 
-Training and test problems are disjoint by construction: the hash of a problem's text decides its split.
+Training and test problems are disjoint by construction: the hash of a problem's text decides its
+split.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ LIMIT = 99
 @dataclass(frozen=True, slots=True)
 class Difficulty:
     """
-    The ranges, inclusive, of the parameters of a problem: *steps* is the number of operations, *operand* the number
-    that is added or taken away, *start* the number at the start. *doubling* is the share of doublings and halvings.
+    The ranges, inclusive, of the parameters of a problem: *steps* is the number of operations,
+    *operand* the number that is added or taken away, *start* the number at the start. *doubling* is
+    the share of doublings and halvings.
     """
 
     steps: tuple[int, int] = (3, 6)
@@ -104,7 +106,8 @@ class Problem:
     @property
     def text(self) -> str:
         days = " ".join(
-            f"On {day} {self.pronoun} {operation.words}." for day, operation in zip(DAYS, self.operations, strict=False)
+            f"On {day} {self.pronoun} {operation.words}."
+            for day, operation in zip(DAYS, self.operations, strict=False)
         )
         question = f"How many {self.item} does {self.person} have now?"
         return f"{self.person} has {self.start} {self.item}. {days} {question}"
@@ -129,7 +132,9 @@ def equation(operation: Operation, value: int) -> str:
 
 
 def check(operation: Operation, value: int) -> str:
-    """Return the paragraph that checks a doubling or a halving of *value*; empty for other operations."""
+    """
+    Return the paragraph that checks a doubling or a halving of *value*; empty for other operations.
+    """
     match operation.kind:
         case "double":
             return f"Alternatively, {value} + {value} = {value * 2}.\n\n"
@@ -159,7 +164,11 @@ def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Itera
 
 def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
     """Draw one problem of either split."""
-    person, item, start = rng.choice(list(PEOPLE)), rng.choice(ITEMS), rng.randint(*difficulty.start)
+    person, item, start = (
+        rng.choice(list(PEOPLE)),
+        rng.choice(ITEMS),
+        rng.randint(*difficulty.start),
+    )
     operations: list[Operation] = []
     value = start
     for _ in range(rng.randint(*difficulty.steps)):
@@ -171,7 +180,9 @@ def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
 
 def draw_operation(rng: random.Random, value: int, difficulty: Difficulty) -> Operation:
     while True:
-        kinds: tuple[Kind, Kind] = ("double", "halve") if rng.random() < difficulty.doubling else ("add", "sub")
+        kinds: tuple[Kind, Kind] = (
+            ("double", "halve") if rng.random() < difficulty.doubling else ("add", "sub")
+        )
         kind = rng.choice(kinds)
         n = rng.randint(*difficulty.operand) if kind in ("add", "sub") else 0
         operation = Operation(kind, n, rng.randrange(len(PHRASES[kind])))
@@ -182,6 +193,8 @@ def draw_operation(rng: random.Random, value: int, difficulty: Difficulty) -> Op
 def worked_steps(problem: Problem) -> list[str]:
     """Return the paragraphs of the worked reasoning; the last one ends the thinking."""
     steps: list[str] = []
-    for index, (operation, value) in enumerate(zip(problem.operations, problem.values, strict=False)):
+    for index, (operation, value) in enumerate(
+        zip(problem.operations, problem.values, strict=False)
+    ):
         steps += filter(None, (problem.step(index, value), check(operation, value)))
     return [*steps, problem.close(problem.answer)]

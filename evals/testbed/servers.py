@@ -1,9 +1,11 @@
 """
-The servers of the miniature models: their flags, their pace by profile, their token-level speculation, their start.
+The servers of the miniature models: their flags, their pace by profile, their token-level
+speculation, their start.
 
-A world is a kind of problems with the models that were trained on them, and with the length of their contexts. A
-profile of ``profiles.toml`` sets the duration of a forward pass of each model, so that latency on a CPU has the shape
-of a GPU's; the vLLM plugin in ``plugin/`` implements the pace, and only the servers started here load it.
+A world is a kind of problems with the models that were trained on them, and with the length of
+their contexts. A profile of ``profiles.toml`` sets the duration of a forward pass of each model, so
+that latency on a CPU has the shape of a GPU's; the vLLM plugin in ``plugin/`` implements the pace,
+and only the servers started here load it.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ from stepspec.orchestrator.launcher.up import show_progress
 
 MODELS = Path(__file__).parent / "models"
 PROFILES = Path(__file__).with_name("profiles.toml")
-PLUGIN = Path(__file__).parent / "plugin"  # a folder with the metadata of a distribution, for the servers' PYTHONPATH
+# a folder with the metadata of a distribution, for the servers' PYTHONPATH
+PLUGIN = Path(__file__).parent / "plugin"
 ARCHITECTURE = "PacedQwen3ForCausalLM"
 JUDGE = "large"  # the weights of the large model, which judges, where no other ones are named
 PAIR = ("large", "small")
 TINY = "tiny"  # drafts for the small model in a nested pair
 SERVED = "testbed-"  # the prefix of the names under which the models are served
-SCORERS = frozenset({"large"})  # roles whose servers open /inference/v1/generate, which suffix scoring needs
+# roles whose servers open /inference/v1/generate, which suffix scoring needs
+SCORERS = frozenset({"large"})
 DRAFTER = "small"  # drafts tokens for the large model where `draft_model` speculation is on
 NO_SPECULATION: Mapping[str, TokenSpeculation] = {}
 SEQUENCES = 16  # at once on one server
@@ -45,30 +49,37 @@ SEQUENCES = 16  # at once on one server
 FLAGS: Mapping[str, Any] = {
     "dtype": "float32",
     "enforce-eager": True,  # compilation takes longer than it saves
-    # Otherwise a third process for each server: eight seconds of imports, and 2 ms more for every token.
+    # Otherwise a third process for each server: eight seconds of imports, and 2 ms more for every
+    # token.
     "distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
     "kv-cache-memory-bytes": 256 * 2**20,
     "block-size": 32,  # tokens, of the prefix cache; vLLM's default is 128 on a CPU, 16 on a GPU
     "max-num-seqs": SEQUENCES,
-    # The tokens of as many prompts of the longest context, so that no prompt is read in parts: on a CPU, vLLM 0.32
-    # crashes ("CPU Generator does not use offset") when it reads a part of a prompt whose request samples with a seed.
+    # The tokens of as many prompts of the longest context, so that no prompt is read in parts: on a
+    # CPU, vLLM 0.32 crashes ("CPU Generator does not use offset") when it reads a part of a prompt
+    # whose request samples with a seed.
     "max-num-batched-tokens": SEQUENCES * 2048,
     "generation-config": "vllm",  # sampling defaults are vLLM's, not the model's
     "enable-prompt-tokens-details": True,  # responses report how many prompt tokens were cached
     "enable-auto-tool-choice": True,
     "tool-call-parser": "hermes",  # Qwen3's
     "disable-uvicorn-access-log": True,
-    "scheduling-policy": "priority",  # verdicts before drafts, and both before bets, when requests have to wait
-    # A model that was not trained on JSON writes white space between its brackets until the context is full. vLLM reads
-    # this option only from its own configuration, not from a request, and only if the backend is named.
+    # verdicts before drafts, and both before bets, when requests have to wait
+    "scheduling-policy": "priority",
+    # A model that was not trained on JSON writes white space between its brackets until the context
+    # is full. vLLM reads this option only from its own configuration, not from a request, and only
+    # if the backend is named.
     "structured-outputs-config": {"backend": "xgrammar", "disable_any_whitespace": True},
 }
 
 ENVIRONMENT: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
-    "NUMBA_NUM_THREADS": "1",  # vLLM looks for n-grams in one thread; a second one of numba's only spins
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",  # by default a kernel for each of 1,024 batch sizes: 300 MB a server
-    "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles the ranks of log-probabilities: 4 s, for nothing at this size
+    # vLLM looks for n-grams in one thread; a second one of numba's only spins
+    "NUMBA_NUM_THREADS": "1",
+    # by default a kernel for each of 1,024 batch sizes: 300 MB a server
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    # vLLM compiles the ranks of log-probabilities: 4 s, for nothing at this size
+    "TORCHDYNAMO_DISABLE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "PYTHONWARNINGS": "ignore",
     "VLLM_NO_USAGE_STATS": "1",
@@ -87,10 +98,12 @@ SPECULATIONS: Mapping[str, Mapping[str, TokenSpeculation]] = {
 @dataclass(frozen=True, slots=True)
 class World:
     """
-    One kind of problems, with the *folders* of its models; *trainer* is the command that makes the models.
+    One kind of problems, with the *folders* of its models; *trainer* is the command that makes the
+    models.
 
-    *context* is the longest in tokens, *cache* the size in MiB of a server's key-value cache for it, and *sequences*
-    how many requests a server takes at once. *judge* names the weights of the large model, which is the judge.
+    *context* is the longest in tokens, *cache* the size in MiB of a server's key-value cache for
+    it, and *sequences* how many requests a server takes at once. *judge* names the weights of the
+    large model, which is the judge.
     """
 
     name: str
@@ -102,11 +115,15 @@ class World:
     trainer: str = "`python -m lab.training train` in the repository"
 
     def model(self, name: str) -> Path:
-        """Return the folder of the model called *name*. Raise ConfigurationError if there is none."""
+        """
+        Return the folder of the model called *name*. Raise ConfigurationError if there is none.
+        """
         for folder in self.folders:
             if (folder / name / "config.json").is_file():
                 return folder / name
-        raise ConfigurationError(f"no miniature model at {self.folders[0] / name}; {self.trainer} makes it")
+        raise ConfigurationError(
+            f"no miniature model at {self.folders[0] / name}; {self.trainer} makes it"
+        )
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -129,39 +146,54 @@ def miniature(names: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The least duration of a forward pass, in seconds: a constant, plus a duration for each token of the pass."""
+    """
+    The least duration of a forward pass, in seconds: a constant, plus a duration for each token of
+    the pass.
+    """
 
     seconds_per_pass: float
     seconds_per_token: float
 
     def overrides(self) -> dict[str, Any]:
-        """Return the overrides of a Qwen3's Hugging Face configuration with which vLLM serves it at this pace."""
-        return {"architectures": [ARCHITECTURE], **{f"paced_{name}": value for name, value in asdict(self).items()}}
+        """
+        Return the overrides of a Qwen3's Hugging Face configuration with which vLLM serves it at
+        this pace.
+        """
+        return {
+            "architectures": [ARCHITECTURE],
+            **{f"paced_{name}": value for name, value in asdict(self).items()},
+        }
 
 
 def read_pace(profile: str, role: str) -> Pace | None:
     """
     Return the pace of *role* in *profile*; None if the profile is without paces.
 
-    Raise ConfigurationError for an unknown profile, and for a role that is missing in a profile with paces.
+    Raise ConfigurationError for an unknown profile, and for a role that is missing in a profile
+    with paces.
     """
     profiles = tomllib.loads(PROFILES.read_text(encoding="utf-8"))
     if profile not in profiles:
         raise ConfigurationError(
-            f"--profile: there is no pacing profile {profile!r}; there are: {', '.join(sorted(profiles))}"
+            f"--profile: there is no pacing profile {profile!r}; there are:"
+            f" {', '.join(sorted(profiles))}"
         )
     paces = profiles[profile]
     if paces and role not in paces:
-        raise ConfigurationError(f"the pacing profile {profile!r} has no pace for {role!r}; it has: {', '.join(paces)}")
+        raise ConfigurationError(
+            f"the pacing profile {profile!r} has no pace for {role!r}; it has: {', '.join(paces)}"
+        )
     return Pace(**paces[role]) if paces else None
 
 
 @contextmanager
 def paced_drafter(model: Path, pace: Pace | None) -> Generator[Path]:
     """
-    Yield a copy of the folder *model* whose configuration has the *pace*; without a pace, *model* itself.
+    Yield a copy of the folder *model* whose configuration has the *pace*; without a pace, *model*
+    itself.
 
-    vLLM applies the overrides of its command line to the model that it serves, and not to the model that drafts for it.
+    vLLM applies the overrides of its command line to the model that it serves, and not to the model
+    that drafts for it.
     """
     if pace is None or not model.is_dir():
         yield model
@@ -172,13 +204,16 @@ def paced_drafter(model: Path, pace: Pace | None) -> Generator[Path]:
             if file.name != "config.json":
                 (folder / file.name).symlink_to(file.resolve())
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        (folder / "config.json").write_text(json.dumps({**config, **pace.overrides()}), encoding="utf-8")
+        (folder / "config.json").write_text(
+            json.dumps({**config, **pace.overrides()}), encoding="utf-8"
+        )
         yield folder
 
 
 def weights_digest(*names: str, world: World = SHORT) -> str:
     """
-    Return a digest of the weights of the models *names*, which tells figures of different weights apart.
+    Return a digest of the weights of the models *names*, which tells figures of different weights
+    apart.
 
     Raise ConfigurationError for a missing model.
     """
@@ -190,13 +225,15 @@ def weights_digest(*names: str, world: World = SHORT) -> str:
 
 def speculations(method: str) -> Mapping[str, TokenSpeculation]:
     """
-    Return the token-level speculation of the pair, by role: *method* for both, ``draft_model`` for the large one only.
+    Return the token-level speculation of the pair, by role: *method* for both, ``draft_model`` for
+    the large one only.
 
     Raise ConfigurationError for a method for which the miniature pair has no drafter.
     """
     if method not in SPECULATIONS:
         raise ConfigurationError(
-            f"--speculation: the miniature pair has no speculation method {method!r}; it has: {', '.join(SPECULATIONS)}"
+            f"--speculation: the miniature pair has no speculation method {method!r}; it has:"
+            f" {', '.join(SPECULATIONS)}"
         )
     return SPECULATIONS[method]
 
@@ -210,15 +247,22 @@ def miniature_servers(
     drafter: Path | None = None,
 ) -> tuple[Server, ...]:
     """
-    Describe the servers of *roles*, which are names of the world's models; each serves ``testbed-<role>``.
+    Describe the servers of *roles*, which are names of the world's models; each serves
+    ``testbed-<role>``.
 
-    A role that is there twice gets two servers; the second is called ``<role>-2``. *speculation* is by role. *drafter*
-    is the model of ``draft_model``; None: the small model. The large role has the weights of the world's judge, and
-    serves ``testbed-<judge>``. Raise ConfigurationError for an unknown profile and for a missing model.
+    A role that is there twice gets two servers; the second is called ``<role>-2``. *speculation* is
+    by role. *drafter* is the model of ``draft_model``; None: the small model. The large role has
+    the weights of the world's judge, and serves ``testbed-<judge>``. Raise ConfigurationError for
+    an unknown profile and for a missing model.
     """
-    drafting = {role: kind.configuration(str(drafter or world.model(DRAFTER))) for role, kind in speculation.items()}
+    drafting = {
+        role: kind.configuration(str(drafter or world.model(DRAFTER)))
+        for role, kind in speculation.items()
+    }
     trained = [(role, world.model(world.judge if role == "large" else role)) for role in roles]
-    servers = [_server(profile, role, model, world.flags, drafting.get(role)) for role, model in trained]
+    servers = [
+        _server(profile, role, model, world.flags, drafting.get(role)) for role, model in trained
+    ]
     counts = [list(roles[: place + 1]).count(role) for place, role in enumerate(roles)]
     return tuple(
         replace(server, name=f"{server.name}-{count}") if count > 1 else server
@@ -227,7 +271,11 @@ def miniature_servers(
 
 
 def _server(
-    profile: str, role: str, model: Path, own: Mapping[str, Any], speculation: Mapping[str, Any] | None
+    profile: str,
+    role: str,
+    model: Path,
+    own: Mapping[str, Any],
+    speculation: Mapping[str, Any] | None,
 ) -> Server:
     pace = read_pace(profile, role)
     flags: dict[str, Any] = {**FLAGS, **own, "enable-scale-out": role in SCORERS}
@@ -236,7 +284,9 @@ def _server(
     if pace:
         flags["hf-overrides"] = json.dumps(pace.overrides())
     path = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH", ""))))
-    plugins = {"VLLM_PLUGINS": "stepspec_paced", "PYTHONPATH": path} if pace else {"VLLM_PLUGINS": ""}
+    plugins = (
+        {"VLLM_PLUGINS": "stepspec_paced", "PYTHONPATH": path} if pace else {"VLLM_PLUGINS": ""}
+    )
     zeros: Mapping[str, str] = ZEROS if role in SCORERS else {}
     return Server(
         name=role,
@@ -250,7 +300,9 @@ def _server(
 def endpoint(served: Served, role: Role) -> Endpoint:
     """Return the settings of the endpoint of a running server of the pair, for *role*."""
     suffix_scoring = served.name in SCORERS
-    return Endpoint(role=role, url=served.base_url, model=served.served_name, suffix_scoring=suffix_scoring)
+    return Endpoint(
+        role=role, url=served.base_url, model=served.served_name, suffix_scoring=suffix_scoring
+    )
 
 
 async def _warm_up(served: Served) -> None:
@@ -268,13 +320,18 @@ async def running(
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
-    Start the servers of *roles*, with a line of progress on *console*, and stop them when the block is left.
+    Start the servers of *roles*, with a line of progress on *console*, and stop them when the block
+    is left.
 
     The arguments are those of `miniature_servers` and of `launch`.
     """
     async with AsyncExitStack() as stack:
-        drafter = stack.enter_context(paced_drafter(world.model(DRAFTER), read_pace(profile, DRAFTER)))
-        servers = miniature_servers(profile, roles, world=world, speculation=speculation, drafter=drafter)
+        drafter = stack.enter_context(
+            paced_drafter(world.model(DRAFTER), read_pace(profile, DRAFTER))
+        )
+        servers = miniature_servers(
+            profile, roles, world=world, speculation=speculation, drafter=drafter
+        )
         with show_progress(console) as on_progress:
             launching = launch(servers, log_dir=log_dir, on_progress=on_progress, prepare=_warm_up)
             served = await stack.enter_async_context(launching)

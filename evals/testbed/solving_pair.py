@@ -25,6 +25,8 @@ async def pair_solver(profile: str, console: Console) -> AsyncGenerator[Solver]:
     """Start the pair, and yield a greedy solver that uses it."""
     async with (
         running(profile, console=console) as served,
-        Solver(endpoint(served["small"], "small"), endpoint(served["large"], "large"), sampling=GREEDY) as solver,
+        Solver(
+            endpoint(served["small"], "small"), endpoint(served["large"], "large"), sampling=GREEDY
+        ) as solver,
     ):
         yield solver

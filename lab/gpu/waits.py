@@ -1,9 +1,10 @@
 """
 Name every wait of one run: ``python -m lab.gpu.waits TRACE...``.
 
-A run waits for one thing at a time: for the next step to be committed. The time until then is divided by what is
-missing: the first token of a draft, the rest of it, its verdict, the first token of a repair, the rest of it. Work
-beside the thing that is waited for (drafts and verdicts ahead) takes no time of its own.
+A run waits for one thing at a time: for the next step to be committed. The time until then is
+divided by what is missing: the first token of a draft, the rest of it, its verdict, the first token
+of a repair, the rest of it. Work beside the thing that is waited for (drafts and verdicts ahead)
+takes no time of its own.
 """
 
 from __future__ import annotations
@@ -16,17 +17,36 @@ from typing import Annotated
 import typer
 
 from stepspec.orchestrator import trace
-from stepspec.orchestrator.events import Answered, Called, Committed, Drafted, Judged, Purpose, Repaired
+from stepspec.orchestrator.events import (
+    Answered,
+    Called,
+    Committed,
+    Drafted,
+    Judged,
+    Purpose,
+    Repaired,
+)
 from stepspec.orchestrator.trace import Moment
 
-KEPT_FIRST, KEPT, KEPT_VERDICT = "draft, kept: first token", "draft, kept: the rest", "verdict that accepts"
-LOST_FIRST, LOST, LOST_VERDICT = "draft, rejected: first token", "draft, rejected: the rest", "verdict that rejects"
+KEPT_FIRST, KEPT, KEPT_VERDICT = (
+    "draft, kept: first token",
+    "draft, kept: the rest",
+    "verdict that accepts",
+)
+LOST_FIRST, LOST, LOST_VERDICT = (
+    "draft, rejected: first token",
+    "draft, rejected: the rest",
+    "verdict that rejects",
+)
 REPAIR_FIRST, REPAIR, ANSWER, REST = "repair: first token", "repair: the rest", "answer", "end"
 
 
 @dataclass
 class Waits:
-    """Seconds by the name of the wait, with the number of waits and the tokens that were written meanwhile."""
+    """
+    Seconds by the name of the wait, with the number of waits and the tokens that were written
+    meanwhile.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -42,11 +62,17 @@ class Waits:
 
 
 def first_token(calls: Iterable[Called], step: int, *purposes: Purpose) -> float:
-    """When the first token of *step* came that one of the *calls* for these *purposes* wrote; 0 if none did."""
+    """
+    When the first token of *step* came that one of the *calls* for these *purposes* wrote; 0 if
+    none did.
+    """
     found = [
         call.started + call.first
         for call in calls
-        if call.verb == "write" and call.purpose in purposes and call.step == step and call.first is not None
+        if call.verb == "write"
+        and call.purpose in purposes
+        and call.step == step
+        and call.first is not None
     ]
     return max(found, default=0.0)
 
@@ -66,7 +92,9 @@ def name_waits(moments: Sequence[Moment]) -> Waits:
                 waits.until(min(first_token(calls, index, "draft"), drafted[index]), LOST_FIRST)
                 waits.until(drafted[index], LOST)
                 waits.until(judged[index], LOST_VERDICT)
-                waits.until(min(first_token(calls, index, "repair", "hedge"), moment.at), REPAIR_FIRST)
+                waits.until(
+                    min(first_token(calls, index, "repair", "hedge"), moment.at), REPAIR_FIRST
+                )
                 waits.until(moment.at, REPAIR, len(step.tokens))
                 repaired = index
             case Committed(index, step, _) if index != repaired and index in drafted:
@@ -87,11 +115,18 @@ def lines(waits: Waits) -> Iterable[str]:
     for name, seconds in waits.seconds.items():
         count, tokens = waits.counts[name], waits.tokens[name]
         pace = f"{seconds / tokens * 1e3:.1f}" if tokens else ""
-        yield f"| {name} | {count} | {seconds:.3f} | {seconds / whole:.1%} | {seconds / count * 1e3:.0f} | {pace} |"
+        yield (
+            f"| {name} | {count} | {seconds:.3f} | {seconds / whole:.1%} |"
+            f" {seconds / count * 1e3:.0f} | {pace} |"
+        )
     yield f"| all | | {whole:.3f} | | | |"
 
 
-def main(files: Annotated[list[Path], typer.Argument(help="Traces, as --trace and the campaign write them.")]) -> None:
+def main(
+    files: Annotated[
+        list[Path], typer.Argument(help="Traces, as --trace and the campaign write them.")
+    ],
+) -> None:
     """Print a table of the waits of each run."""
     for file in files:
         print(f"\n{file.name}\n")

@@ -1,8 +1,10 @@
 """
-Fetch a real pair, serve it, solve GSM8K and MATH-500 with every method that makes sense, and write the table.
+Fetch a real pair, serve it, solve GSM8K and MATH-500 with every method that makes sense, and write
+the table.
 
-``make real``, or ``python -m lab.real``. Everything goes on where it was stopped. With ``--small`` and ``--large``,
-servers that run already are measured, and nothing is fetched; with ``--models``, models that are there are served.
+``make real``, or ``python -m lab.real``. Everything goes on where it was stopped. With ``--small``
+and ``--large``, servers that run already are measured, and nothing is fetched; with ``--models``,
+models that are there are served.
 """
 
 from __future__ import annotations
@@ -30,14 +32,16 @@ from .weights import LARGE, SMALL, SMOL, prepare
 FOLDER = Path("build/real")
 READY = 1800.0  # seconds in which a server of a busy CPU is ready
 FLAGS = (
-    "--max-model-len 4096 --enable-prefix-caching --enable-prompt-tokens-details --generation-config vllm "
-    "--scheduling-policy priority --dtype bfloat16 --max-num-seqs 16 --enforce-eager"
+    "--max-model-len 4096 --enable-prefix-caching --enable-prompt-tokens-details"
+    " --generation-config vllm --scheduling-policy priority --dtype bfloat16 --max-num-seqs 16"
+    " --enforce-eager"
 )
 CAPTION = (
-    "Qwen2.5-Coder-1.5B-Instruct (Q4_K_M, converted to bfloat16) with {small}, `{command}`, {date}, {where}. Each "
-    "model was trained by others, and on none of our prompts; neither thinks in a block of its own, so that the "
-    "method writes the answer, too. A model of 0.5 billion parameters is a poor draft for one of 1.5: what counts "
-    "here is how many drafts are accepted, how good the judge is, and the accuracy. {shared}Brackets: 95% intervals."
+    "Qwen2.5-Coder-1.5B-Instruct (Q4_K_M, converted to bfloat16) with {small}, `{command}`, {date},"
+    " {where}. Each model was trained by others, and on none of our prompts; neither thinks in a"
+    " block of its own, so that the method writes the answer, too. A model of 0.5 billion"
+    " parameters is a poor draft for one of 1.5: what counts here is how many drafts are accepted,"
+    " how good the judge is, and the accuracy. {shared}Brackets: 95% intervals."
 )
 EXAMPLES = """
 Examples:
@@ -59,12 +63,19 @@ async def served(small: Path, large: Path, logs: Path) -> AsyncGenerator[dict[st
     cores = {"small": "0", "large": str((os.cpu_count() or 2) - 1)}
 
     def server(role: str, model: Path) -> Server:
-        env = {"VLLM_CPU_OMP_THREADS_BIND": cores[role], "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+        env = {
+            "VLLM_CPU_OMP_THREADS_BIND": cores[role],
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "HF_HUB_OFFLINE": "1",
+        }
         return Server(role, model, role, tuple(FLAGS.split()), env)
 
     with show_progress(stderr) as on_progress:
         async with launch(
-            [server("small", small), server("large", large)], log_dir=logs, ready_timeout=READY, on_progress=on_progress
+            [server("small", small), server("large", large)],
+            log_dir=logs,
+            ready_timeout=READY,
+            on_progress=on_progress,
         ) as running:
             yield {role: one.base_url for role, one in running.items()}
 
@@ -73,7 +84,10 @@ async def served(small: Path, large: Path, logs: Path) -> AsyncGenerator[dict[st
 async def pair(
     urls: dict[str, str | None], models: Path | None, folder: Path, third: bool
 ) -> AsyncGenerator[dict[str, str]]:
-    """The URLs of both servers: those of *urls*, or of servers of *models*, or of models that are fetched first."""
+    """
+    The URLs of both servers: those of *urls*, or of servers of *models*, or of models that are
+    fetched first.
+    """
     given = {role: url for role, url in urls.items() if url}
     if given:
         yield given
@@ -92,7 +106,9 @@ async def pair(
 def check_model(folder: Path) -> None:
     """Raise `ConfigurationError` if there is no model in *folder*."""
     if not (folder / "config.json").exists():
-        raise ConfigurationError(f"--models: no model in {folder}; leave it out to fetch the models")
+        raise ConfigurationError(
+            f"--models: no model in {folder}; leave it out to fetch the models"
+        )
 
 
 def say(text: str) -> None:
@@ -100,32 +116,53 @@ def say(text: str) -> None:
 
 
 def command(
-    problems: Annotated[int, typer.Option("--problems", "-n", min=1, help="Problems of each benchmark.")] = 40,
-    fewer: Annotated[int, typer.Option(min=0, help="Problems for the methods that ask or route; 0: none.")] = 12,
+    problems: Annotated[
+        int, typer.Option("--problems", "-n", min=1, help="Problems of each benchmark.")
+    ] = 40,
+    fewer: Annotated[
+        int, typer.Option(min=0, help="Problems for the methods that ask or route; 0: none.")
+    ] = 12,
     temperature: Annotated[list[float] | None, typer.Option(help="By default 0 and 0.6.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Problems solved at the same time.")] = 12,
-    folder: Annotated[Path, typer.Option(help="For packages, models and runs: 8 GB.", metavar="FOLDER")] = FOLDER,
+    folder: Annotated[
+        Path, typer.Option(help="For packages, models and runs: 8 GB.", metavar="FOLDER")
+    ] = FOLDER,
     models: Annotated[
-        Path | None, typer.Option(help="A folder with the models small and large; nothing is fetched.")
+        Path | None,
+        typer.Option(help="A folder with the models small and large; nothing is fetched."),
     ] = None,
-    small: Annotated[str | None, typer.Option(help="URL of a server that runs; with --large.")] = None,
-    large: Annotated[str | None, typer.Option(help="URL of a server that runs; with --small.")] = None,
+    small: Annotated[
+        str | None, typer.Option(help="URL of a server that runs; with --large.")
+    ] = None,
+    large: Annotated[
+        str | None, typer.Option(help="URL of a server that runs; with --small.")
+    ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="A folder with gsm8k.jsonl and math500.jsonl, instead of the hub.")
+        Path | None,
+        typer.Option(help="A folder with gsm8k.jsonl and math500.jsonl, instead of the hub."),
     ] = None,
     third: Annotated[
         bool, typer.Option("--smol", help="Draft with SmolLM2-135M, which has another vocabulary.")
     ] = False,
-    page: Annotated[Path, typer.Option(help="The page to write the table into.")] = Path("docs/results.md"),
+    page: Annotated[Path, typer.Option(help="The page to write the table into.")] = Path(
+        "docs/results.md"
+    ),
 ) -> None:
-    """Solve GSM8K and MATH-500 with a real pair and every method that makes sense, and write the table."""
+    """
+    Solve GSM8K and MATH-500 with a real pair and every method that makes sense, and write the
+    table.
+    """
     if bool(small) != bool(large):
-        raise ConfigurationError("--small and --large belong together: name both servers, or neither")
+        raise ConfigurationError(
+            "--small and --large belong together: name both servers, or neither"
+        )
     if small and small == large:
         raise ConfigurationError("--small and --large are the same server: name two")
     temperatures = temperature or TEMPERATURES
     name = "smol" if third else "pair"
-    title = "A real pair on this machine" + (" with a small model of another vocabulary" if third else "")
+    title = "A real pair on this machine" + (
+        " with a small model of another vocabulary" if third else ""
+    )
 
     (folder / "logs").mkdir(parents=True, exist_ok=True)
 
@@ -155,7 +192,10 @@ def _caption(third: bool, concurrency: int) -> str:
         command=f"python -m lab.real{' --smol' if third else ''}",
         date=datetime.date.today(),
         where=f"{at_once}, {os.cpu_count()} cores of {platform.machine()}",
-        shared="All arms share the servers at the same time, so that seconds compare methods only roughly. ",
+        shared=(
+            "All arms share the servers at the same time, so that seconds compare methods only"
+            " roughly. "
+        ),
     )
 
 

@@ -1,7 +1,9 @@
 """
-Which methods solve which problems how often, and the table of what came out. Each cell is a `stepspec eval` of its own.
+Which methods solve which problems how often, and the table of what came out. Each cell is a
+`stepspec eval` of its own.
 
-A cell is a benchmark at a temperature with some methods; its folder keeps every sample, so that a new run goes on.
+A cell is a benchmark at a temperature with some methods; its folder keeps every sample, so that a
+new run goes on.
 """
 
 from __future__ import annotations
@@ -22,7 +24,15 @@ BENCHMARKS = ("gsm8k", "math500")
 TEMPERATURES = (0.0, 0.6)
 MAIN = ("reading", "bild:scale=step,fallback=0,rollback=5", "reflective")
 """The methods that read probabilities, on most problems."""
-REST = ("specreason", "bild", "cascade", "choose", "lookahead-reasoning", "glimpse", "speculative-thinking")
+REST = (
+    "specreason",
+    "bild",
+    "cascade",
+    "choose",
+    "lookahead-reasoning",
+    "glimpse",
+    "speculative-thinking",
+)
 AUTO = "reading:auto=true"
 TOKENS = 1024  # of a problem: hardly one needs more
 MARKS = "<!-- lab.real: {} -->", "<!-- end of lab.real: {} -->"
@@ -41,7 +51,8 @@ COLUMNS = (
 @dataclass(frozen=True, slots=True)
 class Cell:
     """
-    *methods* on the first *limit* problems of a *benchmark* at a *temperature*, beside the large model alone.
+    *methods* on the first *limit* problems of a *benchmark* at a *temperature*, beside the large
+    model alone.
 
     With *small*, the small model solves them alone, too.
     """
@@ -57,19 +68,34 @@ class Cell:
     def folder(self) -> str:
         return f"{self.benchmark}-{self.temperature:g}-{self.part}"
 
-    def command(self, urls: Mapping[str, str], runs: Path, data: Path | None, concurrency: int) -> list[str]:
+    def command(
+        self, urls: Mapping[str, str], runs: Path, data: Path | None, concurrency: int
+    ) -> list[str]:
         """The command that measures it."""
         words = [sys.executable, "-m", "stepspec", "eval", self.benchmark, "--json"]
         words += [word for role in ("small", "large") for word in (f"--{role}", urls[role])]
         words += [word for method in self.methods for word in ("-p", method)]
-        words += [word for model in ("large", *(("small",) if self.small else ())) for word in ("--baseline", model)]
-        words += ["--temperature", f"{self.temperature:g}", "--max-tokens", str(TOKENS), "-n", str(self.limit)]
+        words += [
+            word
+            for model in ("large", *(("small",) if self.small else ()))
+            for word in ("--baseline", model)
+        ]
+        words += [
+            "--temperature",
+            f"{self.temperature:g}",
+            "--max-tokens",
+            str(TOKENS),
+            "-n",
+            str(self.limit),
+        ]
         words += ["--concurrency", str(concurrency), "--output", str(runs / self.folder)]
         return [*words, *(["--data", str(data / f"{self.benchmark}.jsonl")] if data else [])]
 
 
 def plan(problems: int, fewer: int, temperatures: Sequence[float] = TEMPERATURES) -> Iterator[Cell]:
-    """The cells, the most telling first: *problems* for the main methods, and *fewer* for the rest."""
+    """
+    The cells, the most telling first: *problems* for the main methods, and *fewer* for the rest.
+    """
     for temperature in temperatures:
         for benchmark in BENCHMARKS:
             yield Cell(benchmark, temperature, (*MAIN, AUTO), problems, True, "main")
@@ -80,7 +106,8 @@ def plan(problems: int, fewer: int, temperatures: Sequence[float] = TEMPERATURES
 
 def measure(cell: Cell, command: Sequence[str]) -> list[dict[str, Any]]:
     """
-    Measure *cell*, or what is missing of it; its progress goes to standard error. Return a summary for each arm.
+    Measure *cell*, or what is missing of it; its progress goes to standard error. Return a summary
+    for each arm.
 
     Raise `ConfigurationError` if the evaluation fails; what it measured stays.
     """
@@ -89,8 +116,8 @@ def measure(cell: Cell, command: Sequence[str]) -> list[dict[str, Any]]:
         raise KeyboardInterrupt
     if done.returncode:
         raise ConfigurationError(
-            f"{cell.folder}: stepspec eval failed with exit code {done.returncode} (its message stands above); what "
-            "was measured stays, and a new run goes on from there"
+            f"{cell.folder}: stepspec eval failed with exit code {done.returncode} (its message"
+            " stands above); what was measured stays, and a new run goes on from there"
         )
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
@@ -131,14 +158,21 @@ def _row(summary: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def write_section(page: Path, name: str, title: str, text: str) -> None:
-    """Put *text* under *title* between the marks of *name* in *page*; without marks, before its first section."""
+    """
+    Put *text* under *title* between the marks of *name* in *page*; without marks, before its first
+    section.
+    """
     begin, end = (mark.format(name) for mark in MARKS)
     section = f"{begin}\n## {title}\n\n{text}\n{end}"
     old = page.read_text(encoding="utf-8")
     if begin in old and end in old:
         new = f"{old[: old.index(begin)]}{section}{old[old.index(end) + len(end) :]}"
     else:
-        places = [place for mark in ("\n## ", f"\n{MARKS[0].partition('{')[0]}") if (place := old.find(mark)) >= 0]
+        places = [
+            place
+            for mark in ("\n## ", f"\n{MARKS[0].partition('{')[0]}")
+            if (place := old.find(mark)) >= 0
+        ]
         at = min(places, default=len(old))
         new = f"{old[:at]}\n{section}\n{old[at:]}"
     fresh = page.with_name(f".{page.name}.new")

@@ -1,8 +1,9 @@
 """
-A GGUF file as a folder in Hugging Face's format, in bfloat16: ``python -m lab.real.convert FILE FOLDER LIB``.
+A GGUF file as a folder in Hugging Face's format, in bfloat16: ``python -m lab.real.convert FILE
+FOLDER LIB``.
 
-It runs in a process of its own: LIB is a folder with the packages gguf and sentencepiece, which stepspec does not need.
-The tokenizer and the chat template are those in the file.
+It runs in a process of its own: LIB is a folder with the packages gguf and sentencepiece, which
+stepspec does not need. The tokenizer and the chat template are those in the file.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ def convert(file: Path, folder: Path) -> None:
         if name is None:
             continue
         shape = tuple(int(size) for size in reversed(tensor.shape))
-        weights = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).reshape(shape)
+        weights = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).reshape(
+            shape
+        )
         if arch == "llama" and any(f".{part}." in tensor.name for part in PERMUTED):
             count = heads if ".attn_q." in tensor.name else kv
             halves = weights.reshape(count, weights.shape[0] // count // 2, 2, *weights.shape[1:])
             weights = halves.swapaxes(1, 2).reshape(weights.shape)
         state[name] = weights.to(torch.bfloat16).contiguous()
-    import_module("safetensors.torch").save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    import_module("safetensors.torch").save_file(
+        state, folder / "model.safetensors", metadata={"format": "pt"}
+    )
     end = field("tokenizer.ggml.eos_token_id")
     config = {
         "architectures": [ARCHITECTURES[arch]],
@@ -62,7 +67,9 @@ def convert(file: Path, folder: Path) -> None:
         "bos_token_id": field("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end,
     }
-    tokenizer: Any = import_module("transformers").AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    tokenizer: Any = import_module("transformers").AutoTokenizer.from_pretrained(
+        str(file.parent), gguf_file=file.name
+    )
     tokenizer.chat_template = field("tokenizer.chat_template") or tokenizer.chat_template
     tokenizer.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))

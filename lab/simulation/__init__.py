@@ -1,1 +1,4 @@
-"""Simulate servers, users and methods on a virtual clock: the real loop, with models that answer from statistics."""
+"""
+Simulate servers, users and methods on a virtual clock: the real loop, with models that answer from
+statistics.
+"""

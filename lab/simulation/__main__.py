@@ -46,53 +46,93 @@ Output = Annotated[Path, typer.Option(help="File for the figures; the plot is ne
 @app.command()
 def grid(
     pair: Annotated[str, typer.Option(help="Pair of models of gpus.toml.")] = "qwen3-32b",
-    users: Annotated[str, typer.Option(metavar="N,...", help="Problems at the same time.")] = "1,4,16,64,256",
-    accepted: Annotated[str, typer.Option(metavar="SHARE,...", help="Shares of drafts that are accepted.")] = "0.8",
+    users: Annotated[
+        str, typer.Option(metavar="N,...", help="Problems at the same time.")
+    ] = "1,4,16,64,256",
+    accepted: Annotated[
+        str, typer.Option(metavar="SHARE,...", help="Shares of drafts that are accepted.")
+    ] = "0.8",
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", "-p", help="A method with its options; default: specreason.")
+        list[str] | None,
+        typer.Option("--policy", "-p", help="A method with its options; default: specreason."),
     ] = None,
-    auto: Annotated[bool, typer.Option("--auto", help="Simulate each method also with `auto`.")] = False,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Simulate each method also with `auto`.")
+    ] = False,
     steps: Steps = 40,
     tokens: StepTokens = 100,
     problems: Problems = 16,
     seed: Annotated[int, typer.Option(help="Seed of the steps that are good.")] = 0,
-    gpus: Annotated[Path, typer.Option(help="File with the costs of servers, and their pairs.")] = GPUS,
+    gpus: Annotated[
+        Path, typer.Option(help="File with the costs of servers, and their pairs.")
+    ] = GPUS,
     output: Output = Path("build/simulated-grid.json"),
 ) -> None:
-    """Simulate a pair on GPUs of published figures, next to its large model alone; figures are by card."""
+    """
+    Simulate a pair on GPUs of published figures, next to its large model alone; figures are by
+    card.
+    """
     writable("--output", output)
     known = find_pair(gpus, pair)
-    chains, crowds, shares = Chains(steps, tokens, seed=seed), _numbers("--users", users, int), _shares(accepted)
+    chains, crowds, shares = (
+        Chains(steps, tokens, seed=seed),
+        _numbers("--users", users, int),
+        _shares(accepted),
+    )
     arms = [parse_arm(text) for text in policy or ("specreason",)]
-    arms += [replace(arm, name=f"{arm.name}, auto", run=arm.run.with_overrides({"auto": auto})) for arm in arms if auto]
+    arms += [
+        replace(arm, name=f"{arm.name}, auto", run=arm.run.with_overrides({"auto": auto}))
+        for arm in arms
+        if auto
+    ]
     work = [(LARGE, number, 1.0) for number in crowds]
     work += [(arm, number, share) for arm in arms for share in shares for number in crowds]
     with progress_bars(stderr) as progress:
         cells = progress.track(work, description="cells")
-        found = [simulate_cell(known, arm, number, chains, share, problems) for arm, number, share in cells]
-    _write(output, {"pair": asdict(known), "chains": asdict(chains), "cells": [plain(cell) for cell in found]})
+        found = [
+            simulate_cell(known, arm, number, chains, share, problems)
+            for arm, number, share in cells
+        ]
+    _write(
+        output,
+        {"pair": asdict(known), "chains": asdict(chains), "cells": [plain(cell) for cell in found]},
+    )
     dots: dict[str, list[tuple[float, float, str]]] = {}
     for cell in found:
         name = cell.name if cell.name == LARGE.name else f"{cell.name}, {cell.accepted:.0%}"
-        dots.setdefault(name, []).append((cell.hourly, cell.figures.seconds["p50"], f"{cell.users} at once"))
+        dots.setdefault(name, []).append(
+            (cell.hourly, cell.figures.seconds["p50"], f"{cell.users} at once")
+        )
     _draw(output, dots, "problems an hour and card", "median seconds of a problem, simulated")
     _print([plain(cell) for cell in found])
 
 
 @app.command("break-even")
 def break_even_command(
-    speed: Annotated[str, typer.Option(metavar="TIMES,...", help="How much faster the small model is.")] = "2,4,8",
-    users: Annotated[str, typer.Option(metavar="N,...", help="Problems at the same time.")] = "1,4,16,64",
-    pair: Annotated[str, typer.Option(help="Pair of gpus.toml whose large model is simulated.")] = "qwen3-32b",
-    policy: Annotated[str, typer.Option("--policy", "-p", help="A method with its options.")] = "specreason",
+    speed: Annotated[
+        str, typer.Option(metavar="TIMES,...", help="How much faster the small model is.")
+    ] = "2,4,8",
+    users: Annotated[
+        str, typer.Option(metavar="N,...", help="Problems at the same time.")
+    ] = "1,4,16,64",
+    pair: Annotated[
+        str, typer.Option(help="Pair of gpus.toml whose large model is simulated.")
+    ] = "qwen3-32b",
+    policy: Annotated[
+        str, typer.Option("--policy", "-p", help="A method with its options.")
+    ] = "specreason",
     steps: Steps = 20,
     tokens: StepTokens = 100,
     problems: Problems = 12,
     seed: Annotated[int, typer.Option(help="Seed of the steps that are good.")] = 0,
-    gpus: Annotated[Path, typer.Option(help="File with the costs of servers, and their pairs.")] = GPUS,
+    gpus: Annotated[
+        Path, typer.Option(help="File with the costs of servers, and their pairs.")
+    ] = GPUS,
     output: Output = Path("build/break-even.json"),
 ) -> None:
-    """Find the share of accepted drafts from which on a method is faster than the large model alone."""
+    """
+    Find the share of accepted drafts from which on a method is faster than the large model alone.
+    """
     writable("--output", output)
     known, arm, chains = find_pair(gpus, pair), parse_arm(policy), Chains(steps, tokens, seed=seed)
     loads = _numbers("--users", users, int)
@@ -105,7 +145,9 @@ def break_even_command(
         | {f"time at {share:.0%}": ratio for share, ratio in each.ratios.items()}
         for each in found
     ]
-    _write(output, {"pair": asdict(known), "chains": asdict(chains), "policy": policy, "cells": rows})
+    _write(
+        output, {"pair": asdict(known), "chains": asdict(chains), "policy": policy, "cells": rows}
+    )
     dots: dict[str, list[tuple[float, float, str]]] = {}
     for each in found:
         if each.share is not None:
@@ -118,9 +160,12 @@ def break_even_command(
 @app.command()
 def measured(
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", "-p", help="A method with its options; default: specreason.")
+        list[str] | None,
+        typer.Option("--policy", "-p", help="A method with its options; default: specreason."),
     ] = None,
-    pair: Annotated[str, typer.Option(help="Pair of gpus.toml: on one card, as measured, or on two.")] = H200,
+    pair: Annotated[
+        str, typer.Option(help="Pair of gpus.toml: on one card, as measured, or on two.")
+    ] = H200,
     output: Output = Path("build/simulated-measured.json"),
 ) -> None:
     """Simulate what was measured on an H200, and print both."""
@@ -135,24 +180,40 @@ def estimated(
     accepted: Annotated[
         str, typer.Option(metavar="SHARE,...", help="Shares of drafts that are accepted.")
     ] = "0.5,0.95",
-    users: Annotated[str, typer.Option(metavar="N,...", help="Problems at the same time, besides one.")] = "8",
-    pair: Annotated[list[str] | None, typer.Option(help="Pairs of gpus.toml; default: one H200, and two.")] = None,
+    users: Annotated[
+        str, typer.Option(metavar="N,...", help="Problems at the same time, besides one.")
+    ] = "8",
+    pair: Annotated[
+        list[str] | None, typer.Option(help="Pairs of gpus.toml; default: one H200, and two.")
+    ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", "-p", help="Methods to estimate in the same time; the first is compared."),
+        typer.Option(
+            "--policy", "-p", help="Methods to estimate in the same time; the first is compared."
+        ),
     ] = None,
-    varied: Annotated[bool, typer.Option("--varied", help="Vary the lengths of the steps.")] = False,
+    varied: Annotated[
+        bool, typer.Option("--varied", help="Vary the lengths of the steps.")
+    ] = False,
     steps: Steps = 40,
     tokens: StepTokens = 50,
     output: Output = Path("build/estimated.json"),
 ) -> None:
-    """Print what `stepspec estimate` predicts for a method on simulated servers beside the simulated gain."""
+    """
+    Print what `stepspec estimate` predicts for a method on simulated servers beside the simulated
+    gain.
+    """
     writable("--output", output)
     chains = Chains(steps=steps, tokens=tokens, varied=varied)
     shares, loads = _shares(accepted), _numbers("--users", users, int)
     arms = [parse_arm(text) for text in policy or ("specreason",)]
     pairs = [find_pair(GPUS, name) for name in pair or (H200, "qwen3-32b-two-h200")]
-    found = [row for each in pairs for share in shares for row in compared(each, arms, chains, share, loads)]
+    found = [
+        row
+        for each in pairs
+        for share in shares
+        for row in compared(each, arms, chains, share, loads)
+    ]
     _write(output, {"cells": found})
     _print(found)
 
@@ -172,7 +233,8 @@ def _shares(text: str) -> list[float]:
 
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     texts = [
-        ["" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows
+        ["" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()]
+        for row in rows
     ]
     sheet = Sheet(tuple(name.replace("_", " ") for name in rows[0]), texts, left=0)
     Console(width=max(console.width, 200)).print(sheet.table())
@@ -180,10 +242,14 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _write(output: Path, figures: Mapping[str, Any]) -> None:
     about = {"date": str(datetime.date.today()), "note": "simulated: no number here was measured"}
-    output.write_bytes(orjson.dumps({**about, **figures}, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
+    output.write_bytes(
+        orjson.dumps({**about, **figures}, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
+    )
 
 
-def _draw(output: Path, dots: Mapping[str, Sequence[tuple[float, float, str]]], across: str, up: str) -> None:
+def _draw(
+    output: Path, dots: Mapping[str, Sequence[tuple[float, float, str]]], across: str, up: str
+) -> None:
     curves = [Curve(name, some) for name, some in dots.items()]
     if curves:
         output.with_suffix(".svg").write_text(load_curves(curves, across, up), encoding="utf-8")

@@ -1,4 +1,7 @@
-"""What `stepspec estimate` predicts of simulated servers, and the gain that a simulation of whole problems gives."""
+"""
+What `stepspec estimate` predicts of simulated servers, and the gain that a simulation of whole
+problems gives.
+"""
 
 from __future__ import annotations
 
@@ -44,16 +47,22 @@ async def _plain(
     return None, {"large": (clock() - began) / len(written.tokens)}
 
 
-def estimate(pair: Pair, arms: Sequence[Arm], chains: Chains, accepted: float, users: Sequence[int]) -> Estimate:
+def estimate(
+    pair: Pair, arms: Sequence[Arm], chains: Chains, accepted: float, users: Sequence[int]
+) -> Estimate:
     """Let `stepspec estimate` measure the simulated *pair*, on a virtual clock."""
-    problems = {f"{number}": script for number, script in enumerate(chains.scripts(accepted, PROBLEMS))}
+    problems = {
+        f"{number}": script for number, script in enumerate(chains.scripts(accepted, PROBLEMS))
+    }
 
     async def work() -> Estimate:
         servers = start_servers(pair.small, pair.large, shared=pair.shared)
         small, large = (_Endpoint(role, servers[role], problems) for role in servers)
         small.name = "small"
         async with _Solver(small, large) as solver:
-            return predict(await measuring.measure(solver, arms, list(problems), users, MINUTES), users)
+            return predict(
+                await measuring.measure(solver, arms, list(problems), users, MINUTES), users
+            )
 
     with patch.object(measuring, "solve_plain", _plain):
         return run(work())[0]
@@ -62,7 +71,10 @@ def estimate(pair: Pair, arms: Sequence[Arm], chains: Chains, accepted: float, u
 def compared(
     pair: Pair, arms: Sequence[Arm], chains: Chains, accepted: float, users: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
-    """The estimated and the simulated gain of the first of *arms* for each number of *users*, for a table."""
+    """
+    The estimated and the simulated gain of the first of *arms* for each number of *users*, for a
+    table.
+    """
     arm, *_ = arms
     methods = estimate(pair, arms, chains, accepted, users).methods
     for gain in next(method for method in methods if method.arm == arm).gains:

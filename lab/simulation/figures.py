@@ -35,8 +35,8 @@ class Figures:
     """
     The figures of one arm under one load, over *n* counted problems.
 
-    *seconds* are the quantiles p50, p95 and p99 of the time from arrival to answer, and *mean* its mean. *first_step*
-    is the median until the first verified step.
+    *seconds* are the quantiles p50, p95 and p99 of the time from arrival to answer, and *mean* its
+    mean. *first_step* is the median until the first verified step.
     """
 
     n: int
@@ -54,8 +54,12 @@ class SimulatedSolver(Solver):
         self.small, self.large = small, large
 
 
-def start_servers(small: ServerCosts, large: ServerCosts, *, shared: bool = False) -> dict[Role, SimulatedServer]:
-    """Make servers with these costs, of which none has done anything, on a *shared* card or on two."""
+def start_servers(
+    small: ServerCosts, large: ServerCosts, *, shared: bool = False
+) -> dict[Role, SimulatedServer]:
+    """
+    Make servers with these costs, of which none has done anything, on a *shared* card or on two.
+    """
     card = Card() if shared else None
     return {"small": SimulatedServer(small, card), "large": SimulatedServer(large, card)}
 
@@ -99,12 +103,13 @@ def simulate(
     shared: bool = False,
 ) -> Figures:
     """
-    Simulate *problems* counted problems, *concurrency* at once, solved as *arm* does, on servers with these costs.
+    Simulate *problems* counted problems, *concurrency* at once, solved as *arm* does, on servers
+    with these costs.
 
-    The problems are those of *scripts*, in turn; *seed* is that of the runs. On a *shared* card the passes of both
-    servers take turns. The same arguments give the same figures. Not for use within a running event loop: it runs one
-    of its own, on a virtual clock. Raise `ConfigurationError` if there is no script, and for a problem that no server
-    can hold.
+    The problems are those of *scripts*, in turn; *seed* is that of the runs. On a *shared* card the
+    passes of both servers take turns. The same arguments give the same figures. Not for use within
+    a running event loop: it runs one of its own, on a virtual clock. Raise `ConfigurationError` if
+    there is no script, and for a problem that no server can hold.
     """
     if not scripts:
         raise ConfigurationError("a simulation needs the script of at least one problem")
@@ -113,7 +118,10 @@ def simulate(
     block, _ = run(simulate_block(concurrency, arm, counted, scripts[::-1], servers, seed))
     solved = [timing for timing in block if not timing.failure]
     latencies = sorted(timing.latency for timing in solved)
-    mean, first_steps = fmean(latencies), [timing.first_step for timing in solved if timing.first_step is not None]
+    mean, first_steps = (
+        fmean(latencies),
+        [timing.first_step for timing in solved if timing.first_step is not None],
+    )
     return Figures(
         n=len(solved),
         seconds={name: rank(latencies, share) for name, share in QUANTILES.items()},

@@ -1,4 +1,7 @@
-"""What cannot be measured here: pairs on GPUs of published figures, any number of users, any accept rate."""
+"""
+What cannot be measured here: pairs on GPUs of published figures, any number of users, any accept
+rate.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,16 @@ from stepspec.evals.sample import Arm
 from stepspec.orchestrator.errors import ConfigurationError
 
 GPUS = Path(__file__).with_name("gpus.toml")
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of accepted drafts, between which the break-even point is interpolated
+# of accepted drafts, between which the break-even point is interpolated
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 CLOSE = Turn(1, 1, author="large", stop="end", ends=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """
-    Two servers, and on how many *cards* each runs. If they are *shared*, both run on the large model's, in turns.
+    Two servers, and on how many *cards* each runs. If they are *shared*, both run on the large
+    model's, in turns.
 
     The large model alone has its own cards only, so that figures are compared by card.
     """
@@ -38,11 +43,16 @@ class Pair:
     shared: bool = False
 
     def cards(self, arm: Arm) -> int:
-        return self.large_cards + (0 if self.shared or arm.policy == LARGE.policy else self.small_cards)
+        return self.large_cards + (
+            0 if self.shared or arm.policy == LARGE.policy else self.small_cards
+        )
 
 
 def read_pairs(path: Path = GPUS) -> dict[str, Pair]:
-    """Read the pairs of a file like ``gpus.toml``. Raise `ConfigurationError` for one that is incomplete or wrong."""
+    """
+    Read the pairs of a file like ``gpus.toml``. Raise `ConfigurationError` for one that is
+    incomplete or wrong.
+    """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         cards = {name: table.pop("cards") for name, table in tables["servers"].items()}
@@ -53,7 +63,9 @@ def read_pairs(path: Path = GPUS) -> dict[str, Pair]:
             sides = costs[small], costs[large], cards[small], cards[large]
             found[name] = Pair(name, *sides, shared=pair.get("shared", False))
     except (OSError, KeyError, TypeError, ValueError) as exc:
-        raise ConfigurationError(f"{path}: not the costs of servers and their pairs ({exc})") from exc
+        raise ConfigurationError(
+            f"{path}: not the costs of servers and their pairs ({exc})"
+        ) from exc
     return found
 
 
@@ -61,18 +73,22 @@ def find_pair(path: Path, name: str) -> Pair:
     """Read one pair. Raise `ConfigurationError` if the file has none of that name."""
     found = read_pairs(path)
     if name not in found:
-        raise ConfigurationError(f"there is no pair {name!r} in {path.name}; there are: {', '.join(found)}")
+        raise ConfigurationError(
+            f"there is no pair {name!r} in {path.name}; there are: {', '.join(found)}"
+        )
     return found[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
     """
-    Problems to simulate: chains of so many *steps* of so many *tokens*, of which a share is accepted.
+    Problems to simulate: chains of so many *steps* of so many *tokens*, of which a share is
+    accepted.
 
-    The *prompt* and a judge's *question* have that many tokens. Which steps are accepted is drawn by *seed*; the large
-    model mends the others with as many tokens. The answer is one more step, which is accepted. The lengths of *varied*
-    steps after the first are exponentially distributed, with the mean *tokens*.
+    The *prompt* and a judge's *question* have that many tokens. Which steps are accepted is drawn
+    by *seed*; the large model mends the others with as many tokens. The answer is one more step,
+    which is accepted. The lengths of *varied* steps after the first are exponentially distributed,
+    with the mean *tokens*.
     """
 
     steps: int = 40
@@ -83,18 +99,30 @@ class Chains:
     varied: bool = False
 
     def scripts(self, accepted: float, count: int = 16) -> list[Script]:
-        """Draw *count* problems; the drafts that are good at one share are good at every higher one."""
+        """
+        Draw *count* problems; the drafts that are good at one share are good at every higher one.
+        """
         drawn = random.Random(self.seed)
-        return [Script(self.prompt, self._turns(drawn, accepted), self.question) for _ in range(count)]
+        return [
+            Script(self.prompt, self._turns(drawn, accepted), self.question) for _ in range(count)
+        ]
 
     def _turns(self, drawn: random.Random, accepted: float) -> tuple[Turn, ...]:
-        good, bad = Turn(self.tokens, self.tokens, grade=9.0), Turn(self.tokens, 0, self.tokens, 0.0)
+        good, bad = (
+            Turn(self.tokens, self.tokens, grade=9.0),
+            Turn(self.tokens, 0, self.tokens, 0.0),
+        )
         order = drawn.sample(range(self.steps), self.steps)
         thinking = [good if place < round(accepted * self.steps) else bad for place in order]
         if self.varied:
-            lengths = [self.tokens, *(max(5, round(drawn.expovariate(1 / self.tokens))) for _ in order[1:])]
+            lengths = [
+                self.tokens,
+                *(max(5, round(drawn.expovariate(1 / self.tokens))) for _ in order[1:]),
+            ]
             thinking = [
-                replace(turn, draft=n, kept=n if turn is good else 0, repair=0 if turn is good else n)
+                replace(
+                    turn, draft=n, kept=n if turn is good else 0, repair=0 if turn is good else n
+                )
                 for turn, n in zip(thinking, lengths, strict=True)
             ]
         return (*thinking, replace(CLOSE), replace(good, stop="end", ends=True))
@@ -102,7 +130,10 @@ class Chains:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One arm on one pair for so many *users* at once, with the *accepted* share of drafts; *figures* are simulated."""
+    """
+    One arm on one pair for so many *users* at once, with the *accepted* share of drafts; *figures*
+    are simulated.
+    """
 
     pair: str
     name: str
@@ -117,23 +148,38 @@ class Cell:
         return 3600 * self.figures.problems_per_second / self.cards
 
 
-def simulate_cell(pair: Pair, arm: Arm, users: int, chains: Chains, accepted: float, problems: int) -> Cell:
+def simulate_cell(
+    pair: Pair, arm: Arm, users: int, chains: Chains, accepted: float, problems: int
+) -> Cell:
     """Simulate *problems* counted problems; the large model alone needs no drafts."""
     scripts, shared = chains.scripts(accepted), pair.shared and arm.policy != LARGE.policy
-    figures = simulate(users, arm, scripts, pair.small, pair.large, problems=problems, seed=chains.seed, shared=shared)
+    figures = simulate(
+        users,
+        arm,
+        scripts,
+        pair.small,
+        pair.large,
+        problems=problems,
+        seed=chains.seed,
+        shared=shared,
+    )
     return Cell(pair.name, arm.name, users, accepted, pair.cards(arm), figures)
 
 
 def slower(costs: ServerCosts, ratio: float) -> ServerCosts:
     """The costs of a model that is *ratio* times as fast as one with *costs*."""
-    times = {name: getattr(costs, name) / ratio for name in ("per_pass", "per_sequence", "per_prompt_token")}
+    times = {
+        name: getattr(costs, name) / ratio
+        for name in ("per_pass", "per_sequence", "per_prompt_token")
+    }
     return replace(costs, **times, per_context_token=costs.per_context_token / ratio)
 
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
     """
-    The share of accepted drafts from which on an arm is faster than the large model alone: None if it never is.
+    The share of accepted drafts from which on an arm is faster than the large model alone: None if
+    it never is.
 
     *ratios* are the times of the arm over those of the large model alone, by share.
     """
@@ -147,11 +193,16 @@ class BreakEven:
         return crossing(self.ratios)
 
 
-def break_even(pair: Pair, arm: Arm, speed: float, users: int, chains: Chains, problems: int) -> BreakEven:
+def break_even(
+    pair: Pair, arm: Arm, speed: float, users: int, chains: Chains, problems: int
+) -> BreakEven:
     """Simulate *arm* with a small model that is *speed* times as fast as the pair's large one."""
     scaled = replace(pair, small=slower(pair.large, speed))
     alone = simulate_cell(scaled, LARGE, users, chains, 1.0, problems).figures.mean
-    times = {share: simulate_cell(scaled, arm, users, chains, share, problems).figures.mean for share in SHARES}
+    times = {
+        share: simulate_cell(scaled, arm, users, chains, share, problems).figures.mean
+        for share in SHARES
+    }
     return BreakEven(speed, users, {share: time / alone for share, time in times.items()})
 
 
@@ -173,7 +224,10 @@ def plain(cell: Cell) -> dict[str, Any]:
 
 
 def crossing(ratios: Mapping[float, float]) -> float | None:
-    """The least accept rate from which on the ratio of the times is at most 1; None if it is above 1 at the highest."""
+    """
+    The least accept rate from which on the ratio of the times is at most 1; None if it is above 1
+    at the highest.
+    """
     places = sorted(ratios, reverse=True)
     if ratios[places[0]] > 1:
         return None

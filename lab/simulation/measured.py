@@ -1,4 +1,6 @@
-"""What was measured on an H200, and the same simulated: how far the simulation is from the truth."""
+"""
+What was measured on an H200, and the same simulated: how far the simulation is from the truth.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,12 @@ DRAWS = 8  # orders of good and bad drafts, whose mean is taken
 @dataclass(frozen=True, slots=True)
 class Measured:
     """
-    Seconds of SpecReason and of the large model alone, *at* once, with a share of drafts *accepted*.
+    Seconds of SpecReason and of the large model alone, *at* once, with a share of drafts
+    *accepted*.
 
     The large model wrote the tokens *mended*, which is not the same share: steps differ in length.
-    With *known*, an earlier case had left the drafts in the prefix cache, so that a verdict read its question only.
+    With *known*, an earlier case had left the drafts in the prefix cache, so that a verdict read
+    its question only.
     """
 
     at: int
@@ -61,7 +65,8 @@ def lengths() -> list[int]:
 def scripts(case: Measured, question: int) -> list[Script]:
     """The chain with these shares of drafts and tokens, in several orders."""
     steps, drawn = lengths(), random.Random(0)
-    bad = round((1 - case.accepted) * (len(steps) + 2))  # the end of the thinking and the answer are judged too
+    # the end of the thinking and the answer are judged too
+    bad = round((1 - case.accepted) * (len(steps) + 2))
     orders = [drawn.sample(range(len(steps)), bad) for _ in range(4000)]
     orders.sort(key=lambda order: abs(sum(steps[place] for place in order) - case.mended))
     found: list[Script] = []
@@ -89,7 +94,9 @@ def trace_of(pair: Pair, arm: Arm, case: Measured) -> list[Moment]:
 
     async def work() -> list[Moment]:
         servers = start_servers(pair.small, pair.large, shared=pair.shared)
-        small, large = (SimulatedEndpoint(role, servers[role], {"chain": script}) for role in ("small", "large"))
+        small, large = (
+            SimulatedEndpoint(role, servers[role], {"chain": script}) for role in ("small", "large")
+        )
         recorder = Recorder(clock := Stopwatch())
         async with SimulatedSolver(small, large) as solver:
             options = arm.resolve(solver.settings.run)

@@ -1,4 +1,7 @@
-"""Models that answer from scripts, at the pace of simulated servers: `Model` and `ModelEndpoint` of a simulation."""
+"""
+Models that answer from scripts, at the pace of simulated servers: `Model` and `ModelEndpoint` of a
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,18 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary
 
-from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Message, Role, Step, Stop, Token, Tool, Toolset
+from stepspec.orchestrator.chain import (
+    DELIMITER,
+    THINK_END,
+    Chain,
+    Message,
+    Role,
+    Step,
+    Stop,
+    Token,
+    Tool,
+    Toolset,
+)
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint, Sampling
 from stepspec.orchestrator.endpoints.chat_template import Template
 from stepspec.orchestrator.endpoints.client import RUN, priority
@@ -32,7 +46,8 @@ from .server import Request, SimulatedServer
 ROOM = 10**9  # tokens of context: no chain is too long
 WORD, MENDED = "w", "v"  # a token of a draft; one of a step that replaces a draft
 CERTAIN, UNSURE, WRONG = -0.01, -9.0, -20.0  # nats
-NUMBER = re.compile(r"(\d+)\s*(?:</think>)?\Z")  # the last token of a step has the number of its turn
+# the last token of a step has the number of its turn
+NUMBER = re.compile(r"(\d+)\s*(?:</think>)?\Z")
 PIECE = re.compile(rf"[{WORD}{MENDED}]|[^{WORD}{MENDED}]+")
 
 
@@ -62,8 +77,8 @@ class _Open:
     """
     An open request of *model*, about what *context* says, since second *started* of its run.
 
-    One that is *kept* open goes on for another step; *taken* tokens of it were, and *expected* are the steps of the
-    chain that the next write has to continue. It is *idle* between two writes.
+    One that is *kept* open goes on for another step; *taken* tokens of it were, and *expected* are
+    the steps of the chain that the next write has to continue. It is *idle* between two writes.
     """
 
     model: SimulatedModel
@@ -93,7 +108,10 @@ class _Open:
 
 
 class SimulatedModel:
-    """The `Model` of one run on one *server*: it writes what the problem's script has, and judges as it says."""
+    """
+    The `Model` of one run on one *server*: it writes what the problem's script has, and judges as
+    it says.
+    """
 
     def __init__(
         self,
@@ -125,7 +143,9 @@ class SimulatedModel:
         opening: str = "",
         top: int = 0,
     ) -> Step:
-        """Write what the script has in this place. *until* sees the first token and the whole step."""
+        """
+        Write what the script has in this place. *until* sees the first token and the whole step.
+        """
         step = self._next(chain, stop, limit)
         stack = KEPT_OPEN.get() if self._sticky else None
         stream = self._streams.get(stack) if stack else None
@@ -141,7 +161,9 @@ class SimulatedModel:
         with _ending(stream):
             return await self._take(stream, chain, step, until)
 
-    async def _take(self, stream: _Open, chain: Chain, step: Step, until: Callable[[Step], bool] | None) -> Step:
+    async def _take(
+        self, stream: _Open, chain: Chain, step: Step, until: Callable[[Step], bool] | None
+    ) -> Step:
         """Wait until *stream* has written *step*."""
         request, end, grown = stream.request, stream.taken + len(step.tokens), chain.extend(step)
         goes_on = stream.kept and step.stop != "end"
@@ -159,7 +181,12 @@ class SimulatedModel:
         return step
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
+        self,
+        chain: Chain,
+        begun: Sequence[Step],
+        *,
+        stop: Sequence[str] | None = None,
+        limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
         raise ConfigurationError("a simulation has no method that branches")
 
@@ -178,18 +205,25 @@ class SimulatedModel:
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
-        """Give the grade of the chain's last step, the number of the first bad one, or "Yes" if it was accepted."""
+        """
+        Give the grade of the chain's last step, the number of the first bad one, or "Yes" if it was
+        accepted.
+        """
         script = self._endpoint.script(chain)
         end = min(turn_number(chain), len(script.turns))
         turn = script.turns[end - 1]
         await self._read("ask", chain, script.question)
         if "Yes" in choices:
-            return {choice: float((choice == "Yes") == (turn.kept == turn.draft)) for choice in choices}
+            return {
+                choice: float((choice == "Yes") == (turn.kept == turn.draft)) for choice in choices
+            }
         if len(choices) < len(DIGITS):
             judged = script.turns[end - len(choices) + 1 : end]
             bad = next((place for place, each in enumerate(judged, 1) if each.kept < each.draft), 0)
             return {choice: float(choice == str(bad)) for choice in choices}
-        grade = min(9.0, max(0.0, turn.grade if turn.grade is not None else 9.0 * (turn.kept == turn.draft)))
+        grade = min(
+            9.0, max(0.0, turn.grade if turn.grade is not None else 9.0 * (turn.kept == turn.draft))
+        )
         low = min(8, int(grade))
         shares = {str(low): 1 - (grade - low), str(low + 1): grade - low}
         return {choice: shares.get(choice, 0.0) for choice in choices}
@@ -202,9 +236,17 @@ class SimulatedModel:
         return script, script.turns[min(turn_number(chain), len(script.turns) - 1)]
 
     def _next(self, chain: Chain, stop: Sequence[str] | None, limit: int) -> Step:
-        """The step that this model writes after *chain*, with at most *limit* tokens: its turn is over all the same."""
+        """
+        The step that this model writes after *chain*, with at most *limit* tokens: its turn is over
+        all the same.
+        """
         _, turn = self._turn(chain)
-        number, letter, count, ends = turn_number(chain), WORD, turn.draft, turn.stop in ("end", "open")
+        number, letter, count, ends = (
+            turn_number(chain),
+            WORD,
+            turn.draft,
+            turn.stop in ("end", "open"),
+        )
         if self.role == "small" and turn.author == "large" and not chain.closed:
             return Step(THINK_END, "small", "end", (Token(THINK_END, CERTAIN, 1, 1),))
         if self.role == "large":
@@ -232,7 +274,13 @@ class SimulatedModel:
     async def _open(self, verb: Verb, chain: Chain, more: int, most: int) -> _Open:
         prompt = self._endpoint.script(chain).prompt
         shared = prompt + begins(chain.steps, self._seen)
-        request = Request(self, prompt + chain.tokens + more, most, shared, priority(REQUEST.get(), RUN.get()) or 0)
+        request = Request(
+            self,
+            prompt + chain.tokens + more,
+            most,
+            shared,
+            priority(REQUEST.get(), RUN.get()) or 0,
+        )
         call = _Open(self, verb, request, REQUEST.get(), self._clock(), REQUEST.get().step)
         with _ending(call):
             await asyncio.sleep(self._server.costs.per_request)
@@ -276,7 +324,9 @@ def _scored(piece: str, agreed: bool) -> Token:
 
 
 class SimulatedEndpoint:
-    """The model of *role* on a simulated *server*, with the *scripts* of the problems by their texts."""
+    """
+    The model of *role* on a simulated *server*, with the *scripts* of the problems by their texts.
+    """
 
     name, vocabulary, room, usable = "simulated", "simulated", ROOM, True
     template = Template(turn="", answer="", thinks=True)
@@ -287,7 +337,9 @@ class SimulatedEndpoint:
         self.settings = Endpoint(role=role, url="http://simulated")
 
     def script(self, chain: Chain) -> Script:
-        """The script of the problem of *chain*, after which a method may have put words of its own."""
+        """
+        The script of the problem of *chain*, after which a method may have put words of its own.
+        """
         return self._scripts[chain.messages[-1].content.partition("\n")[0]]
 
     def model(
@@ -299,7 +351,9 @@ class SimulatedEndpoint:
         format: Format | None = None,
     ) -> SimulatedModel:
         """Make the model of one run."""
-        return SimulatedModel(self, self._server, observe, or_now(clock), sticky=not sampling.repeats)
+        return SimulatedModel(
+            self, self._server, observe, or_now(clock), sticky=not sampling.repeats
+        )
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         return self._scripts[messages[-1].content].prompt
@@ -328,6 +382,9 @@ class SimulatedEndpoint:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         pass

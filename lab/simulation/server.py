@@ -1,13 +1,15 @@
 """
-One simulated server: continuous batching, a queue, chunked prompts, a prefix cache. On the clock of the event loop.
+One simulated server: continuous batching, a queue, chunked prompts, a prefix cache. On the clock of
+the event loop.
 
-A server works in passes. Before each, it admits requests that wait, in their order, as long as there are sequences and
-memory for them. A pass gives every sequence that writes its next token, and reads prompts with the tokens that are left
-of its budget; with the last token of its prompt a request writes its first. Requests that come during a pass wait for
-its end. That is vLLM's V1 scheduler, but for preemption: memory is reserved when a request is admitted.
+A server works in passes. Before each, it admits requests that wait, in their order, as long as
+there are sequences and memory for them. A pass gives every sequence that writes its next token, and
+reads prompts with the tokens that are left of its budget; with the last token of its prompt a
+request writes its first. Requests that come during a pass wait for its end. That is vLLM's V1
+scheduler, but for preemption: memory is reserved when a request is admitted.
 
-Nothing happens at most passes, so that they need no event of their own: the clock jumps to the next pass at which a
-request has written what somebody waits for.
+Nothing happens at most passes, so that they need no event of their own: the clock jumps to the next
+pass at which a request has written what somebody waits for.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ Waiter: TypeAlias = "asyncio.Future[None] | None"  # None: the request ends ther
 @dataclass(eq=False)
 class Request:
     """
-    A request of *run*: it reads a *prompt*, of which an earlier request had the first *shared* tokens; writes *most*.
+    A request of *run*: it reads a *prompt*, of which an earlier request had the first *shared*
+    tokens; writes *most*.
 
-    Requests of a lower *priority* number are admitted first. *cached* is how much of the prompt the server had when it
-    was admitted, *unread* what is left to read, and *began* the number of the pass that wrote the first token, at
-    *first* on the clock. It *ended* when it had written all or was closed, at *closed* on the clock.
+    Requests of a lower *priority* number are admitted first. *cached* is how much of the prompt the
+    server had when it was admitted, *unread* what is left to read, and *began* the number of the
+    pass that wrote the first token, at *first* on the clock. It *ended* when it had written all or
+    was closed, at *closed* on the clock.
     """
 
     run: object
@@ -50,12 +54,16 @@ class Request:
     written: int = 0  # when it ended
     ended: bool = False
     closed: float | None = None
-    awaited: list[tuple[int, Waiter]] = field(default_factory=list[tuple[int, "Waiter"]])  # before the first token
+    # before the first token
+    awaited: list[tuple[int, Waiter]] = field(default_factory=list[tuple[int, "Waiter"]])
 
 
 @dataclass(eq=False)
 class Card:
-    """What passes run on; those of several servers take turns, unless they run *together* and slow each other."""
+    """
+    What passes run on; those of several servers take turns, unless they run *together* and slow
+    each other.
+    """
 
     servers: list[SimulatedServer] = field(default_factory=list["SimulatedServer"])
     together: bool = False
@@ -89,8 +97,8 @@ class SimulatedServer:
     """
     One server with these *costs*, on a *card* of its own unless it shares one.
 
-    *busy* is the seconds of all passes, *passes* their number; *read* counts prompt tokens that were not cached, and
-    *sequences* adds up how many sequences a pass gave a token.
+    *busy* is the seconds of all passes, *passes* their number; *read* counts prompt tokens that
+    were not cached, and *sequences* adds up how many sequences a pass gave a token.
     """
 
     def __init__(self, costs: ServerCosts, card: Card | None = None) -> None:
@@ -102,14 +110,16 @@ class SimulatedServer:
         self._reading: list[Request] = []
         self._writing: set[Request] = set()
         self._context = 0.0  # tokens that the writing sequences attend to
-        self.resident: OrderedDict[object, Resident] = OrderedDict()  # the least recently used first
+        # the least recently used first
+        self.resident: OrderedDict[object, Resident] = OrderedDict()
         self._awaited: list[tuple[int, int, Request, Waiter]] = []  # by the number of the pass
         self._order = itertools.count()
         self._active = False  # it has the card, or waits for it
         self._timer: asyncio.TimerHandle | None = None
         self._since, self._span = 0.0, 0  # when the current passes began, and how many there are
         self._chunks: list[tuple[Request, int]] = []  # prompts that the current pass reads
-        self._prompts, self._attended, self._gain = 0, 0.0, 0  # of the first current pass: tokens, context, sequences
+        # of the first current pass: tokens, context, sequences
+        self._prompts, self._attended, self._gain = 0, 0.0, 0
         self._slowed = 1.0  # how many times as long the current passes take as on a card of its own
 
     @property
@@ -136,7 +146,8 @@ class SimulatedServer:
         """Queue *request*. Raise `ConfigurationError` if it never fits into the memory."""
         if self.costs.cache is not None and request.prompt + request.most > self.costs.cache:
             raise ConfigurationError(
-                f"a request of {request.prompt + request.most} tokens does not fit into a cache of {self.costs.cache}"
+                f"a request of {request.prompt + request.most} tokens does not fit into a cache of"
+                f" {self.costs.cache}"
             )
         heapq.heappush(self._waiting, (request.priority, next(self._order), request))
         self._await(request, request.most, None)
@@ -214,7 +225,9 @@ class SimulatedServer:
         self._timer = loop.call_at(self._since + self._seconds(self._span), self._end)
 
     def _slowing(self) -> float:
-        """How many times as long a pass takes that begins now, beside the other servers of the card."""
+        """
+        How many times as long a pass takes that begins now, beside the other servers of the card.
+        """
         if not self._card.together or self.costs.beside is None:
             return 1.0
         working = [server for server in self._card.servers if server is not self and server.working]
@@ -226,7 +239,10 @@ class SimulatedServer:
 
     def _seconds(self, passes: int) -> float:
         """Seconds of the first *passes* of the current ones; the context grows with every pass."""
-        one = self.costs.seconds(self._gain, self._prompts, 0) + self.costs.per_context_token * self._attended
+        one = (
+            self.costs.seconds(self._gain, self._prompts, 0)
+            + self.costs.per_context_token * self._attended
+        )
         growth = self.costs.per_context_token * self.costs.written * self._gain
         return self._slowed * (passes * one + growth * passes * (passes - 1) / 2)
 
@@ -324,13 +340,20 @@ class SimulatedServer:
             self._reading.append(request)
 
     def _fits(self, request: Request) -> bool:
-        """Make room for *request*, at the expense of runs that have none; return whether there is enough."""
+        """
+        Make room for *request*, at the expense of runs that have none; return whether there is
+        enough.
+        """
         if self.costs.cache is None:
             return True
         own = self.resident.get(request.run, Resident()).tokens
         used = sum(resident.tokens for resident in self.resident.values())
         needed = used + max(0, request.prompt + request.most - own) - self.costs.cache
-        idle = [run for run, resident in self.resident.items() if not resident.requests and run is not request.run]
+        idle = [
+            run
+            for run, resident in self.resident.items()
+            if not resident.requests and run is not request.run
+        ]
         if needed > sum(self.resident[run].tokens for run in idle):
             return False
         for run in idle:

@@ -12,7 +12,9 @@ from rich.console import Console
 
 from ..worlds import SHORT, find_world
 
-app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 console = Console()
 
 
@@ -21,7 +23,9 @@ def report(
     folder: Annotated[
         Path | None, typer.Option(help="The folder with the models; default: the shipped models.")
     ] = None,
-    write: Annotated[bool, typer.Option(help="Also write the model card, README.md in the folder.")] = True,
+    write: Annotated[
+        bool, typer.Option(help="Also write the model card, README.md in the folder.")
+    ] = True,
 ) -> None:
     """Measure the models; exit with status 1 if a figure misses its bar."""
     from . import model_card
@@ -30,7 +34,11 @@ def report(
     figures = model_card.measure(Console(stderr=True).log, folder)
     for figure in figures:
         mark = "ok    " if figure.met else "MISSED"
-        console.print(f"{mark} {figure.name}: {figure.value:,.3f} ({figure.detail})", highlight=False, soft_wrap=True)
+        console.print(
+            f"{mark} {figure.name}: {figure.value:,.3f} ({figure.detail})",
+            highlight=False,
+            soft_wrap=True,
+        )
     if write:
         (folder / "README.md").write_text(model_card.card(figures), encoding="utf-8")
     if not all(figure.met for figure in figures):
@@ -40,17 +48,26 @@ def report(
 @app.command()
 def train(
     folder: Annotated[
-        Path | None, typer.Option(help="The folder for the models; default: that of the models here, lab/models.")
+        Path | None,
+        typer.Option(
+            help="The folder for the models; default: that of the models here, lab/models."
+        ),
     ] = None,
-    only: Annotated[str | None, typer.Option(help="Train only this model. large needs small and small-other.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Train only this model. large needs small and small-other.")
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
-    work: Annotated[Path, typer.Option(help="The folder for the results of finished phases.")] = Path("build/training"),
+    work: Annotated[
+        Path, typer.Option(help="The folder for the results of finished phases.")
+    ] = Path("build/training"),
     fresh: Annotated[bool, typer.Option(help="Delete the results of an earlier training.")] = False,
 ) -> None:
     """
-    Train the models of the short problems, in at most two hours on two cores; the losses are logged every 50 steps.
+    Train the models of the short problems, in at most two hours on two cores; the losses are logged
+    every 50 steps.
 
-    After an interruption, the same command continues after the last finished phase; --fresh starts again.
+    After an interruption, the same command continues after the last finished phase; --fresh starts
+    again.
     """
     from . import train as training
 

@@ -1,9 +1,10 @@
 """
 Training rows: a trunk (prompt, reasoning, answer) and branches that fork from it after a step.
 
-A branch is a draft of the next step, right or wrong, followed by a judge's question with its answer, or by the
-reflection prompt with the right step. A token of a branch attends to the trunk before the fork and to its own branch
-only, so that one row teaches several judgements for the cost of one context.
+A branch is a draft of the next step, right or wrong, followed by a judge's question with its
+answer, or by the reflection prompt with the right step. A token of a branch attends to the trunk
+before the fork and to its own branch only, so that one row teaches several judgements for the cost
+of one context.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from . import tokenizer as vocabulary
 
 IGNORED = -100
 TRUNK = 0
-# Together with the models' own mistakes, a third of all drafts are wrong. With more, a judge in doubt would reject
-# steps that are mostly right.
+# Together with the models' own mistakes, a third of all drafts are wrong. With more, a judge in
+# doubt would reject steps that are mostly right.
 WRONG_DRAFTS = 0.25
 PADDING = -1
 NUMBER = re.compile(r"\d+")
@@ -49,7 +50,10 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True)
 class MistakeRate:
-    """The share of wrong steps in a trunk, each corrected at once, and the share of these that are wrong sums only."""
+    """
+    The share of wrong steps in a trunk, each corrected at once, and the share of these that are
+    wrong sums only.
+    """
 
     rate: float = 0.2
     sums: float = 0.0
@@ -61,11 +65,13 @@ DEFAULT_MISTAKES = MistakeRate()
 @dataclass
 class Row:
     """
-    One row under construction: lists with a value per token. *branch* and *leaves* define the attention mask.
+    One row under construction: lists with a value per token. *branch* and *leaves* define the
+    attention mask.
 
-    *targets* are the tokens that the language model must write next, *verdicts* those that the judge must write next.
-    *wrong* is 1 for a wrong token and 0 for a right one. IGNORED marks a position without a value. *leaves* is the
-    position in the trunk from which the token's branch forks.
+    *targets* are the tokens that the language model must write next, *verdicts* those that the
+    judge must write next. *wrong* is 1 for a wrong token and 0 for a right one. IGNORED marks a
+    position without a value. *leaves* is the position in the trunk from which the token's branch
+    forks.
     """
 
     ids: list[int] = field(default_factory=list[int])
@@ -77,9 +83,18 @@ class Row:
     leaves: list[int] = field(default_factory=list[int])
 
     def add(
-        self, ids: Sequence[int], *, branch: int, leaves: int, learn: bool, wrong: Sequence[int] | None = None
+        self,
+        ids: Sequence[int],
+        *,
+        branch: int,
+        leaves: int,
+        learn: bool,
+        wrong: Sequence[int] | None = None,
     ) -> None:
-        """Append tokens. With *learn*, each is the target of the token before it, if that is in the same branch."""
+        """
+        Append tokens. With *learn*, each is the target of the token before it, if that is in the
+        same branch.
+        """
         if learn and self.ids and self.branch[-1] == branch:
             self.targets[-1] = ids[0]
         before = len(self.ids) if self.ids and self.branch[-1] == branch else leaves
@@ -96,10 +111,14 @@ class Row:
 class Writer:
     """Encodes problems as rows of token ids, in the layout of the endpoints' prompts."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, mistake_rate: MistakeRate = DEFAULT_MISTAKES) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, mistake_rate: MistakeRate = DEFAULT_MISTAKES
+    ) -> None:
         def render(messages: Messages, generate: bool) -> str:
             turns = [dict(message) for message in messages]
-            return str(tokenizer.apply_chat_template(turns, add_generation_prompt=generate, tokenize=False))
+            return str(
+                tokenizer.apply_chat_template(turns, add_generation_prompt=generate, tokenize=False)
+            )
 
         self.tokenizer, self.mistake_rate = tokenizer, mistake_rate
         self.render = render
@@ -111,18 +130,27 @@ class Writer:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def prompt(self, problem: Problem, rng: random.Random | None = None) -> tuple[int, ...]:
-        """Encode the prefix of a chain; with *rng*, sometimes with a system prompt or an earlier turn."""
+        """
+        Encode the prefix of a chain; with *rng*, sometimes with a system prompt or an earlier turn.
+        """
         messages = [{"role": "user", "content": problem.text}]
         if rng is not None and rng.random() < 0.04:
             earlier = short.draw(rng)
             reply = short.final_answer(earlier.answer).strip()
-            messages = [{"role": "user", "content": earlier.text}, {"role": "assistant", "content": reply}, *messages]
+            messages = [
+                {"role": "user", "content": earlier.text},
+                {"role": "assistant", "content": reply},
+                *messages,
+            ]
         if rng is not None and rng.random() < 0.08:
             messages = [{"role": "system", "content": rng.choice(vocabulary.SYSTEM)}, *messages]
         return self._encode(self.template.begin(self.render(messages, True)))
 
     def marks(self, problem: Problem, state: State, step: str) -> list[int]:
-        """Mark the wrong tokens of *step*: the last one, and the numbers if the right step has as many tokens."""
+        """
+        Mark the wrong tokens of *step*: the last one, and the numbers if the right step has as many
+        tokens.
+        """
         ids, want = self.encode(step), self.encode(short.expected(problem, state))
         fine = short.is_right(problem, state, step)
         marks = [IGNORED] * len(ids)
@@ -136,8 +164,12 @@ class Writer:
     def _is_number(self, id: int) -> bool:
         return bool(NUMBER.fullmatch(str(self.tokenizer.decode([id])).strip()))
 
-    def row(self, rng: random.Random, problem: Problem, branches: int, mistake: Mistake | None = None) -> Row:
-        """Build one row with *branches* branches; the first two judge *mistake*, if it is not None."""
+    def row(
+        self, rng: random.Random, problem: Problem, branches: int, mistake: Mistake | None = None
+    ) -> Row:
+        """
+        Build one row with *branches* branches; the first two judge *mistake*, if it is not None.
+        """
         row = Row()
         row.add(self.prompt(problem, rng), branch=TRUNK, leaves=0, learn=False)
         state = short.begin(problem)
@@ -149,7 +181,10 @@ class Writer:
             marks = self.marks(problem, state, step)
             row.add(self.encode(step), branch=TRUNK, leaves=0, learn=fine, wrong=marks)
             state, last = short.advance(problem, state, step), step
-        answer = (*self.encode(short.final_answer(problem.answer)), self.encode(vocabulary.END_OF_TURN)[0])
+        answer = (
+            *self.encode(short.final_answer(problem.answer)),
+            self.encode(vocabulary.END_OF_TURN)[0],
+        )
         row.add(answer, branch=TRUNK, leaves=0, learn=True)
         for number in range(1, branches + 1):
             if mistake is not None and number <= 2:
@@ -161,12 +196,19 @@ class Writer:
     def trunk(
         self, rng: random.Random, problem: Problem, mistake: Mistake | None, *, mend: bool
     ) -> Iterator[tuple[str, bool]]:
-        """Yield each step of the trunk, and whether it is right; with *mend*, *mistake* is among them, corrected."""
+        """
+        Yield each step of the trunk, and whether it is right; with *mend*, *mistake* is among them,
+        corrected.
+        """
         if mistake is None:
-            yield from mistakes.with_mistakes(rng, problem, self.mistake_rate.rate, sums=self.mistake_rate.sums)
+            yield from mistakes.with_mistakes(
+                rng, problem, self.mistake_rate.rate, sums=self.mistake_rate.sums
+            )
             return
         state = short.begin(problem)
-        steps = [(step, True) for step in mistake.before] + ([(mistake.wrong, False)] if mend else [])
+        steps = [(step, True) for step in mistake.before] + (
+            [(mistake.wrong, False)] if mend else []
+        )
         while state.index <= len(problem.operations):
             step, fine = steps.pop(0) if steps else (short.expected(problem, state), True)
             yield step, fine
@@ -181,7 +223,10 @@ class Writer:
         number: int,
         wrong: str | None,
     ) -> None:
-        """Add one branch: a draft, then a question about it, or the reflection prompt and the right step."""
+        """
+        Add one branch: a draft, then a question about it, or the reflection prompt and the right
+        step.
+        """
         state, leaves, last = fork
         want = short.expected(problem, state)
         draft = (
@@ -192,19 +237,38 @@ class Writer:
             else want
         )
         fine = short.is_right(problem, state, draft)
-        row.add(self.encode(draft), branch=number, leaves=leaves, learn=False, wrong=self.marks(problem, state, draft))
+        row.add(
+            self.encode(draft),
+            branch=number,
+            leaves=leaves,
+            learn=False,
+            wrong=self.marks(problem, state, draft),
+        )
         kind = rng.choices((*vocabulary.JUDGES, vocabulary.REFLECTION), weights=(10, 3, 3, 6))[0]
         prompt = load(kind)
         if kind == vocabulary.REFLECTION:
             anchor = last if rng.random() < 0.5 else ""
-            row.add(self.encode(f"{prompt.text}\n\n{anchor}"), branch=number, leaves=leaves, learn=False)
+            row.add(
+                self.encode(f"{prompt.text}\n\n{anchor}"), branch=number, leaves=leaves, learn=False
+            )
             row.add(self.encode(want), branch=number, leaves=leaves, learn=True)
             return
         question = prompt.text
         if kind == vocabulary.SAME:
-            other = draft if rng.random() < 0.5 else want if not fine else mistakes.corrupt(rng, problem, state)
+            other = (
+                draft
+                if rng.random() < 0.5
+                else want
+                if not fine
+                else mistakes.corrupt(rng, problem, state)
+            )
             question, fine = question.format(step=other.strip()), other == draft
-        row.add(self.encode(ask(self.template, question, prompt.opening)), branch=number, leaves=leaves, learn=False)
+        row.add(
+            self.encode(ask(self.template, question, prompt.opening)),
+            branch=number,
+            leaves=leaves,
+            learn=False,
+        )
         verdict = "Yes" if fine else "No"
         if kind == "specreason.grade":
             verdict = str(short.grade(problem, state, draft))
@@ -249,9 +313,11 @@ def batches(
     mistaken: float = 0.25, difficulties: Sequence[Difficulty] = (short.DEFAULT,),
 ) -> Iterator[Batch]:  # fmt: skip
     """
-    Yield batches without end; the sequence depends on *seed*. Rows longer than *length* tokens are left out.
+    Yield batches without end; the sequence depends on *seed*. Rows longer than *length* tokens are
+    left out.
 
-    New problems come from the *difficulties* in turn; a share *mistaken* of the rows is about one of the *mistakes*.
+    New problems come from the *difficulties* in turn; a share *mistaken* of the rows is about one
+    of the *mistakes*.
     """
     rng = random.Random(f"rows {seed}")
     sources = cycle([short.generate(seed, "train", difficulty) for difficulty in difficulties])

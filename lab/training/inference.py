@@ -1,4 +1,7 @@
-"""Solve problems in batches with the bare network, greedily or by sampling, and grade steps with it. No server."""
+"""
+Solve problems in batches with the bare network, greedily or by sampling, and grade steps with it.
+No server.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class ModelSolution:
 
     @property
     def reasoning(self) -> str:
-        """The text up to and including the end of the thinking, or all of it if the thinking never ends."""
+        """
+        The text up to and including the end of the thinking, or all of it if the thinking never
+        ends.
+        """
         thought, end, _ = self.text.partition(THINK_END)
         return thought + end
 
@@ -93,8 +99,13 @@ class JudgedStep:
 
 
 @torch.no_grad()
-def grades(model: Qwen3ForCausalLM, writer: Writer, cases: Sequence[JudgedStep], *, rows: int = 64) -> list[float]:
-    """Return the grade, 0 to 9, that *model* gives to every case: the mean over the probabilities of the ten digits."""
+def grades(
+    model: Qwen3ForCausalLM, writer: Writer, cases: Sequence[JudgedStep], *, rows: int = 64
+) -> list[float]:
+    """
+    Return the grade, 0 to 9, that *model* gives to every case: the mean over the probabilities of
+    the ten digits.
+    """
     prompt = load("specreason.grade")
     question = writer.encode(ask(writer.template, prompt.text, prompt.opening))
     digits = torch.tensor([writer.encode(str(digit))[0] for digit in range(10)])
@@ -103,8 +114,11 @@ def grades(model: Qwen3ForCausalLM, writer: Writer, cases: Sequence[JudgedStep],
     for start in range(0, len(cases), rows):
         ids = [[*_encode(writer, case), *question] for case in cases[start : start + rows]]
         ends = torch.tensor([len(row) - 1 for row in ids])
-        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in ids], batch_first=True)
-        hidden = model.model(input_ids=padded).last_hidden_state  # no token attends to the padding after it
+        padded = torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(row) for row in ids], batch_first=True
+        )
+        # no token attends to the padding after it
+        hidden = model.model(input_ids=padded).last_hidden_state
         logits = model.lm_head(hidden[torch.arange(len(ids)), ends])[:, digits]
         out += (logits.softmax(-1) @ torch.arange(10.0)).tolist()
     model.train()

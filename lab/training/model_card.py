@@ -1,5 +1,6 @@
 """
-Measure the miniature models for their model card: their accuracy, and how well their grades separate right from wrong.
+Measure the miniature models for their model card: their accuracy, and how well their grades
+separate right from wrong.
 
 Everything is computed by the bare networks, without servers, from the weights in ``models/``.
 """
@@ -31,7 +32,12 @@ from .inference import JudgedStep, ModelSolution, grades, solve
 SOLVED = 500
 JUDGED_PROBLEMS = 1500
 SEED = 4321
-SOLVES = {"large": (0.97, 1.0), "small": (0.55, 0.75), "small-other": (0.55, 0.75), "tiny": (0.2, 0.5)}
+SOLVES = {
+    "large": (0.97, 1.0),
+    "small": (0.55, 0.75),
+    "small-other": (0.55, 0.75),
+    "tiny": (0.2, 0.5),
+}
 REAL, SYNTHETIC = "that the small model wrote", "synthetic"
 JUDGES = 0.95
 SIZE = 8_000_000  # bytes in git, all models of the short problems together
@@ -86,24 +92,36 @@ def measure(log: Callable[[str], object], folder: Path = MODELS) -> list[Figure]
             log(f"{judge} judges {len(cases)} steps, {kind}")
             marks = grades(model.model, model.writer, cases)
             right = [case.right for case in cases]
-            figures.append(judging(f"{judge} as judge: AUROC, wrong steps {kind}", right, marks, bar))
+            figures.append(
+                judging(f"{judge} as judge: AUROC, wrong steps {kind}", right, marks, bar)
+            )
     return [*figures, size(folder, SOLVES, SIZE)]
 
 
 def size(folder: Path, names: Iterable[str], bar: int) -> Figure:
     """Measure how large the models *names* are in git."""
-    total = sum(path.stat().st_size for name in names for path in (folder / name).rglob("*") if path.is_file())
+    total = sum(
+        path.stat().st_size
+        for name in names
+        for path in (folder / name).rglob("*")
+        if path.is_file()
+    )
     return Figure("bytes in git", total, 0, bar, "all models with their tokenizers")
 
 
 def real_steps(solved: Sequence[ModelSolution]) -> list[JudgedStep]:
-    """Return the first wrong step of every solution, if it has one, and a random right step of every solution."""
+    """
+    Return the first wrong step of every solution, if it has one, and a random right step of every
+    solution.
+    """
     rng = random.Random(SEED)
     cases: list[JudgedStep] = []
     for solution in solved:
         state, before, fine = begin(solution.problem), list[str](), list[JudgedStep]()
         for step in paragraphs(solution.reasoning):
-            case = JudgedStep(solution.problem, tuple(before), step, is_right(solution.problem, state, step))
+            case = JudgedStep(
+                solution.problem, tuple(before), step, is_right(solution.problem, state, step)
+            )
             if not case.right:
                 cases.append(case)
                 break
@@ -118,7 +136,9 @@ def real_steps(solved: Sequence[ModelSolution]) -> list[JudgedStep]:
 
 
 def synthetic_steps(problems: Sequence[ShortProblem]) -> list[JudgedStep]:
-    """Return a right and a corrupted step at a random position of every problem's worked reasoning."""
+    """
+    Return a right and a corrupted step at a random position of every problem's worked reasoning.
+    """
     rng = random.Random(SEED)
     cases: list[JudgedStep] = []
     for problem in problems:
@@ -158,7 +178,8 @@ def judging(name: str, right: Sequence[bool], marks: Sequence[float], bar: float
 
 
 def auroc(
-    marks: np.ndarray[tuple[int], np.dtype[np.float64]], right: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    marks: np.ndarray[tuple[int], np.dtype[np.float64]],
+    right: np.ndarray[tuple[int], np.dtype[np.bool_]],
 ) -> float:
     """Return the probability that a right step is graded above a wrong one, ties counting half."""
     order = marks[right][:, None] - marks[~right][None, :]
@@ -198,6 +219,7 @@ Licence: Apache-2.0, like the code.
 def table(figures: Sequence[Figure]) -> str:
     """Render the rows of the table of *figures*."""
     return "\n".join(
-        f"| {f.name} | {f.value:,.3f} | {'' if f.low <= 0 else f'{f.low:g} to {f.high:,g}'} | {f.detail} |"
+        f"| {f.name} | {f.value:,.3f} | {'' if f.low <= 0 else f'{f.low:g} to {f.high:,g}'} |"
+        f" {f.detail} |"
         for f in figures
     )

@@ -1,7 +1,9 @@
 """
-Train the tokenizers of the miniature models: byte-level BPE, from the problems and the project's own prompts.
+Train the tokenizers of the miniature models: byte-level BPE, from the problems and the project's
+own prompts.
 
-There are two vocabularies: "plain" splits a number into digits, "grouped" into groups of two digits.
+There are two vocabularies: "plain" splits a number into digits, "grouped" into groups of two
+digits.
 """
 
 from __future__ import annotations
@@ -22,9 +24,19 @@ from ..worlds.short import CORRECTION
 Numbers: TypeAlias = Literal["plain", "grouped"]
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"
+END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+)
 SPECIAL = (END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END)
-SYSTEM = ("You are a careful assistant.", "Think step by step.", "You are a helpful assistant. Answer in a box.")
+SYSTEM = (
+    "You are a careful assistant.",
+    "Think step by step.",
+    "You are a helpful assistant. Answer in a box.",
+)
 SAME = "lookahead-reasoning.same"
 JUDGES = ("specreason.grade", "check", SAME)
 REFLECTION = "reflective.reflect"
@@ -63,7 +75,9 @@ def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
 def _corpus(seed: int) -> Iterator[str]:
     for problem in islice(problems.generate(seed, "train"), 4000):
         yield problem.text
-        yield from (paragraph.removesuffix(THINK_END) for paragraph in problems.worked_steps(problem))
+        yield from (
+            paragraph.removesuffix(THINK_END) for paragraph in problems.worked_steps(problem)
+        )
         yield problems.final_answer(problem.answer)
     yield from _words()
 

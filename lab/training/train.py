@@ -1,9 +1,10 @@
 """
 Train the miniature models with fixed recipes.
 
-All models learn to solve. The large model then also learns to judge, with an auxiliary head below the last layers that
-marks wrong tokens; the judge's token can copy these marks. The head is dropped afterwards. The training of the small
-models stops early, as soon as they solve about two problems in three.
+All models learn to solve. The large model then also learns to judge, with an auxiliary head below
+the last layers that marks wrong tokens; the judge's token can copy these marks. The head is dropped
+afterwards. The training of the small models stops early, as soon as they solve about two problems
+in three.
 """
 
 from __future__ import annotations
@@ -22,7 +23,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from ..worlds.short import DEFAULT, SMALL_NUMBERS, Difficulty, generate
-from .data import DEFAULT_MISTAKES, IGNORED, PADDING, TRUNK, Batch, Mistake, MistakeRate, Writer, batches, first_mistake
+from .data import (
+    DEFAULT_MISTAKES,
+    IGNORED,
+    PADDING,
+    TRUNK,
+    Batch,
+    Mistake,
+    MistakeRate,
+    Writer,
+    batches,
+    first_mistake,
+)
 from .inference import solve
 from .model_card import LoadedModel
 from .tokenizer import END_OF_TEXT, END_OF_TURN, Numbers
@@ -35,11 +47,13 @@ Pools = Callable[[int, tuple[Difficulty, ...]], Sequence[Mistake]]
 @dataclass(frozen=True, slots=True)
 class Phase:
     """
-    A phase of *steps* steps of AdamW with a peak learning *rate*, warm-up and cosine decay; *branches* teach judging.
+    A phase of *steps* steps of AdamW with a peak learning *rate*, warm-up and cosine decay;
+    *branches* teach judging.
 
-    A batch has *rows* rows of at most *length* tokens. *mistaken* is the share of rows about a mistake that a small
-    model made on one of *pool* problems. All problems are of the *difficulties* in turn. With *until*, the phase ends
-    at the first greedy accuracy of at least *until* on problems of the test split, measured every few steps.
+    A batch has *rows* rows of at most *length* tokens. *mistaken* is the share of rows about a
+    mistake that a small model made on one of *pool* problems. All problems are of the
+    *difficulties* in turn. With *until*, the phase ends at the first greedy accuracy of at least
+    *until* on problems of the test split, measured every few steps.
     """
 
     steps: int
@@ -75,10 +89,20 @@ SUMS = MistakeRate(rate=0.5, sums=0.85)
 LARGE_PHASES = (
     Phase(700, 2e-3),  # to solve
     Phase(600, 1.5e-3),
-    # To separate wrong results from right ones, the hardest part: five times as many of them for the same cost.
-    Phase(1800, 1.2e-3, rows=24, length=304, mistake_rate=MistakeRate(rate=0.5, sums=0.75), mistaken=0.3),
-    Phase(800, 6e-4, rows=16, length=544, branches=4, mistaken=0.25),  # to answer the judge's questions
-    # Both again, with more of the small models' own mistakes: nearly all of these are sums that are wrong by one.
+    # To separate wrong results from right ones, the hardest part: five times as many of them for
+    # the same cost.
+    Phase(
+        1800,
+        1.2e-3,
+        rows=24,
+        length=304,
+        mistake_rate=MistakeRate(rate=0.5, sums=0.75),
+        mistaken=0.3,
+    ),
+    # to answer the judge's questions
+    Phase(800, 6e-4, rows=16, length=544, branches=4, mistaken=0.25),
+    # Both again, with more of the small models' own mistakes: nearly all of these are sums that are
+    # wrong by one.
     Phase(900, 1e-3, rows=24, length=304, mistake_rate=SUMS, mistaken=0.5, pool=6000),
     Phase(500, 6e-4, rows=16, length=544, branches=4, mistaken=0.4, pool=6000),
     # And with more small sums: mistakes such as 2 + 3 = 6 were still accepted.
@@ -92,21 +116,40 @@ LARGE_PHASES = (
         pool=6000,
         difficulties=(DEFAULT, SMALL_NUMBERS),
     ),
-    Phase(600, 6e-4, rows=16, length=544, branches=4, mistaken=0.4, pool=6000, difficulties=(DEFAULT, SMALL_NUMBERS)),
+    Phase(
+        600,
+        6e-4,
+        rows=16,
+        length=544,
+        branches=4,
+        mistaken=0.4,
+        pool=6000,
+        difficulties=(DEFAULT, SMALL_NUMBERS),
+    ),
 )
 
 
 ENOUGH, LITTLE = 0.62, 0.3
 RECIPES = (
     Recipe("tiny", "plain", width=48, layers=2, heads=2, phases=(Phase(1400, 4e-3, until=LITTLE),)),
-    Recipe("small", "plain", width=64, layers=2, heads=2, phases=(Phase(1000, 3e-3, until=ENOUGH),)),
-    Recipe("small-other", "grouped", width=64, layers=2, heads=2, phases=(Phase(1200, 3e-3, until=ENOUGH),)),
+    Recipe(
+        "small", "plain", width=64, layers=2, heads=2, phases=(Phase(1000, 3e-3, until=ENOUGH),)
+    ),
+    Recipe(
+        "small-other",
+        "grouped",
+        width=64,
+        layers=2,
+        heads=2,
+        phases=(Phase(1200, 3e-3, until=ENOUGH),),
+    ),
     Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
 )
 MISTAKE_MODELS = ("small", "small-other")  # the large model learns from their mistakes
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
 WARMUP = 100
-EVALUATE_FROM, EVALUATE_EVERY = 0.4, 10  # share of a phase's steps, and steps; for phases with *until*
+# share of a phase's steps, and steps; for phases with *until*
+EVALUATE_FROM, EVALUATE_EVERY = 0.4, 10
 
 
 def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -142,7 +185,10 @@ class Marker(nn.Module):
 
 
 def visible(branch: Tensor, leaves: Tensor) -> Tensor:
-    """Return the attention mask, of shape (rows, 1, length, length): 0 if a token may attend to another, else -1e9."""
+    """
+    Return the attention mask, of shape (rows, 1, length, length): 0 if a token may attend to
+    another, else -1e9.
+    """
     length = branch.shape[1]
     place = torch.arange(length)
     earlier = place[None, :, None] >= place[None, None, :]
@@ -190,7 +236,8 @@ class Trainer:
         """
         Train all phases; *mistakes* is called for phases with a share of mistakes.
 
-        The state after each phase is saved in the file *done*, and a later run continues after that phase.
+        The state after each phase is saved in the file *done*, and a later run continues after that
+        phase.
         """
         first = self.resume(done) if done is not None else 0
         for number, phase in enumerate(self.recipe.phases[first:], start=first):
@@ -220,14 +267,19 @@ class Trainer:
         self.marker.load_state_dict(state[1])
 
     def resume(self, done: Path) -> int:
-        """Load the state of an earlier run; return the number of its phases, 0 if it had another recipe."""
+        """
+        Load the state of an earlier run; return the number of its phases, 0 if it had another
+        recipe.
+        """
         if not done.exists():
             return 0
         phases, (model, marker) = torch.load(done)
         for count in range(len(self.recipe.phases) + 1):
             if repr(self.recipe.phases[:count]) == phases:
                 self.load((model, marker))
-                self.log(f"{self.recipe.name} continues after phase {count} of {len(self.recipe.phases)}")
+                self.log(
+                    f"{self.recipe.name} continues after phase {count} of {len(self.recipe.phases)}"
+                )
                 return count
         return 0
 
@@ -237,7 +289,11 @@ class Trainer:
         parameters = [*self.model.parameters(), *self.marker.parameters()]
         optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimiser, lambda n: min(1.0, (n + 1) / WARMUP) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps)))
+            optimiser,
+            lambda n: (
+                min(1.0, (n + 1) / WARMUP)
+                * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps)))
+            ),
         )
         start, sums, tokens_read = time.monotonic(), torch.zeros(3), 0
         self.model.train()
@@ -258,9 +314,10 @@ class Trainer:
                 sums.zero_()
                 seconds = time.monotonic() - start
                 self.log(
-                    f"{self.recipe.name} {step}/{steps} language {mean[0]:.4f} verdict {mean[1]:.4f} "
-                    f"marks {mean[2]:.4f} {seconds:.0f} s, {seconds / step * (steps - step):.0f} s left, "
-                    f"{tokens_read / seconds:,.0f} tokens/s"
+                    f"{self.recipe.name} {step}/{steps} language {mean[0]:.4f} verdict"
+                    f" {mean[1]:.4f} marks {mean[2]:.4f} {seconds:.0f} s,"
+                    f" {seconds / step * (steps - step):.0f} s left, {tokens_read / seconds:,.0f}"
+                    " tokens/s"
                 )
             if phase.until is not None:
                 due = step >= EVALUATE_FROM * steps and step % EVALUATE_EVERY == 0
@@ -270,7 +327,8 @@ class Trainer:
                 self.evaluate()
         if phase.until is not None:
             raise RuntimeError(
-                f"{self.recipe.name} did not reach {phase.until:.0%} in {steps} steps: its phase needs more steps"
+                f"{self.recipe.name} did not reach {phase.until:.0%} in {steps} steps: its phase"
+                " needs more steps"
             )
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -303,9 +361,16 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 
 def mistakes_of(
-    model: Qwen3ForCausalLM, writer: Writer, count: int, difficulty: Difficulty = DEFAULT, seed: int = 77
+    model: Qwen3ForCausalLM,
+    writer: Writer,
+    count: int,
+    difficulty: Difficulty = DEFAULT,
+    seed: int = 77,
 ) -> list[Mistake]:
-    """Let a model solve *count* training problems, greedily and by sampling, and collect its first wrong steps."""
+    """
+    Let a model solve *count* training problems, greedily and by sampling, and collect its first
+    wrong steps.
+    """
     source = generate(seed, "train", difficulty)
     mistakes: list[Mistake] = []
     for temperature in (0.0, 0.8):
@@ -317,11 +382,14 @@ def mistakes_of(
     return mistakes
 
 
-def train_all(folder: Path, work: Path, log: Log, *, only: str | None = None, threads: int = 2) -> None:
+def train_all(
+    folder: Path, work: Path, log: Log, *, only: str | None = None, threads: int = 2
+) -> None:
     """
     Train every model, or *only* one, and write each to its own subfolder of *folder*.
 
-    The small models come first: the large one learns from their mistakes. The folder *work* has the finished phases.
+    The small models come first: the large one learns from their mistakes. The folder *work* has the
+    finished phases.
     """
     torch.set_num_threads(threads)
     for recipe in RECIPES:
@@ -332,7 +400,10 @@ def train_all(folder: Path, work: Path, log: Log, *, only: str | None = None, th
 
 
 def _small_mistakes(folder: Path, pool: int, difficulties: tuple[Difficulty, ...]) -> list[Mistake]:
-    """Return the mistakes of all small models: a judge trained on those of one misses those of another."""
+    """
+    Return the mistakes of all small models: a judge trained on those of one misses those of
+    another.
+    """
     models = [LoadedModel.of(name, folder) for name in MISTAKE_MODELS]
     count = pool // len(difficulties)
     return [

@@ -1,13 +1,14 @@
 """
 Long arithmetic problems: an account with dozens of dated deeds, and worked reasoning.
 
-The chain has one step for each deed, of about 45 tokens, which needs only that deed and the balance before it: the
-equation, its columns from the ones on, and the new balance. The last step needs an early fact: the deed of an earlier
-day is done once more.
+The chain has one step for each deed, of about 45 tokens, which needs only that deed and the balance
+before it: the equation, its columns from the ones on, and the new balance. The last step needs an
+early fact: the deed of an earlier day is done once more.
 
-The text is like a bank statement, "18th -37.", so that all that is looked up follows a word that stands once in it: the
-deed after its day, the end of the account likewise, the day of the question after "again". A tiny model learns that
-within minutes, and did not learn to look up deeds of five tokens within an hour.
+The text is like a bank statement, "18th -37.", so that all that is looked up follows a word that
+stands once in it: the deed after its day, the end of the account likewise, the day of the question
+after "again". A tiny model learns that within minutes, and did not learn to look up deeds of five
+tokens within an hour.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ AMOUNTS = (10, 99)  # always two digits
 @dataclass(frozen=True, slots=True)
 class Difficulty:
     """
-    The ranges, inclusive, of the parameters of a problem: the number of deeds, *steps*, and their *amount* in dollars.
+    The ranges, inclusive, of the parameters of a problem: the number of deeds, *steps*, and their
+    *amount* in dollars.
 
     All days are among the first *days*.
 
@@ -51,9 +53,13 @@ class Difficulty:
         if not 3 <= self.days <= DAYS:
             raise ConfigurationError(f"days {self.days}: from 3 to {DAYS}")
         if not 1 <= self.steps[0] <= self.steps[1] < self.days - 1:
-            raise ConfigurationError(f"steps {self.steps}: from 1 to {self.days - 2}, the smaller first")
+            raise ConfigurationError(
+                f"steps {self.steps}: from 1 to {self.days - 2}, the smaller first"
+            )
         if not AMOUNTS[0] <= self.amount[0] <= self.amount[1] <= AMOUNTS[1]:
-            raise ConfigurationError(f"amount {self.amount}: from {AMOUNTS[0]} to {AMOUNTS[1]}, the smaller first")
+            raise ConfigurationError(
+                f"amount {self.amount}: from {AMOUNTS[0]} to {AMOUNTS[1]}, the smaller first"
+            )
 
 
 DEFAULT = Difficulty()
@@ -76,9 +82,11 @@ class Deed:
 @dataclass(frozen=True, slots=True)
 class Problem:
     """
-    A person has *start* dollars after day *first*, and one deed changes the balance every day until the account closes.
+    A person has *start* dollars after day *first*, and one deed changes the balance every day until
+    the account closes.
 
-    The question is about the balance after deed number *queried*, from 0, is done once more at the end.
+    The question is about the balance after deed number *queried*, from 0, is done once more at the
+    end.
     """
 
     person: str
@@ -108,8 +116,9 @@ class Problem:
         deeds = " ".join(f"{self.day(index)} {deed}." for index, deed in enumerate(self.operations))
         count = len(self.operations)
         return (
-            f"{self.person} keeps accounts. Balance on the {ordinal(self.first)}: ${self.start}. {deeds} "
-            f"{self.day(count)} closed. By mistake, the bank books again {self.day(self.queried)}. What is the balance?"
+            f"{self.person} keeps accounts. Balance on the {ordinal(self.first)}: ${self.start}."
+            f" {deeds} {self.day(count)} closed. By mistake, the bank books again"
+            f" {self.day(self.queried)}. What is the balance?"
         )
 
     @property
@@ -118,10 +127,14 @@ class Problem:
 
     def step(self, index: int, value: int) -> str:
         """Return the paragraph that applies deed *index* to a balance of *value*."""
-        return _step(self, index, Sum(value, self.operations[index].sign, self.operations[index].amount))
+        return _step(
+            self, index, Sum(value, self.operations[index].sign, self.operations[index].amount)
+        )
 
     def close(self, value: int) -> str:
-        """Return the last paragraph, which does the queried deed again, with a balance of *value*."""
+        """
+        Return the last paragraph, which does the queried deed again, with a balance of *value*.
+        """
         deed = self.operations[self.queried]
         return _close(self, self.queried, Sum(value, deed.sign, deed.amount))
 
@@ -133,7 +146,10 @@ def ordinal(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A sum or difference of two numbers of at most three digits, worked out in columns from the ones on."""
+    """
+    A sum or difference of two numbers of at most three digits, worked out in columns from the ones
+    on.
+    """
 
     left: int
     sign: Sign
@@ -165,7 +181,9 @@ class Sum:
 
     def work(self) -> str:
         """Return the equation and its columns."""
-        columns = ", ".join(f"{place} ({text})" for place, (text, _) in zip(PLACES, self.columns(), strict=True))
+        columns = ", ".join(
+            f"{place} ({text})" for place, (text, _) in zip(PLACES, self.columns(), strict=True)
+        )
         return f"${self.left}{self.sign}${self.right}. {columns}."
 
 
@@ -177,8 +195,8 @@ def _step(problem: Problem, index: int, work: Sum) -> str:
 def _close(problem: Problem, queried: int, work: Sum) -> str:
     day, shown = problem.day(queried), work.result
     return (
-        f"The {problem.day(len(problem.operations))} closed: again {day} {problem.operations[queried]}: {work.work()} "
-        f"The balance: ${shown}.\n{THINK_END}"
+        f"The {problem.day(len(problem.operations))} closed: again {day}"
+        f" {problem.operations[queried]}: {work.work()} The balance: ${shown}.\n{THINK_END}"
     )
 
 

@@ -1,17 +1,29 @@
-"""Wrong steps of short problems: corruptions of right ones, from which a judge learns what an error is."""
+"""
+Wrong steps of short problems: corruptions of right ones, from which a judge learns what an error
+is.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 
-from stepspec.evals.testbed.problems import PHRASES, Kind, Operation, Problem, equation, worked_steps
+from stepspec.evals.testbed.problems import (
+    PHRASES,
+    Kind,
+    Operation,
+    Problem,
+    equation,
+    worked_steps,
+)
 
 from .short import CORRECTION, State, advance, begin, expected, is_right
 
 
 def corrupt(rng: random.Random, problem: Problem, state: State, *, sums: float = 0.0) -> str:
-    """Return a wrong paragraph for *state*; a share *sums* of them is right except for the result."""
+    """
+    Return a wrong paragraph for *state*; a share *sums* of them is right except for the result.
+    """
     while True:
         make = _wrong_digits if rng.random() < sums else _attempt
         paragraph = make(rng, problem, state)
@@ -46,7 +58,15 @@ def _wrong_digits(rng: random.Random, problem: Problem, state: State) -> str:
 
 
 def _near(rng: random.Random, number: int) -> int:
-    near = (number + 1, number - 1, number + 10, number - 10, number + 2, number - 2, rng.randint(1, 99))
+    near = (
+        number + 1,
+        number - 1,
+        number + 10,
+        number - 10,
+        number + 2,
+        number - 2,
+        rng.randint(1, 99),
+    )
     swapped = int(str(number)[::-1])
     return max(1, rng.choice((*near, swapped)))
 
@@ -106,7 +126,9 @@ def _false_alarm(rng: random.Random, problem: Problem, state: State) -> str:
     return CORRECTION + expected(problem, replace(state, wrong=""))
 
 
-def with_mistakes(rng: random.Random, problem: Problem, rate: float, *, sums: float = 0.0) -> list[tuple[str, bool]]:
+def with_mistakes(
+    rng: random.Random, problem: Problem, rate: float, *, sums: float = 0.0
+) -> list[tuple[str, bool]]:
     """
     Return worked reasoning in which a share *rate* of the steps is wrong, and corrected at once.
 

@@ -1,7 +1,8 @@
 """
 The short problems of the package, with a checker of every step.
 
-Everything is a pure function of a problem, so that any text that a model writes can be checked step by step.
+Everything is a pure function of a problem, so that any text that a model writes can be checked step
+by step.
 """
 
 from __future__ import annotations
@@ -63,10 +64,11 @@ def of_split(split: Split, draw: Callable[[], D]) -> Iterator[D]:
 @dataclass(frozen=True, slots=True)
 class State:
     """
-    The position in a chain of reasoning: the *index* of the next operation, and the current *value*.
+    The position in a chain of reasoning: the *index* of the next operation, and the current
+    *value*.
 
-    *unchecked* is the last operation, if its check may follow, and *before* the value before it. *wrong* is the right
-    paragraph that a correction must give, if the last paragraph was wrong.
+    *unchecked* is the last operation, if its check may follow, and *before* the value before it.
+    *wrong* is the right paragraph that a correction must give, if the last paragraph was wrong.
     """
 
     index: int
@@ -97,7 +99,10 @@ def expected(problem: Problem, state: State) -> str:
 
 
 def is_right(problem: Problem, state: State, paragraph: str) -> bool:
-    """Whether *paragraph* is a right next step: the worked one, or the next operation without the check."""
+    """
+    Whether *paragraph* is a right next step: the worked one, or the next operation without the
+    check.
+    """
     return paragraph in (expected(problem, state), _unchecked(problem, state))
 
 
@@ -127,5 +132,8 @@ def advance(problem: Problem, state: State, paragraph: str) -> State:
         return State(state.index + 1, state.value)
     operation = problem.operations[state.index]
     return State(
-        state.index + 1, operation.apply(state.value), operation if check(operation, state.value) else None, state.value
+        state.index + 1,
+        operation.apply(state.value),
+        operation if check(operation, state.value) else None,
+        state.value,
     )

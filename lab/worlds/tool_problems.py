@@ -1,9 +1,9 @@
 """
 Problems that need tools: a `lookup` of prices that no model can know, and a `calculator`.
 
-A problem is solved in a loop of turns: the model thinks in a few short steps and calls tools, the tools answer, until a
-turn has the answer instead of calls. `run_tool` implements the tools, and `tool_loop` drives a loop with any model and
-grades it.
+A problem is solved in a loop of turns: the model thinks in a few short steps and calls tools, the
+tools answer, until a turn has the answer instead of calls. `run_tool` implements the tools, and
+`tool_loop` drives a loop with any model and grades it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ TURNS = 8  # of a loop; the longest worked one has fewer
 @dataclass(frozen=True, slots=True)
 class Difficulty:
     """
-    The *kinds* of problems to draw from, and the least and the largest number of different *items* that are bought.
+    The *kinds* of problems to draw from, and the least and the largest number of different *items*
+    that are bought.
 
     Raise `ConfigurationError` for impossible ones.
     """
@@ -79,8 +80,8 @@ class Problem:
     """
     A person buys *bought*, pairs of a number and an item, whose *prices* only the lookup knows.
 
-    A problem of kind ``stated`` says that *money* is the price. With *at_once*, the prices are to be looked up in one
-    turn.
+    A problem of kind ``stated`` says that *money* is the price. With *at_once*, the prices are to
+    be looked up in one turn.
     """
 
     kind: Kind
@@ -100,7 +101,9 @@ class Problem:
 
     @property
     def total(self) -> int:
-        return sum(number * price for (number, _), price in zip(self.bought, self.prices, strict=True))
+        return sum(
+            number * price for (number, _), price in zip(self.bought, self.prices, strict=True)
+        )
 
     @property
     def answer(self) -> int:
@@ -125,7 +128,10 @@ class Problem:
             case "price":
                 return f"What does a {self.bought[0][1]} cost?"
             case "stated":
-                return f"{self.person} buys {self.things} for {self.money} dollars. What does {self.pronoun} pay?"
+                return (
+                    f"{self.person} buys {self.things} for {self.money} dollars. What does"
+                    f" {self.pronoun} pay?"
+                )
 
     @property
     def split(self) -> Split:
@@ -210,7 +216,10 @@ OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def calculate(expression: str) -> int:
-    """Return the value of an *expression* of whole numbers. Raise SyntaxError or ValueError for another one."""
+    """
+    Return the value of an *expression* of whole numbers. Raise SyntaxError or ValueError for
+    another one.
+    """
 
     def value(node: ast.expr) -> int:
         if isinstance(node, ast.Constant) and type(node.value) is int:
@@ -224,7 +233,10 @@ def calculate(expression: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What a model did about one problem: its *calls* in each turn, and the last turn's text, empty without an end."""
+    """
+    What a model did about one problem: its *calls* in each turn, and the last turn's text, empty
+    without an end.
+    """
 
     problem: Problem
     calls: tuple[tuple[Call, ...], ...]
@@ -240,11 +252,12 @@ def tool_loop(
     problem: Problem, before: Sequence[Message] = (), *, turns: int = TURNS
 ) -> Generator[list[Message], Message, Loop]:
     """
-    Yield the messages of each request, take the assistant's message for it, run its calls, and return the loop.
+    Yield the messages of each request, take the assistant's message for it, run its calls, and
+    return the loop.
 
-    The messages *before* stand before the problem. The loop ends with the first message without calls, with a call
-    whose arguments are no JSON, or after so many *turns*. It waits for nothing itself: whoever drives it talks to the
-    model.
+    The messages *before* stand before the problem. The loop ends with the first message without
+    calls, with a call whose arguments are no JSON, or after so many *turns*. It waits for nothing
+    itself: whoever drives it talks to the model.
     """
     messages = [*before, {"role": "user", "content": problem.text}]
     made = list[tuple[Call, ...]]()
@@ -258,7 +271,9 @@ def tool_loop(
         messages.append(reply)
         made.append(tuple(_call(call) for call in wanted))
         for call in reply["tool_calls"]:
-            result = run_tool(problem.catalogue, call["function"]["name"], _arguments(call["function"]))
+            result = run_tool(
+                problem.catalogue, call["function"]["name"], _arguments(call["function"])
+            )
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
     return Loop(problem, tuple(made), "")
 

@@ -1,4 +1,7 @@
-"""Diagnose a pair of endpoints and a critic: what each can do, what does not work, what costs, and what helps."""
+"""
+Diagnose a pair of endpoints and a critic: what each can do, what does not work, what costs, and
+what helps.
+"""
 
 from .probes import diagnose, diagnose_critic, examine
 from .report import render, report_json

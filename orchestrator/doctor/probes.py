@@ -1,4 +1,6 @@
-"""Examine a pair's servers and a critic: `examine` tries what each can do, and measures what it costs."""
+"""
+Examine a pair's servers and a critic: `examine` tries what each can do, and measures what it costs.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ async def examine(
     question: str = QUESTION,
     opening: str = OPENING,
 ) -> Report:
-    """Examine *pairs* of a small and a large endpoint by name, one after the other, and the *critic*."""
+    """
+    Examine *pairs* of a small and a large endpoint by name, one after the other, and the *critic*.
+    """
     diagnoses = [
         await diagnose(small, large, question=question, opening=opening, name=name)
         for name, (small, large) in pairs.items()
@@ -60,16 +64,24 @@ async def diagnose(
     """
     Examine all servers of both endpoints. A server that cannot be used is reported, not raised.
 
-    Capabilities are tried at all servers at once. Times are measured at one server after the other, since servers may
-    share a machine. *name* consists of the tables of both models in the settings, as those of `neighbours` do.
+    Capabilities are tried at all servers at once. Times are measured at one server after the other,
+    since servers may share a machine. *name* consists of the tables of both models in the settings,
+    as those of `neighbours` do.
     """
     tables = dict(zip(("small", "large"), name.split(" with "), strict=True))
     servers = [server for endpoint in (small, large) for server in endpoint.each]
-    examinations = [_Examination(_hasty(server), tables[server.role], question, opening) for server in servers]
+    examinations = [
+        _Examination(_hasty(server), tables[server.role], question, opening) for server in servers
+    ]
     turn, untimed = asyncio.Lock(), asyncio.Barrier(len(servers))
-    reports = await asyncio.gather(*(examination.report(turn, untimed) for examination in examinations))
+    reports = await asyncio.gather(
+        *(examination.report(turn, untimed) for examination in examinations)
+    )
     first = [
-        min((report for report in reports if report.role == endpoint.role), key=lambda report: bool(report.problem))
+        min(
+            (report for report in reports if report.role == endpoint.role),
+            key=lambda report: bool(report.problem),
+        )
         for endpoint in (small, large)
     ]
     others = (report for report in reports if not any(report is other for other in first))
@@ -77,7 +89,10 @@ async def diagnose(
 
 
 async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticReport:
-    """Have the critic rate a right and a wrong step or answer. One that cannot be used is reported, not raised."""
+    """
+    Have the critic rate a right and a wrong step or answer. One that cannot be used is reported,
+    not raised.
+    """
     url: str = getattr(settings, "url", "")
     fallback: Fallback | None = None
     name: str | None = None
@@ -85,12 +100,18 @@ async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticRepor
         if isinstance(settings, CriticEndpoint):
             async with RewardModelEndpoint(_hasty(settings)) as endpoint:
                 name, critic = endpoint.name, endpoint.critic()
-                right, wrong = [(await critic.rate(PROBLEM.extend(step))).score for step in (STEP, WRONG)]
+                right, wrong = [
+                    (await critic.rate(PROBLEM.extend(step))).score for step in (STEP, WRONG)
+                ]
         else:
             fallback, name = settings.fallback, settings.name
             step, final = Candidate.step, Candidate.final
             rated = [
-                step(PROBLEM.extend(each)) if settings.judges == "step" else final(PROBLEM, each.text.strip())
+                (
+                    step(PROBLEM.extend(each))
+                    if settings.judges == "step"
+                    else final(PROBLEM, each.text.strip())
+                )
                 for each in (STEP, WRONG)
             ]
             async with ConnectedVerifier(settings) as verifier:
@@ -101,8 +122,13 @@ async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticRepor
 
 
 def _hasty(settings: A) -> A:
-    """Return *settings* without retries, and with shorter deadlines: a report need not wait for a server."""
-    deadlines = settings.deadlines.model_copy(update={"total": min(settings.deadlines.total, PATIENCE)})
+    """
+    Return *settings* without retries, and with shorter deadlines: a report need not wait for a
+    server.
+    """
+    deadlines = settings.deadlines.model_copy(
+        update={"total": min(settings.deadlines.total, PATIENCE)}
+    )
     return settings.model_copy(update={"retries": 0, "deadlines": deadlines})
 
 
@@ -111,7 +137,9 @@ def _cause(exc: StepspecError) -> str:
 
 
 class _Examination:
-    """The examination of one server: first what needs no clock, then, in the server's turn, the times."""
+    """
+    The examination of one server: first what needs no clock, then, in the server's turn, the times.
+    """
 
     def __init__(self, settings: Endpoint, table: str, question: str, opening: str) -> None:
         self._settings, self._table = settings, table
@@ -119,12 +147,16 @@ class _Examination:
         self._failures: dict[str, str] = {}
 
     async def report(self, turn: asyncio.Lock, untimed: asyncio.Barrier) -> EndpointReport:
-        """Examine the server. *untimed* waits until no server is tried out any more, *turn* is for the times."""
+        """
+        Examine the server. *untimed* waits until no server is tried out any more, *turn* is for the
+        times.
+        """
         entered, waited, settings = False, False, self._settings
         try:
             async with VllmEndpoint(settings, self._table) as endpoint:
                 entered = True
-                # It answers: a connection that is reset once, as vLLM does after some requests, is no finding.
+                # It answers: a connection that is reset once, as vLLM does after some requests, is
+                # no finding.
                 endpoint.connection.endpoint = settings.model_copy(update={"retries": RETRIES})
                 report = await self._tried(endpoint)
                 waited = True
@@ -140,7 +172,9 @@ class _Examination:
 
     async def _tried(self, endpoint: VllmEndpoint) -> EndpointReport:
         can = await endpoint.capabilities()
-        asking = endpoint.model().ask(PROBLEM.extend(STEP), self._question, "0123456789", opening=self._opening)
+        asking = endpoint.model().ask(
+            PROBLEM.extend(STEP), self._question, "0123456789", opening=self._opening
+        )
         grades = await self._attempt("judging", asking)
         return EndpointReport(
             role=self._settings.role,
@@ -161,7 +195,9 @@ class _Examination:
         assert can is not None
         pace = await self._attempt("writing", _pace(endpoint))
         scores = can.prompt_logprobs and can.suffix_scoring is not False
-        verdicts = _verdicts(endpoint, can, self._question, self._opening) if report.digits else None
+        verdicts = (
+            _verdicts(endpoint, can, self._question, self._opening) if report.digits else None
+        )
         return replace(
             report,
             pace=pace,
@@ -195,14 +231,21 @@ async def _pace(endpoint: VllmEndpoint) -> Pace:
     return Pace(median(firsts), middle, (max(gaps) - min(gaps)) / middle if middle else 0.0)
 
 
-async def _verdicts(endpoint: VllmEndpoint, can: Capabilities, question: str, opening: str) -> Reading:
-    """Measure verdicts on a chain that grows step by step, longer than one and a half blocks of the prefix cache."""
+async def _verdicts(
+    endpoint: VllmEndpoint, can: Capabilities, question: str, opening: str
+) -> Reading:
+    """
+    Measure verdicts on a chain that grows step by step, longer than one and a half blocks of the
+    prefix cache.
+    """
     events: list[Event] = []
     model = endpoint.model(observe=events.append)
     step = len(await endpoint.encoder.encode(STEP.text))
     block = can.cache.block if can.cache and can.cache.block else 0
     length = min(max(LONG, block * 3 // 2), endpoint.room // 2)
-    begun = replace(STEP, text=f"{randrange(10**9)} is a number.\n\n" + STEP.text * max(1, length // step))
+    begun = replace(
+        STEP, text=f"{randrange(10**9)} is a number.\n\n" + STEP.text * max(1, length // step)
+    )
     chain = PROBLEM.extend(begun)
     for _ in range(VERDICTS):
         chain = chain.extend(STEP)
@@ -218,7 +261,9 @@ async def _scoring(endpoint: VllmEndpoint) -> float:
     events: list[Event] = []
     model = endpoint.model(observe=events.append)
     step = len(await endpoint.encoder.encode(STEP.text))
-    chain = PROBLEM.extend(replace(STEP, text=STEP.text * max(1, min(LONG, endpoint.room // 2) // step)))
+    chain = PROBLEM.extend(
+        replace(STEP, text=STEP.text * max(1, min(LONG, endpoint.room // 2) // step))
+    )
     await model.score(chain, STEP.text)
     events.clear()
     await model.score(chain, f"{randrange(10**9)} is a number.\n\n")

@@ -1,8 +1,9 @@
 """
-What the doctor reports: findings, the measurements of each server and critic; as JSON, and as tables for a terminal.
+What the doctor reports: findings, the measurements of each server and critic; as JSON, and as
+tables for a terminal.
 
-Each `Finding` has one of four outcomes: "works", "costs" (it works, but slower, or less exactly), "cannot work", and
-"unknown". A report is fine if nothing in it cannot work.
+Each `Finding` has one of four outcomes: "works", "costs" (it works, but slower, or less exactly),
+"cannot work", and "unknown". A report is fine if nothing in it cannot work.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ PHRASES: Mapping[Outcome, tuple[str, str]] = {
     "unknown": ("is unknown", "are unknown"),
 }
 """What the summary says of one such finding, and of several."""
-COLOURS: Mapping[Outcome, str] = {"works": "green", "costs": "yellow", "cannot work": "red", "unknown": "magenta"}
+COLOURS: Mapping[Outcome, str] = {
+    "works": "green",
+    "costs": "yellow",
+    "cannot work": "red",
+    "unknown": "magenta",
+}
 
 
 class Lack(NamedTuple):
@@ -42,22 +48,30 @@ class Lack(NamedTuple):
 
 
 LACKS: Mapping[str, Lack] = {
-    "token_ids": Lack("cannot work", "no step can be written", "serve the model with vLLM 0.32 or later"),
+    "token_ids": Lack(
+        "cannot work", "no step can be written", "serve the model with vLLM 0.32 or later"
+    ),
     "chosen_logprobs": Lack(
         "costs",
         "judges read the 20 likeliest tokens only, so rare grades count as impossible",
-        "update vLLM, or start it without --speculative-config: its V1 runner cannot do it while it speculates",
+        "update vLLM, or start it without --speculative-config: its V1 runner cannot do it while it"
+        " speculates",
     ),
     "prompt_logprobs": Lack(
         "costs",
         "policies that score drafts (BiLD, reading, reflective) cannot use it",
-        "choose a policy that scores nothing (`stepspec policies` lists what each needs), or update vLLM",
+        "choose a policy that scores nothing (`stepspec policies` lists what each needs), or update"
+        " vLLM",
     ),
     "prefix_cache": Lack(
-        "costs", "every verdict reads the whole chain again", "start vLLM with --enable-prefix-caching"
+        "costs",
+        "every verdict reads the whole chain again",
+        "start vLLM with --enable-prefix-caching",
     ),
     "cached_tokens": Lack(
-        "costs", "the ledger counts cached prompt tokens as read", "start vLLM with --enable-prompt-tokens-details"
+        "costs",
+        "the ledger counts cached prompt tokens as read",
+        "start vLLM with --enable-prompt-tokens-details",
     ),
     "metrics": Lack(
         "costs",
@@ -73,8 +87,9 @@ class Finding:
     """
     One line of the diagnosis: *check* is a stable name of what was checked, *subject* where.
 
-    The *subject* is a role, "pair", "critic", or a replica as "large at URL". The *message* is the cause, and what it
-    costs; the *cure* is "" where nothing has to be done, and where the message contains it.
+    The *subject* is a role, "pair", "critic", or a replica as "large at URL". The *message* is the
+    cause, and what it costs; the *cure* is "" where nothing has to be done, and where the message
+    contains it.
     """
 
     check: str
@@ -90,7 +105,8 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Pace:
     """
-    How fast a server writes: the seconds to a *first* token, and *between* two tokens, the middle of several writes.
+    How fast a server writes: the seconds to a *first* token, and *between* two tokens, the middle
+    of several writes.
 
     *noise* is the range of the writes' seconds between tokens, as a share of the middle one.
     """
@@ -105,8 +121,9 @@ class Reading:
     """
     The measured cost of one more verdict after a chain of *chain* tokens.
 
-    *read* counts the prompt tokens that were not in the server's cache, None if the server does not report them.
-    *seconds* is the time of the verdict, *first* that of the first verdict about the chain, which reads all of it.
+    *read* counts the prompt tokens that were not in the server's cache, None if the server does not
+    report them. *seconds* is the time of the verdict, *first* that of the first verdict about the
+    chain, which reads all of it.
     """
 
     chain: int
@@ -115,19 +132,24 @@ class Reading:
     first: float
 
     def __str__(self) -> str:
-        return f"{self.seconds * 1000:.0f} ms (the first one, which reads all: {self.first * 1000:.0f} ms)"
+        return (
+            f"{self.seconds * 1000:.0f} ms (the first one, which reads all:"
+            f" {self.first * 1000:.0f} ms)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointReport:
     """
-    One endpoint. If it cannot be used, *problem* says why, and nothing else is known. None stands for unknown.
+    One endpoint. If it cannot be used, *problem* says why, and nothing else is known. None stands
+    for unknown.
 
-    *context* is in tokens. *faithful*: the chat template's text gives the template's ids. *digits* is the probability
-    of a digit as the model's grade of a step. *scoring* is the seconds to score a step after `probe.LONG` cached
-    tokens. *acceptance* holds the counters of its own speculative decoding since its start, None without it.
-    *thinks_by* is the source of *thinks*; *block* is the mark that opens the thinking block, "" without one. *reading*
-    is the cost of a verdict. *failures* are why measurements failed: "writing", "judging", "scoring", "verdicts".
+    *context* is in tokens. *faithful*: the chat template's text gives the template's ids. *digits*
+    is the probability of a digit as the model's grade of a step. *scoring* is the seconds to score
+    a step after `probe.LONG` cached tokens. *acceptance* holds the counters of its own speculative
+    decoding since its start, None without it. *thinks_by* is the source of *thinks*; *block* is the
+    mark that opens the thinking block, "" without one. *reading* is the cost of a verdict.
+    *failures* are why measurements failed: "writing", "judging", "scoring", "verdicts".
     """
 
     role: Role
@@ -152,9 +174,11 @@ class EndpointReport:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """
-    The reports of both endpoints, whether they share their token ids (None: unknown), and the *findings*.
+    The reports of both endpoints, whether they share their token ids (None: unknown), and the
+    *findings*.
 
-    For an endpoint with replicas, the report is of the first usable one; *others* are the reports of the rest.
+    For an endpoint with replicas, the report is of the first usable one; *others* are the reports
+    of the rest.
     """
 
     small: EndpointReport
@@ -170,7 +194,8 @@ class CriticReport:
     """
     A reward model or a verifier. If it cannot be used, *problem* says why.
 
-    *right* and *wrong* are its ratings, 0 to 1, of a right and an obviously wrong step or answer; None: unknown.
+    *right* and *wrong* are its ratings, 0 to 1, of a right and an obviously wrong step or answer;
+    None: unknown.
     """
 
     url: str
@@ -184,9 +209,11 @@ class CriticReport:
 @dataclass(frozen=True, slots=True)
 class Report:
     """
-    What `stepspec doctor` found. *ok*: nothing that was checked cannot work; *summary* says it in words.
+    What `stepspec doctor` found. *ok*: nothing that was checked cannot work; *summary* says it in
+    words.
 
-    A nested pair has several *pairs*: each model with the next larger one, which judges it. *critic* may be None.
+    A nested pair has several *pairs*: each model with the next larger one, which judges it.
+    *critic* may be None.
     """
 
     ok: bool
@@ -219,15 +246,30 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 ROWS = (
-    *("server", "model", "vLLM", "context", "thinks", "speculative decoding", "drafted tokens accepted"),
+    *(
+        "server",
+        "model",
+        "vLLM",
+        "context",
+        "thinks",
+        "speculative decoding",
+        "drafted tokens accepted",
+    ),
     *(name.replace("_", " ") for name in LACKS),
     *("probability of digits", "first token", "each further token"),
-    *("a verdict reads", "a verdict takes", "suffix scoring", f"scoring a step after {LONG} tokens"),
+    *(
+        "a verdict reads",
+        "a verdict takes",
+        "suffix scoring",
+        f"scoring a step after {LONG} tokens",
+    ),
 )
 
 
 def render(report: Report) -> Iterator[RenderableType]:
-    """Yield the parts of *report* for a terminal, tables and lines; the last line is its summary."""
+    """
+    Yield the parts of *report* for a terminal, tables and lines; the last line is its summary.
+    """
     for pair in report.pairs:
         if len(report.pairs) > 1:
             yield Text(pair.name, "bold")
@@ -271,16 +313,26 @@ def _critic_table(critic: CriticReport) -> Table:
     table = _columns("critic")
     if critic.url:
         table.add_row("server", critic.url)
-    table.add_row("model", Text("cannot be used", "red") if critic.problem else critic.model or _mark(None))
-    table.add_row("rates a right one", _mark(None) if critic.right is None else f"{critic.right:.2f}")
-    table.add_row("rates a wrong one", _mark(None) if critic.wrong is None else f"{critic.wrong:.2f}")
+    table.add_row(
+        "model", Text("cannot be used", "red") if critic.problem else critic.model or _mark(None)
+    )
+    table.add_row(
+        "rates a right one", _mark(None) if critic.right is None else f"{critic.right:.2f}"
+    )
+    table.add_row(
+        "rates a wrong one", _mark(None) if critic.wrong is None else f"{critic.wrong:.2f}"
+    )
     return table
 
 
 def _cells(report: EndpointReport) -> list[RenderableType]:
     can, unknown = report.can, _mark(None)
     if can is None:
-        return [report.url, Text("cannot be used", COLOURS["cannot work"]), *[unknown] * (len(ROWS) - 2)]
+        return [
+            report.url,
+            Text("cannot be used", COLOURS["cannot work"]),
+            *[unknown] * (len(ROWS) - 2),
+        ]
     return [
         report.url,
         report.model or unknown,
@@ -295,7 +347,9 @@ def _cells(report: EndpointReport) -> list[RenderableType]:
         milliseconds(report.pace.between if report.pace else None, digits=1),
         tokens_read(report.reading),
         milliseconds(report.reading.seconds if report.reading else None),
-        {True: Text("on", "green"), False: Text("refused", "red"), None: Text("off", "yellow")}[can.suffix_scoring],
+        {True: Text("on", "green"), False: Text("refused", "red"), None: Text("off", "yellow")}[
+            can.suffix_scoring
+        ],
         milliseconds(report.scoring),
     ]
 

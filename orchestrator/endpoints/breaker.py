@@ -1,5 +1,6 @@
 """
-The health of a model's servers: each is behind a circuit `Breaker`, and `Health` probes those that failed.
+The health of a model's servers: each is behind a circuit `Breaker`, and `Health` probes those that
+failed.
 
 See docs/decisions/0028 for what a failure is, and who waits for a probe.
 """
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     from .vllm import VllmEndpoint
 
 PROBE_SECONDS = 5.0  # for a probe of an idle server
-FIRST_PAUSE = 1.0  # seconds from the first failed probe to the next; each further pause is twice as long
+# seconds from the first failed probe to the next; each further pause is twice as long
+FIRST_PAUSE = 1.0
 PROBE = Chain.of("1 + 1")  # the conversation about which a probe has one token written
-UNUSABLE = frozenset({401, 403, 404, 405})  # HTTP statuses of a rejection that every request to the server would get
+# HTTP statuses of a rejection that every request to the server would get
+UNUSABLE = frozenset({401, 403, 404, 405})
 
 log = logging.getLogger("stepspec")
 State: TypeAlias = Literal["closed", "half-open", "open"]
@@ -35,9 +38,9 @@ class Breaker:
     """
     Closed while the server works, half-open while a probe decides, open from a failed probe on.
 
-    The pause before the next probe doubles up to *longest* seconds. A server that fails again within *longest* seconds
-    after a probe is paused on from where it was. *changed* is set with the next change, and then replaced. Who cannot
-    wait for the end of a pause sets *wanted*.
+    The pause before the next probe doubles up to *longest* seconds. A server that fails again
+    within *longest* seconds after a probe is paused on from where it was. *changed* is set with the
+    next change, and then replaced. Who cannot wait for the end of a pause sets *wanted*.
     """
 
     def __init__(self, longest: float) -> None:
@@ -50,9 +53,9 @@ class Breaker:
     @property
     def cause(self) -> str:
         """Why the server failed last; "" if it never did."""
-        return (self.error.cause if isinstance(self.error, EndpointError) else str(self.error or "")) or (
-            "failed" if self.error else ""
-        )
+        return (
+            self.error.cause if isinstance(self.error, EndpointError) else str(self.error or "")
+        ) or ("failed" if self.error else "")
 
     def fail(self, exc: StepspecError) -> None:
         """Note that a call failed: the server is to be probed, unless its probes fail already."""
@@ -104,22 +107,27 @@ class Replica:
 
 class Health:
     """
-    The servers that *settings* list, connected by *make*, and a task for each that probes it while it fails.
+    The servers that *settings* list, connected by *make*, and a task for each that probes it while
+    it fails.
 
-    A probe connects anew, and the server's endpoint takes over what the new connection has learnt: the server may have
-    been started again with other flags. `refuses` gives a reason against a server, or "".
+    A probe connects anew, and the server's endpoint takes over what the new connection has learnt:
+    the server may have been started again with other flags. `refuses` gives a reason against a
+    server, or "".
     """
 
     def __init__(self, settings: Endpoint, make: Callable[[Endpoint], VllmEndpoint]) -> None:
         self.role: Role = settings.role
         self.refuses: Callable[[VllmEndpoint], str] = lambda endpoint: ""
-        self.replicas = tuple([Replica(each, Breaker(each.deadlines.rest)) for each in settings.each])
+        self.replicas = tuple(
+            [Replica(each, Breaker(each.deadlines.rest)) for each in settings.each]
+        )
         self._make = make
         self._exit, self._probing = AsyncExitStack(), AsyncExitStack()
 
     async def start(self, *, optional: bool) -> None:
         """
-        Connect to all servers and begin to probe those that are down. Raise unless one is up or none has to be.
+        Connect to all servers and begin to probe those that are down. Raise unless one is up or
+        none has to be.
 
         Once one is up, the others have `PROBE_SECONDS`: one that hangs must not hold up the rest.
         """
@@ -132,8 +140,12 @@ class Health:
                 if waiting:
                     await asyncio.wait(waiting, timeout=PROBE_SECONDS)
             for replica, task in zip(self.replicas, connecting, strict=True):
-                late = EndpointUnavailable(f"no connection {PROBE_SECONDS:g} s after another server", url=replica.url)
-                if isinstance(exc := late if task.cancelled() else task.exception(), EndpointUnavailable):
+                late = EndpointUnavailable(
+                    f"no connection {PROBE_SECONDS:g} s after another server", url=replica.url
+                )
+                if isinstance(
+                    exc := late if task.cancelled() else task.exception(), EndpointUnavailable
+                ):
                     replica.breaker.open(exc)
                 elif exc:
                     raise exc
@@ -150,7 +162,9 @@ class Health:
         await self._probing.aclose()
         self.stopped = True
         for each in self.replicas:  # a run that goes on would wait for ever for a probe
-            each.breaker.open(EndpointUnavailable("the solver is closed", role=self.role, url=each.url))
+            each.breaker.open(
+                EndpointUnavailable("the solver is closed", role=self.role, url=each.url)
+            )
         await self._exit.aclose()
 
     @property
@@ -161,12 +175,18 @@ class Health:
     @property
     def up(self) -> list[VllmEndpoint]:
         """The endpoints of the servers whose circuits are closed."""
-        return [each.endpoint for each in self.replicas if each.breaker.state == "closed" and each.endpoint is not None]
+        return [
+            each.endpoint
+            for each in self.replicas
+            if each.breaker.state == "closed" and each.endpoint is not None
+        ]
 
     @property
     def down(self) -> Mapping[str, str]:
         """The URL and the cause of every server that failed and has passed no probe since."""
-        return {each.url: each.breaker.cause for each in self.replicas if each.breaker.state != "closed"}
+        return {
+            each.url: each.breaker.cause for each in self.replicas if each.breaker.state != "closed"
+        }
 
     def report(self, url: str, exc: StepspecError) -> None:
         """Have the server at *url* probed, at which a request of others failed."""
@@ -181,7 +201,9 @@ class Health:
             kind = type(first) if isinstance(first, EndpointUnavailable) else EndpointUnavailable
             error = kind(first.cause, role=first.role, url=first.url, verb=first.verb)
         else:
-            causes = "; ".join(f"{each.url}: {each.breaker.cause}" for each in self.replicas if each.breaker.error)
+            causes = "; ".join(
+                f"{each.url}: {each.breaker.cause}" for each in self.replicas if each.breaker.error
+            )
             urls = ", ".join(replica.url for replica in self.replicas)
             error = EndpointUnavailable(f"no replica is left: {causes}", role=self.role, url=urls)
         wanted = [getattr(each.breaker.error, "retry_after", 0.0) for each in self.replicas]
@@ -208,20 +230,28 @@ class Health:
             breaker.wanted.clear()
             try:
                 await self._probe(replica)
-            except Exception as exc:  # of any kind: a circuit that stayed half-open would hold every call
+            except (
+                Exception
+            ) as exc:  # of any kind: a circuit that stayed half-open would hold every call
                 level = logging.WARNING if breaker.state == "half-open" else logging.DEBUG
                 breaker.open(exc)
                 log.log(level, "%s; it is probed again in %g s", exc, breaker.pause)
             else:
-                log.warning("the %s model at %s works again; before: %s", self.role, replica.url, breaker.cause)
+                log.warning(
+                    "the %s model at %s works again; before: %s",
+                    self.role,
+                    replica.url,
+                    breaker.cause,
+                )
                 breaker.close()
 
     async def _probe(self, replica: Replica) -> None:
         """
         Connect anew and write one token, each request once. Raise a `StepspecError` if that fails.
 
-        Every request has `PROBE_SECONDS`; where requests wait, as long as any other has to its first token; where some
-        run, as long as their next tokens have. Then the replica's endpoint knows what the server is now.
+        Every request has `PROBE_SECONDS`; where requests wait, as long as any other has to its
+        first token; where some run, as long as their next tokens have. Then the replica's endpoint
+        knows what the server is now.
         """
         settings, seconds = replica.settings, PROBE_SECONDS
         try:
@@ -231,9 +261,15 @@ class Health:
             late = f"no answer to a probe within {PROBE_SECONDS:g} s"
             raise EndpointUnavailable(late, role=self.role, url=replica.url, verb="probe") from None
         if queue and (queue.waiting or queue.running):
-            seconds = max(seconds, settings.deadlines.first if queue.waiting else settings.deadlines.between)
-        deadlines = settings.deadlines.model_copy(update={"first": min(seconds, settings.deadlines.first)})
-        async with self._make(settings.model_copy(update={"retries": 0, "deadlines": deadlines})) as fresh:
+            seconds = max(
+                seconds, settings.deadlines.first if queue.waiting else settings.deadlines.between
+            )
+        deadlines = settings.deadlines.model_copy(
+            update={"first": min(seconds, settings.deadlines.first)}
+        )
+        async with self._make(
+            settings.model_copy(update={"retries": 0, "deadlines": deadlines})
+        ) as fresh:
             self._check(replica, fresh)
             await fresh.check_health()
             await fresh.model().write(PROBE, limit=1)
@@ -246,18 +282,28 @@ class Health:
         """
         Raise `EndpointRejected` unless *fresh* may serve as *replica*.
 
-        It must serve what the other servers do that are up, and the model that was served here before.
+        It must serve what the other servers do that are up, and the model that was served here
+        before.
         """
-        others = [other for other in self.replicas if other is not replica and other.endpoint is not None]
+        others = [
+            other for other in self.replicas if other is not replica and other.endpoint is not None
+        ]
         up = [other.endpoint for other in others if other.breaker.state == "closed"]
-        known = [endpoint for endpoint in (*up, replica.endpoint, *(other.endpoint for other in others)) if endpoint]
+        known = [
+            endpoint
+            for endpoint in (*up, replica.endpoint, *(other.endpoint for other in others))
+            if endpoint
+        ]
         wrong = _difference(fresh, known[0], whole=bool(up)) if known else ""
         if why := wrong or self.refuses(fresh):
             raise EndpointRejected(why, role=self.role, url=replica.url, verb="connect")
 
 
 def _difference(fresh: VllmEndpoint, known: VllmEndpoint, *, whole: bool) -> str:
-    """Say how the model at *fresh* differs from that at *known*; not *whole*: by name, as it may have been updated."""
+    """
+    Say how the model at *fresh* differs from that at *known*; not *whole*: by name, as it may have
+    been updated.
+    """
     where = "before" if fresh.settings.url == known.settings.url else ""
     other = f"its replica at {known.settings.url}"
     if fresh.name != known.name:

@@ -3,9 +3,10 @@ The HTTP client of one endpoint: `Connection` sends requests and retries them.
 
 `ConnectedEndpoint` is what the endpoints of language models and of reward models share.
 
-`priority` orders the requests that wait at a server: vLLM with ``--scheduling-policy priority`` takes the lowest number
-first, and of equal numbers the earliest request; with any other policy it ignores the number. Requests that a chain
-waits for go before those it may never need. Bodies and replies are in `vllm_protocol`.
+`priority` orders the requests that wait at a server: vLLM with ``--scheduling-policy priority``
+takes the lowest number first, and of equal numbers the earliest request; with any other policy it
+ignores the number. Requests that a chain waits for go before those it may never need. Bodies and
+replies are in `vllm_protocol`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ from .vllm_protocol import (
     retry_after,
 )
 
-KEEP_ALIVE = 4.0  # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is sent
+# seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is
+# sent
+KEEP_ALIVE = 4.0
 
 WAITING = "stepspec.waiting"
 """The logger of servers that do not answer; the command line shows what it logs."""
@@ -97,13 +100,18 @@ CARRIED: ContextVar[Mapping[str, str]] = ContextVar("CARRIED", default=MappingPr
 """Headers added to every request of a run, such as ``traceparent``; `carrying` sets them."""
 
 SESSION: ContextVar[str] = ContextVar("SESSION", default="")
-"""The session that a run belongs to, which decides about its replicas; "": none. `carrying` sets it."""
+"""
+The session that a run belongs to, which decides about its replicas; "": none. `carrying` sets it.
+"""
 
 
 @contextmanager
-def carrying(headers: Mapping[str, str], run_priority: int = 0, session: str = "") -> Generator[None]:
+def carrying(
+    headers: Mapping[str, str], run_priority: int = 0, session: str = ""
+) -> Generator[None]:
     """
-    Add *headers* and *run_priority* to all requests of the run that begins with the block, a run of the *session*.
+    Add *headers* and *run_priority* to all requests of the run that begins with the block, a run of
+    the *session*.
 
     A header of an enclosing block keeps its value.
     """
@@ -121,9 +129,11 @@ CACHE: ContextVar[Mapping[str, str]] = ContextVar("CACHE", default=MappingProxyT
 
 def separate_cache(name: str) -> AbstractContextManager[None]:
     """
-    Let the requests of the block use what the prefix caches hold of requests with the same *name*, and nothing else.
+    Let the requests of the block use what the prefix caches hold of requests with the same *name*,
+    and nothing else.
 
-    So runs that are compared do not gain from, or suffer under, what other runs of the same problem left there.
+    So runs that are compared do not gain from, or suffer under, what other runs of the same problem
+    left there.
     """
     return holding(CACHE, {"cache_salt": name})
 
@@ -132,10 +142,11 @@ class Connection:
     """
     The HTTP connections to one endpoint, shared by all of its requests.
 
-    A request that failed before any part of its answer arrived is retried after a connection error, a 408, a 429 or a
-    5xx, up to the ``retries`` of the *endpoint* and within its deadlines.
+    A request that failed before any part of its answer arrived is retried after a connection error,
+    a 408, a 429 or a 5xx, up to the ``retries`` of the *endpoint* and within its deadlines.
 
-    The requests of a run carry vLLM's ``priority``, unless the settings forbid it or the server has refused one.
+    The requests of a run carry vLLM's ``priority``, unless the settings forbid it or the server has
+    refused one.
     """
 
     def __init__(self, endpoint: Address, table: str = "") -> None:
@@ -155,7 +166,8 @@ class Connection:
             await self._session.close()
 
     def _open_session(self) -> aiohttp.ClientSession:
-        # aiohttp alone: through a client of the openai SDK every request costs the time of another ten tokens.
+        # aiohttp alone: through a client of the openai SDK every request costs the time of another
+        # ten tokens.
         key = self.endpoint.api_key.get_secret_value() if self.endpoint.api_key else "none"
         context = _ssl_context(self.endpoint.url)
         return aiohttp.ClientSession(
@@ -164,7 +176,8 @@ class Connection:
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.endpoint.deadlines.connect),
             headers={"Authorization": f"Bearer {key}", "Accept": "application/json"},
-            cookie_jar=aiohttp.DummyCookieJar(),  # one that names a replica would bind all runs to it
+            # one that names a replica would bind all runs to it
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
 
     def _open_socket(self, address: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
@@ -174,7 +187,13 @@ class Connection:
 
     def call(self, verb: str) -> Call:
         """Describe a request, for its errors."""
-        return Call(self.endpoint.role, self.endpoint.url, verb, self.endpoint.api_key is not None, self._table)
+        return Call(
+            self.endpoint.role,
+            self.endpoint.url,
+            verb,
+            self.endpoint.api_key is not None,
+            self._table,
+        )
 
     async def post(self, call: Call, path: str, body: Body, *, retries: int | None = None) -> Reply:
         """Send *body* to *path* and return the reply. *retries* None means the settings' number."""
@@ -187,24 +206,39 @@ class Connection:
         return await self._fetch(call, path, None, retries)
 
     async def model_name(self) -> str:
-        """Return the model that the settings name, or the first. Raise `EndpointRejected` if it is not served."""
+        """
+        Return the model that the settings name, or the first. Raise `EndpointRejected` if it is not
+        served.
+        """
         call, wanted = self.call("connect"), self.endpoint.model
         async with background(self._report_waiting()):
             served = model_names(call, parse_object(call, await self.get(call, MODELS)))
         if served and wanted in (None, *served):
             return wanted or served[0]
-        message = f"no model {wanted or 'at all'!r} is served here; served: {', '.join(map(repr, served)) or 'none'}"
-        cure = f"; name one of them as model in [{self._table}], or leave model out" if served else ""
+        message = (
+            f"no model {wanted or 'at all'!r} is served here; served:"
+            f" {', '.join(map(repr, served)) or 'none'}"
+        )
+        cure = (
+            f"; name one of them as model in [{self._table}], or leave model out" if served else ""
+        )
         raise call.error(EndpointRejected, f"{message}{cure}")
 
     @asynccontextmanager
-    async def stream(self, call: Call, body: Body, *, path: str = COMPLETIONS) -> AsyncGenerator[Events]:
-        """Send *body* to *path* and yield the events of the stream. Leaving the block early aborts the request."""
+    async def stream(
+        self, call: Call, body: Body, *, path: str = COMPLETIONS
+    ) -> AsyncGenerator[Events]:
+        """
+        Send *body* to *path* and yield the events of the stream. Leaving the block early aborts the
+        request.
+        """
         deadlines = self.endpoint.deadlines
         async with self._slots, self._starts:
             ends = asyncio.get_running_loop().time() + deadlines.total
             beginning = self._retry(partial(self._begin, call, path, body, ends), deadlines.first)
-            events = await _within(call, deadlines.unstreamed, "no token in the first {:g} s", beginning)
+            events = await _within(
+                call, deadlines.unstreamed, "no token in the first {:g} s", beginning
+            )
             try:
                 yield events
             finally:
@@ -235,10 +269,15 @@ class Connection:
         longest = self.endpoint.deadlines.unstreamed
         slots = nullcontext() if path in WITHOUT_ENGINE else self._slots
         async with slots, nullcontext() if path in (HEALTH, METRICS) else self._starts:
-            return await _within(call, longest, "no answer after {:g} s", self._retry(fetch, longest, retries))
+            return await _within(
+                call, longest, "no answer after {:g} s", self._retry(fetch, longest, retries)
+            )
 
     async def _send(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
-        """Send one request, with its priority and the salt of its cache; return the response with its body unread."""
+        """
+        Send one request, with its priority and the salt of its cache; return the response with its
+        body unread.
+        """
         if body is None or path not in PRIORITISED:
             return await self._send_once(call, path, body)
         body = {**body, **CACHE.get()}
@@ -256,21 +295,31 @@ class Connection:
     async def _send_once(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
         method, content, headers = "GET", None, CARRIED.get()
         if body is not None:
-            method, content, headers = "POST", _json(call, body), {"Content-Type": "application/json", **headers}
+            method, content, headers = (
+                "POST",
+                _json(call, body),
+                {"Content-Type": "application/json", **headers},
+            )
         url = f"{self.endpoint.url}{path}"
         try:
             self._session = self._session or self._open_session()
-            response = await self._session.request(method, url, data=content, headers=headers, proxy=self.proxy)
+            response = await self._session.request(
+                method, url, data=content, headers=headers, proxy=self.proxy
+            )
             self._heard = asyncio.get_running_loop().time()
             log.debug("%s %s: %d", method, url, response.status)
             if response.status >= 400:
-                raise _refusal(http_error(call, response.status, await response.read(), path), response, path)
+                raise _refusal(
+                    http_error(call, response.status, await response.read(), path), response, path
+                )
         except BROKEN as exc:
             message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self.proxy)
             raise call.error(EndpointUnreachable, message) from exc
         return response
 
-    async def _retry(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
+    async def _retry(
+        self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None
+    ) -> T:
         try:
             return await send()  # Tenacity alone would cost more than sending it.
         except EndpointUnavailable as exc:
@@ -286,21 +335,26 @@ class Connection:
         retrying = AsyncRetrying(
             stop=stop_after_attempt(tries) | stop_before_delay(deadline),
             wait=_wait,
-            retry=retry_if_exception_type(EndpointUnavailable) & retry_if_not_exception_type(ModelGone),
+            retry=retry_if_exception_type(EndpointUnavailable)
+            & retry_if_not_exception_type(ModelGone),
             before_sleep=self._report_retry,
             reraise=True,
         )
         try:
             return await retrying(send_again)
         except EndpointUnavailable as exc:
-            raise exc from None  # The message names the cause; a traceback through five libraries would hide it.
+            # The message names the cause; a traceback through five libraries would hide it.
+            raise exc from None
 
     def _report_retry(self, state: RetryCallState) -> None:
         self._try = state.attempt_number + 1
         log.info("%s; try %d in %.1f s", _failure(state), self._try, state.upcoming_sleep)
 
     async def _report_waiting(self) -> None:
-        """Report, after a second and then every few seconds, that the server does not answer its first request."""
+        """
+        Report, after a second and then every few seconds, that the server does not answer its first
+        request.
+        """
         self._try = 1
         await asyncio.sleep(QUIET)
         while True:
@@ -311,10 +365,11 @@ class Connection:
 
 class ConnectedEndpoint(Generic[A]):
     """
-    One served model and the connection to it, which all runs share; the connection is closed on leaving.
+    One served model and the connection to it, which all runs share; the connection is closed on
+    leaving.
 
-    Entering raises an `EndpointError`, with the cure, if the server cannot be used. The cure names the *table* of the
-    settings, by default that of the role.
+    Entering raises an `EndpointError`, with the cure, if the server cannot be used. The cure names
+    the *table* of the settings, by default that of the role.
     """
 
     def __init__(self, settings: A, table: str = "") -> None:
@@ -352,12 +407,17 @@ class ConnectedEndpoint(Generic[A]):
 
 
 def _refusal(error: EndpointError, response: aiohttp.ClientResponse, path: str) -> EndpointError:
-    """Add to the *error* of a *response* when the server wants the request again, or which URL has refused it."""
+    """
+    Add to the *error* of a *response* when the server wants the request again, or which URL has
+    refused it.
+    """
     if isinstance(error, EndpointUnavailable):
         now = http_date(response.headers.get("date")) or time.time()
         error.retry_after = retry_after(response.headers.get("retry-after"), now)
     elif response.history and response.status in UNUSABLE:
-        return refused_elsewhere(error, str(response.url).removesuffix("" if error.verb == JUDGE else path))
+        return refused_elsewhere(
+            error, str(response.url).removesuffix("" if error.verb == JUDGE else path)
+        )
     return error
 
 
@@ -371,23 +431,33 @@ def _json(call: Call, body: Body) -> bytes:
     try:
         return orjson.dumps(body)
     except TypeError as exc:  # half of a surrogate pair, as of an argument in another encoding
-        raise call.error(EndpointRejected, f"a text that is no Unicode cannot be sent ({exc}): is it UTF-8?") from exc
+        raise call.error(
+            EndpointRejected, f"a text that is no Unicode cannot be sent ({exc}): is it UTF-8?"
+        ) from exc
 
 
 def _proxy(url: str) -> str | None:
-    """Return the proxy for *url* that the environment names; None without one. Raise `ConfigurationError` for SOCKS."""
+    """
+    Return the proxy for *url* that the environment names; None without one. Raise
+    `ConfigurationError` for SOCKS.
+    """
     parts, proxies = urlsplit(url), getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(parts.netloc):
         return None
     if proxy.startswith("socks"):
         cure = f"name another one in {parts.scheme}_proxy, or add {parts.hostname} to no_proxy"
-        raise ConfigurationError(f"the environment names a SOCKS proxy (all_proxy), which cannot be used: {cure}")
+        raise ConfigurationError(
+            f"the environment names a SOCKS proxy (all_proxy), which cannot be used: {cure}"
+        )
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _ssl_context(url: str) -> ssl.SSLContext | bool:
-    """Return the certificates to trust at *url*, which ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` may name."""
+    """
+    Return the certificates to trust at *url*, which ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` may
+    name.
+    """
     if not url.startswith("https:"):
         return True
     from httpx2 import create_ssl_context  # here, because nothing else of it is needed
@@ -409,7 +479,10 @@ def _wait(state: RetryCallState) -> float:
 
 
 def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:
-    """Limit the requests per second to *rate*, in whole requests, because the throttler never releases half of one."""
+    """
+    Limit the requests per second to *rate*, in whole requests, because the throttler never releases
+    half of one.
+    """
     if rate is None:
         return nullcontext()
     burst = max(1, int(rate))
@@ -428,17 +501,24 @@ async def _within(call: Call, seconds: float, message: str, work: Coroutine[Any,
 AWAITED: Mapping[Purpose, int] = {"verify": 0, "repair": 1, "answer": 2, "draft": 3}
 BETS: Mapping[Purpose, int] = {"verify": 60}
 OTHER_BETS = 61
-"""Seconds: a request of that kind goes before one for which a run waits that began so much later."""
+"""
+Seconds: a request of that kind goes before one for which a run waits that began so much later.
+"""
 SPAN = 2**32
-"""Seconds that no run is older than another: runs of a lower priority go before all of the next one."""
+"""
+Seconds that no run is older than another: runs of a lower priority go before all of the next one.
+"""
 
 RUN: ContextVar[int] = ContextVar("RUN", default=0)
 """The place of the run among other runs; lower is earlier. `carrying` sets it."""
-_BOOTED = int(time.time() - time.monotonic())  # whole seconds, so that virtual clocks give the same order every time
+# whole seconds, so that virtual clocks give the same order every time
+_BOOTED = int(time.time() - time.monotonic())
 
 
 def run_place(run_priority: int = 0) -> int:
-    """Return the place of a run that begins now, in seconds, which mean the same to all programs."""
+    """
+    Return the place of a run that begins now, in seconds, which mean the same to all programs.
+    """
     return run_priority * SPAN + _BOOTED + int(asyncio.get_running_loop().time())
 
 
@@ -446,7 +526,8 @@ def priority(request: RequestContext, run: int = 0) -> int | None:
     """
     Return the number by which vLLM orders requests; None for a request that belongs to no run.
 
-    Earlier runs go first: by purpose alone, the answers of nearly finished runs would wait while new runs keep coming.
+    Earlier runs go first: by purpose alone, the answers of nearly finished runs would wait while
+    new runs keep coming.
     """
     if not request.purpose:
         return None

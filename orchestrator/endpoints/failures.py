@@ -1,7 +1,9 @@
 """
-Why a server cannot be reached, in plain words with the cure: the HTTP client's exceptions as sentences. Pure.
+Why a server cannot be reached, in plain words with the cure: the HTTP client's exceptions as
+sentences. Pure.
 
-The texts of the client library name its own settings and objects, so that none of them is shown to a user.
+The texts of the client library name its own settings and objects, so that none of them is shown to
+a user.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = 
     """
     Explain that a request to *url* failed before its answer, with the exception *exc*.
 
-    *seconds* is the deadline for a connection. *proxy* is the URL of the proxy that the environment names.
+    *seconds* is the deadline for a connection. *proxy* is the URL of the proxy that the environment
+    names.
     """
     if not isinstance(exc, aiohttp.ClientHttpProxyError | aiohttp.ClientProxyConnectionError):
         return f"no connection: {_reason(exc, url, seconds)}"
     scheme, _, rest = (proxy or "").partition("//")
     shown = f"{scheme}//{rest.rpartition('@')[2]}"  # without a name and a password
     around = (
-        f"the environment names it (http_proxy, https_proxy or all_proxy): add {urlsplit(url).hostname} to no_proxy "
-        "if the server needs no proxy"
+        "the environment names it (http_proxy, https_proxy or all_proxy): add"
+        f" {urlsplit(url).hostname} to no_proxy if the server needs no proxy"
     )
     if isinstance(exc, aiohttp.ClientHttpProxyError):
         return f"no connection: the proxy {shown} answers with HTTP {exc.status}; {around}"
@@ -38,36 +41,54 @@ def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = 
 def _reason(exc: Exception, url: str, seconds: float) -> str:
     parts = urlsplit(url)
     host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-    cause = exc.certificate_error if isinstance(exc, aiohttp.ClientConnectorCertificateError) else exc
+    cause = (
+        exc.certificate_error if isinstance(exc, aiohttp.ClientConnectorCertificateError) else exc
+    )
     cause = cause.os_error if isinstance(cause, aiohttp.ClientConnectorError) else cause
     match cause:
         case FileNotFoundError():
             return "no certificates are where SSL_CERT_FILE or SSL_CERT_DIR says"
         case ssl.SSLCertVerificationError():
             why = cause.verify_message.rstrip(".")
-            return f"the TLS certificate of {host} is refused ({why}); SSL_CERT_FILE may name an authority to trust"
+            return (
+                f"the TLS certificate of {host} is refused ({why}); SSL_CERT_FILE may name an"
+                " authority to trust"
+            )
         case ssl.SSLError():
             return f"no TLS is spoken at {host}:{port}; write http:// instead of https://"
         case socket.gaierror():
             return f"no address is known for the host {host!r}; is the name in the URL right?"
         case TimeoutError():
             return (
-                f"{host}:{port} did not accept it within {seconds:g} s (deadlines.connect); is the host up, and does a "
-                "firewall block the port?"
+                f"{host}:{port} did not accept it within {seconds:g} s (deadlines.connect); is the"
+                " host up, and does a firewall block the port?"
             )
         case ConnectionRefusedError() | OSError(errno=errno.ECONNREFUSED):
             return (
-                f"nothing listens at {host}:{port} (connection refused); start the server, wait until it has loaded "
-                "its model, or correct the port"
+                f"nothing listens at {host}:{port} (connection refused); start the server, wait"
+                " until it has loaded its model, or correct the port"
             )
-        case aiohttp.ServerDisconnectedError() | ConnectionError() | OSError(errno=errno.ECONNRESET | errno.EPIPE):
-            expects = "does it speak no TLS (http://)" if parts.scheme == "https" else "does it expect https://"
+        case (
+            aiohttp.ServerDisconnectedError()
+            | ConnectionError()
+            | OSError(errno=errno.ECONNRESET | errno.EPIPE)
+        ):
+            expects = (
+                "does it speak no TLS (http://)"
+                if parts.scheme == "https"
+                else "does it expect https://"
+            )
             return f"{host}:{port} closed it before the answer; did the server die, or {expects}?"
         case aiohttp.TooManyRedirects() | aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
             return f"{host}:{port} redirects to no page; is this the URL of a vLLM server?"
         case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
             return f"what listens at {host}:{port} does not speak HTTP; is the port right?"
         case OSError(errno=int(number)) if number > 0:
-            return f"{os.strerror(number).lower()} at {host}:{port}; is the server running, and is the URL right?"
+            return (
+                f"{os.strerror(number).lower()} at {host}:{port}; is the server running, and is the"
+                " URL right?"
+            )
         case _:
-            return f"the request to {host}:{port} failed; is the server running, and is the URL right?"
+            return (
+                f"the request to {host}:{port} failed; is the server running, and is the URL right?"
+            )

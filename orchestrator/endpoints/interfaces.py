@@ -1,4 +1,7 @@
-"""The interface of an endpoint: one served model, whether on one server, on replicas, or as a nested pair."""
+"""
+The interface of an endpoint: one served model, whether on one server, on replicas, or as a nested
+pair.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from .vllm_protocol import GREEDY, Format
 
 
 class ModelEndpoint(Protocol):
-    """One server (`VllmEndpoint`), the servers of one model (`ReplicatedEndpoint`), or a pair (`NestedEndpoint`)."""
+    """
+    One server (`VllmEndpoint`), the servers of one model (`ReplicatedEndpoint`), or a pair
+    (`NestedEndpoint`).
+    """
 
     @property
     def settings(self) -> Endpoint: ...
@@ -71,7 +77,11 @@ class ModelEndpoint(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None, /
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+        /,
     ) -> None: ...
 
 
@@ -82,7 +92,9 @@ class ServerParser:
         self._endpoint, self._toolset = endpoint, toolset
         self._state: ParserState = {}
 
-    async def parse(self, tokens: Sequence[Token], *, finished: bool) -> tuple[str, tuple[Calling, ...]]:
+    async def parse(
+        self, tokens: Sequence[Token], *, finished: bool
+    ) -> tuple[str, tuple[Calling, ...]]:
         text, calls, self._state = await self._endpoint.parse_answer(
             self._toolset, tokens, self._state, finished=finished
         )

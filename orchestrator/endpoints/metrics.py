@@ -1,5 +1,6 @@
 """
-What vLLM's ``/metrics`` tells: the queue, which `poll_queue` watches, token-level speculation, and the prefix cache.
+What vLLM's ``/metrics`` tells: the queue, which `poll_queue` watches, token-level speculation, and
+the prefix cache.
 
 Any other server shows none of these.
 """
@@ -56,10 +57,12 @@ def read_queue(metrics: bytes) -> QueueGauges | None:
 
 @asynccontextmanager
 async def poll_queue(
-    read: Callable[[], Awaitable[QueueGauges | None]], report: Callable[[int, int, int | None], None]
+    read: Callable[[], Awaitable[QueueGauges | None]],
+    report: Callable[[int, int, int | None], None],
 ) -> AsyncGenerator[None]:
     """
-    Call *report* every second with the running and waiting requests and the tokens of the cache, as *read* has them.
+    Call *report* every second with the running and waiting requests and the tokens of the cache, as
+    *read* has them.
 
     A poll that fails or takes longer than `POLL_TIMEOUT` seconds reports nothing.
     """
@@ -85,8 +88,9 @@ class Acceptance:
     """
     The token-level speculation within one model's server, since the server was started.
 
-    *drafts* counts the passes that verified drafted tokens, *drafted* the tokens in them, and *accepted* the tokens
-    that the model would have written itself. The difference of two readings is what happened between them.
+    *drafts* counts the passes that verified drafted tokens, *drafted* the tokens in them, and
+    *accepted* the tokens that the model would have written itself. The difference of two readings
+    is what happened between them.
     """
 
     drafts: int = 0
@@ -100,27 +104,44 @@ class Acceptance:
 
     @property
     def length(self) -> float | None:
-        """The mean number of tokens per pass with a draft, including the model's own; None if there was none."""
+        """
+        The mean number of tokens per pass with a draft, including the model's own; None if there
+        was none.
+        """
         return 1 + self.accepted / self.drafts if self.drafts else None
 
     def __add__(self, other: Acceptance) -> Acceptance:
-        return Acceptance(self.drafts + other.drafts, self.drafted + other.drafted, self.accepted + other.accepted)
+        return Acceptance(
+            self.drafts + other.drafts, self.drafted + other.drafted, self.accepted + other.accepted
+        )
 
     def __sub__(self, old: Acceptance) -> Acceptance:
-        return Acceptance(self.drafts - old.drafts, self.drafted - old.drafted, self.accepted - old.accepted)
+        return Acceptance(
+            self.drafts - old.drafts, self.drafted - old.drafted, self.accepted - old.accepted
+        )
 
     def __str__(self) -> str:
-        return "nothing drafted" if self.rate is None else f"{self.rate:.0%}, {self.length:.2f} a pass"
+        return (
+            "nothing drafted" if self.rate is None else f"{self.rate:.0%}, {self.length:.2f} a pass"
+        )
 
 
 PREFIX = "vllm:spec_decode_num_"
-COUNTERS = {f"{PREFIX}drafts": "drafts", f"{PREFIX}draft_tokens": "drafted", f"{PREFIX}accepted_tokens": "accepted"}
+COUNTERS = {
+    f"{PREFIX}drafts": "drafts",
+    f"{PREFIX}draft_tokens": "drafted",
+    f"{PREFIX}accepted_tokens": "accepted",
+}
 _NAMES = "|".join([*COUNTERS, RUNNING, WAITING])
-_LINE = re.compile(rf"^({_NAMES})(?:_total)?(?:{{.*}})? (.*)$".encode(), re.MULTILINE)  # a comment has no number there
+# a comment has no number there
+_LINE = re.compile(rf"^({_NAMES})(?:_total)?(?:{{.*}})? (.*)$".encode(), re.MULTILINE)
 
 
 def read_acceptance(metrics: bytes) -> Acceptance | None:
-    """Add up the counters of every engine behind a server; None if there are none: the server does not speculate."""
+    """
+    Add up the counters of every engine behind a server; None if there are none: the server does not
+    speculate.
+    """
     counts = {COUNTERS[name]: value for name, value in _sums(metrics).items() if name in COUNTERS}
     return Acceptance(**counts) if len(counts) == len(COUNTERS) else None
 
@@ -147,7 +168,8 @@ def total(parts: Iterable[Acceptance | None]) -> Acceptance | None:
 
 # The prefix cache
 
-UNIT = 16  # tokens: divides the blocks of hybrids, which are multiples of 16 on GPUs and of 128 on CPUs
+# tokens: divides the blocks of hybrids, which are multiples of 16 on GPUs and of 128 on CPUs
+UNIT = 16
 FINE = 128  # tokens; no block of a model without recurrent layers is larger
 MATCH_UNIT = "prefix_match_unit"
 
@@ -159,8 +181,9 @@ class CacheConfig:
     """
     The prefix cache as the server describes it; None for what it does not describe.
 
-    *enabled*: prefixes are cached. *block* is the allocation unit in tokens; *unit* is where a cached prefix may end,
-    in tokens, if that is finer. *known* are the names of all settings, which show the flags of this version of vLLM.
+    *enabled*: prefixes are cached. *block* is the allocation unit in tokens; *unit* is where a
+    cached prefix may end, in tokens, if that is finer. *known* are the names of all settings, which
+    show the flags of this version of vLLM.
     """
 
     enabled: bool | None = None
@@ -171,7 +194,8 @@ class CacheConfig:
     @property
     def checkpoints(self) -> bool:
         """
-        Whether the server saves a state where a prompt ends, so that a prompt sent only for that state pays.
+        Whether the server saves a state where a prompt ends, so that a prompt sent only for that
+        state pays.
 
         It does for a hybrid whose match unit is set.
         """
@@ -179,7 +203,9 @@ class CacheConfig:
 
     @property
     def finest(self) -> int:
-        """The match unit to start this server with, in tokens: vLLM requires a divisor of the block."""
+        """
+        The match unit to start this server with, in tokens: vLLM requires a divisor of the block.
+        """
         return gcd(self.block or UNIT, 2 * UNIT)
 
 
@@ -197,8 +223,14 @@ def read_cache_config(metrics: bytes) -> CacheConfig | None:
 
 
 def read_cache_tokens(metrics: bytes) -> int | None:
-    """Add up how many tokens the KV caches of all engines behind a server hold; None if they are not shown."""
-    sizes = [(_number(each, "num_gpu_blocks"), _number(each, "block_size")) for each in cache_labels(metrics)]
+    """
+    Add up how many tokens the KV caches of all engines behind a server hold; None if they are not
+    shown.
+    """
+    sizes = [
+        (_number(each, "num_gpu_blocks"), _number(each, "block_size"))
+        for each in cache_labels(metrics)
+    ]
     return sum((blocks or 0) * (size or 0) for blocks, size in sizes) or None
 
 

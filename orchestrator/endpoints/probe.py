@@ -19,12 +19,17 @@ T = TypeVar("T")
 
 DIGITS = "0123456789"
 LONG = 400  # tokens; longer than any block (128 at most, on CPUs) of a model that is no hybrid
-LONGER = (1000, 2000, 4000)  # tokens, if the server does not show its block size: a hybrid's is 528 to 1600
-REPEATS = 3  # of one prompt: vLLM keeps some recurrent states only when the same beginning comes again
-RETRIES = 1  # After a request that breaks it, vLLM may reset the connection that the next one is sent on.
-TRIES = 8  # Uninitialised memory may hold a number that JSON cannot express; see `NOT_JSON_COMPLIANT`.
+# tokens, if the server does not show its block size: a hybrid's is 528 to 1600
+LONGER = (1000, 2000, 4000)
+# of one prompt: vLLM keeps some recurrent states only when the same beginning comes again
+REPEATS = 3
+# After a request that breaks it, vLLM may reset the connection that the next one is sent on.
+RETRIES = 1
+# Uninitialised memory may hold a number that JSON cannot express; see `NOT_JSON_COMPLIANT`.
+TRIES = 8
 NEAR = 0.1  # nats; the order of additions may change this much in half precision
-SHARED_TOKENS, SHARED_QUESTIONS, RIVALS = 24, 4, 5  # a request of some length, and questions beside it
+# a request of some length, and questions beside it
+SHARED_TOKENS, SHARED_QUESTIONS, RIVALS = 24, 4, 5
 HITS = "vllm:prefix_cache_hits"
 SPECULATION = "vllm:spec_decode_num_drafts"
 
@@ -34,15 +39,17 @@ class Capabilities:
     """
     What one endpoint can do; None where that is unknown.
 
-    *token_ids*: returns the ids that it writes. *chosen_logprobs*: returns the log-probabilities of requested tokens;
-    not tried on a server that speculates, because in a batch with drafted tokens such a request ends vLLM's V1 engine.
-    *prompt_logprobs*: scores the tokens of a prompt. *prefix_cache*: reads a repeated prompt from its cache.
-    *cached_tokens*: reports how many tokens it read there. *metrics*: shows ``/metrics``. *speculation*: uses
-    speculative decoding. *suffix_scoring*: scores the end of a cached text as it does within the whole text; None if
-    the settings forbid it. *shared_batch*: questions by token ids leave the likeliest tokens of other requests in the
-    same batch whole, and are answered there; see `VllmEndpoint.apart`. *cached_counts*: the usage counts the cached
-    tokens that ``/metrics`` counts; some versions report 0 with ``--scheduling-policy priority``. *cache* is the prefix
-    cache as the server describes it. *tried* is the length, in tokens, of the longest repeated prompt: the one that was
+    *token_ids*: returns the ids that it writes. *chosen_logprobs*: returns the log-probabilities of
+    requested tokens; not tried on a server that speculates, because in a batch with drafted tokens
+    such a request ends vLLM's V1 engine. *prompt_logprobs*: scores the tokens of a prompt.
+    *prefix_cache*: reads a repeated prompt from its cache. *cached_tokens*: reports how many tokens
+    it read there. *metrics*: shows ``/metrics``. *speculation*: uses speculative decoding.
+    *suffix_scoring*: scores the end of a cached text as it does within the whole text; None if the
+    settings forbid it. *shared_batch*: questions by token ids leave the likeliest tokens of other
+    requests in the same batch whole, and are answered there; see `VllmEndpoint.apart`.
+    *cached_counts*: the usage counts the cached tokens that ``/metrics`` counts; some versions
+    report 0 with ``--scheduling-policy priority``. *cache* is the prefix cache as the server
+    describes it. *tried* is the length, in tokens, of the longest repeated prompt: the one that was
     read from the cache, if any was.
     """
 
@@ -65,22 +72,33 @@ async def probe(
     connection: Connection, model: str, encoder: ModelTokenizer, *, suffix_scoring: bool = False
 ) -> Capabilities:
     """
-    Try one capability after the other: about 15 short requests, and up to 14 with 400 to 4000 tokens.
+    Try one capability after the other: about 15 short requests, and up to 14 with 400 to 4000
+    tokens.
 
-    A rejected request means that the capability is missing, one that fails for another reason, or shows neither, that
-    it is unknown. Raise `EndpointUnreachable` if the server is gone.
+    A rejected request means that the capability is missing, one that fails for another reason, or
+    shows neither, that it is unknown. Raise `EndpointUnreachable` if the server is gone.
 
-    *suffix_scoring* is tried only if the settings allow it: a server without the right flags may crash.
+    *suffix_scoring* is tried only if the settings allow it: a server without the right flags may
+    crash.
     """
     prompt = (await encoder.literally(PROBE))[: encoder.room - 8]
     probing = _Probe(connection, model, prompt, await encoder.literally(DIGITS), encoder.room - 8)
     capabilities = await probing.run()
-    return replace(capabilities, suffix_scoring=await probing.suffix_scoring()) if suffix_scoring else capabilities
+    return (
+        replace(capabilities, suffix_scoring=await probing.suffix_scoring())
+        if suffix_scoring
+        else capabilities
+    )
 
 
 class _Probe:
     def __init__(
-        self, connection: Connection, model: str, prompt: tuple[int, ...], digits: tuple[int, ...], room: int
+        self,
+        connection: Connection,
+        model: str,
+        prompt: tuple[int, ...],
+        digits: tuple[int, ...],
+        room: int,
     ) -> None:
         self._connection, self._model = connection, model
         self._prompt, self._digits = prompt, list(dict.fromkeys(digits))
@@ -112,7 +130,9 @@ class _Probe:
         )
 
     async def _chosen_logprobs(self) -> bool | None:
-        reply = await self._post(vllm_protocol.choice_body(self._model, self._prompt, self._digits, by_id=True))
+        reply = await self._post(
+            vllm_protocol.choice_body(self._model, self._prompt, self._digits, by_id=True)
+        )
         if reply is None:
             return None
         digits = {str(number): number for number in self._digits}
@@ -125,10 +145,12 @@ class _Probe:
         """
         Write tokens with their likeliest rivals while questions by token ids share the batch.
 
-        vLLM's V1 runner leaves the rivals out of every other row then, and its V2 runner with speculation the asked
-        ids. Neither shows on an idle server.
+        vLLM's V1 runner leaves the rivals out of every other row then, and its V2 runner with
+        speculation the asked ids. Neither shows on an idle server.
         """
-        body = vllm_protocol.completion_body(self._model, self._prompt, vllm_protocol.GREEDY, SHARED_TOKENS)
+        body = vllm_protocol.completion_body(
+            self._model, self._prompt, vllm_protocol.GREEDY, SHARED_TOKENS
+        )
         writing = self._post(body | {"logprobs": RIVALS, "min_tokens": SHARED_TOKENS})
         asking = [self._chosen_logprobs() for _ in range(SHARED_QUESTIONS)]
         written, *answers = await at_once([writing, *asking])
@@ -136,13 +158,18 @@ class _Probe:
             return None
         try:
             rows: Any = written["choices"][0]["logprobs"]["top_logprobs"]
-            whole = all(sum(value > vllm_protocol.FLOOR for value in row.values()) >= RIVALS for row in rows)
+            whole = all(
+                sum(value > vllm_protocol.FLOOR for value in row.values()) >= RIVALS for row in rows
+            )
         except (LookupError, TypeError, AttributeError):
             return None
         return whole and all(answers)
 
     async def _cache(self, cache: CacheConfig | None) -> tuple[bool | None, bool | None]:
-        """Repeat ever longer prompts; return whether one was read from the cache, and whether the usage reports it."""
+        """
+        Repeat ever longer prompts; return whether one was read from the cache, and whether the
+        usage reports it.
+        """
         hit = reported = None
         for length in self._lengths(cache):
             self._long = self._fresh(length)
@@ -152,7 +179,9 @@ class _Probe:
         return hit, reported
 
     def _lengths(self, cache: CacheConfig | None) -> list[int]:
-        """Return the lengths of the prompts to repeat, in tokens, within the context of the model."""
+        """
+        Return the lengths of the prompts to repeat, in tokens, within the context of the model.
+        """
         longer = LONGER if cache is None or cache.block is None else (2 * cache.block,)
         wanted = [LONG, *longer] if cache is None or cache.enabled is not False else [LONG]
         return list(dict.fromkeys(min(max(length, LONG), self._room) for length in wanted))
@@ -184,12 +213,18 @@ class _Probe:
         return after > before, reported
 
     async def suffix_scoring(self) -> bool:
-        """Compare the scores of the last token of the cached long prompt, scored alone and within the whole prompt."""
-        even = len(self._long) // 2 * 2  # No whole number of blocks ends before the last token of an even length.
+        """
+        Compare the scores of the last token of the cached long prompt, scored alone and within the
+        whole prompt.
+        """
+        # No whole number of blocks ends before the last token of an even length.
+        even = len(self._long) // 2 * 2
         prompt = self._long[:even]
         start, last = len(prompt) - 1, str(prompt[-1])
         for _ in range(TRIES):
-            reply = await self._post(vllm_protocol.suffix_scoring_body(self._model, prompt, 0), GENERATE)
+            reply = await self._post(
+                vllm_protocol.suffix_scoring_body(self._model, prompt, 0), GENERATE
+            )
             rows = vllm_protocol.computed_rows(reply or {}, prompt[start:], start)
             if rows is not None:
                 whole = await self._post(vllm_protocol.scoring_body(self._model, prompt, 0))
@@ -200,7 +235,9 @@ class _Probe:
         return False
 
     async def _hits(self) -> float | None:
-        lines = [line for line in (await self._metrics() or "").splitlines() if line.startswith(HITS)]
+        lines = [
+            line for line in (await self._metrics() or "").splitlines() if line.startswith(HITS)
+        ]
         return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else None
 
     async def _metrics(self) -> str | None:
@@ -211,8 +248,14 @@ class _Probe:
         return vllm_protocol.version(await self._get(VERSION) or b"")
 
     async def _choice(self, limit: int, **fields: Any) -> dict[str, Any] | None:
-        """Complete the prompt; {} if the server rejects that, None if the request fails for another reason."""
-        body = vllm_protocol.completion_body(self._model, self._prompt, vllm_protocol.GREEDY, limit) | fields
+        """
+        Complete the prompt; {} if the server rejects that, None if the request fails for another
+        reason.
+        """
+        body = (
+            vllm_protocol.completion_body(self._model, self._prompt, vllm_protocol.GREEDY, limit)
+            | fields
+        )
         reply = await self._post(body)
         choices: list[dict[str, Any]] = (reply or {}).get("choices") or [{}]
         return None if reply is None else choices[0]
@@ -225,7 +268,10 @@ class _Probe:
 
 
 async def _tried(request: Awaitable[T], rejected: T) -> T | None:
-    """Return the reply to *request*, *rejected* if the server rejects it, and None if it fails for another reason."""
+    """
+    Return the reply to *request*, *rejected* if the server rejects it, and None if it fails for
+    another reason.
+    """
     try:
         return await request
     except EndpointUnreachable:

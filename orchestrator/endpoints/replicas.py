@@ -1,9 +1,10 @@
 """
-The servers of one model as one endpoint: a run stays on one replica, and moves to another when that one fails.
+The servers of one model as one endpoint: a run stays on one replica, and moves to another when that
+one fails.
 
-`choose` picks a replica, `Placement` holds that of one run or request, and `ReplicatedModel` is the run's `Model`. The
-runs of one session begin on the same replica, whose prefix cache has the earlier turns: see `in_order`. `breaker`
-watches over the health of the servers.
+`choose` picks a replica, `Placement` holds that of one run or request, and `ReplicatedModel` is the
+run's `Model`. The runs of one session begin on the same replica, whose prefix cache has the earlier
+turns: see `in_order`. `breaker` watches over the health of the servers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from typing import Any, Self, TypeVar, Unpack
 
 from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
 from ..concurrency import background
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, StepspecError
+from ..errors import (
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    EndpointUnreachable,
+    StepspecError,
+)
 from ..events import Calling, Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from .breaker import UNUSABLE, Health, Replica
@@ -33,31 +40,42 @@ from .vllm_protocol import GREEDY, Format
 
 T = TypeVar("T")
 
-TRIES, PATIENT_TRIES = 2, 5  # of one call on one server, without and with patience for a server that is down
+# of one call on one server, without and with patience for a server that is down
+TRIES, PATIENT_TRIES = 2, 5
 
 
 def in_order(urls: Iterable[str], session: str) -> list[str]:
     """
     Return *urls* in the order in which *session* prefers them.
 
-    This is rendezvous hashing (Thaler and Ravishankar, 1998), which needs no table of sessions. A server that is lost
-    moves its own sessions only, and they return when it does.
+    This is rendezvous hashing (Thaler and Ravishankar, 1998), which needs no table of sessions. A
+    server that is lost moves its own sessions only, and they return when it does.
     """
-    return sorted(urls, key=lambda url: blake2b(f"{session}\n{url}".encode(), digest_size=8).digest(), reverse=True)
+    return sorted(
+        urls,
+        key=lambda url: blake2b(f"{session}\n{url}".encode(), digest_size=8).digest(),
+        reverse=True,
+    )
 
 
 async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.0) -> Replica:
     """
-    Choose a replica that works, preferably one at which the call has not *failed*; wait for probes if none does.
+    Choose a replica that works, preferably one at which the call has not *failed*; wait for probes
+    if none does.
 
-    *failed* counts the failures of the call at each URL. A run of a session begins on the first replica that the
-    session prefers, any other run on the one with the fewest runs. Raise `EndpointUnavailable` if all circuits stay
-    open for *patience* seconds, and in a last probe after that; and where the call has failed too often.
+    *failed* counts the failures of the call at each URL. A run of a session begins on the first
+    replica that the session prefers, any other run on the one with the fewest runs. Raise
+    `EndpointUnavailable` if all circuits stay open for *patience* seconds, and in a last probe
+    after that; and where the call has failed too often.
     """
     loop = asyncio.get_running_loop()
     until, last = loop.time() + patience, not patience
     while True:
-        left = [each for each in health.replicas if failed.get(each.url, 0) < (PATIENT_TRIES if patience else TRIES)]
+        left = [
+            each
+            for each in health.replicas
+            if failed.get(each.url, 0) < (PATIENT_TRIES if patience else TRIES)
+        ]
         closed = [each for each in left if each.breaker.state == "closed"]
         candidates = [each for each in closed if each.url not in failed] or closed
         if candidates:
@@ -67,7 +85,9 @@ async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.
         over = remaining is not None and remaining <= 0
         if not left or (over and last) or health.stopped:
             raise health.none_left()
-        timeout, enough = (None, asyncio.ALL_COMPLETED) if over else (remaining, asyncio.FIRST_COMPLETED)
+        timeout, enough = (
+            (None, asyncio.ALL_COMPLETED) if over else (remaining, asyncio.FIRST_COMPLETED)
+        )
         async with background(*(each.breaker.changed.wait() for each in probed or left)) as tasks:
             if over:
                 last = True
@@ -86,7 +106,8 @@ def _preferred(candidates: Sequence[Replica]) -> Replica:
 
 class Placement:
     """
-    The replica of one run. Calls may overlap; when the replica fails, the run moves once for all of them.
+    The replica of one run. Calls may overlap; when the replica fails, the run moves once for all of
+    them.
 
     A call waits for *patience* seconds for a server while none works.
     """
@@ -102,11 +123,13 @@ class Placement:
 
     async def call(self, verb: Callable[[VllmEndpoint], Awaitable[T]]) -> T:
         """
-        Call *verb* on the run's replica, or on the next. Raise `EndpointUnavailable` if it fails on all of them.
+        Call *verb* on the run's replica, or on the next. Raise `EndpointUnavailable` if it fails on
+        all of them.
 
-        A replica that failed is called once more if a probe has found since that it works and no other is left. A
-        rejection that every request to the replica would get is a failure of the replica, and is raised if all fail. A
-        replica that rejects a request as its context or vocabulary is not as learnt is learnt anew and called again.
+        A replica that failed is called once more if a probe has found since that it works and no
+        other is left. A rejection that every request to the replica would get is a failure of the
+        replica, and is raised if all fail. A replica that rejects a request as its context or
+        vocabulary is not as learnt is learnt anew and called again.
         """
         failed, rejection = Counter[str](), None
         while True:
@@ -168,20 +191,33 @@ class ReplicatedModel:
         self._placement.leave()
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
-        return await self._placement.call(lambda endpoint: self._model(endpoint).write(chain, **options))
+        return await self._placement.call(
+            lambda endpoint: self._model(endpoint).write(chain, **options)
+        )
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
+        self,
+        chain: Chain,
+        begun: Sequence[Step],
+        *,
+        stop: Sequence[str] | None = None,
+        limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
-        return await self._placement.call(lambda end: self._model(end).branch(chain, begun, stop=stop, limit=limit))
+        return await self._placement.call(
+            lambda end: self._model(end).branch(chain, begun, stop=stop, limit=limit)
+        )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
-        return await self._placement.call(lambda endpoint: self._model(endpoint).score(chain, *spans, top=top))
+        return await self._placement.call(
+            lambda endpoint: self._model(endpoint).score(chain, *spans, top=top)
+        )
 
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
-        return await self._placement.call(lambda end: self._model(end).ask(chain, question, choices, opening=opening))
+        return await self._placement.call(
+            lambda end: self._model(end).ask(chain, question, choices, opening=opening)
+        )
 
     def _model(self, endpoint: VllmEndpoint) -> Model:
         url = endpoint.settings.url
@@ -192,27 +228,37 @@ class ReplicatedModel:
 
 def connect(settings: Endpoint, table: str = "", *, optional: bool = False) -> ReplicatedEndpoint:
     """
-    Make the endpoint that *settings* describe; it connects on entering. Errors name the *table* of the settings.
+    Make the endpoint that *settings* describe; it connects on entering. Errors name the *table* of
+    the settings.
 
     An *optional* one may be entered while no server of it is up.
     """
-    return ReplicatedEndpoint(settings, lambda server: VllmEndpoint(server, table), optional=optional)
+    return ReplicatedEndpoint(
+        settings, lambda server: VllmEndpoint(server, table), optional=optional
+    )
 
 
 class ReplicatedEndpoint:
     """
-    The servers of one model, or the only one, as *settings* list them; *make* makes the endpoint of each.
+    The servers of one model, or the only one, as *settings* list them; *make* makes the endpoint of
+    each.
 
-    Entering succeeds if one server is up, or if the model is *optional*; `down` lists the others. Raise
-    `EndpointUnavailable`, with every URL and its cause, if none is up, and `EndpointRejected` for a server with another
-    model, vocabulary or chat template than the others, or that `Health.refuses` gives a reason against.
+    Entering succeeds if one server is up, or if the model is *optional*; `down` lists the others.
+    Raise `EndpointUnavailable`, with every URL and its cause, if none is up, and `EndpointRejected`
+    for a server with another model, vocabulary or chat template than the others, or that
+    `Health.refuses` gives a reason against.
 
-    Each server has a circuit breaker. A failed call has the server probed at once, and until it passes a probe no other
-    call is sent there. While no server works, a call waits for one for `patience` seconds.
+    Each server has a circuit breaker. A failed call has the server probed at once, and until it
+    passes a probe no other call is sent there. While no server works, a call waits for one for
+    `patience` seconds.
     """
 
     def __init__(
-        self, settings: Endpoint, make: Callable[[Endpoint], VllmEndpoint] = VllmEndpoint, *, optional: bool = False
+        self,
+        settings: Endpoint,
+        make: Callable[[Endpoint], VllmEndpoint] = VllmEndpoint,
+        *,
+        optional: bool = False,
     ) -> None:
         self.settings, self.patience = settings, 0.0
         self.health, self._optional = Health(settings, make), optional
@@ -230,12 +276,16 @@ class ReplicatedEndpoint:
 
     @property
     def name(self) -> str:
-        """What the model calls itself; as long as no server of it was up, what the settings call it."""
+        """
+        What the model calls itself; as long as no server of it was up, what the settings call it.
+        """
         return self._first.name if self.known else self.settings.model or "unknown"
 
     @property
     def known(self) -> bool:
-        """Whether a server was up at least once, so that template, vocabulary and room are known."""
+        """
+        Whether a server was up at least once, so that template, vocabulary and room are known.
+        """
         return any(self.health.entered)
 
     @property
@@ -276,9 +326,11 @@ class ReplicatedEndpoint:
 
     async def call(self, verb: Callable[[VllmEndpoint], Awaitable[T]]) -> T:
         """
-        Call *verb* on one server, or on the next if it raises `EndpointUnavailable` or `MalformedReply`.
+        Call *verb* on one server, or on the next if it raises `EndpointUnavailable` or
+        `MalformedReply`.
 
-        The failures are those of the server, which is then probed. The call counts as a run of its server meanwhile.
+        The failures are those of the server, which is then probed. The call counts as a run of its
+        server meanwhile.
         """
         placement = Placement(self.health, lambda event: None, self.patience)
         try:
@@ -287,7 +339,10 @@ class ReplicatedEndpoint:
             placement.leave()
 
     def report(self, url: str, exc: StepspecError) -> None:
-        """Have the server at *url* probed, as something failed there that was no `call`: a health check, a stream."""
+        """
+        Have the server at *url* probed, as something failed there that was no `call`: a health
+        check, a stream.
+        """
         self.health.report(url, exc)
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
@@ -302,12 +357,18 @@ class ReplicatedEndpoint:
     async def parse_answer(
         self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
     ) -> tuple[str, tuple[Calling, ...], ParserState]:
-        """Let any server parse, as `VllmEndpoint.parse_answer` does: *state* is all that it needs."""
-        return await self.call(lambda endpoint: endpoint.parse_answer(toolset, tokens, state, finished=finished))
+        """
+        Let any server parse, as `VllmEndpoint.parse_answer` does: *state* is all that it needs.
+        """
+        return await self.call(
+            lambda endpoint: endpoint.parse_answer(toolset, tokens, state, finished=finished)
+        )
 
     async def queue(self) -> QueueGauges | None:
         """Add up the queues of the servers; None if no server reports one."""
-        return QueueGauges.sum(await asyncio.gather(*(endpoint.queue() for endpoint in self.health.up)))
+        return QueueGauges.sum(
+            await asyncio.gather(*(endpoint.queue() for endpoint in self.health.up))
+        )
 
     async def acceptance(self) -> Acceptance | None:
         """Add up the servers' counters of token-level speculation; None if no server speculates."""
@@ -323,7 +384,9 @@ class ReplicatedEndpoint:
         found = await asyncio.gather(*asked, return_exceptions=True)
         every = [each for each in found if isinstance(each, Capabilities)]
         for failure in found:
-            if isinstance(failure, BaseException) and not (every and isinstance(failure, EndpointUnreachable)):
+            if isinstance(failure, BaseException) and not (
+                every and isinstance(failure, EndpointUnreachable)
+            ):
                 raise failure
         shared: dict[str, Any] = {}
         for name in [capability.name for capability in fields(Capabilities)]:
@@ -339,7 +402,12 @@ class ReplicatedEndpoint:
         clock: Callable[[], float] | None = None,
         format: Format | None = None,
     ) -> ReplicatedModel:
-        """Make the model of one run, as `VllmEndpoint.model` does; a run that is over calls `ReplicatedModel.leave`."""
+        """
+        Make the model of one run, as `VllmEndpoint.model` does; a run that is over calls
+        `ReplicatedModel.leave`.
+        """
         clock = or_now(clock)
         placement = Placement(self.health, observe, self.patience)
-        return ReplicatedModel(placement, lambda end: end.model(sampling, observe=observe, clock=clock, format=format))
+        return ReplicatedModel(
+            placement, lambda end: end.model(sampling, observe=observe, clock=clock, format=format)
+        )

@@ -1,15 +1,17 @@
 """
 A reward model served by vLLM, over ``/pooling``, the route that every kind of reward model has.
 
-The prompt is laid out as RSD's authors do it: the token ids of the problem and a line break, then for every step the
-ids of its text and the last id of the delimiter. Each text is encoded by itself, so that the reward is always read at
-the delimiter's own token: in one text a full stop and a blank line may share a token, which the reward model was not
-trained on. There are no thinking tags. With the layout "chat" the problem goes through the model's chat template
-instead, and the steps stand in the assistant's turn, as Qwen2.5-Math-PRM reads them.
+The prompt is laid out as RSD's authors do it: the token ids of the problem and a line break, then
+for every step the ids of its text and the last id of the delimiter. Each text is encoded by itself,
+so that the reward is always read at the delimiter's own token: in one text a full stop and a blank
+line may share a token, which the reward model was not trained on. There are no thinking tags. With
+the layout "chat" the problem goes through the model's chat template instead, and the steps stand in
+the assistant's turn, as Qwen2.5-Math-PRM reads them.
 
-The ids end with the last step's delimiter. That is where a model with one value per sequence gives its value, and the
-last value of a model with one per token or per step. The request asks for logits, whatever activation the server has
-for the model's head, and this module maps them to 0 to 1: one value by a sigmoid, two (wrong, right) by a softmax.
+The ids end with the last step's delimiter. That is where a model with one value per sequence gives
+its value, and the last value of a model with one per token or per step. The request asks for
+logits, whatever activation the server has for the model's head, and this module maps them to 0 to
+1: one value by a sigmoid, two (wrong, right) by a softmax.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
     """
     The connection to one served reward model.
 
-    Entering raises an `EndpointError`, with the cure, if the server cannot be used or serves no reward model.
+    Entering raises an `EndpointError`, with the cure, if the server cannot be used or serves no
+    reward model.
     """
 
     def __init__(self, settings: CriticEndpoint) -> None:
@@ -50,7 +53,10 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
     def critic(
         self, *, observe: Observer = lambda event: None, clock: Callable[[], float] | None = None
     ) -> VllmRewardModel:
-        """Make the critic of one run. *clock* returns the seconds since the run began; by default it begins now."""
+        """
+        Make the critic of one run. *clock* returns the seconds since the run began; by default it
+        begins now.
+        """
         return VllmRewardModel(self, observe, or_now(clock))
 
     async def body(self, chain: Chain, *, logits: bool = True) -> Body:
@@ -69,11 +75,18 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
             text = "\n".join(message.content for message in turns)
             ids = await self._encoder.between(settings.prefix, text, "\n")
             plain = await self._encoder.literally(PLAIN)
-            around, _ = await self._encoder.tokenize(tokenize_body(self.name, PLAIN, special_tokens=True))
-            start = next((at for at in range(len(around)) if tuple(around[at : at + len(plain)]) == plain), 0)
+            around, _ = await self._encoder.tokenize(
+                tokenize_body(self.name, PLAIN, special_tokens=True)
+            )
+            start = next(
+                (at for at in range(len(around)) if tuple(around[at : at + len(plain)]) == plain), 0
+            )
             return (*around[:start], *ids, *around[start + len(plain) :])
         system = [{"role": "system", "content": settings.prefix}] if settings.prefix else []
-        conversation = [*system, *({"role": message.role, "content": message.content} for message in turns)]
+        conversation = [
+            *system,
+            *({"role": message.role, "content": message.content} for message in turns),
+        ]
         return await self._encoder.rendered(conversation)
 
     async def _learn(self) -> None:
@@ -94,31 +107,53 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         return await self._encoder.tokenize(tokenize_body(self.name, SPELLING, special_tokens=True))
 
     async def _learn_logits(self) -> None:
-        """Rate the same text with and without activation, to see whether the server returns logits when asked to."""
+        """
+        Rate the same text with and without activation, to see whether the server returns logits
+        when asked to.
+        """
         call = self.connection.call("rate")
         try:
             logits, activated = [
-                pooled_values(call, await self.connection.post(call, POOLING, await self.body(PROBE, logits=raw)))
+                pooled_values(
+                    call,
+                    await self.connection.post(call, POOLING, await self.body(PROBE, logits=raw)),
+                )
                 for raw in (True, False)
             ]
         except EndpointRejected as exc:
             if exc.status != 404:
                 raise
-            cure = "no /pooling or no /tokenize here; is this a reward model, served by vLLM with --runner pooling?"
+            cure = (
+                "no /pooling or no /tokenize here; is this a reward model, served by vLLM with"
+                " --runner pooling?"
+            )
             raise call.error(EndpointRejected, cure) from exc
         self.logits = logits != activated or not all(0 <= value <= 1 for value in logits)
 
 
 class VllmRewardModel:
-    """The `Critic` of one run: the run's observer and clock on the endpoint's connection, which all runs share."""
+    """
+    The `Critic` of one run: the run's observer and clock on the endpoint's connection, which all
+    runs share.
+    """
 
-    def __init__(self, endpoint: RewardModelEndpoint, observe: Observer, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, endpoint: RewardModelEndpoint, observe: Observer, clock: Callable[[], float]
+    ) -> None:
         self._endpoint, self._observe, self._clock = endpoint, observe, clock
 
     async def rate(self, chain: Chain) -> Rating:
-        """Rate the last step of *chain*, 0 to 1; one that only ends the thinking has the reward of the step before."""
-        gone, ends = retry_if_exception_type(EndpointUnavailable), stop_after_delay(self._endpoint.patience)
-        return await AsyncRetrying(retry=gone, stop=ends, wait=wait_fixed(PAUSE), reraise=True)(self._rate, chain)
+        """
+        Rate the last step of *chain*, 0 to 1; one that only ends the thinking has the reward of the
+        step before.
+        """
+        gone, ends = (
+            retry_if_exception_type(EndpointUnavailable),
+            stop_after_delay(self._endpoint.patience),
+        )
+        return await AsyncRetrying(retry=gone, stop=ends, wait=wait_fixed(PAUSE), reraise=True)(
+            self._rate, chain
+        )
 
     async def _rate(self, chain: Chain) -> Rating:
         await self._endpoint.refresh()
@@ -132,7 +167,10 @@ class VllmRewardModel:
 
 
 def paragraphs(chain: Chain) -> Iterator[str]:
-    """Yield the texts of the steps of *chain*, stripped; a step that was cut is joined with the next one."""
+    """
+    Yield the texts of the steps of *chain*, stripped; a step that was cut is joined with the next
+    one.
+    """
     text = ""
     for step in chain.steps:
         text += step.reasoning

@@ -31,11 +31,21 @@ def _meant(url: str) -> str:
 
 
 def base_url(url: str) -> str:
-    """Strip the trailing slash and ``/v1``, which vLLM's own routes (``/tokenize``, ``/metrics``) do not have."""
+    """
+    Strip the trailing slash and ``/v1``, which vLLM's own routes (``/tokenize``, ``/metrics``) do
+    not have.
+    """
     parts = urlsplit(url.strip())
     if "@" in parts.netloc:
-        raise ValueError("no name and no password may stand in a URL, which messages show: set api_key")
-    if parts.scheme not in ("http", "https") or parts.query or parts.fragment or not _names_server(parts):
+        raise ValueError(
+            "no name and no password may stand in a URL, which messages show: set api_key"
+        )
+    if (
+        parts.scheme not in ("http", "https")
+        or parts.query
+        or parts.fragment
+        or not _names_server(parts)
+    ):
         raise ValueError(f"{url!r} is not the URL of a server; write it like {_meant(url)}")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
@@ -44,13 +54,18 @@ def base_url(url: str) -> str:
 def _names_server(parts: SplitResult) -> bool:
     try:
         name, _ = (parts.hostname or "").encode("idna"), parts.port
-    except ValueError:  # a part between two dots is empty or longer than 63 characters; no port has such a number
+    except (
+        ValueError
+    ):  # a part between two dots is empty or longer than 63 characters; no port has such a number
         return False
     return bool(name) and not re.search(rb"\s", name)
 
 
 def none_if_empty(key: object) -> object:
-    """Strip a key: the file of a secret may end with a line break. An empty one, as of an unset variable, is None."""
+    """
+    Strip a key: the file of a secret may end with a line break. An empty one, as of an unset
+    variable, is None.
+    """
     return (key.strip() or None) if isinstance(key, str) else key
 
 
@@ -67,13 +82,20 @@ class Deadlines(BaseModel, frozen=True, extra="forbid"):
     between: PositiveFloat = 30.0
     """Seconds from one token to the next."""
     total: PositiveFloat = 3600.0
-    """Seconds for the whole request: a busy server takes long for a chain of thousands of tokens."""
+    """
+    Seconds for the whole request: a busy server takes long for a chain of thousands of tokens.
+    """
     rest: PositiveFloat = 30.0
-    """The longest pause between two probes of a server that failed; the first pause is one second."""
+    """
+    The longest pause between two probes of a server that failed; the first pause is one second.
+    """
 
     @property
     def unstreamed(self) -> float:
-        """Seconds for a whole request that writes at most one token, and until the first token of any other."""
+        """
+        Seconds for a whole request that writes at most one token, and until the first token of any
+        other.
+        """
         return min(self.first, self.total)
 
 
@@ -91,7 +113,9 @@ class Address(BaseModel, frozen=True, extra="forbid"):
     max_concurrency: PositiveInt = 64
     """The most requests at a time."""
     requests_per_second: PositiveFloat | None = None
-    """The most requests that start in a second, besides checks of health and metrics; none: no limit."""
+    """
+    The most requests that start in a second, besides checks of health and metrics; none: no limit.
+    """
     retries: int = Field(default=3, ge=0)
     """Further attempts for a request that failed before its first token."""
     priorities: bool = True
@@ -106,7 +130,9 @@ class Address(BaseModel, frozen=True, extra="forbid"):
 
 
 class Endpoint(Address, frozen=True):
-    """A model that writes. Its *url* may also be several URLs of the same model, separated by commas."""
+    """
+    A model that writes. Its *url* may also be several URLs of the same model, separated by commas.
+    """
 
     role: Role
     """``small`` or ``large``. In a file it follows from the table and is left out."""
@@ -116,20 +142,23 @@ class Endpoint(Address, frozen=True):
     """Variables of the chat template (vLLM's ``chat_template_kwargs``)."""
     thinks: bool | None = None
     """
-    Whether the model thinks in a block of its own before it answers. None finds out, by the chat template or, if the
-    template shows no block, by the first words of an answer. False makes a model that would think answer at once.
+    Whether the model thinks in a block of its own before it answers. None finds out, by the chat
+    template or, if the template shows no block, by the first words of an answer. False makes a
+    model that would think answer at once.
     """
     marks: Annotated[tuple[NotEmpty, ...], Field(min_length=2, max_length=4)] | None = None
     """
-    The text that opens the model's thinking block and the text that closes it, such as ``["<mind>", "</mind>"]``; then,
-    if the model marks its reply too, what opens and what closes that. None learns them from the chat template or from
-    the first words of an answer, which takes marks that speak of thinking.
+    The text that opens the model's thinking block and the text that closes it, such as ``["<mind>",
+    "</mind>"]``; then, if the model marks its reply too, what opens and what closes that. None
+    learns them from the chat template or from the first words of an answer, which takes marks that
+    speak of thinking.
     """
     suffix_scoring: bool = False
     """
-    Read only a scored text, where otherwise the whole chain before it is read again. Switch it on only for a vLLM that
-    was started with ``--enable-scale-out --enable-prompt-tokens-details``, on a CPU also with ``MALLOC_PERTURB_=255``
-    in its environment: it passes on sampling parameters that vLLM does not check, and an unknown version might crash.
+    Read only a scored text, where otherwise the whole chain before it is read again. Switch it on
+    only for a vLLM that was started with ``--enable-scale-out --enable-prompt-tokens-details``, on
+    a CPU also with ``MALLOC_PERTURB_=255`` in its environment: it passes on sampling parameters
+    that vLLM does not check, and an unknown version might crash.
     """
 
     @model_validator(mode="before")
@@ -157,7 +186,10 @@ class Endpoint(Address, frozen=True):
         return tuple([self.model_copy(update={"url": url, "replicas": ()}) for url in self.urls])
 
     def turned(self, places: int) -> Endpoint:
-        """Return the same servers, rotated by *places*, so that several processes begin with different ones."""
+        """
+        Return the same servers, rotated by *places*, so that several processes begin with different
+        ones.
+        """
         first, *others = (self.urls * 2)[places % len(self.urls) :][: len(self.urls)]
         return self.model_copy(update={"url": first, "replicas": tuple(others)})
 
@@ -171,24 +203,25 @@ class CriticEndpoint(Address, frozen=True):
     """Always ``reward-model``; a verifier has another kind, and other fields."""
     delimiter: str = Field(default=DELIMITER, min_length=1)
     """
-    What ends every step in the model's training data, and carries the reward: a blank line for most models,
-    ``<extra_0>`` for Qwen2.5-Math-PRM.
+    What ends every step in the model's training data, and carries the reward: a blank line for most
+    models, ``<extra_0>`` for Qwen2.5-Math-PRM.
     """
     layout: Literal["plain", "chat"] = "plain"
     """
-    ``plain`` for a model that reads the problem as plain text (RSD's Skywork models), ``chat`` for one that reads it in
-    its chat template (Qwen2.5-Math-PRM).
+    ``plain`` for a model that reads the problem as plain text (RSD's Skywork models), ``chat`` for
+    one that reads it in its chat template (Qwen2.5-Math-PRM).
     """
     prefix: str = ""
     """
-    What stands before the problem: in the plain layout the authors' BOS token, if the tokenizer adds none, and in the
-    chat layout a system message that replaces the template's own.
+    What stands before the problem: in the plain layout the authors' BOS token, if the tokenizer
+    adds none, and in the chat layout a system message that replaces the template's own.
     """
 
 
 class Sampling(BaseModel, frozen=True, extra="forbid"):
     """
-    How a model chooses its tokens. Every value is sent, so that none of the server's own defaults applies.
+    How a model chooses its tokens. Every value is sent, so that none of the server's own defaults
+    applies.
 
     The defaults are SpecReason's (section 5.1).
     """
@@ -200,54 +233,79 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     top_k: int = Field(default=0, ge=0)
     """Sample among this many of the likeliest tokens; 0: among all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Sample among tokens with at least this share of the likeliest token's probability; 0: among all."""
+    """
+    Sample among tokens with at least this share of the likeliest token's probability; 0: among all.
+    """
     repetition_penalty: float = Field(default=1.0, gt=0)
-    """Holds for the whole chain, since vLLM counts the tokens of the prompt for it; 1: no penalty."""
+    """
+    Holds for the whole chain, since vLLM counts the tokens of the prompt for it; 1: no penalty.
+    """
     seed: int | None = None
     """
-    Every request has a seed of its own, derived from this seed and the request's place in the chain: the same seed
-    gives the same chain, if the server gives equal requests equal tokens. None draws a new seed for each run, but for
-    one that decides by the time who writes (`auto`), and one of a single model (`large`, `small`): these have none.
+    Every request has a seed of its own, derived from this seed and the request's place in the
+    chain: the same seed gives the same chain, if the server gives equal requests equal tokens. None
+    draws a new seed for each run, but for one that decides by the time who writes (`auto`), and one
+    of a single model (`large`, `small`): these have none.
     """
     logprobs: int = Field(default=0, ge=0, le=20)
     """
-    Request the log-probability of every written token and the ranks up to this number (0: log-probabilities only). What
-    a method needs is requested in any case. With 0, a large model that writes alone reports none.
+    Request the log-probability of every written token and the ranks up to this number (0:
+    log-probabilities only). What a method needs is requested in any case. With 0, a large model
+    that writes alone reports none.
     """
 
     def telling(self, top: int) -> Sampling:
-        """Return this sampling with at least the *top* likeliest tokens of every position; 0 changes nothing."""
+        """
+        Return this sampling with at least the *top* likeliest tokens of every position; 0 changes
+        nothing.
+        """
         return self.model_copy(update={"logprobs": max(top, self.logprobs)}) if top else self
 
     @property
     def repeats(self) -> bool:
-        """Whether every request needs a seed of its own: the temperature is above 0, and there is a seed."""
+        """
+        Whether every request needs a seed of its own: the temperature is above 0, and there is a
+        seed.
+        """
         return self.temperature > 0 and self.seed is not None
 
     def with_seed(self, seed: int | None) -> Sampling:
-        """Return this sampling with *seed*; None keeps its own. Raise `ConfigurationError` if it is no whole number."""
+        """
+        Return this sampling with *seed*; None keeps its own. Raise `ConfigurationError` if it is no
+        whole number.
+        """
         if seed is not None and type(seed) is not int:
             raise ConfigurationError(f"seed: a whole number, not {seed!r}")
         return self if seed is None else self.model_copy(update={"seed": seed})
 
     def seeded(self) -> Sampling:
-        """Return this sampling with a seed, drawn at random if there is none; greedy sampling needs none."""
+        """
+        Return this sampling with a seed, drawn at random if there is none; greedy sampling needs
+        none.
+        """
         if self.temperature == 0 or self.seed is not None:
             return self
         return self.model_copy(update={"seed": random.getrandbits(31)})
 
     def within(self, role: Role) -> Sampling:
-        """Return the sampling for the models of a nested pair in *role*, with other seeds than outside the pair."""
+        """
+        Return the sampling for the models of a nested pair in *role*, with other seeds than outside
+        the pair.
+        """
         if self.seed is None:
             return self
         return self.model_copy(update={"seed": _digest(self.seed, "within", role)})
 
-    def seed_for(self, role: Role, verb: Verb, chain: Chain, opening: str = "", *, again: bool = False) -> int | None:
+    def seed_for(
+        self, role: Role, verb: Verb, chain: Chain, opening: str = "", *, again: bool = False
+    ) -> int | None:
         """
-        Derive the seed of a request that continues *chain* and *opening*; None if the run has no seed.
+        Derive the seed of a request that continues *chain* and *opening*; None if the run has no
+        seed.
 
-        It depends on nothing else. A repeated request keeps its seed: whenever it is sent, as a bet or not, and to any
-        replica. A request that is made *again*, because its text was rejected for itself, has another.
+        It depends on nothing else. A repeated request keeps its seed: whenever it is sent, as a bet
+        or not, and to any replica. A request that is made *again*, because its text was rejected
+        for itself, has another.
         """
         if self.seed is None:
             return None
@@ -259,4 +317,6 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
 
 def _digest(*key: object) -> int:
     """Hash *key* to a number of 32 bits."""
-    return int.from_bytes(blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=4).digest())
+    return int.from_bytes(
+        blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=4).digest()
+    )

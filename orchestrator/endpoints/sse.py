@@ -1,8 +1,10 @@
 """
-Server-sent events: `EventReader` finds them in the bytes of a stream, `Events` waits for those of one open response.
+Server-sent events: `EventReader` finds them in the bytes of a stream, `Events` waits for those of
+one open response.
 
-The lines follow the WHATWG's rules: LF, CRLF or CR ends a line, a blank line ends an event, a colon begins a comment,
-one space after the colon belongs to no value, and a byte order mark may begin the stream.
+The lines follow the WHATWG's rules: LF, CRLF or CR ends a line, a blank line ends an event, a colon
+begins a comment, one space after the colon belongs to no value, and a byte order mark may begin the
+stream.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from .settings import Deadlines
 from .vllm_protocol import Call, no_stream
 
 BROKEN = (aiohttp.ClientError, OSError)
-CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a finished stream has no more events
+# seconds to close a stream; the socket closes at once, and a finished stream has no more events
+CLOSING = 1.0
 LARGEST_EVENT = 16 << 20  # bytes; an event with 20 tokens of a position has a few KB
 HEAD = 1 << 16  # bytes of an answer that is no stream, to find the reason in
 DONE, FIELDS = b"[DONE]", (b"data", b"event", b"id", b"retry", b"")
@@ -35,7 +38,8 @@ class ServerEvent(NamedTuple):
     """
     One event of a stream: the value of its ``data`` lines, joined by line breaks, and its *name*.
 
-    *data* is empty for a block of comments. *raw* is the bytes of the event, with the blank line that ends it.
+    *data* is empty for a block of comments. *raw* is the bytes of the event, with the blank line
+    that ends it.
     """
 
     data: bytes
@@ -52,7 +56,8 @@ class EventReader:
 
     def __init__(self) -> None:
         self._line: list[bytes] = []  # the parts of a line that has not ended
-        self._lines: list[bytes] = []  # the complete lines of an event that has not ended, with their line breaks
+        # the complete lines of an event that has not ended, with their line breaks
+        self._lines: list[bytes] = []
         self._data: list[bytes] = []
         self._name = b""
         self._size = 0
@@ -65,18 +70,25 @@ class EventReader:
         return b"".join([*self._lines, *self._line])
 
     def end(self) -> bytes:
-        """End the stream, and return the data of the event that has not ended: its blank line may be missing."""
+        """
+        End the stream, and return the data of the event that has not ended: its blank line may be
+        missing.
+        """
         return b"".join(event.data for event in self.feed(b"\n\n"))
 
     def feed(self, part: bytes) -> list[ServerEvent]:
-        """Read the next *part* of the stream and return the events that end in it. Raise `EventTooLarge`."""
+        """
+        Read the next *part* of the stream and return the events that end in it. Raise
+        `EventTooLarge`.
+        """
         if self._after_cr and part:
             self._after_cr = False
             if part[:1] == b"\n":
                 self._lines.append(b"\n")
                 part = part[1:]
         events = list[ServerEvent]()
-        for piece in part.splitlines(keepends=True):  # of bytes, at no other character than LF and CR
+        # of bytes, at no other character than LF and CR
+        for piece in part.splitlines(keepends=True):
             self._size += len(piece)
             if piece[-1] not in b"\r\n":
                 self._line.append(piece)
@@ -111,22 +123,28 @@ class EventReader:
 
 
 def begins_events(head: bytes) -> bool:
-    """Whether *head*, the beginning of a body, may be that of events: no other line than theirs has begun."""
+    """
+    Whether *head*, the beginning of a body, may be that of events: no other line than theirs has
+    begun.
+    """
     line = b"".join(head.lstrip(BOM_UTF8 + b"\r\n").splitlines(keepends=True)[:1])
     name, colon, _ = line.partition(b":")
     ended = colon or line.endswith((b"\r", b"\n"))
-    return name.strip(b"\r\n") in FIELDS if ended else any(field.startswith(name) for field in FIELDS)
+    return (
+        name.strip(b"\r\n") in FIELDS if ended else any(field.startswith(name) for field in FIELDS)
+    )
 
 
 class Events:
     """
     The data of the events of one open stream, as bytes, up to the event ``[DONE]``.
 
-    *pieces* are the bytes of the response as they arrive, and *release* gives its connection back or closes it.
+    *pieces* are the bytes of the response as they arrive, and *release* gives its connection back
+    or closes it.
 
-    The stream closes itself when no event arrives within the deadline between two tokens, or at second *ends* of the
-    event loop's clock. One timer per stream, restarted only when it fires, serves both deadlines: a timer per event
-    would cost as much as reading the event.
+    The stream closes itself when no event arrives within the deadline between two tokens, or at
+    second *ends* of the event loop's clock. One timer per stream, restarted only when it fires,
+    serves both deadlines: a timer per event would cost as much as reading the event.
     """
 
     def __init__(
@@ -164,7 +182,10 @@ class Events:
         return self._ready.popleft()
 
     async def close(self) -> None:
-        """Release the connection: keep it open if the stream is complete, or close it, which aborts the request."""
+        """
+        Release the connection: keep it open if the stream is complete, or close it, which aborts
+        the request.
+        """
         if self._timer:
             self._timer.cancel()
         with suppress(*BROKEN, TimeoutError):
@@ -194,8 +215,8 @@ class Events:
             if whole and not self._begun and not (self._head.strip() and begins_events(self._head)):
                 raise no_stream(self._call, self._head) from None
             reason = self._late or "the stream broke off: did the server die?"
-            # aiohttp raises one and the same exception for all streams that were closed: its traceback, with the frames
-            # of the streams that it ended, would grow for ever.
+            # aiohttp raises one and the same exception for all streams that were closed: its
+            # traceback, with the frames of the streams that it ended, would grow for ever.
             raise self._call.error(EndpointUnavailable, reason) from exc.with_traceback(None)
         self._arrived = self._loop.time()
         if not self._begun:
@@ -207,7 +228,8 @@ class Events:
         for data, _, _ in events:
             if data.strip() == DONE:
                 self._done = True
-                break  # What follows in the same bytes does not count, as it does not if it comes later.
+                # What follows in the same bytes does not count, as it does not if it comes later.
+                break
             if data:
                 self._ready.append(data)
                 self._begun, self._head = True, b""

@@ -1,4 +1,7 @@
-"""The sticky stream: a request that stays open after a write, because the next write probably continues its text."""
+"""
+The sticky stream: a request that stays open after a write, because the next write probably
+continues its text.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,23 @@ class StickyStream:
     """
     A request without stop strings, which a background task reads into a queue, for several writes.
 
-    Between two writes the task reads ahead until one complete step is in the queue, or as many tokens as the limit of
-    the last write. Then it aborts the request; the next write may still read the queue. A greedy model writes the same
-    text and tokens as by one request per step. How far the task reads ahead depends on time, so that the text of a
-    model that samples depends on it too.
+    Between two writes the task reads ahead until one complete step is in the queue, or as many
+    tokens as the limit of the last write. Then it aborts the request; the next write may still read
+    the queue. A greedy model writes the same text and tokens as by one request per step. How far
+    the task reads ahead depends on time, so that the text of a model that samples depends on it
+    too.
 
-    *observe* receives `Called` when the request has ended and nothing more can be taken from the queue: only then is it
-    known which step was the last one. *open_request* sends the request, with an observer of its own. *ends*, *limit*
-    and *top* are those of the first write, and *closing* is how the model ends its thinking.
+    *observe* receives `Called` when the request has ended and nothing more can be taken from the
+    queue: only then is it known which step was the last one. *open_request* sends the request, with
+    an observer of its own. *ends*, *limit* and *top* are those of the first write, and *closing* is
+    how the model ends its thinking.
     """
 
     def __init__(
         self,
-        open_request: Callable[[Callable[[Called], None]], AbstractAsyncContextManager[TokenStream]],
+        open_request: Callable[
+            [Callable[[Called], None]], AbstractAsyncContextManager[TokenStream]
+        ],
         observe: Callable[[Called], None],
         ends: StepEnds,
         limit: int,
@@ -42,25 +49,42 @@ class StickyStream:
         self._closing = closing
         self._ends, self._limit, self._top = ends, limit, top
         self._step = -1  # index of the step that is written, or was written last
-        self._unreported: Called | None = None  # the request, once it has ended, until it is reported
-        self._expected: Chain | None = None  # where the last write ended; None if nothing can follow
+        # the request, once it has ended, until it is reported
+        self._unreported: Called | None = None
+        # where the last write ended; None if nothing can follow
+        self._expected: Chain | None = None
         self._queue: deque[Token | Stop | Exception] = deque()
-        self._before = self._ahead = ""  # the text up to the end of the last write, and the text in the queue
+        # the text up to the end of the last write, and the text in the queue
+        self._before = self._ahead = ""
         self._blocks = NO_BLOCKS  # those of `_before`
-        self._searched, self._step_ahead = 0, False  # how far `_ahead` is searched, and whether a step ends in it
+        # how far `_ahead` is searched, and whether a step ends in it
+        self._searched, self._step_ahead = 0, False
         self._marked = False  # whether the token of the mark is in `_ahead`
-        self._stopped = self._aborting = False  # no more tokens will be queued; the request is being closed
+        # no more tokens will be queued; the request is being closed
+        self._stopped = self._aborting = False
         self.writing = True
         self._written: Step | Exception | None = None  # the outcome of the write, once it is known
         self._over = asyncio.Event()  # it is known, or nothing more will come
         self._reader = asyncio.create_task(self._read())
 
-    def continues(self, chain: Chain, ends: StepEnds, limit: int, top: int = 0, closing: Closing = OUTSIDE) -> bool:
-        """Whether the stream can write the next step of *chain*: the same chain, ends, and no larger *top*."""
+    def continues(
+        self, chain: Chain, ends: StepEnds, limit: int, top: int = 0, closing: Closing = OUTSIDE
+    ) -> bool:
+        """
+        Whether the stream can write the next step of *chain*: the same chain, ends, and no larger
+        *top*.
+        """
         same = chain == self._expected and (ends, closing) == (self._ends, self._closing)
-        return not self.writing and same and top <= self._top and (not self._stopped or self._step_is_queued(limit))
+        return (
+            not self.writing
+            and same
+            and top <= self._top
+            and (not self._stopped or self._step_is_queued(limit))
+        )
 
-    async def write(self, chain: Chain, growing: StepBuilder, until: Callable[[Step], bool] | None, limit: int) -> Step:
+    async def write(
+        self, chain: Chain, growing: StepBuilder, until: Callable[[Step], bool] | None, limit: int
+    ) -> Step:
         """Read the next step of *chain*. A failure or a cancellation closes the request first."""
         self.writing, self._limit, self._step = True, limit, REQUEST.get().step
         self._growing, self._until, self._written = growing, until, None
@@ -73,7 +97,8 @@ class StickyStream:
             await self.close()
             raise
         self.writing = False
-        if step.stop == "end" or growing.overran:  # The server goes on from another text than the chain's.
+        # The server goes on from another text than the chain's.
+        if step.stop == "end" or growing.overran:
             await self.close()
             return step
         self._expected = chain.extend(step)
@@ -108,28 +133,39 @@ class StickyStream:
         self._unreported = called
 
     def _report(self) -> None:
-        """Emit `Called` if the request has ended; its last step is the last one that a write took tokens for."""
+        """
+        Emit `Called` if the request has ended; its last step is the last one that a write took
+        tokens for.
+        """
         if called := self._unreported:
             self._unreported = None
             self._observe(replace(called, last_step=self._step) if called.purpose else called)
 
     def _stop(self) -> None:
         self._stopped = True
-        if not self._aborting:  # A task that is closing the request already must not be interrupted.
+        # A task that is closing the request already must not be interrupted.
+        if not self._aborting:
             self._reader.cancel()
 
     def _step_is_queued(self, limit: int) -> bool:
-        """Whether the queue holds a complete step: an end, or *limit* tokens and those of a mark."""
+        """
+        Whether the queue holds a complete step: an end, or *limit* tokens and those of a mark.
+        """
         return len(self._queue) >= limit + self._closing.room or self._step_ahead
 
     def _search(self, token: Token) -> None:
         """Look for the end of a step in the queued text, to which *token* is new."""
         self._ahead += token.text
-        end, self._searched = self._ends.search(self._before, self._ahead, self._searched, self._blocks)
+        end, self._searched = self._ends.search(
+            self._before, self._ahead, self._searched, self._blocks
+        )
         closing = self._closing
         self._marked = self._marked or closing.id < 0 or token.id == closing.id
-        last = self._ahead[-len(token.text) - len(closing.text) :]  # The text of a mark may be that of a later token.
-        self._step_ahead = self._step_ahead or end >= 0 or (closing.open and self._marked and closing.text in last)
+        # The text of a mark may be that of a later token.
+        last = self._ahead[-len(token.text) - len(closing.text) :]
+        self._step_ahead = (
+            self._step_ahead or end >= 0 or (closing.open and self._marked and closing.text in last)
+        )
 
     def _put(self, item: Token | Stop | Exception) -> None:
         """Add *item* to the step that is being written, or queue it."""
@@ -141,7 +177,9 @@ class StickyStream:
             if isinstance(item, str):
                 self._written = self._growing.end(item)
             else:
-                self._written = grown(self._growing, item, self._until) if isinstance(item, Token) else item
+                self._written = (
+                    grown(self._growing, item, self._until) if isinstance(item, Token) else item
+                )
         except Exception as exc:
             self._written = exc
         if self._written is not None:
@@ -154,7 +192,8 @@ class StickyStream:
                 try:
                     await self._read_ahead(arrivals)
                 except asyncio.CancelledError:
-                    if self.writing:  # Without a write the request counts as done: only its text is not needed.
+                    # Without a write the request counts as done: only its text is not needed.
+                    if self.writing:
                         raise
                 finally:
                     self._aborting = True

@@ -1,13 +1,15 @@
 """
-Text to token ids and back, by one server's tokenizer; text of users and models never becomes a special token.
+Text to token ids and back, by one server's tokenizer; text of users and models never becomes a
+special token.
 
-A tokenizer finds the spelling of a special token in any text, and servers offer no way to switch that off. A user who
-writes ``<|im_end|>`` would end a turn. So a spelling is divided after its first character, and both halves are encoded
-by themselves: no tokenizer sees the whole spelling. Mistral's own tokenizer finds special tokens in no text at all: of
-such a one, those that the chat template shows are known by their ids (`TextEncoder.learn_marks`).
+A tokenizer finds the spelling of a special token in any text, and servers offer no way to switch
+that off. A user who writes ``<|im_end|>`` would end a turn. So a spelling is divided after its
+first character, and both halves are encoded by themselves: no tokenizer sees the whole spelling.
+Mistral's own tokenizer finds special tokens in no text at all: of such a one, those that the chat
+template shows are known by their ids (`TextEncoder.learn_marks`).
 
-Which tokens are special is not known to a client. `is_mark` goes by the shape, and takes too many rather than too few:
-an ordinary token of that shape becomes two ordinary tokens of the same text.
+Which tokens are special is not known to a client. `is_mark` goes by the shape, and takes too many
+rather than too few: an ordinary token of that shape becomes two ordinary tokens of the same text.
 """
 
 from __future__ import annotations
@@ -45,9 +47,12 @@ ROUNDS = 4  # a divided spelling may leave the spelling of another token
 MOST_PARTS = 256  # of a text whose parts need a request each
 
 SENTINEL = f"stepspec-{secrets.token_hex(12)}"
-"""A word that no text can hold, as each process draws its own; templates and JSON leave it unchanged."""
+"""
+A word that no text can hold, as each process draws its own; templates and JSON leave it unchanged.
+"""
 
-_SIGNS = re.compile("[<>\\[\\]|\u25c1\u25b7\uff5c]")  # also Kimi's triangles and DeepSeek's wide bar
+# also Kimi's triangles and DeepSeek's wide bar
+_SIGNS = re.compile("[<>\\[\\]|\u25c1\u25b7\uff5c]")
 _FIXED = frozenset({"role", "type"})
 """The fields of messages and tools whose values are names of the protocol."""
 
@@ -72,7 +77,8 @@ class TextEncoder:
     """
     The tokenizer of one served model, reached over *connection*.
 
-    `literally` encodes our own text, in which a special token's spelling is meant; `between` text of others, not so.
+    `literally` encodes our own text, in which a special token's spelling is meant; `between` text
+    of others, not so.
     """
 
     def __init__(self, connection: Connection, model: str) -> None:
@@ -85,9 +91,11 @@ class TextEncoder:
 
     async def between(self, *texts: str) -> tuple[int, ...]:
         """
-        Encode *texts* as one: our own at the even places, those of users and models at the odd ones.
+        Encode *texts* as one: our own at the even places, those of users and models at the odd
+        ones.
 
-        Raise `MissingCapability` if the tokenizer makes a special token of what others wrote, however it is divided.
+        Raise `MissingCapability` if the tokenizer makes a special token of what others wrote,
+        however it is divided.
         """
         if not any(map(may_spell, texts[1::2])):
             return await self._joint(texts)
@@ -104,8 +112,9 @@ class TextEncoder:
         """
         Encode *messages* and *tools* as the chat template shows them, with a generation prompt.
 
-        The template gets the variables *template*, and in the assistant's turns also the special tokens *kept*. Raise
-        `MissingCapability` as `between` does, and `ContextTooLong` if what is shown does not fit into the context.
+        The template gets the variables *template*, and in the assistant's turns also the special
+        tokens *kept*. Raise `MissingCapability` as `between` does, and `ContextTooLong` if what is
+        shown does not fit into the context.
         """
         ids = await self.render(messages, template=template, tools=tools, fitting=True)
         texts = texts_of([*messages, *tools])
@@ -129,7 +138,9 @@ class TextEncoder:
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Decode *ids*, special tokens included."""
-        reply = await self.connection.post(self._call, DETOKENIZE, detokenize_body(self._model, ids))
+        reply = await self.connection.post(
+            self._call, DETOKENIZE, detokenize_body(self._model, ids)
+        )
         return detokenized(self._call, reply)
 
     async def pieces(self, ids: Collection[int]) -> dict[int, str]:
@@ -147,23 +158,38 @@ class TextEncoder:
         tools: Sequence[Mapping[str, Any]] = (),
         fitting: bool = False,
     ) -> list[int]:
-        """Encode what the chat template shows, with whatever special tokens the *messages* spell."""
-        body = tokenize_messages_body(self._model, messages, generate=generate, template=template, tools=tools)
+        """
+        Encode what the chat template shows, with whatever special tokens the *messages* spell.
+        """
+        body = tokenize_messages_body(
+            self._model, messages, generate=generate, template=template, tools=tools
+        )
         return (await self.tokenize(body, fitting=fitting))[0]
 
     async def tokenize(self, body: Body, *, fitting: bool = False) -> tuple[list[int], int]:
-        """Send one request; return the ids, and the longest sequence that the model takes: see `tokenized`."""
-        return tokenized(self._call, await self.connection.post(self._call, TOKENIZE, body), fitting=fitting)
+        """
+        Send one request; return the ids, and the longest sequence that the model takes: see
+        `tokenized`.
+        """
+        return tokenized(
+            self._call, await self.connection.post(self._call, TOKENIZE, body), fitting=fitting
+        )
 
     async def learn_marks(self, ids: Iterable[int]) -> None:
-        """Know those special tokens among *ids* that the tokenizer does not find in their own text."""
+        """
+        Know those special tokens among *ids* that the tokenizer does not find in their own text.
+        """
         for number in await self._mark_ids([*dict.fromkeys(ids)]):
             if await self._encode(mark := self._pieces[number]) != (number,):
                 self._hidden[mark] = number
 
     async def _encode(self, text: str) -> tuple[int, ...]:
         ids: list[int] = []
-        for part in re.split(f"({'|'.join(map(re.escape, self._hidden))})", text) if self._hidden else [text]:
+        for part in (
+            re.split(f"({'|'.join(map(re.escape, self._hidden))})", text)
+            if self._hidden
+            else [text]
+        ):
             known = self._hidden.get(part)
             ids += await self._tokenize_text(part) if known is None else [known]
         return tuple(ids)
@@ -172,30 +198,50 @@ class TextEncoder:
         return (await self.tokenize(tokenize_body(self._model, text)))[0] if text else []
 
     async def _joint(self, texts: tuple[str, ...]) -> tuple[int, ...]:
-        """Encode *texts* of `between` as one; each by itself if marks in ours are known that no tokenizer finds."""
+        """
+        Encode *texts* of `between` as one; each by itself if marks in ours are known that no
+        tokenizer finds.
+        """
         if not self._hidden:
             return await self.literally("".join(texts))
         encode = self.literally, self._tokenize_text
-        return tuple([number for place, text in enumerate(texts) for number in await encode[place % 2](text)])
+        return tuple(
+            [number for place, text in enumerate(texts) for number in await encode[place % 2](text)]
+        )
 
     async def _encode_between(self, texts: tuple[str, ...]) -> tuple[int, ...]:
-        own = [number for text in texts[::2] for number in await self._mark_ids(await self.literally(text))]
+        own = [
+            number
+            for text in texts[::2]
+            for number in await self._mark_ids(await self.literally(text))
+        ]
         ids, marks = await self._joint(texts), set[str]()
         for _ in range(ROUNDS):
             if await self._mark_ids(ids) == own:
                 return ids
             others = "".join(texts[1::2])
             marks |= await self._spelt_marks(ids, others)
-            if not any(mark in others for mark in marks):  # The tokenizer finds it in the normal form only.
-                texts = tuple([normalize("NFKC", text) if place % 2 else text for place, text in enumerate(texts)])
-            parts = [divided(text, marks) if place % 2 else text for place, text in enumerate(texts)]
+            # The tokenizer finds it in the normal form only.
+            if not any(mark in others for mark in marks):
+                texts = tuple(
+                    [
+                        normalize("NFKC", text) if place % 2 else text
+                        for place, text in enumerate(texts)
+                    ]
+                )
+            parts = [
+                divided(text, marks) if place % 2 else text for place, text in enumerate(texts)
+            ]
             ids = await self._joined("".join(parts), marks)
         if await self._mark_ids(ids) == own:
             return ids
         raise self._forged(marks)
 
     async def _joined(self, text: str, marks: Collection[str]) -> tuple[int, ...]:
-        """Encode the parts of *text* between the sentinels, each by itself; one of *marks* is put between them."""
+        """
+        Encode the parts of *text* between the sentinels, each by itself; one of *marks* is put
+        between them.
+        """
         names = {piece: number for number, piece in self._pieces.items() if piece in marks}
         for separator, number in sorted(names.items()):
             whole, inserted = joined(text, separator)
@@ -231,9 +277,10 @@ class TextEncoder:
 
     def _forged(self, marks: Collection[str]) -> MissingCapability:
         return MissingCapability(
-            f"the {self._call.role} model at {self._call.url}: a text spells special tokens, "
-            f"{', '.join(map(repr, sorted(marks)))}, and its tokenizer does not let them be encoded as text: leave "
-            "them out of the text, or start vLLM with another --chat-template"
+            f"the {self._call.role} model at {self._call.url}: a text spells special tokens,"
+            f" {', '.join(map(repr, sorted(marks)))}, and its tokenizer does not let them be"
+            " encoded as text: leave them out of the text, or start vLLM with another"
+            " --chat-template"
         )
 
 
@@ -241,12 +288,20 @@ class TextEncoder:
 
 
 def may_spell(text: str) -> bool:
-    """Whether *text* has a sign that special tokens are made of, also once a tokenizer has normalised it."""
-    return bool(_SIGNS.search(text)) or (not text.isascii() and bool(_SIGNS.search(normalize("NFKC", text))))
+    """
+    Whether *text* has a sign that special tokens are made of, also once a tokenizer has normalised
+    it.
+    """
+    return bool(_SIGNS.search(text)) or (
+        not text.isascii() and bool(_SIGNS.search(normalize("NFKC", text)))
+    )
 
 
 def is_mark(piece: str) -> bool:
-    """Whether a token with the text *piece* has the shape of a special token: a word or a sign between two signs."""
+    """
+    Whether a token with the text *piece* has the shape of a special token: a word or a sign between
+    two signs.
+    """
     if len(piece) < 3 or not (_sign(piece[0]) and _sign(piece[-1])):
         return False
     return (piece[0] == "<" and piece[-1] == ">") or any(character.isalnum() for character in piece)
@@ -257,19 +312,30 @@ def _sign(character: str) -> bool:
 
 
 def divided(text: str, marks: Iterable[str]) -> str:
-    """Put a sentinel after the first character of each of *marks* in *text*, also where they overlap."""
-    cuts = {found.start() + 1 for mark in marks for found in re.finditer(f"(?={re.escape(mark)})", text)}
+    """
+    Put a sentinel after the first character of each of *marks* in *text*, also where they overlap.
+    """
+    cuts = {
+        found.start() + 1 for mark in marks for found in re.finditer(f"(?={re.escape(mark)})", text)
+    }
     places = [0, *sorted(cuts), len(text)]
     return SENTINEL.join(text[start:end] for start, end in pairwise(places))
 
 
 def texts_of(fields: object) -> str:
-    """Join all text in the *fields* of messages and tools; arguments of calls as the JSON that they are."""
+    """
+    Join all text in the *fields* of messages and tools; arguments of calls as the JSON that they
+    are.
+    """
     if isinstance(fields, str):
         return fields
     if isinstance(fields, Mapping):
         members = cast("Mapping[str, object]", fields)
-        return "\n".join(f"{key}\n{texts_of(_plain(key, item))}" for key, item in members.items() if key not in _FIXED)
+        return "\n".join(
+            f"{key}\n{texts_of(_plain(key, item))}"
+            for key, item in members.items()
+            if key not in _FIXED
+        )
     if isinstance(fields, Sequence):
         return "\n".join(map(texts_of, cast("Sequence[object]", fields)))
     return ""
@@ -277,7 +343,8 @@ def texts_of(fields: object) -> str:
 
 def divided_fields(fields: Any, marks: Collection[str], kept: Collection[str] = ()) -> Any:
     """
-    Divide *marks* in all text of *fields*, of messages and tools, except *kept* ones in what the assistant said.
+    Divide *marks* in all text of *fields*, of messages and tools, except *kept* ones in what the
+    assistant said.
 
     Templates look for those: they leave out the thinking of earlier turns.
     """
@@ -289,7 +356,9 @@ def divided_fields(fields: Any, marks: Collection[str], kept: Collection[str] = 
         made: dict[str, Any] = {}
         for key, value in members.items():
             here = [mark for mark in marks if mark not in kept] if key == said else marks
-            made[divided(key, marks)] = value if key in _FIXED else divided_fields(_plain(key, value), here)
+            made[divided(key, marks)] = (
+                value if key in _FIXED else divided_fields(_plain(key, value), here)
+            )
         return made
     if isinstance(fields, Sequence):
         items = cast("Iterable[Any]", fields)
@@ -298,7 +367,10 @@ def divided_fields(fields: Any, marks: Collection[str], kept: Collection[str] = 
 
 
 def _plain(key: str, value: object) -> object:
-    """Spell out the escaped characters of a call's arguments, as the server does before it renders them."""
+    """
+    Spell out the escaped characters of a call's arguments, as the server does before it renders
+    them.
+    """
     if key != "arguments" or not isinstance(value, str):
         return value
     try:
@@ -309,7 +381,8 @@ def _plain(key: str, value: object) -> object:
 
 def joined(text: str, separator: str) -> tuple[str, list[bool]]:
     """
-    Put *separator*, a special token, in the place of each sentinel in *text*, so that one request encodes all parts.
+    Put *separator*, a special token, in the place of each sentinel in *text*, so that one request
+    encodes all parts.
 
     The list tells for each *separator* of the new text whether it was put there.
     """
@@ -319,7 +392,9 @@ def joined(text: str, separator: str) -> tuple[str, list[bool]]:
     return text.replace(SENTINEL, separator), inserted
 
 
-def without_inserted(ids: Sequence[int], separator: int, inserted: Sequence[bool]) -> tuple[int, ...] | None:
+def without_inserted(
+    ids: Sequence[int], separator: int, inserted: Sequence[bool]
+) -> tuple[int, ...] | None:
     """Leave out the *inserted* separators; None if the tokenizer has not found each of them."""
     if ids.count(separator) != len(inserted):
         return None

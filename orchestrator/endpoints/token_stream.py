@@ -1,8 +1,9 @@
 """
-From the events of a stream to a step: `TokenStream` yields tokens, `StepBuilder` takes them until the step ends.
+From the events of a stream to a step: `TokenStream` yields tokens, `StepBuilder` takes them until
+the step ends.
 
-`RequestMeter` counts the tokens and seconds of a request. `generate` opens one stream, and `grow` writes one step from
-it.
+`RequestMeter` counts the tokens and seconds of a request. `generate` opens one stream, and `grow`
+writes one step from it.
 """
 
 from __future__ import annotations
@@ -33,16 +34,21 @@ def or_now(clock: Callable[[], float] | None) -> Callable[[], float]:
 
 
 def step_ends(chain: Chain, stop: Sequence[str] | None) -> StepEnds:
-    """Return the ends of a write: the *stop* strings, also in blocks; if None, the ends of the steps of *chain*."""
+    """
+    Return the ends of a write: the *stop* strings, also in blocks; if None, the ends of the steps
+    of *chain*.
+    """
     return chain.ends if stop is None else StepEnds(tuple(stop), blocks=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
     """
-    What ends the thinking or the reply in a model's stream: its *text*, written as the one token *id*, or several (-1).
+    What ends the thinking or the reply in a model's stream: its *text*, written as the one token
+    *id*, or several (-1).
 
-    The block is *open*, or will be if the model begins by opening one itself. Chains have *spelt* in place of the text.
+    The block is *open*, or will be if the model begins by opening one itself. Chains have *spelt*
+    in place of the text.
     """
 
     text: str
@@ -62,7 +68,9 @@ class Closing:
 
 
 Spell: TypeAlias = Callable[[Sequence[int]], Awaitable[Mapping[int, str]]]
-"""Spells tokens by their ids, with a request of its own; those that it cannot spell are left out."""
+"""
+Spells tokens by their ids, with a request of its own; those that it cannot spell are left out.
+"""
 
 OUTSIDE = Closing("", open=False, spelt="")
 """That of an answer, where marks are text."""
@@ -70,13 +78,15 @@ OUTSIDE = Closing("", open=False, spelt="")
 
 class StepBuilder:
     """
-    Takes the tokens of the next step of *chain* until it ends, at one of *ends* or at *limit* tokens.
+    Takes the tokens of the next step of *chain* until it ends, at one of *ends* or at *limit*
+    tokens.
 
-    A token that reaches beyond the end is cut there: its id becomes -1, and the rest of its text is left out, with the
-    tokens that were only needed to recognise the end. The part of a delimiter that *opening* ends in does not count:
-    the model has to write all of it. Each token keeps the *top* likeliest tokens of its position. An opening longer
-    than the limit is cut to it. *closing* is how the model ends its thinking or its reply; only such a mark, if it
-    begins within the limit, may end beyond it.
+    A token that reaches beyond the end is cut there: its id becomes -1, and the rest of its text is
+    left out, with the tokens that were only needed to recognise the end. The part of a delimiter
+    that *opening* ends in does not count: the model has to write all of it. Each token keeps the
+    *top* likeliest tokens of its position. An opening longer than the limit is cut to it. *closing*
+    is how the model ends its thinking or its reply; only such a mark, if it begins within the
+    limit, may end beyond it.
     """
 
     def __init__(
@@ -127,7 +137,9 @@ class StepBuilder:
             return "delimiter"
         if end < 0 and (self._room > 0 or self.in_mark):
             return None
-        self._cut_at(len("".join([each.text for each in self._tokens[: len(self._tokens) + self._room]])))
+        self._cut_at(
+            len("".join([each.text for each in self._tokens[: len(self._tokens) + self._room]]))
+        )
         return "length"
 
     def add_each(self, tokens: Sequence[Token]) -> Stop | None:
@@ -138,11 +150,17 @@ class StepBuilder:
         return None
 
     def hold(self, text: str) -> None:
-        """Leave *text* out if the model writes it next: the end of the chain, which its server has not read."""
+        """
+        Leave *text* out if the model writes it next: the end of the chain, which its server has not
+        read.
+        """
         self._held = text
 
     def _add_held(self, token: Token) -> Stop | None:
-        """Take a token that may be held text. Its first bytes are tokens without text, and wait for the rest."""
+        """
+        Take a token that may be held text. Its first bytes are tokens without text, and wait for
+        the rest.
+        """
         if self._held.startswith(token.text):
             self._waiting = [*self._waiting, token] if not token.text else []
             self._held = self._held[len(token.text) :]
@@ -155,9 +173,16 @@ class StepBuilder:
         return self.add_each(tokens)
 
     def _closed(self, text: str, token: Token) -> int:
-        """Where the mark ends that closes the thinking in *text*, whose last part is *token*'s; -1 if it does not."""
+        """
+        Where the mark ends that closes the thinking in *text*, whose last part is *token*'s; -1 if
+        it does not.
+        """
         closing = self._closing
-        if closing.text and not closing.open and (opened := opened_by(self._before + text)) is not None:
+        if (
+            closing.text
+            and not closing.open
+            and (opened := opened_by(self._before + text)) is not None
+        ):
             number = closing.id if opened.closing == closing.text else -1
             closing = self._closing = Closing(opened.closing, number)
         if not closing.text or not closing.open:
@@ -165,7 +190,8 @@ class StepBuilder:
         self._marked = self._marked or closing.id < 0 or token.id == closing.id
         if not self._marked:
             return -1
-        start = len(text) - len(token.text) - len(closing.text) + 1  # The text of several tokens may be the last one's.
+        # The text of several tokens may be the last one's.
+        start = len(text) - len(token.text) - len(closing.text) + 1
         at = text.find(closing.text, max(self._written_from, start))
         return at if at < 0 else at + len(closing.text)
 
@@ -182,9 +208,11 @@ class StepBuilder:
 
     def resume(self) -> None:
         """
-        Prepare for another request, after the server has stopped at a delimiter that is no end of the step.
+        Prepare for another request, after the server has stopped at a delimiter that is no end of
+        the step.
 
-        A last token that was cut there is removed, to be written again uncut, with the tokens whose text it holds.
+        A last token that was cut there is removed, to be written again uncut, with the tokens whose
+        text it holds.
         """
         if self._tokens and self._tokens[-1].id < 0:
             length = len(self._tokens)
@@ -197,7 +225,10 @@ class StepBuilder:
 
     @property
     def blocks(self) -> bool:
-        """Whether the ends have blocks: a delimiter in a block does not end the step, though the server stops there."""
+        """
+        Whether the ends have blocks: a delimiter in a block does not end the step, though the
+        server stops there.
+        """
         return self._ends.blocks
 
     @property
@@ -206,7 +237,9 @@ class StepBuilder:
         return self._room
 
     def _neutral(self, rival: Token) -> Token:
-        return replace(rival, text=self._closing.spelt) if rival.text == self._closing.text else rival
+        return (
+            replace(rival, text=self._closing.spelt) if rival.text == self._closing.text else rival
+        )
 
     def _close(self) -> None:
         """Spell the end as chains do: its last token has all of that text, the others none."""
@@ -218,7 +251,9 @@ class StepBuilder:
                 text = token.text[: max(0, start - at)]
                 self._tokens[place] = replace(token, text=text, id=-1 if straddled else token.id)
             at = end
-        self._tokens[-1] = replace(self._tokens[-1], text=self._tokens[-1].text + self._closing.spelt)
+        self._tokens[-1] = replace(
+            self._tokens[-1], text=self._tokens[-1].text + self._closing.spelt
+        )
         self._text = self._text[:start] + self._closing.spelt
 
     @property
@@ -239,7 +274,8 @@ class StepBuilder:
         """
         Return the step, without the first bytes of a character whose last bytes have not arrived.
 
-        Their tokens have no text and are left out: after half a character, vLLM returns the prompt as written text.
+        Their tokens have no text and are left out: after half a character, vLLM returns the prompt
+        as written text.
         """
         tokens = list(self._tokens)
         while tokens and not tokens[-1].text:
@@ -252,8 +288,8 @@ class RequestMeter:
     """
     Measures one request, and emits `Called` when it is over, whether done, failed or cancelled.
 
-    *prompt*, *cached* and *written* count tokens; *prompt* is as it was sent, whatever the server says.
-    *first* is the seconds to the first token, None before it.
+    *prompt*, *cached* and *written* count tokens; *prompt* is as it was sent, whatever the server
+    says. *first* is the seconds to the first token, None before it.
     """
 
     role: Party
@@ -274,11 +310,18 @@ class RequestMeter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        fate: Fate = "done" if exc is None else "failed" if isinstance(exc, Exception) else "cancelled"
+        fate: Fate = (
+            "done" if exc is None else "failed" if isinstance(exc, Exception) else "cancelled"
+        )
         seconds = self.clock() - self.started
-        if isinstance(exc, EndpointUnreachable) or (isinstance(exc, EndpointError) and exc.status >= 400):
+        if isinstance(exc, EndpointUnreachable) or (
+            isinstance(exc, EndpointError) and exc.status >= 400
+        ):
             self.prompt = self.cached = 0  # the server has read nothing
         counts = self.prompt, self.cached, self.written
         purpose, step = self.request.purpose, self.request.step
@@ -303,10 +346,11 @@ class TokenStream:
     """
     The tokens of one open stream, and then the reason why it ended.
 
-    Without log-probabilities an event of several tokens does not tell their single spellings. It is divided by the
-    *spellings* of tokens that arrived alone, by their ids, to which those of this stream are added, and for the others
-    by what *spell* returns. If these do not join to its text, the last token of those that do not has the text of all,
-    and no id if it, or the last one of the event before, may be the first half of a character.
+    Without log-probabilities an event of several tokens does not tell their single spellings. It is
+    divided by the *spellings* of tokens that arrived alone, by their ids, to which those of this
+    stream are added, and for the others by what *spell* returns. If these do not join to its text,
+    the last token of those that do not has the text of all, and no id if it, or the last one of the
+    event before, may be the first half of a character.
     """
 
     def __init__(
@@ -335,7 +379,9 @@ class TokenStream:
         return self._tokens.popleft()
 
     async def finish(self) -> None:
-        """If the text has ended, read the usage and the end of the stream, which frees the connection."""
+        """
+        If the text has ended, read the usage and the end of the stream, which frees the connection.
+        """
         with suppress(EndpointUnavailable):
             while self._ended and await self._read():
                 pass
@@ -346,12 +392,16 @@ class TokenStream:
             return False
         piece = parse_chunk(self._call, event, self._logprobs, self._closing)
         self._tally.add(piece.received, piece.cached)
-        self._tokens.extend(await self._divided(piece.tokens) if self._logprobs is None else piece.tokens)
+        self._tokens.extend(
+            await self._divided(piece.tokens) if self._logprobs is None else piece.tokens
+        )
         self._ended = piece.ended or self._ended
         return True
 
     async def _divided(self, tokens: Sequence[Token]) -> Sequence[Token]:
-        """Divide the text of the last of *tokens* among all of them, if their spellings are known."""
+        """
+        Divide the text of the last of *tokens* among all of them, if their spellings are known.
+        """
         if not tokens:
             return tokens
         if len(tokens) == 1 and not self._halved:
@@ -374,25 +424,37 @@ class TokenStream:
 
 @asynccontextmanager
 async def generate(
-    connection: Connection, call: Call, body: Body, tally: RequestMeter, spellings: dict[int, str], spell: Spell
+    connection: Connection,
+    call: Call,
+    body: Body,
+    tally: RequestMeter,
+    spellings: dict[int, str],
+    spell: Spell,
 ) -> AsyncGenerator[TokenStream]:
-    """Send *body* and yield the stream of tokens. Leaving the block before its end aborts the request."""
+    """
+    Send *body* and yield the stream of tokens. Leaving the block before its end aborts the request.
+    """
     with tally:
         async with connection.stream(call, body) as events:
             closing = body.get("stop_token_ids", ())
-            arrivals = TokenStream(call, events, tally, body.get("logprobs"), closing, spellings, spell)
+            arrivals = TokenStream(
+                call, events, tally, body.get("logprobs"), closing, spellings, spell
+            )
             yield arrivals
             await arrivals.finish()
 
 
 async def grow(
-    growing: StepBuilder, take: Callable[[], Awaitable[Token | Stop]], until: Callable[[Step], bool] | None
+    growing: StepBuilder,
+    take: Callable[[], Awaitable[Token | Stop]],
+    until: Callable[[Step], bool] | None,
 ) -> Step | None:
     """
-    Add tokens from *take* until the step is complete, the stream ends, or *until* returns true for the partial step.
+    Add tokens from *take* until the step is complete, the stream ends, or *until* returns true for
+    the partial step.
 
-    A closing mark has precedence over *until*, which sees no part of it. Return None for an incomplete step: the server
-    stopped at a delimiter in a block.
+    A closing mark has precedence over *until*, which sees no part of it. Return None for an
+    incomplete step: the server stopped at a delimiter in a block.
     """
     while True:
         token = await take()
@@ -406,6 +468,12 @@ def grown(growing: StepBuilder, token: Token, until: Callable[[Step], bool] | No
     """Add *token*; return the step if it is complete, or if *until* returns true for it."""
     room = growing.room
     stop = growing.add(token)
-    if until and growing.room < room and stop != "end" and not growing.in_mark and until(growing.so_far()):
+    if (
+        until
+        and growing.room < room
+        and stop != "end"
+        and not growing.in_mark
+        and until(growing.so_far())
+    ):
         stop = "until"
     return growing.end(stop) if stop else None

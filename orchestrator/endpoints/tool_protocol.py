@@ -1,10 +1,12 @@
 """
-Tools in vLLM's HTTP protocol: conversations with calls, the form of an answer with calls, and the parser of one.
+Tools in vLLM's HTTP protocol: conversations with calls, the form of an answer with calls, and the
+parser of one.
 
-The parser is the server's own, which its flag ``--tool-call-parser`` names. It is reached by the routes that the flag
-``--enable-scale-out`` opens: `RENDER` says how an answer has to be written for a choice of tools, and `DERENDER` turns
-the token ids of an answer into its content and its calls, piece by piece. It keeps no state between two requests: each
-has that of the one before, `ParserState`. Pure: no I/O and no clock.
+The parser is the server's own, which its flag ``--tool-call-parser`` names. It is reached by the
+routes that the flag ``--enable-scale-out`` opens: `RENDER` says how an answer has to be written for
+a choice of tools, and `DERENDER` turns the token ids of an answer into its content and its calls,
+piece by piece. It keeps no state between two requests: each has that of the one before,
+`ParserState`. Pure: no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from .vllm_protocol import Body, Call, Reply, ServerFormat, reading
 RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
 MOST_PROMPT = 64  # tokens of a prompt that the parser needs: the end of the thinking is among them
 FLAGS = "--enable-scale-out --enable-auto-tool-choice --tool-call-parser NAME"
-CURE = f"start vLLM with {FLAGS}, where NAME is the parser of this model (vllm serve --help=tool-call-parser)"
+CURE = (
+    f"start vLLM with {FLAGS}, where NAME is the parser of this model (vllm serve"
+    " --help=tool-call-parser)"
+)
 
 ParserState: TypeAlias = Mapping[str, Any]
 """What the parser has taken in, in the server's own words; empty at the beginning of an answer."""
@@ -31,11 +36,17 @@ _PLACEHOLDER = ({"role": "user", "content": "?"},)
 
 
 def message_fields(message: Message) -> dict[str, Any]:
-    """Return *message* in the form of a chat completion's request; the chat template sees all of it."""
+    """
+    Return *message* in the form of a chat completion's request; the chat template sees all of it.
+    """
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.calls:
         fields["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
             for call in message.calls
         ]
     if message.call_id:
@@ -64,7 +75,9 @@ def chat_request(model: str, toolset: Toolset) -> Body:
         "model": model,
         "messages": _PLACEHOLDER,
         "tools": [tool_fields(tool) for tool in toolset.tools],
-        "tool_choice": {"type": "function", "function": {"name": toolset.choice}} if named else toolset.choice,
+        "tool_choice": (
+            {"type": "function", "function": {"name": toolset.choice}} if named else toolset.choice
+        ),
         "parallel_tool_calls": toolset.parallel,
     }
 
@@ -75,11 +88,16 @@ def answer_format(call: Call, reply: Reply) -> ServerFormat | None:
         outputs = reply["sampling_params"].get("structured_outputs")
         if not outputs:
             return None
-        return ServerFormat({name: value for name, value in outputs.items() if value and not name.startswith("_")})
+        return ServerFormat(
+            {name: value for name, value in outputs.items() if value and not name.startswith("_")}
+        )
 
 
 def no_parser(exc: EndpointRejected) -> MissingCapability | None:
-    """Return the error, with its cure, if the server rejected a request because it has no parser; None otherwise."""
+    """
+    Return the error, with its cure, if the server rejected a request because it has no parser; None
+    otherwise.
+    """
     cause = exc.cause.lower()
     if "scale-out" in cause or cause.startswith(("http 404", "http 405")):
         why = "tools need the routes that its flag --enable-scale-out opens"
@@ -91,9 +109,17 @@ def no_parser(exc: EndpointRejected) -> MissingCapability | None:
 
 
 def parser_body(
-    model: str, toolset: Toolset, prompt: Sequence[int], ids: Sequence[int], state: ParserState, *, finished: bool
+    model: str,
+    toolset: Toolset,
+    prompt: Sequence[int],
+    ids: Sequence[int],
+    state: ParserState,
+    *,
+    finished: bool,
 ) -> Body:
-    """Ask for what *ids*, the next ones of an answer after *prompt*, add to its content and its calls."""
+    """
+    Ask for what *ids*, the next ones of an answer after *prompt*, add to its content and its calls.
+    """
     choice = {"index": 0, "token_ids": list(ids), "finish_reason": "stop" if finished else None}
     return {
         "model": model,
@@ -106,7 +132,10 @@ def parser_body(
 
 
 def parsed(call: Call, reply: Reply) -> tuple[str, tuple[Calling, ...], ParserState]:
-    """Read a reply of `DERENDER`: further content, further pieces of calls, and the state. Raise `MalformedReply`."""
+    """
+    Read a reply of `DERENDER`: further content, further pieces of calls, and the state. Raise
+    `MalformedReply`.
+    """
     with reading(call, "content and calls", reply):
         state = cast("ParserState", reply["stream_state"])
         delta: Mapping[str, Any] = reply["chunk"]["choices"][0]["delta"]
@@ -119,12 +148,15 @@ def _piece(piece: Mapping[str, Any]) -> Calling:
     arguments = function.get("arguments")
     if not isinstance(arguments, str):  # some parsers give the value itself
         arguments = "" if arguments is None else orjson.dumps(arguments).decode()
-    return Calling(int(piece["index"]), piece.get("id") or "", function.get("name") or "", arguments)
+    return Calling(
+        int(piece["index"]), piece.get("id") or "", function.get("name") or "", arguments
+    )
 
 
 def _short(state: ParserState) -> ParserState:
     """
-    Join the pieces of *state* to one while no call has begun: the server replays them one by one for every request.
+    Join the pieces of *state* to one while no call has begun: the server replays them one by one
+    for every request.
 
     Once a call has begun the pieces stay, as parsers remember which parts of it they have emitted.
     """

@@ -1,4 +1,6 @@
-"""A model served by vLLM: `VllmEndpoint`, which all runs share. `VllmModel` is the `Model` of one run."""
+"""
+A model served by vLLM: `VllmEndpoint`, which all runs share. `VllmModel` is the `Model` of one run.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,26 @@ from itertools import product
 
 from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
 from ..concurrency import at_once
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, MissingCapability, StepspecError
+from ..errors import (
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    MissingCapability,
+    StepspecError,
+)
 from ..events import Calling, Observer
 from . import tool_protocol, vllm_protocol
 from .chat_template import Template
 from .client import ConnectedEndpoint
-from .metrics import Acceptance, CacheConfig, QueueGauges, read_acceptance, read_cache_config, read_queue, read_start
+from .metrics import (
+    Acceptance,
+    CacheConfig,
+    QueueGauges,
+    read_acceptance,
+    read_cache_config,
+    read_queue,
+    read_start,
+)
 from .probe import Capabilities, probe
 from .settings import Endpoint, Sampling
 from .text_encoder import AsyncCache
@@ -25,7 +41,8 @@ from .vllm_model import VllmModel
 from .vllm_protocol import HEALTH, METRICS
 
 WARM_UP_TOKENS = 8
-WARM_UP_BATCHES = (1, 4)  # requests at the same time: compilers make a version of their own for a size of 1
+# requests at the same time: compilers make a version of their own for a size of 1
+WARM_UP_BATCHES = (1, 4)
 WARM_UP_SECONDS = 120.0
 TOOLSETS = 64  # whose formats are remembered
 SPELLING_SECONDS = 2.0  # for which a stream waits to know how its tokens are spelt
@@ -33,17 +50,20 @@ SPELLING_SECONDS = 2.0  # for which a stream waits to know how its tokens are sp
 
 class VllmEndpoint(ConnectedEndpoint[Endpoint]):
     """
-    The connection to one served model, with its name, tokenizer and chat template, which are learnt on entering.
+    The connection to one served model, with its name, tokenizer and chat template, which are learnt
+    on entering.
 
-    Entering raises an `EndpointError`, with the cure, if the server cannot be used, and `MissingCapability` if its chat
-    template cannot be learnt.
+    Entering raises an `EndpointError`, with the cure, if the server cannot be used, and
+    `MissingCapability` if its chat template cannot be learnt.
     """
 
     def __init__(self, settings: Endpoint, table: str = "") -> None:
         super().__init__(settings, table)
         self.speculates = False  # on tokens, so that most events have several
-        self.spellings: dict[int, str] = {}  # of marks and of tokens that arrived alone, by their ids
-        self.by_id: bool | None = None  # whether it returns log-probabilities of given ids; None: not tried
+        # of marks and of tokens that arrived alone, by their ids
+        self.spellings: dict[int, str] = {}
+        # whether it returns log-probabilities of given ids; None: not tried
+        self.by_id: bool | None = None
         self.cache: CacheConfig | None = None  # its prefix cache; None if it does not describe it
         self._can: Capabilities | None = None
         self._process: tuple[bytes, bool] | None = None  # see `_begin`; None: not connected yet
@@ -57,16 +77,27 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         await self._learn_flags()
 
     async def _learn_flags(self) -> None:
-        """Find out whether the server speculates, unless its metrics show that its process is the one that is known."""
+        """
+        Find out whether the server speculates, unless its metrics show that its process is the one
+        that is known.
+        """
         metrics = await self._metrics()
         process = read_start(metrics), read_acceptance(metrics) is not None
         if process != self._process and (metrics or self._process is None):
             self._begin(process)
 
     def _begin(self, process: tuple[bytes, bool]) -> None:
-        """Forget what was tried out at another *process*, of which its start is known, and whether it speculates."""
-        self._process, (_, self.speculates), self.spellings = process, process, {**self.encoder.marks}
-        # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the engine ends.
+        """
+        Forget what was tried out at another *process*, of which its start is known, and whether it
+        speculates.
+        """
+        self._process, (_, self.speculates), self.spellings = (
+            process,
+            process,
+            {**self.encoder.marks},
+        )
+        # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the
+        # engine ends.
         self.by_id, self._can = False if self.speculates else None, None
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
         self.connection.priorities = self.settings.priorities
@@ -94,17 +125,21 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
     @property
     def checkpoints(self) -> bool:
-        """Whether a question is sent with a second prompt, the chain alone: see `CacheConfig.checkpoints`."""
+        """
+        Whether a question is sent with a second prompt, the chain alone: see
+        `CacheConfig.checkpoints`.
+        """
         return self.cache is not None and self.cache.checkpoints
 
     @asynccontextmanager
     async def apart(self) -> AsyncGenerator[None]:
         """
-        Keep a request that reads the likeliest tokens of positions apart from questions by token ids.
+        Keep a request that reads the likeliest tokens of positions apart from questions by token
+        ids.
 
-        In one batch of vLLM's V1 runner, the latter leave nothing of the former's tokens. A question that begins during
-        the block reads the 20 likeliest tokens instead, and the block waits for questions by ids that are being
-        answered: each writes one token.
+        In one batch of vLLM's V1 runner, the latter leave nothing of the former's tokens. A
+        question that begins during the block reads the 20 likeliest tokens instead, and the block
+        waits for questions by ids that are being answered: each writes one token.
         """
         self._reading += 1
         try:
@@ -136,7 +171,10 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         return read_queue(await self._metrics())
 
     async def acceptance(self) -> Acceptance | None:
-        """Read the server's counters of token-level speculation; None without speculation or without metrics."""
+        """
+        Read the server's counters of token-level speculation; None without speculation or without
+        metrics.
+        """
         return read_acceptance(await self._metrics())
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
@@ -152,14 +190,23 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         return {}
 
     async def check_health(self) -> None:
-        """Raise `EndpointUnavailable` if ``/health`` answers with a failure; a server without it is healthy."""
+        """
+        Raise `EndpointUnavailable` if ``/health`` answers with a failure; a server without it is
+        healthy.
+        """
         with suppress(EndpointRejected):
             await self.connection.get(self.connection.call("probe"), HEALTH, retries=0)
 
     async def check_unchanged(self) -> None:
-        """Raise `EndpointUnavailable` if the server's vocabulary, chat template or context is not as it was learnt."""
+        """
+        Raise `EndpointUnavailable` if the server's vocabulary, chat template or context is not as
+        it was learnt.
+        """
         if await self.encoder.changed():
-            message = "another server answers here, or the same one with other flags: it is to be learnt anew"
+            message = (
+                "another server answers here, or the same one with other flags: it is to be learnt"
+                " anew"
+            )
             raise self.connection.call("connect").error(EndpointUnavailable, message)
 
     async def _look(self) -> None:
@@ -167,7 +214,10 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
     def adopt(self, fresh: VllmEndpoint) -> None:
         """Take over what *fresh*, a new connection to the same server, has learnt."""
-        ours, theirs = ((each.rendered_last, each.vocabulary, each.template) for each in (self.encoder, fresh.encoder))
+        ours, theirs = (
+            (each.rendered_last, each.vocabulary, each.template)
+            for each in (self.encoder, fresh.encoder)
+        )
         if ours != theirs:
             self.encoder = fresh.encoder
             self.encoder.connection = self.connection
@@ -177,10 +227,11 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
     async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
         """
-        Whether the model thinks in a block of its own before it answers *messages*: see `Template.opens`.
+        Whether the model thinks in a block of its own before it answers *messages*: see
+        `Template.opens`.
 
-        Runs begin with this question. A server that was started again has closed every connection: after a new one,
-        such as a check of health opens, look whether the server is the same.
+        Runs begin with this question. A server that was started again has closed every connection:
+        after a new one, such as a check of health opens, look whether the server is the same.
         """
         await self._after_reopening(self._look)
         return await self.encoder.opens(messages, tools)
@@ -197,7 +248,8 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
     ) -> tuple[str, tuple[Calling, ...], ParserState]:
         """
-        Let the server's parser read the next *tokens* of an answer with *toolset*, after what *state* describes.
+        Let the server's parser read the next *tokens* of an answer with *toolset*, after what
+        *state* describes.
 
         Return the content and the pieces of calls that they add, and the new state.
         """
@@ -211,12 +263,15 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
     async def _tool_format(self, toolset: Toolset) -> vllm_protocol.Format | None:
         if self.template.markers.opens_message:
             raise MissingCapability(
-                f"the {self.role} model at {self.settings.url}: its chat template opens a message for the answer, in "
-                "which no tool can be called; send requests with tools to the model by its own name"
+                f"the {self.role} model at {self.settings.url}: its chat template opens a message"
+                " for the answer, in which no tool can be called; send requests with tools to the"
+                " model by its own name"
             )
         call = self.connection.call("learn the form of tool calls")
         try:
-            reply = await self.connection.post(call, RENDER, tool_protocol.chat_request(self.name, toolset))
+            reply = await self.connection.post(
+                call, RENDER, tool_protocol.chat_request(self.name, toolset)
+            )
         except EndpointRejected as exc:
             raise (tool_protocol.no_parser(exc) or exc) from exc
         return tool_protocol.answer_format(call, reply)
@@ -230,7 +285,8 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         format: vllm_protocol.Format | None = None,
     ) -> VllmModel:
         """
-        Make the model of one run. *clock* returns the seconds since the run began; by default it begins now.
+        Make the model of one run. *clock* returns the seconds since the run began; by default it
+        begins now.
 
         With a *format*, everything that this model writes is JSON.
         """
@@ -246,10 +302,12 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
     async def warm_up(self) -> None:
         """
-        Send every kind of request that methods send, one at a time and then several, so that no run is the first.
+        Send every kind of request that methods send, one at a time and then several, so that no run
+        is the first.
 
-        vLLM compiles what it needs for log-probabilities when they are first requested, which takes seconds. Failures
-        are left to the runs that need what fails, and whatever takes longer than `WARM_UP_SECONDS` is given up.
+        vLLM compiles what it needs for log-probabilities when they are first requested, which takes
+        seconds. Failures are left to the runs that need what fails, and whatever takes longer than
+        `WARM_UP_SECONDS` is given up.
         """
         chain, step = Chain.of("What is 1 + 1?"), Step("2", "small")
         greedy, sampled = self.model(), self.model(Sampling(seed=0))
@@ -275,7 +333,10 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
 
 
 async def warm_up(settings: Endpoint) -> None:
-    """Warm up the server that *settings* name. One that cannot be used is left to its users, who get the reason."""
+    """
+    Warm up the server that *settings* name. One that cannot be used is left to its users, who get
+    the reason.
+    """
     with suppress(StepspecError):
         async with VllmEndpoint(settings) as endpoint:
             await endpoint.warm_up()

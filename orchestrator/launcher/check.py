@@ -1,9 +1,9 @@
 """
 Check a pair before anything is started: ports, cards and memory.
 
-`inspect_machine` reads what this machine has, and `check_pair` decides what follows from it. What only vLLM can know,
-such as its flags, the memory of a pass or the drafter's vocabulary, it says itself when it starts, before it loads a
-model; the launcher shows the end of its log.
+`inspect_machine` reads what this machine has, and `check_pair` decides what follows from it. What
+only vLLM can know, such as its flags, the memory of a pass or the drafter's vocabulary, it says
+itself when it starts, before it loads a model; the launcher shows the end of its log.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Machine:
     """
     What this machine has for one pair; *vllm* is whether it is installed.
 
-    *cards* is the number of GPUs that may be used, and *card* the GiB of the smallest one that is; None if the driver
-    does not tell. *taken* has the reason for each address that cannot be bound. *weights* has the bytes of each model,
-    by name and revision, that is on this machine.
+    *cards* is the number of GPUs that may be used, and *card* the GiB of the smallest one that is;
+    None if the driver does not tell. *taken* has the reason for each address that cannot be bound.
+    *weights* has the bytes of each model, by name and revision, that is on this machine.
     """
 
     vllm: bool = True
@@ -55,7 +55,11 @@ def inspect_machine(pair: Pair) -> Machine:
     memory = _query_driver() if used else []
     visible = visible_cards(os.environ)
     names = dict(enumerate(map(str, range(len(memory))) if visible is None else visible))
-    sizes = [memory[int(name)] for card in used if (name := names.get(card, "")).isdigit() and int(name) < len(memory)]
+    sizes = [
+        memory[int(name)]
+        for card in used
+        if (name := names.get(card, "")).isdigit() and int(name) < len(memory)
+    ]
     return Machine(
         vllm=importlib.util.find_spec("vllm") is not None,
         cards=len(memory) or None if visible is None else len(visible),
@@ -75,16 +79,23 @@ def why_taken(host: str, port: int) -> str:
 
 
 def _query_driver() -> list[float]:
-    """Ask the driver for the GiB of every card; empty if there is no driver, or it does not tell."""
+    """
+    Ask the driver for the GiB of every card; empty if there is no driver, or it does not tell.
+    """
     try:
-        listing = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
+        listing = subprocess.run(
+            NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True
+        )
         return [float(line) / MIB_IN_GIB for line in listing.stdout.split("\n") if line.strip()]
     except (OSError, subprocess.SubprocessError, ValueError):
         return []
 
 
 def _weight_bytes(model: str, revision: str | None) -> int:
-    """Return the size of the weights of *model*; 0 if they are not on this machine. Mistral's have a second copy."""
+    """
+    Return the size of the weights of *model*; 0 if they are not on this machine. Mistral's have a
+    second copy.
+    """
     folder = model_folder(model, revision)
     files = folder and ([*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")])
     return sum(file.stat().st_size for file in files or ())
@@ -95,7 +106,10 @@ def model_folder(model: str, revision: str | None = None) -> Path | None:
     folder = Path(model)
     if not folder.is_absolute():
         home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-        repository = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{model.replace('/', '--')}"
+        repository = (
+            Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+            / f"models--{model.replace('/', '--')}"
+        )
         commit = revision or "main"
         reference = repository / "refs" / commit
         if reference.is_file():
@@ -105,9 +119,14 @@ def model_folder(model: str, revision: str | None = None) -> Path | None:
 
 
 def check_pair(pair: Pair, machine: Machine) -> None:
-    """Raise `ConfigurationError` with every reason why *pair* cannot run on *machine*, each with its remedy."""
+    """
+    Raise `ConfigurationError` with every reason why *pair* cannot run on *machine*, each with its
+    remedy.
+    """
     if found := [*_errors(pair, machine)]:
-        raise ConfigurationError(found[0] if len(found) == 1 else "".join(f"\n- {error}" for error in found))
+        raise ConfigurationError(
+            found[0] if len(found) == 1 else "".join(f"\n- {error}" for error in found)
+        )
 
 
 def _errors(pair: Pair, machine: Machine) -> Iterator[str]:
@@ -117,11 +136,14 @@ def _errors(pair: Pair, machine: Machine) -> Iterator[str]:
     for path, server in pair.started.items():
         if reason := machine.taken.get((server.host, server.port)):
             yield (
-                f"{path}: {server.host}:{server.port} is not available ({reason}): stop the program that uses it, or "
-                "set another port or host"
+                f"{path}: {server.host}:{server.port} is not available ({reason}): stop the program"
+                " that uses it, or set another port or host"
             )
         if server.port and (other := ports.setdefault(server.port, path)) != path:
-            yield f"{other} and {path} have the same port {server.port}: set different ports, or leave them out"
+            yield (
+                f"{other} and {path} have the same port {server.port}: set different ports, or"
+                " leave them out"
+            )
         yield from _model_errors(pair, path, server, machine)
     yield from _card_errors(pair, machine)
 
@@ -130,15 +152,25 @@ def _card_errors(pair: Pair, machine: Machine) -> Iterator[str]:
     for card in sorted({card for server in pair.started.values() for card in server.gpus}):
         users = {path: server for path, server in pair.started.items() if card in server.gpus}
         if machine.cards is not None and card >= machine.cards:
-            allowed = f"{machine.cards} may be used (nvidia-smi, {VISIBLE}), which gpus number from 0"
+            allowed = (
+                f"{machine.cards} may be used (nvidia-smi, {VISIBLE}), which gpus number from 0"
+            )
             yield f"{', '.join(users)}: there is no GPU {card}: {allowed}"
         if sum(server.memory for server in users.values()) > 1 + ROUNDING:
-            shares = " + ".join(f"{path}.memory {server.memory:g}" for path, server in users.items())
-            yield f"GPU {card}: the shares of its memory exceed 1 ({shares} > 1): lower one, or use another GPU"
+            shares = " + ".join(
+                f"{path}.memory {server.memory:g}" for path, server in users.items()
+            )
+            yield (
+                f"GPU {card}: the shares of its memory exceed 1 ({shares} > 1): lower one, or use"
+                " another GPU"
+            )
 
 
 def _model_errors(pair: Pair, path: str, server: StartedServer, machine: Machine) -> Iterator[str]:
-    """Compare the weights, as far as they are on this machine, with the share of a card; vLLM checks the rest."""
+    """
+    Compare the weights, as far as they are on this machine, with the share of a card; vLLM checks
+    the rest.
+    """
     if Path(server.model).is_absolute() and model_folder(server.model) is None:
         yield f"{path}.model: no model at {server.model}: a folder with a config.json is needed"
     drafter = pair.drafter(path)
@@ -151,6 +183,7 @@ def _model_errors(pair: Pair, path: str, server: StartedServer, machine: Machine
     need = sum(machine.weights.get(model, 0) for model in models) / GIB / len(server.gpus)
     if need > server.memory * card:
         yield (
-            f"{path} does not fit: its weights take {need:.1f} GiB of each card, and it may use {server.memory:g} of "
-            f"{card:.0f} GiB: raise {path}.memory, use more gpus, or a quantised model"
+            f"{path} does not fit: its weights take {need:.1f} GiB of each card, and it may use"
+            f" {server.memory:g} of {card:.0f} GiB: raise {path}.memory, use more gpus, or a"
+            " quantised model"
         )

@@ -1,7 +1,8 @@
 """
 A pair as command lines of vLLM, and as the settings of a solver that uses its servers.
 
-Both follow the shape of the pair's file: large, small and, where the small model is a pair, its own large and small.
+Both follow the shape of the pair's file: large, small and, where the small model is a pair, its own
+large and small.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from .launch import RunningServer, Server
 from .pair import NESTING_SETTINGS, VISIBLE, Pair, PairWithin, Roles, StartedServer
 
 SMALL, LARGE = "small", "large"
-SHARED_SETTINGS = ("template", "thinks", "suffix_scoring")  # settings of both a StartedServer and an Endpoint
+# settings of both a StartedServer and an Endpoint
+SHARED_SETTINGS = ("template", "thinks", "suffix_scoring")
 OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
 
 IGNORED: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
 """Flags without effect since a version of vLLM; a later one will refuse them."""
 
-JSON_LISTS = {"allowed-origins", "allowed-methods", "allowed-headers"}  # the lists that vLLM reads as JSON
+# the lists that vLLM reads as JSON
+JSON_LISTS = {"allowed-origins", "allowed-methods", "allowed-headers"}
 
-# With the scores of a suffix, vLLM's V1 runner sends memory that it has not written to. Filled with zeros, that memory
-# at least is valid JSON; otherwise it may hold numbers such as NaN, and every other reply fails to parse.
+# With the scores of a suffix, vLLM's V1 runner sends memory that it has not written to. Filled with
+# zeros, that memory at least is valid JSON; otherwise it may hold numbers such as NaN, and every
+# other reply fails to parse.
 ZEROS: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
 
 
@@ -44,15 +48,18 @@ def servers(pair: Pair, visible: Sequence[str] | None = None) -> tuple[Server, .
 
 def waves(pair: Pair, visible: Sequence[str] | None = None) -> tuple[tuple[Server, ...], ...]:
     """
-    Return the servers in the order in which to start them; those of one wave start at the same time.
+    Return the servers in the order in which to start them; those of one wave start at the same
+    time.
 
-    vLLM measures how much of a card its own model takes, and no other process may allocate memory there meanwhile. Of
-    the servers that share a card, the one with the largest model starts first.
+    vLLM measures how much of a card its own model takes, and no other process may allocate memory
+    there meanwhile. Of the servers that share a card, the one with the largest model starts first.
     """
     ordered: list[list[Server]] = []
     cards: list[set[int]] = []  # of each wave
     for server, settings in zip(servers(pair, visible), pair.started.values(), strict=True):
-        index = max((after for after, used in enumerate(cards, 1) if used & set(settings.gpus)), default=0)
+        index = max(
+            (after for after, used in enumerate(cards, 1) if used & set(settings.gpus)), default=0
+        )
         if index == len(ordered):
             ordered.append([])
             cards.append(set())
@@ -68,7 +75,10 @@ def shell_line(server: Server) -> str:
 
 
 def arguments(flags: Mapping[str, Any]) -> list[str]:
-    """Convert flags to vLLM's arguments: True becomes the flag alone, False nothing, a list its words, a table JSON."""
+    """
+    Convert flags to vLLM's arguments: True becomes the flag alone, False nothing, a list its words,
+    a table JSON.
+    """
     words: list[str] = []
     for name, value in flags.items():
         if value is True:
@@ -76,7 +86,10 @@ def arguments(flags: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, list) and name not in JSON_LISTS:
             words += [f"--{name}", *map(str, cast("list[object]", value))]
         elif value is not False:
-            words += [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+            words += [
+                f"--{name}",
+                json.dumps(value) if isinstance(value, dict | list) else str(value),
+            ]
     return words
 
 
@@ -101,13 +114,18 @@ def _arguments(pair: Pair, path: str, server: StartedServer) -> Sequence[str]:
         "gpu-memory-utilization": server.memory if server.gpus else False,
         "enable-prefix-caching" if server.prefix_caching else "no-enable-prefix-caching": True,
         "enable-prompt-tokens-details": True,  # Replies state how much of a prompt was cached.
-        "generation-config": "vllm",  # A field that a request omits has vLLM's default, not the model's.
+        # A field that a request omits has vLLM's default, not the model's.
+        "generation-config": "vllm",
         "scheduling-policy": "priority",  # verdicts before drafts, and both before bets
         "enable-scale-out": server.suffix_scoring,
-        "speculative-config": server.speculation.configuration(*(pair.drafter(path) or ())) or False,
+        "speculative-config": (
+            server.speculation.configuration(*(pair.drafter(path) or ())) or False
+        ),
     }
     ignored = [name for name, since in IGNORED.items() if vllm_version() >= since]
-    return arguments(flags | {name: value for name, value in server.flags.items() if name not in ignored})
+    return arguments(
+        flags | {name: value for name, value in server.flags.items() if name not in ignored}
+    )
 
 
 def vllm_version() -> tuple[int, ...]:
@@ -119,7 +137,10 @@ def vllm_version() -> tuple[int, ...]:
 
 
 def _environment(server: StartedServer, visible: Sequence[str] | None) -> Mapping[str, str]:
-    """Return the variables that restrict CUDA to the server's cards; if *visible* is set, they are indices into it."""
+    """
+    Return the variables that restrict CUDA to the server's cards; if *visible* is set, they are
+    indices into it.
+    """
     if server.gpus:
         names = [str(card) if visible is None else visible[card] for card in server.gpus]
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(names)}
@@ -127,14 +148,26 @@ def _environment(server: StartedServer, visible: Sequence[str] | None) -> Mappin
 
 
 def visible_cards(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the names in CUDA_VISIBLE_DEVICES in their order; None if it is not set: all cards may be used."""
+    """
+    Return the names in CUDA_VISIBLE_DEVICES in their order; None if it is not set: all cards may be
+    used.
+    """
     value = environment.get(VISIBLE)
-    return None if value is None else tuple(filter(None, (word.strip() for word in value.split(","))))
+    return (
+        None if value is None else tuple(filter(None, (word.strip() for word in value.split(","))))
+    )
 
 
 def outline(roles: Roles, leaf: Callable[[str], Any], under: str = "") -> dict[str, Any]:
-    """Return a table in the shape of *roles*: *leaf* of its path for each model, a table for each pair within."""
-    nesting = {name: getattr(roles, name) for name in NESTING_SETTINGS} if isinstance(roles, PairWithin) else {}
+    """
+    Return a table in the shape of *roles*: *leaf* of its path for each model, a table for each pair
+    within.
+    """
+    nesting = (
+        {name: getattr(roles, name) for name in NESTING_SETTINGS}
+        if isinstance(roles, PairWithin)
+        else {}
+    )
     path, small = f"{under}{SMALL}", roles.small
     inner = outline(small, leaf, f"{path}.") if isinstance(small, PairWithin) else leaf(path)
     return {**nesting, LARGE: leaf(f"{under}{LARGE}"), SMALL: inner}
@@ -142,12 +175,16 @@ def outline(roles: Roles, leaf: Callable[[str], Any], under: str = "") -> dict[s
 
 def solver_settings(pair: Pair, running: Mapping[str, RunningServer]) -> dict[str, Any]:
     """
-    Return the settings of a solver that uses the servers of *pair*; *running* has the servers by path.
+    Return the settings of a solver that uses the servers of *pair*; *running* has the servers by
+    path.
 
     The API keys of servers that ran already are omitted, because the settings are printed.
     """
     sampling = {"sampling": pair.sampling.model_dump(exclude_unset=True)} if pair.sampling else {}
-    return {**outline(pair, lambda path: _endpoint_settings(pair.models[path], running[path])), **sampling}
+    return {
+        **outline(pair, lambda path: _endpoint_settings(pair.models[path], running[path])),
+        **sampling,
+    }
 
 
 def as_toml(settings: Mapping[str, Any]) -> str:
@@ -155,10 +192,14 @@ def as_toml(settings: Mapping[str, Any]) -> str:
     return "\n".join(f"{name} = {one_line(value)}" for name, value in _dotted(settings))
 
 
-def _endpoint_settings(model: Endpoint | StartedServer, running: RunningServer) -> str | dict[str, Any]:
+def _endpoint_settings(
+    model: Endpoint | StartedServer, running: RunningServer
+) -> str | dict[str, Any]:
     """Return the settings of one endpoint: its URL alone if it has no other settings."""
     if isinstance(model, StartedServer):
-        shared = {name: getattr(model, name) for name in SHARED_SETTINGS if name in model.model_fields_set}
+        shared = {
+            name: getattr(model, name) for name in SHARED_SETTINGS if name in model.model_fields_set
+        }
         return {"url": running.base_url, **shared} if shared else running.base_url
     others = model.model_dump(mode="json", exclude_unset=True, exclude=OMITTED_SETTINGS)
     return {"url": running.base_url, **others} if others or model.api_key else running.base_url

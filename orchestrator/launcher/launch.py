@@ -1,4 +1,7 @@
-"""Start vLLM servers as children of this program, wait until they answer, supervise them, and stop them at the end."""
+"""
+Start vLLM servers as children of this program, wait until they answer, supervise them, and stop
+them at the end.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,14 @@ from typing import Any, Literal, TypeAlias
 import aiohttp
 
 from ..concurrency import background, supervised
-from ..errors import VLLM_FOR_CPUS, ConfigurationError, ServerDied, ServerError, ServerNotReady, install_command
+from ..errors import (
+    VLLM_FOR_CPUS,
+    ConfigurationError,
+    ServerDied,
+    ServerError,
+    ServerNotReady,
+    install_command,
+)
 from .process import Child, child, failure_lines, reserve_port
 
 State: TypeAlias = Literal["starting", "ready"]
@@ -31,9 +41,11 @@ ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 
 def vllm_program(executable: str = sys.executable) -> tuple[str, ...]:
     """
-    Return the program that serves a model with the vLLM of this environment: ``vllm serve`` or ``python -m``.
+    Return the program that serves a model with the vLLM of this environment: ``vllm serve`` or
+    ``python -m``.
 
-    The command fails on vLLM's CPU build, because it looks up its version under another distribution's name.
+    The command fails on vLLM's CPU build, because it looks up its version under another
+    distribution's name.
     """
     command = Path(executable).with_name("vllm")
     if command.is_file() and any(importlib.metadata.distributions(name="vllm")):
@@ -46,8 +58,9 @@ class Server:
     """
     One vLLM server to start.
 
-    *name* identifies it in progress and errors. *args* go to vLLM as they are, *env* is added to this program's
-    environment. *port* 0 takes a free one. *program* may be another interpreter's vLLM.
+    *name* identifies it in progress and errors. *args* go to vLLM as they are, *env* is added to
+    this program's environment. *port* 0 takes a free one. *program* may be another interpreter's
+    vLLM.
     """
 
     name: str
@@ -63,12 +76,22 @@ class Server:
         """Return the command line that serves the model at *port*."""
         address = ("--host", self.host, "--port", str(port))
         model = (str(self.model),) if self.program[-1] == "serve" else ("--model", str(self.model))
-        return (*self.program, *model, "--served-model-name", self.served_name, *address, *self.args)
+        return (
+            *self.program,
+            *model,
+            "--served-model-name",
+            self.served_name,
+            *address,
+            *self.args,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that answers. *pid* is the leader of its process group, *log* the file with the group's output."""
+    """
+    A server that answers. *pid* is the leader of its process group, *log* the file with the group's
+    output.
+    """
 
     name: str
     base_url: str
@@ -78,16 +101,19 @@ class Served:
 
     def running(self, suffix_scoring: bool, speculation: str) -> RunningServer:
         """Describe the server for other programs."""
-        return RunningServer(self.base_url, self.served_name, suffix_scoring, speculation, self.pid, str(self.log))
+        return RunningServer(
+            self.base_url, self.served_name, suffix_scoring, speculation, self.pid, str(self.log)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
     """
-    A server that answers, as it is printed for other programs: its base URL and the served name of its *model*.
+    A server that answers, as it is printed for other programs: its base URL and the served name of
+    its *model*.
 
-    *speculation* is the method that drafts tokens under the model. It is None, as *pid* and *log* are, for a server
-    that this program has not started.
+    *speculation* is the method that drafts tokens under the model. It is None, as *pid* and *log*
+    are, for a server that this program has not started.
     """
 
     base_url: str
@@ -124,20 +150,24 @@ async def launch(
     prepare: Prepare | None = None,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
-    Start *servers* together and yield them by name once all of them answer; stop them on the way out.
+    Start *servers* together and yield them by name once all of them answer; stop them on the way
+    out.
 
     A server that answers is ready once *prepare*, if there is one, has returned for it.
 
-    Raise ServerNotReady after *ready_timeout* seconds, and ServerDied as soon as one ends by itself, cancelling the
-    block as asyncio.timeout() does. Logs go to *log_dir*; without one, to a new folder that is kept only after such an
-    error. On the way out a server has *grace* seconds to end before it is killed.
+    Raise ServerNotReady after *ready_timeout* seconds, and ServerDied as soon as one ends by
+    itself, cancelling the block as asyncio.timeout() does. Logs go to *log_dir*; without one, to a
+    new folder that is kept only after such an error. On the way out a server has *grace* seconds to
+    end before it is killed.
     """
     _check(servers)
     with _log_folder(log_dir) as folder:
         async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
             launched = time.monotonic()
             processes = [
-                _ServerProcess(server, folder, http, launched, ready_timeout, grace, on_progress, prepare)
+                _ServerProcess(
+                    server, folder, http, launched, ready_timeout, grace, on_progress, prepare
+                )
                 for server in servers
             ]
             async with supervised(*(process.run() for process in processes)):
@@ -150,10 +180,16 @@ def _check(servers: Sequence[Server]) -> None:
         raise ConfigurationError(f"two servers share a name: {', '.join(names)}")
     if any({**os.environ, **server.env}.get("VLLM_API_KEY") for server in servers):
         raise ConfigurationError(
-            "VLLM_API_KEY is set: unset it, or start a server with a key yourself, and name its url and api_key"
+            "VLLM_API_KEY is set: unset it, or start a server with a key yourself, and name its url"
+            " and api_key"
         )
-    if any(server.program == vllm_program() for server in servers) and importlib.util.find_spec("vllm") is None:
-        raise ConfigurationError(f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}")
+    if (
+        any(server.program == vllm_program() for server in servers)
+        and importlib.util.find_spec("vllm") is None
+    ):
+        raise ConfigurationError(
+            f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}"
+        )
 
 
 @contextmanager
@@ -189,13 +225,19 @@ class _ServerProcess:
         self._log = self.log_folder / f"{self.server.name}.log"
 
     async def run(self) -> None:
-        """Run the server until cancelled; raise `ServerError` if it does not start, or ends by itself."""
+        """
+        Run the server until cancelled; raise `ServerError` if it does not start, or ends by itself.
+        """
         server, env = self.server, {**os.environ, **self.server.env}
         with self._reserve_port() as reserved:
             port = int(reserved.getsockname()[1])
             root = f"http://{server.host}:{port}"
-            async with child(server.command(port), env=env, log=self._log, grace=self.grace) as process:
-                served = Served(server.name, f"{root}/v1", server.served_name, process.pid, self._log)
+            async with child(
+                server.command(port), env=env, log=self._log, grace=self.grace
+            ) as process:
+                served = Served(
+                    server.name, f"{root}/v1", server.served_name, process.pid, self._log
+                )
                 if await self._wait_until_ready(root, served, process):
                     self._announce(served)
                 await asyncio.wait({process.ended})
@@ -216,7 +258,9 @@ class _ServerProcess:
             tasks: set[asyncio.Task[Any]] = {ready, process.ended}
             while not (ready.done() or process.ended.done()):
                 if self._elapsed > self.ready_timeout:
-                    raise ServerNotReady(self._report(f"did not answer within {self.ready_timeout:g} s"))
+                    raise ServerNotReady(
+                        self._report(f"did not answer within {self.ready_timeout:g} s")
+                    )
                 self._report_progress("starting")
                 await asyncio.wait(tasks, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if process.ended.done():
@@ -235,7 +279,8 @@ class _ServerProcess:
             await self.prepare(served)
 
     def _announce(self, served: Served) -> None:
-        if not self.served.done():  # The future is cancelled if the block is cancelled just when the server is ready.
+        # The future is cancelled if the block is cancelled just when the server is ready.
+        if not self.served.done():
             self.served.set_result(served)
             self._report_progress("ready")
 
@@ -248,7 +293,10 @@ class _ServerProcess:
 
     def _report(self, failure: str) -> str:
         lines = "".join(f"\n    {line}" for line in failure_lines(self._log_end()))
-        return f"the {self.server.name} server {failure}{':' if lines else ', silently'}{lines}\n  its log: {self._log}"
+        return (
+            f"the {self.server.name} server {failure}{':' if lines else ', silently'}{lines}\n  its"
+            f" log: {self._log}"
+        )
 
     def _log_end(self) -> str:
         try:
@@ -258,9 +306,15 @@ class _ServerProcess:
 
 
 async def _answers(http: aiohttp.ClientSession, root: str, served_name: str) -> bool:
-    """Return whether a healthy server at *root* serves *served_name*: another program may have taken the port."""
+    """
+    Return whether a healthy server at *root* serves *served_name*: another program may have taken
+    the port.
+    """
     try:
-        async with http.get(f"{root}/health", raise_for_status=True), http.get(f"{root}/v1/models") as models:
+        async with (
+            http.get(f"{root}/health", raise_for_status=True),
+            http.get(f"{root}/v1/models") as models,
+        ):
             return any(model["id"] == served_name for model in (await models.json())["data"])
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError):
         return False

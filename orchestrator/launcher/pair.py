@@ -41,7 +41,9 @@ Drafter: TypeAlias = tuple[str, str | None]
 TRAINED = frozenset({"eagle3", "dflash"})  # need a drafter that was trained for the large model
 DEFAULT_TOKENS: Mapping[str, int] = {"ngram": 4, "draft_model": 4, "eagle3": 3, "mtp": 1}
 LOOKUP: Mapping[str, int] = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-"""The words that ngram matches: vLLM's own default, exactly five tokens, rarely matches within a step."""
+"""
+The words that ngram matches: vLLM's own default, exactly five tokens, rarely matches within a step.
+"""
 
 
 def _resolve(model: str, info: ValidationInfo) -> str:
@@ -57,9 +59,10 @@ class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
     """
     How a server drafts tokens for its own model, which then verifies several of them in one pass.
 
-    A string is short for a table with that *method* alone. *tokens* are drafted at a time; *suffix* decides on the
-    number itself, up to *tokens*. *model* drafts; for *draft_model*, None means the pair's next smaller model. *more*
-    are further keys of ``--speculative-config``. vLLM itself refuses what does not fit together.
+    A string is short for a table with that *method* alone. *tokens* are drafted at a time; *suffix*
+    decides on the number itself, up to *tokens*. *model* drafts; for *draft_model*, None means the
+    pair's next smaller model. *more* are further keys of ``--speculative-config``. vLLM itself
+    refuses what does not fit together.
     """
 
     method: Method = "none"
@@ -80,7 +83,9 @@ class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
             raise ValueError("the method is none: name one, or leave the other settings out")
         return self
 
-    def configuration(self, drafter: str | None = None, revision: str | None = None) -> dict[str, Any] | None:
+    def configuration(
+        self, drafter: str | None = None, revision: str | None = None
+    ) -> dict[str, Any] | None:
         """
         Return vLLM's ``--speculative-config``; None without speculation.
 
@@ -117,21 +122,28 @@ SETTING_OF: Mapping[str, str] = {
 """The setting of a `StartedServer` that stands for a flag of vLLM, by the flag."""
 
 SECRETS = {
-    "api-key": "start that server yourself with the variable VLLM_API_KEY, and name its url and api_key here",
+    "api-key": (
+        "start that server yourself with the variable VLLM_API_KEY, and name its url and api_key"
+        " here"
+    ),
     "hf-token": "set the variable HF_TOKEN",
 }
-"""Flags of vLLM whose text is secret, and what to do instead: every user of a machine sees its command lines."""
+"""
+Flags of vLLM whose text is secret, and what to do instead: every user of a machine sees its command
+lines.
+"""
 
 
 class StartedServer(BaseModel, frozen=True, extra="forbid"):
     """
     A model to start a server for.
 
-    *model* is a name on the hub or, if it begins with a dot or a slash, a folder relative to the file. *gpus* are the
-    cards that share the model, as indices into the cards that this program may use, empty for a CPU; *memory* is its
-    share of each. *context* is in tokens. *flags* are vLLM's own, without dashes: true becomes the flag alone, false
-    nothing, a table JSON. *environment* is added to that of this program. *port* 0 takes a free one. *name* is the
-    served name, by default the model's own, of a folder the last part. *template* and *thinks* are those of `Endpoint`.
+    *model* is a name on the hub or, if it begins with a dot or a slash, a folder relative to the
+    file. *gpus* are the cards that share the model, as indices into the cards that this program may
+    use, empty for a CPU; *memory* is its share of each. *context* is in tokens. *flags* are vLLM's
+    own, without dashes: true becomes the flag alone, false nothing, a table JSON. *environment* is
+    added to that of this program. *port* 0 takes a free one. *name* is the served name, by default
+    the model's own, of a folder the last part. *template* and *thinks* are those of `Endpoint`.
     """
 
     model: ModelName
@@ -153,20 +165,25 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def served_name(self) -> str:
-        return self.name or (Path(self.model).name if self.model.startswith((".", "/")) else self.model)
+        return self.name or (
+            Path(self.model).name if self.model.startswith((".", "/")) else self.model
+        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.gpus)) < len(self.gpus):
             raise ValueError(f"gpus: a card is repeated: {', '.join(map(str, self.gpus))}")
         for flag in self.flags:
-            name, dot, key = flag.partition(".")  # "flag.key" sets one key of a flag that takes JSON
+            # "flag.key" sets one key of a flag that takes JSON
+            name, dot, key = flag.partition(".")
             if name != (spelled := name.strip("-").replace("_", "-")):
                 raise ValueError(f"flags: write {flag!r} as {spelled + dot + key!r}")
             if flag in SETTING_OF:
                 raise ValueError(f"flags: {flag!r} has its own setting, {SETTING_OF[flag]}")
             if flag in SECRETS and not isinstance(self.flags[flag], bool):
-                raise ValueError(f"flags: {flag!r} would be seen in the list of processes: {SECRETS[flag]}")
+                raise ValueError(
+                    f"flags: {flag!r} would be seen in the list of processes: {SECRETS[flag]}"
+                )
         if "VLLM_API_KEY" in self.environment:
             raise ValueError(f"environment: {SECRETS['api-key']}")
         if VISIBLE in self.environment:
@@ -183,12 +200,16 @@ def _tag(value: object) -> str:
 
 
 Single: TypeAlias = Annotated[
-    Annotated[Endpoint, Tag(CONNECTED)] | Annotated[StartedServer, Tag(STARTED)], Discriminator(_tag)
+    Annotated[Endpoint, Tag(CONNECTED)] | Annotated[StartedServer, Tag(STARTED)],
+    Discriminator(_tag),
 ]
 
 
 class Roles(BaseModel, frozen=True, extra="forbid"):
-    """Two models, each to be started or, if it has a *url*, running already; the small one may be a pair itself."""
+    """
+    Two models, each to be started or, if it has a *url*, running already; the small one may be a
+    pair itself.
+    """
 
     large: Single
     small: Small
@@ -196,31 +217,45 @@ class Roles(BaseModel, frozen=True, extra="forbid"):
     @field_validator("large", "small", mode="before")
     @classmethod
     def _complete(cls, value: Any, info: ValidationInfo) -> Any:
-        """Complete a server that runs as in a solver's settings: a URL alone becomes a table, and the role is added."""
+        """
+        Complete a server that runs as in a solver's settings: a URL alone becomes a table, and the
+        role is added.
+        """
         role = str(info.field_name)
         if role == "large" and kind(value) == PAIR:
             raise ValueError("only the small model may be a pair itself: describe one model here")
-        complete = for_role(value, role) if _tag(value) == CONNECTED and not isinstance(value, Endpoint) else value
+        complete = (
+            for_role(value, role)
+            if _tag(value) == CONNECTED and not isinstance(value, Endpoint)
+            else value
+        )
         if not isinstance(value, str | dict | BaseModel):
             raise ValueError(
-                f"write a table with a `model` to start, or the URL of a running server: {value!r} is neither"
+                f"write a table with a `model` to start, or the URL of a running server: {value!r}"
+                " is neither"
             )
         return complete
 
     def under(self, path: str) -> Mapping[str, Endpoint | StartedServer]:
         """Return every model by its path, which begins with *path*, largest first."""
         inner = (
-            self.small.under(f"{path}small.") if isinstance(self.small, PairWithin) else {f"{path}small": self.small}
+            self.small.under(f"{path}small.")
+            if isinstance(self.small, PairWithin)
+            else {f"{path}small": self.small}
         )
         return {f"{path}large": self.large, **inner}
 
 
 class PairWithin(Roles, Nesting, frozen=True):
-    """A pair that takes the place of the small model of another pair, as in the settings of a solver."""
+    """
+    A pair that takes the place of the small model of another pair, as in the settings of a solver.
+    """
 
 
 Small: TypeAlias = Annotated[
-    Annotated[Endpoint, Tag(CONNECTED)] | Annotated[StartedServer, Tag(STARTED)] | Annotated[PairWithin, Tag(PAIR)],
+    Annotated[Endpoint, Tag(CONNECTED)]
+    | Annotated[StartedServer, Tag(STARTED)]
+    | Annotated[PairWithin, Tag(PAIR)],
     Discriminator(_tag),
 ]
 PairWithin.model_rebuild()
@@ -230,9 +265,10 @@ class Pair(Roles, frozen=True):
     """
     The content of one file.
 
-    *card* is the memory of one GPU in GiB; None asks the driver. *ready_seconds* is how long servers that are started
-    together may take to answer: a first start downloads the weights. *sampling* is for both models, as their makers
-    recommend; `stepspec up` prints it among the settings of a solver.
+    *card* is the memory of one GPU in GiB; None asks the driver. *ready_seconds* is how long
+    servers that are started together may take to answer: a first start downloads the weights.
+    *sampling* is for both models, as their makers recommend; `stepspec up` prints it among the
+    settings of a solver.
     """
 
     card: PositiveFloat | None = None
@@ -247,7 +283,9 @@ class Pair(Roles, frozen=True):
     @property
     def started(self) -> Mapping[str, StartedServer]:
         """The servers to start."""
-        return {path: model for path, model in self.models.items() if isinstance(model, StartedServer)}
+        return {
+            path: model for path, model in self.models.items() if isinstance(model, StartedServer)
+        }
 
     @property
     def connected(self) -> Mapping[str, Endpoint]:
@@ -284,9 +322,14 @@ NESTING_SETTINGS = ("policy", "options")  # only a pair within has them
 
 
 def load(path: Path) -> Pair:
-    """Load the pair at *path*. Raise `ConfigurationError` that names every wrong setting and its error."""
+    """
+    Load the pair at *path*. Raise `ConfigurationError` that names every wrong setting and its
+    error.
+    """
     try:
-        return Pair.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")), context=path.parent)
+        return Pair.model_validate(
+            tomllib.loads(path.read_text(encoding="utf-8-sig")), context=path.parent
+        )
     except OSError as exc:
         raise ConfigurationError(f"{path}: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
@@ -298,5 +341,8 @@ def load(path: Path) -> Pair:
 def _explain(error: ErrorDetails) -> str:
     name = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden" and name in NESTING_SETTINGS:
-        return f"{name}: only a pair within has it in this file; for the outer pair, write it into stepspec.toml"
+        return (
+            f"{name}: only a pair within has it in this file; for the outer pair, write it into"
+            " stepspec.toml"
+        )
     return explain_error(Pair, error, KINDS)

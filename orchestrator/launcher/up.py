@@ -1,4 +1,7 @@
-"""``stepspec up``: check a pair's file, start its servers, print where they are, and keep them until a signal."""
+"""
+``stepspec up``: check a pair's file, start its servers, print where they are, and keep them until a
+signal.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,16 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -38,36 +50,52 @@ def load_checked(path: Path) -> Pair:
 
 
 def command_lines(pair: Pair) -> str:
-    """Return the shell command of every server to start, one a line; the rest of *pair* is in comments."""
+    """
+    Return the shell command of every server to start, one a line; the rest of *pair* is in
+    comments.
+    """
     urls = {path: ",".join(endpoint.urls) for path, endpoint in pair.connected.items()}
     lines = [
         f"# {path} is a pair: {nested.policy} over {path}.small and {path}.large"
         for path, nested in pair.nested.items()
     ]
-    lines += [f"# {path} runs at {', '.join(endpoint.urls)}" for path, endpoint in pair.connected.items()]
+    lines += [
+        f"# {path} runs at {', '.join(endpoint.urls)}" for path, endpoint in pair.connected.items()
+    ]
     return "\n".join([*lines, *shell_lines(waves(pair, visible_cards(os.environ)), urls)])
 
 
-def shell_lines(waves: Sequence[Sequence[Server]], running: Mapping[str, str] | None = None) -> Iterator[str]:
+def shell_lines(
+    waves: Sequence[Sequence[Server]], running: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """
-    Yield the shell command of every server, with a comment before each of the *waves* but the first.
+    Yield the shell command of every server, with a comment before each of the *waves* but the
+    first.
 
-    A server whose port is 0 gets the next free one from `FIRST_PORT` on, as two commands cannot choose the same; the
-    small model's comes first, as in the documents. The last line, a comment, names both models for the other commands;
-    those that are *running* have the URLs given there.
+    A server whose port is 0 gets the next free one from `FIRST_PORT` on, as two commands cannot
+    choose the same; the small model's comes first, as in the documents. The last line, a comment,
+    names both models for the other commands; those that are *running* have the URLs given there.
     """
     servers = with_ports([server for wave in waves for server in wave])
     for place, wave in enumerate(waves):
         if place:
-            yield f"# when {' and '.join(server.name for server in waves[place - 1])} can be used, on the same cards:"
+            yield (
+                f"# when {' and '.join(server.name for server in waves[place - 1])} can be used, on"
+                " the same cards:"
+            )
         yield from (shell_line(servers[server.name]) for server in wave)
-    urls = {**(running or {}), **{name: f"http://{each.host}:{each.port}/v1" for name, each in servers.items()}}
+    urls = {
+        **(running or {}),
+        **{name: f"http://{each.host}:{each.port}/v1" for name, each in servers.items()},
+    }
     if {"small", "large"} <= urls.keys():
         yield f'# then: stepspec solve "..." --small {urls["small"]} --large {urls["large"]}'
 
 
 def with_ports(servers: Iterable[Server]) -> Mapping[str, Server]:
-    """Return *servers* by name, each with a port that is free now; small models have the lower ones."""
+    """
+    Return *servers* by name, each with a port that is free now; small models have the lower ones.
+    """
     chosen = {server.name: server for server in servers}
     taken = {server.port for server in chosen.values()}
     ports = count(FIRST_PORT)
@@ -78,12 +106,15 @@ def with_ports(servers: Iterable[Server]) -> Mapping[str, Server]:
     return chosen
 
 
-async def up(pair: Pair, console: Console, *, json_output: bool = False, log_dir: Path | None = None) -> None:
+async def up(
+    pair: Pair, console: Console, *, json_output: bool = False, log_dir: Path | None = None
+) -> None:
     """
     Start *pair*, print where its models are, and return when a signal has stopped the servers.
 
-    Print the settings of a solver that uses them; with *json_output* one line: an object with the servers by role.
-    Progress goes to *console*. A server that dies raises ServerDied, which stops the others.
+    Print the settings of a solver that uses them; with *json_output* one line: an object with the
+    servers by role. Progress goes to *console*. A server that dies raises ServerDied, which stops
+    the others.
     """
 
     async def serve() -> None:
@@ -92,7 +123,10 @@ async def up(pair: Pair, console: Console, *, json_output: bool = False, log_dir
                 starting = running(pair, log_dir=log_dir, on_progress=on_progress)
                 models = await stack.enter_async_context(starting)
             by_role = outline(pair, lambda path: asdict(models[path]))
-            print(json.dumps(by_role) if json_output else as_toml(solver_settings(pair, models)), flush=True)
+            print(
+                json.dumps(by_role) if json_output else as_toml(solver_settings(pair, models)),
+                flush=True,
+            )
             for note in _notes(pair, settings_printed=not json_output):
                 console.print(note, style="dim", highlight=False, soft_wrap=True)
             await asyncio.Event().wait()
@@ -114,15 +148,21 @@ def _notes(pair: Pair, *, settings_printed: bool) -> Iterator[str]:
 
 @asynccontextmanager
 async def running(
-    pair: Pair, *, log_dir: Path | None = None, on_progress: Callable[[Progress], object] = lambda progress: None
+    pair: Pair,
+    *,
+    log_dir: Path | None = None,
+    on_progress: Callable[[Progress], object] = lambda progress: None,
 ) -> AsyncGenerator[Mapping[str, RunningServer]]:
     """
-    Yield every model by its path once all answer. Servers that share a card are started one after the other.
+    Yield every model by its path once all answer. Servers that share a card are started one after
+    the other.
 
-    Raise an `EndpointError`, before anything is started, if a server does not answer that the pair's file describes as
-    running, and `ServerError` as `launch` does.
+    Raise an `EndpointError`, before anything is started, if a server does not answer that the
+    pair's file describes as running, and `ServerError` as `launch` does.
     """
-    endpoints = await asyncio.gather(*(_connect(path, endpoint) for path, endpoint in pair.connected.items()))
+    endpoints = await asyncio.gather(
+        *(_connect(path, endpoint) for path, endpoint in pair.connected.items())
+    )
     connected = dict(zip(pair.connected, endpoints, strict=True))
     async with AsyncExitStack() as stack:
         served: dict[str, Served] = {}
@@ -139,13 +179,17 @@ async def running(
             path: served[path].running(server.suffix_scoring, server.speculation.method)
             for path, server in pair.started.items()
         }
-        yield {path: connected[path] if path in connected else started[path] for path in pair.models}
+        yield {
+            path: connected[path] if path in connected else started[path] for path in pair.models
+        }
 
 
 async def _warm_up(pair: Pair, served: Served) -> None:
     role: Role = "large" if served.name.endswith("large") else "small"
     scoring = pair.started[served.name].suffix_scoring
-    named = Endpoint(role=role, url=served.base_url, model=served.served_name, suffix_scoring=scoring)
+    named = Endpoint(
+        role=role, url=served.base_url, model=served.served_name, suffix_scoring=scoring
+    )
     await warm_up(named.model_copy(update={"retries": 0, "priorities": False}))
 
 
@@ -155,7 +199,9 @@ async def _connect(path: str, endpoint: Endpoint) -> RunningServer:
         models = [await _served_model(replica) for replica in endpoint.each]
     except EndpointError as exc:
         raise type(exc)(exc.cause, role=path, url=exc.url, verb=exc.verb) from exc
-    return RunningServer(",".join(replica.v1 for replica in endpoint.each), models[0], endpoint.suffix_scoring)
+    return RunningServer(
+        ",".join(replica.v1 for replica in endpoint.each), models[0], endpoint.suffix_scoring
+    )
 
 
 async def _served_model(endpoint: Endpoint) -> str:
@@ -167,7 +213,10 @@ async def _served_model(endpoint: Endpoint) -> str:
 
 
 async def until_signalled(coroutine: Coroutine[None, None, None]) -> None:
-    """Run *coroutine*; one of the `STOP_SIGNALS` cancels it, and that is no error. Under ``nohup``, SIGHUP does not."""
+    """
+    Run *coroutine*; one of the `STOP_SIGNALS` cancels it, and that is no error. Under ``nohup``,
+    SIGHUP does not.
+    """
     loop = asyncio.get_running_loop()
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     handled = STOP_SIGNALS[:-1] if ignored else STOP_SIGNALS
@@ -185,14 +234,19 @@ async def until_signalled(coroutine: Coroutine[None, None, None]) -> None:
 
 @contextmanager
 def show_progress(console: Console) -> Generator[Callable[[Progress], None]]:
-    """Show which servers are starting in a status line, updated by the yielded callback; print each that is ready."""
+    """
+    Show which servers are starting in a status line, updated by the yielded callback; print each
+    that is ready.
+    """
     latest: dict[str, Progress] = {}
     with console.status("starting vLLM") as status:
 
         def on_progress(progress: Progress) -> None:
             latest[progress.name] = progress
             if progress.state == "ready":
-                console.print(f"{progress.name} is ready after {progress.seconds:.0f} s", style="dim")
+                console.print(
+                    f"{progress.name} is ready after {progress.seconds:.0f} s", style="dim"
+                )
             status.update(progress_line(latest.values()))
 
         yield on_progress

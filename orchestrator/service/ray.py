@@ -4,8 +4,8 @@ The service as a Ray Serve application, for more requests than one process can s
     serve run stepspec.orchestrator.service.ray:app
     serve run stepspec.orchestrator.service.ray:build small=http://a:8000/v1 large=http://b:8000/v1
 
-Each replica is a complete service, and their number follows the load. This is the only module of the service that
-imports Ray, and the only one that imports from above (docs/decisions/0008).
+Each replica is a complete service, and their number follows the load. This is the only module of
+the service that imports Ray, and the only one that imports from above (docs/decisions/0008).
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ try:
     from ray.serve.config import AutoscalingConfig
     from ray.serve.schema import LoggingConfig
 except ImportError as exc:
-    raise ConfigurationError(f"the service on Ray needs {exc.name}: {install_command('serve', 'ray')}") from exc
+    raise ConfigurationError(
+        f"the service on Ray needs {exc.name}: {install_command('serve', 'ray')}"
+    ) from exc
 
 from stepspec import service_factory
 from stepspec.settings import Settings
@@ -54,14 +56,18 @@ class ServiceReplica:
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray awaits it.
         self._context = context = serve.get_replica_context()
         self._settings, self._open = settings.service, AsyncExitStack()
-        self._service = await self._open.enter_async_context(service_factory.opened(settings.turned(context.rank.rank)))
+        self._service = await self._open.enter_async_context(
+            service_factory.opened(settings.turned(context.rank.rank))
+        )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return guarded(self._answer, self._settings)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and request_path(scope) == "/metrics":
-            response = Response(merge_metrics(await self._scrape()), headers={"Content-Type": CONTENT_TYPE_LATEST})
+            response = Response(
+                merge_metrics(await self._scrape()), headers={"Content-Type": CONTENT_TYPE_LATEST}
+            )
             await response(scope, receive, send)
         else:
             await self._service.app(scope, receive, send)
@@ -83,7 +89,8 @@ class ServiceReplica:
 
 def build(arguments: dict[str, Any]) -> Application:
     """
-    Build the application. *arguments* are settings, nested as in a settings file; they override variables and file.
+    Build the application. *arguments* are settings, nested as in a settings file; they override
+    variables and file.
 
     Raise `ConfigurationError` if one is unknown or wrong.
     """
@@ -119,8 +126,8 @@ def guarded(app: ASGIApp, settings: ServiceSettings) -> ASGIApp:
     """
     Return *app* behind Ray's proxy, which listens where the settings do not say.
 
-    Requests without a key at a public address are refused, unless the settings allow them. The header with the
-    request's id is removed: the proxy adds it, and most clients reject it twice.
+    Requests without a key at a public address are refused, unless the settings allow them. The
+    header with the request's id is removed: the proxy adds it, and most clients reject it twice.
     """
     open_to_all = settings.locked or settings.insecure
 
@@ -131,21 +138,31 @@ def guarded(app: ASGIApp, settings: ServiceSettings) -> ASGIApp:
             await send(message)
 
         server = scope.get("server")
-        if open_to_all or server is None or private(str(server[0])) or request_path(scope) in PUBLIC_PATHS:
+        if (
+            open_to_all
+            or server is None
+            or private(str(server[0]))
+            or request_path(scope) in PUBLIC_PATHS
+        ):
             await app(scope, receive, send_without_id)
             return
         message = (
-            f"the service has no key, and {server[0]} can be reached from outside: set STEPSPEC_SERVICE__KEYS, or "
-            "STEPSPEC_SERVICE__INSECURE=true to admit every client"
+            f"the service has no key, and {server[0]} can be reached from outside: set"
+            " STEPSPEC_SERVICE__KEYS, or STEPSPEC_SERVICE__INSECURE=true to admit every client"
         )
         refusal = ApiError(403, message, code="no_key")
-        await Response(refusal.body, refusal.status, media_type="application/json")(scope, receive, send)
+        await Response(refusal.body, refusal.status, media_type="application/json")(
+            scope, receive, send
+        )
 
     return answer
 
 
 def merge_metrics(scrapes: Mapping[str, bytes]) -> bytes:
-    """Merge the metrics of all replicas, texts in Prometheus' format by name; each sample gets the name as a label."""
+    """
+    Merge the metrics of all replicas, texts in Prometheus' format by name; each sample gets the
+    name as a label.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ScrapedMetrics(scrapes))
     return generate_latest(registry)
@@ -162,6 +179,9 @@ class ScrapedMetrics(Collector):
         for name, text in self.scrapes.items():
             for scraped in text_string_to_metric_families(text.decode()):
                 new = Metric(scraped.name, scraped.documentation, scraped.type)
-                samples = [sample._replace(labels={**sample.labels, NAME: name}) for sample in scraped.samples]
+                samples = [
+                    sample._replace(labels={**sample.labels, NAME: name})
+                    for sample in scraped.samples
+                ]
                 families.setdefault(scraped.name, new).samples += samples
         return families.values()

@@ -1,4 +1,6 @@
-"""The settings of the service. Frozen; no I/O; the only module of the service that needs no FastAPI."""
+"""
+The settings of the service. Frozen; no I/O; the only module of the service that needs no FastAPI.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,19 @@ from pydantic_settings import NoDecode
 from ..run_options import Priority
 
 Thinking: TypeAlias = Literal["both", "reasoning", "reasoning_content", "content", "none"]
-"""Where a reply has the thinking: in both fields, in one of them, in the content between <think> tags, or nowhere."""
+"""
+Where a reply has the thinking: in both fields, in one of them, in the content between <think> tags,
+or nowhere.
+"""
 
 
 def listed(value: Any) -> Any:
     """Split a text at its commas."""
-    return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+    return (
+        [item.strip() for item in value.split(",") if item.strip()]
+        if isinstance(value, str)
+        else value
+    )
 
 
 def _rooted(path: str) -> str:
@@ -38,16 +47,23 @@ def _rooted(path: str) -> str:
 
 
 def _listed_keys(value: Any) -> Any:
-    """Split a text at its commas. Raise `ValueError` if it has no key: whoever set it wanted a locked door."""
+    """
+    Split a text at its commas. Raise `ValueError` if it has no key: whoever set it wanted a locked
+    door.
+    """
     keys = listed(value)
     if isinstance(value, str) and not keys:
-        raise ValueError("it is set, and has no key in it: write one or more, or unset it to admit every client")
+        raise ValueError(
+            "it is set, and has no key in it: write one or more, or unset it to admit every client"
+        )
     return keys
 
 
 def _as_sent(origin: str) -> str:
     if not re.fullmatch(r"\*|null|[^/\s]+://[^/\s]+/?", origin):
-        raise ValueError(f"{origin!r} is not what a browser sends; write it like https://example.com")
+        raise ValueError(
+            f"{origin!r} is not what a browser sends; write it like https://example.com"
+        )
     return origin.rstrip("/")
 
 
@@ -58,7 +74,10 @@ Origins: TypeAlias = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(lis
 
 def _checked_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise ValueError(f"{name!r} is no name of a client: use at most 64 letters, digits, dots, hyphens, underscores")
+        raise ValueError(
+            f"{name!r} is no name of a client: use at most 64 letters, digits, dots, hyphens,"
+            " underscores"
+        )
     return name
 
 
@@ -69,7 +88,8 @@ class Client(BaseModel, frozen=True, extra="forbid"):
     """
     A client of the service, known by its *key* and called by its name in logs and metrics.
 
-    The limits hold in each process of the service. A minute's worth may be used at once, and comes back continuously.
+    The limits hold in each process of the service. A minute's worth may be used at once, and comes
+    back continuously.
     """
 
     key: SecretStr
@@ -79,12 +99,15 @@ class Client(BaseModel, frozen=True, extra="forbid"):
     large_tokens_per_minute: PositiveInt | None = None
     """Tokens that the large model writes, and reads to judge; none: no limit."""
     priority: Priority = 0
-    """The best priority of the client's runs, and that of requests without their own; lower is first."""
+    """
+    The best priority of the client's runs, and that of requests without their own; lower is first.
+    """
 
 
 class Scaling(BaseModel, frozen=True, extra="forbid"):
     """
-    How many replicas of the service Ray Serve runs; read by `stepspec.orchestrator.service.ray` alone.
+    How many replicas of the service Ray Serve runs; read by `stepspec.orchestrator.service.ray`
+    alone.
 
     Their number is such that each has half of ``max_running`` requests on average.
     """
@@ -99,7 +122,9 @@ class Scaling(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min_replicas > self.max_replicas:
-            raise ValueError(f"min_replicas is {self.min_replicas}, more than max_replicas, {self.max_replicas}")
+            raise ValueError(
+                f"min_replicas is {self.min_replicas}, more than max_replicas, {self.max_replicas}"
+            )
         return self
 
 
@@ -107,7 +132,8 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     """
     The service's own settings; those of solving are the solver's.
 
-    Without *keys* and *clients* every client is admitted, and a public *host* is allowed only with *insecure*.
+    Without *keys* and *clients* every client is admitted, and a public *host* is allowed only with
+    *insecure*.
     """
 
     host: str = Field(default="127.0.0.1", min_length=1)
@@ -115,11 +141,17 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     port: int = Field(default=8765, ge=0, le=65535)
     """The port; 0: any free one."""
     keys: Secrets = ()
-    """Accepted API keys of clients without limits; with neither *keys* nor *clients* every client is admitted."""
+    """
+    Accepted API keys of clients without limits; with neither *keys* nor *clients* every client is
+    admitted.
+    """
     clients: dict[ClientName, Client] = {}
     """Clients by their names, each with its own key, limits and priority."""
     insecure: bool = False
-    """Without keys, allow a *host* that other machines can reach, and requests of any name and any web page."""
+    """
+    Without keys, allow a *host* that other machines can reach, and requests of any name and any web
+    page.
+    """
     cors_origins: Origins = ()
     """Origins of other sites' web pages that may use the service; ``*``: all."""
     root_path: Annotated[str, AfterValidator(_rooted)] = ""
@@ -133,7 +165,9 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     max_wait: PositiveFloat = 30.0
     """The longest wait of a request, in seconds."""
     max_seconds: PositiveFloat = 600.0
-    """Deadline of a request in seconds, its wait included; it is answered from the thinking so far."""
+    """
+    Deadline of a request in seconds, its wait included; it is answered from the thinking so far.
+    """
     drain_seconds: NonNegativeFloat = 60.0
     """Seconds that running requests have to finish on shutdown."""
     max_body_bytes: PositiveInt = 4 * 2**20
@@ -166,15 +200,24 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _locked(self) -> Self:
-        keys = [key.get_secret_value().strip() for key in (*self.keys, *(each.key for each in self.clients.values()))]
+        keys = [
+            key.get_secret_value().strip()
+            for key in (*self.keys, *(each.key for each in self.clients.values()))
+        ]
         if not all(key and key.isascii() for key in keys):
-            raise ValueError("a key is empty, or has letters beyond ASCII, which clients send in several encodings")
+            raise ValueError(
+                "a key is empty, or has letters beyond ASCII, which clients send in several"
+                " encodings"
+            )
         if len({*keys}) < len(keys):
-            raise ValueError("a key is there twice among keys and clients: give every client its own")
+            raise ValueError(
+                "a key is there twice among keys and clients: give every client its own"
+            )
         if not (keys or self.insecure or private(self.host)):
             raise ValueError(
-                f"host {self.host!r} can be reached from outside and no key is set: set STEPSPEC_SERVICE__KEYS (or "
-                "--key) or a table [service.clients.NAME], or add --insecure to admit every client"
+                f"host {self.host!r} can be reached from outside and no key is set: set"
+                " STEPSPEC_SERVICE__KEYS (or --key) or a table [service.clients.NAME], or add"
+                " --insecure to admit every client"
             )
         return self
 

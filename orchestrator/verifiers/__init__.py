@@ -1,4 +1,7 @@
-"""Verifiers: programs that judge a step or the answer, over HTTP or as a function, with a deadline and a fallback."""
+"""
+Verifiers: programs that judge a step or the answer, over HTTP or as a function, with a deadline and
+a fallback.
+"""
 
 from .functions import VERIFIERS, Candidate, VerifierFunction
 from .settings import DecisionsVerifier, FunctionVerifier, HttpVerifier

@@ -3,9 +3,10 @@ What every verifier is asked to judge, and verifiers that are Python functions.
 
 `VERIFIERS` has them by name: those of plugins, and those that a program passed.
 
-A coroutine function runs on the event loop. Any other function runs in a thread of its own, so that the loop never
-waits for it. Python cannot end a thread: one that is too late runs on, and keeps its place among those that may run at
-the same time. The threads are daemons, so that none of them keeps the program from ending.
+A coroutine function runs on the event loop. Any other function runs in a thread of its own, so that
+the loop never waits for it. Python cannot end a thread: one that is too late runs on, and keeps its
+place among those that may run at the same time. The threads are daemons, so that none of them keeps
+the program from ending.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Candidate:
     """
     A step or an answer that is to be judged.
 
-    *problem* is the conversation that poses the problem, *steps* are the texts of the steps before, and *text* is that
-    of the step or of the answer.
+    *problem* is the conversation that poses the problem, *steps* are the texts of the steps before,
+    and *text* is that of the step or of the answer.
     """
 
     stage: Stage
@@ -68,7 +69,8 @@ class Candidate:
 
 def read_rating(value: object, reason: object = "") -> Rating:
     """
-    Return *value* as a rating: a `Rating`, a number from 0 to 1, or True or False. *reason* is that of a number.
+    Return *value* as a rating: a `Rating`, a number from 0 to 1, or True or False. *reason* is that
+    of a number.
 
     Raise `ValueError` for anything else.
     """
@@ -80,13 +82,20 @@ def read_rating(value: object, reason: object = "") -> Rating:
 
 
 VerifierFunction: TypeAlias = Callable[[Candidate], Rating | float | Awaitable[Rating | float]]
-"""A verifier in Python: rates a candidate, from 0 to 1 or as True or False. It may be a coroutine function."""
+"""
+A verifier in Python: rates a candidate, from 0 to 1 or as True or False. It may be a coroutine
+function.
+"""
 
 
 def read_verifier(name: str, value: object) -> VerifierFunction:
-    """Return *value* as a verifier. Raise `ConfigurationError` if it takes anything but one candidate."""
+    """
+    Return *value* as a verifier. Raise `ConfigurationError` if it takes anything but one candidate.
+    """
     if not callable(value) or isinstance(behind(value), type):
-        raise ConfigurationError(f"{value!r} is not a function that rates a candidate: of a class, pass an instance")
+        raise ConfigurationError(
+            f"{value!r} is not a function that rates a candidate: of a class, pass an instance"
+        )
     try:
         inspect.signature(value).bind(None)
     except TypeError as exc:
@@ -94,12 +103,16 @@ def read_verifier(name: str, value: object) -> VerifierFunction:
     return cast("VerifierFunction", value)
 
 
-VERIFIERS = Registry[VerifierFunction]("verifier", "verifiers", "stepspec.verifiers", {}, read_verifier)
+VERIFIERS = Registry[VerifierFunction](
+    "verifier", "verifiers", "stepspec.verifiers", {}, read_verifier
+)
 """The verifiers by name: those of plugins, and those that a program passed as a function."""
 
 
 def named(verifier: object) -> object:
-    """Return the name to choose *verifier* by; a function is added to `VERIFIERS` under its own name."""
+    """
+    Return the name to choose *verifier* by; a function is added to `VERIFIERS` under its own name.
+    """
     return VERIFIERS.add(verifier) if callable(verifier) else verifier
 
 
@@ -113,11 +126,16 @@ class FunctionRater:
         """Nothing is held."""
 
     async def rate(self, candidate: Candidate) -> Rating:
-        """Return the function's rating. Raise `VerifierFailed` if it raises an exception, or returns no rating."""
+        """
+        Return the function's rating. Raise `VerifierFailed` if it raises an exception, or returns
+        no rating.
+        """
         try:
             value = await self._call(candidate)
         except Exception as exc:  # whatever the code of somebody else raises
-            raise VerifierFailed(f"it raised {type(exc).__name__}: {exc}", verifier=self._name) from exc
+            raise VerifierFailed(
+                f"it raised {type(exc).__name__}: {exc}", verifier=self._name
+            ) from exc
         try:
             return read_rating(value)
         except ValueError as exc:
@@ -133,18 +151,24 @@ class FunctionRater:
 
 def _is_async(function: object) -> bool:
     """Whether *function* is a coroutine function, or an instance that is called as one."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    )
 
 
-async def in_thread(function: VerifierFunction, candidate: Candidate, ended: Callable[[], None]) -> object:
+async def in_thread(
+    function: VerifierFunction, candidate: Candidate, ended: Callable[[], None]
+) -> object:
     """
-    Call *function* in a daemon thread, and wait for its result; *ended* is called on the loop when the thread ends.
+    Call *function* in a daemon thread, and wait for its result; *ended* is called on the loop when
+    the thread ends.
 
     That may be long after this coroutine was cancelled.
     """
     loop, context = asyncio.get_running_loop(), copy_context()
     result = Future[object]()
-    result.set_running_or_notify_cancel()  # The thread sets a result also if nobody waits for it any more.
+    # The thread sets a result also if nobody waits for it any more.
+    result.set_running_or_notify_cancel()
 
     def work() -> None:
         try:

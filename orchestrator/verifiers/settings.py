@@ -1,11 +1,22 @@
-"""The settings of verifiers: where one is, what it judges, and what happens if it fails. Frozen; no I/O."""
+"""
+The settings of verifiers: where one is, what it judges, and what happens if it fails. Frozen; no
+I/O.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+)
 
 from ..endpoints.settings import Address, Deadlines, base_url, none_if_empty
 from ..events import Fallback, Stage
@@ -29,13 +40,15 @@ class VerifierSettings(BaseModel, frozen=True, extra="forbid"):
     role: Literal["critic"] = "critic"
     """Always ``critic``."""
     judges: Literal["answer", "step", "both"] = "answer"
-    """What it judges: the answer of every run, the steps of the policies that need a critic, or both."""
+    """
+    What it judges: the answer of every run, the steps of the policies that need a critic, or both.
+    """
     seconds: PositiveFloat = 10.0
     """Seconds for one rating, waiting and retries included."""
     fallback: Fallback = "large"
     """
-    What happens if it gives no rating in time, or a wrong one: the large model judges in its place, the step or answer
-    counts as accepted or rejected, or the run fails.
+    What happens if it gives no rating in time, or a wrong one: the large model judges in its place,
+    the step or answer counts as accepted or rejected, or the run fails.
     """
     threshold: float = Field(default=0.5, ge=0, le=1)
     """The least score of an answer that is accepted. For a step, that of the policy counts."""
@@ -59,9 +72,13 @@ class ServedVerifier(VerifierSettings, frozen=True):
 
     def _address(self, url: str, model: str | None = None) -> Address:
         """The server at the base *url*, as the HTTP client knows one."""
-        deadlines = Deadlines(connect=min(CONNECT, self.seconds), first=self.seconds, total=self.seconds)
+        deadlines = Deadlines(
+            connect=min(CONNECT, self.seconds), first=self.seconds, total=self.seconds
+        )
         limits: dict[str, Any] = {"retries": self.retries, "max_concurrency": self.max_concurrency}
-        return Address(role="critic", url=url, model=model, api_key=self.api_key, deadlines=deadlines, **limits)
+        return Address(
+            role="critic", url=url, model=model, api_key=self.api_key, deadlines=deadlines, **limits
+        )
 
 
 class HttpVerifier(ServedVerifier, frozen=True):
@@ -89,7 +106,10 @@ class HttpVerifier(ServedVerifier, frozen=True):
 
 
 class DecisionsVerifier(ServedVerifier, frozen=True):
-    """A classifier or judge behind the Decisions API (``/v1/decisions``): vLLM 0.33, SGLang and OpenAI have it."""
+    """
+    A classifier or judge behind the Decisions API (``/v1/decisions``): vLLM 0.33, SGLang and OpenAI
+    have it.
+    """
 
     kind: Literal["decisions"] = "decisions"
     """Always ``decisions``."""
@@ -98,7 +118,8 @@ class DecisionsVerifier(ServedVerifier, frozen=True):
     model: str | None = Field(default=None, min_length=1)
     """The served name; none: the first that the server lists."""
     question: str = Field(
-        default="The candidate is correct, given the problem and the reasoning before it.", min_length=1
+        default="The candidate is correct, given the problem and the reasoning before it.",
+        min_length=1,
     )
     """The statement whose probability is the score."""
 
@@ -117,7 +138,9 @@ class FunctionVerifier(VerifierSettings, frozen=True):
     kind: Literal["function"] = "function"
     """Always ``function``."""
     function: Annotated[str, BeforeValidator(functions.named)]
-    """Its name in the entry point group ``stepspec.verifiers``; in Python also the function itself."""
+    """
+    Its name in the entry point group ``stepspec.verifiers``; in Python also the function itself.
+    """
 
     @property
     def name(self) -> str:

@@ -1,8 +1,8 @@
 """
 Verifiers at work: on a server, over HTTP or the Decisions API, or a function.
 
-`ConnectedVerifier` is what all runs share, `Verifier` that of one run, with deadline and fallback. One that fails, or
-is too late, is replaced for that candidate alone: the next one may be easier.
+`ConnectedVerifier` is what all runs share, `Verifier` that of one run, with deadline and fallback.
+One that fails, or is too late, is replaced for that candidate alone: the next one may be easier.
 `AnswerCheck` has the answer of a run judged, and rewritten by the large model while it is rejected.
 """
 
@@ -18,7 +18,13 @@ from ..chain import Chain, Rating, Step
 from ..endpoints.client import Connection
 from ..endpoints.token_stream import RequestMeter, or_now
 from ..endpoints.vllm_protocol import DECISIONS, JUDGE, Body, reading
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply, VerifierFailed
+from ..errors import (
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    MalformedReply,
+    VerifierFailed,
+)
 from ..events import AnswerJudged, FellBack, Observer, Stage
 from ..interfaces import REQUEST, Model, RequestContext, requesting
 from .functions import VERIFIERS, Candidate, FunctionRater, read_rating
@@ -46,12 +52,13 @@ class HttpRater:
 
     The request says what to judge::
 
-        {"stage": "answer", "problem": [{"role": "user", "content": "..."}], "steps": ["...", "..."],
-         "text": "... \\boxed{42}", "answer": "42"}
+        {"stage": "answer", "problem": [{"role": "user", "content": "..."}], "steps": ["...",
+         "..."], "text": "... \\boxed{42}", "answer": "42"}
 
-    *stage* is "step" or "answer", *steps* are the texts of the steps before, and *text* is what is to be judged;
-    *answer*, of an answer alone, is the content of its last box or its last line. The reply is
-    ``{"score": 0.0, "reason": "..."}``, where the score is from 0 to 1 and the reason may be left out.
+    *stage* is "step" or "answer", *steps* are the texts of the steps before, and *text* is what is
+    to be judged; *answer*, of an answer alone, is the content of its last box or its last line. The
+    reply is ``{"score": 0.0, "reason": "..."}``, where the score is from 0 to 1 and the reason may
+    be left out.
     """
 
     def __init__(self, settings: HttpVerifier) -> None:
@@ -64,7 +71,9 @@ class HttpRater:
         """Return the server's rating. Raise an `EndpointError` if there is none."""
         body: Body = {
             "stage": candidate.stage,
-            "problem": [{"role": message.role, "content": message.content} for message in candidate.problem],
+            "problem": [
+                {"role": message.role, "content": message.content} for message in candidate.problem
+            ],
             "steps": list(candidate.steps),
             "text": candidate.text,
             **({"answer": candidate.answer} if candidate.stage == "answer" else {}),
@@ -81,24 +90,40 @@ class DecisionsRater:
     """Asks a classifier or judge for the probability of a statement about each candidate."""
 
     def __init__(self, settings: DecisionsVerifier) -> None:
-        self._connection, self._settings, self._model = Connection(settings.address), settings, settings.model
+        self._connection, self._settings, self._model = (
+            Connection(settings.address),
+            settings,
+            settings.model,
+        )
 
     async def close(self) -> None:
         await self._connection.close()
 
     async def rate(self, candidate: Candidate) -> Rating:
-        """Return the probability. Raise an `EndpointError` if there is none, as where the model declines to judge."""
+        """
+        Return the probability. Raise an `EndpointError` if there is none, as where the model
+        declines to judge.
+        """
         call = self._connection.call(JUDGE)
-        questions = [{"type": "predicate", "name": QUESTION, "instructions": self._settings.question}]
+        questions = [
+            {"type": "predicate", "name": QUESTION, "instructions": self._settings.question}
+        ]
         try:
             self._model = self._model or await self._connection.model_name()
-            body: Body = {"model": self._model, "input": _evidence(candidate), "questions": questions}
+            body: Body = {
+                "model": self._model,
+                "input": _evidence(candidate),
+                "questions": questions,
+            }
             reply = await self._connection.post(call, DECISIONS, body)
         except (EndpointRejected, EndpointUnavailable) as exc:
             self._model = self._settings.model  # It may serve another one by now.
             if exc.status not in (404, 501):
                 raise
-            cure = f"no {DECISIONS} for this model here ({exc.cause}); does this server have the Decisions API?"
+            cure = (
+                f"no {DECISIONS} for this model here ({exc.cause}); does this server have the"
+                " Decisions API?"
+            )
             raise call.error(EndpointRejected, cure) from exc
         with reading(call, "decision", reply):
             [answer] = [each for each in reply["answers"] if each.get("name", QUESTION) == QUESTION]
@@ -110,7 +135,10 @@ class DecisionsRater:
 
 
 def _evidence(candidate: Candidate) -> str:
-    """Write down what is judged, with the candidate's text last, so that requests of a run share a prefix."""
+    """
+    Write down what is judged, with the candidate's text last, so that requests of a run share a
+    prefix.
+    """
     problem = "\n\n".join(message.content for message in candidate.problem)
     steps = "".join(candidate.steps).strip()
     parts = (("Problem", problem), ("Reasoning", steps), ("Candidate", candidate.text.strip()))
@@ -119,7 +147,10 @@ def _evidence(candidate: Candidate) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LargeJudge:
-    """Judges by a Yes or No of the *large* model; *ask* returns the question of a stage, and its reply's opening."""
+    """
+    Judges by a Yes or No of the *large* model; *ask* returns the question of a stage, and its
+    reply's opening.
+    """
 
     large: Model
     ask: Callable[[Stage], tuple[str, str]]
@@ -132,7 +163,10 @@ class LargeJudge:
 
 
 class ConnectedVerifier:
-    """A verifier of these *settings*, and the connections to it, which all runs share; leaving closes them."""
+    """
+    A verifier of these *settings*, and the connections to it, which all runs share; leaving closes
+    them.
+    """
 
     def __init__(self, settings: AnyVerifier) -> None:
         self.settings, self.name = settings, settings.name
@@ -154,7 +188,9 @@ class ConnectedVerifier:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            raise VerifierFailed(f"no rating within {seconds:g} s (seconds in [critic])", verifier=self.name) from None
+            raise VerifierFailed(
+                f"no rating within {seconds:g} s (seconds in [critic])", verifier=self.name
+            ) from None
 
 
 def _rater(settings: AnyVerifier) -> Rater:
@@ -170,7 +206,8 @@ def _rater(settings: AnyVerifier) -> Rater:
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """
-    Whether a candidate was *accepted*, and its *rating*: None if the verifier failed and nobody judged in its place.
+    Whether a candidate was *accepted*, and its *rating*: None if the verifier failed and nobody
+    judged in its place.
 
     *reason* is that of the rating, or the cause of the failure.
     """
@@ -184,8 +221,8 @@ class Verifier:
     """
     The verifier of one run: a `Critic` for its steps, and what judges its answer.
 
-    *instead* judges in its place where the settings want the large model to. *clock* returns the seconds since the run
-    began; by default it begins now.
+    *instead* judges in its place where the settings want the large model to. *clock* returns the
+    seconds since the run began; by default it begins now.
     """
 
     def __init__(
@@ -195,10 +232,18 @@ class Verifier:
         observe: Observer = lambda event: None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._connected, self._instead, self._observe, self._clock = connected, instead, observe, or_now(clock)
+        self._connected, self._instead, self._observe, self._clock = (
+            connected,
+            instead,
+            observe,
+            or_now(clock),
+        )
 
     async def rate(self, chain: Chain) -> Rating:
-        """Rate the last step of *chain*; one that only ends the thinking has nothing to judge, and is accepted."""
+        """
+        Rate the last step of *chain*; one that only ends the thinking has nothing to judge, and is
+        accepted.
+        """
         candidate = Candidate.step(chain)
         if not candidate.text.strip():
             return Rating(1.0)
@@ -241,8 +286,8 @@ class CheckedAnswer:
     """
     An answer: the *step* and its *text*, which *chain* ends with.
 
-    *verified* says whether it was accepted; None if nobody judged it. *rejection* is the reason if it was not. With
-    *committed* its steps are part of the chain already.
+    *verified* says whether it was accepted; None if nobody judged it. *rejection* is the reason if
+    it was not. With *committed* its steps are part of the chain already.
     """
 
     chain: Chain
@@ -256,7 +301,8 @@ class CheckedAnswer:
 @dataclass(frozen=True, slots=True)
 class AnswerCheck:
     """
-    The *verifier* of a run's answer, and *author*, who rewrites it if it is rejected, at most *repairs* times.
+    The *verifier* of a run's answer, and *author*, who rewrites it if it is rejected, at most
+    *repairs* times.
 
     The author reads its thinking, the rejected answer, and the *note* that is made of the reason.
     """
@@ -276,9 +322,11 @@ class AnswerCheck:
         keep: Callable[[CheckedAnswer], None],
     ) -> None:
         """
-        Judge *answer*, at the place *index* of the chain; rewrite it while it is rejected and there are tokens *left*.
+        Judge *answer*, at the place *index* of the chain; rewrite it while it is rejected and there
+        are tokens *left*.
 
-        *keep* receives what is known by then after every verdict and every new answer, so that a deadline may pass.
+        *keep* receives what is known by then after every verdict and every new answer, so that a
+        deadline may pass.
         """
         for repairs in range(self.repairs, -1, -1):
             with requesting(RequestContext("verify", index)):
@@ -288,7 +336,9 @@ class AnswerCheck:
             noted = answer.chain.extend(Step(self.note(judged.reason), self.author.role))
             limit = left(noted) if repairs and not judged.accepted else 0
             score = judged.rating.score if judged.rating else None
-            observe(AnswerJudged(index, answer.step, verified, score, judged.reason, final=limit < 1))
+            observe(
+                AnswerJudged(index, answer.step, verified, score, judged.reason, final=limit < 1)
+            )
             keep(answer := replace(answer, verified=verified, rejection=rejection))
             if limit < 1:
                 return

@@ -1,16 +1,27 @@
 """
 Reasoning-step-level speculation over two vLLM endpoints.
 
-``__all__`` and `stepspec.prompts.load` are what stepspec promises: other names may change with any version. `errors`,
-`events` and `trace` are modules with everything that is raised, that happens in a run, and that reads and writes
-records of runs.
+``__all__`` and `stepspec.prompts.load` are what stepspec promises: other names may change with any
+version. `errors`, `events` and `trace` are modules with everything that is raised, that happens in
+a run, and that reads and writes records of runs.
 """
 
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator import Budget, Chain, Ledger, Message, errors, events, trace
-from stepspec.orchestrator.chain import Accept, Rating, Rival, Rollback, Step, Token, Tool, ToolCall, Toolset, Verdict
+from stepspec.orchestrator.chain import (
+    Accept,
+    Rating,
+    Rival,
+    Rollback,
+    Step,
+    Token,
+    Tool,
+    ToolCall,
+    Toolset,
+    Verdict,
+)
 from stepspec.orchestrator.endpoints import Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
 from stepspec.orchestrator.events import Event, Observer

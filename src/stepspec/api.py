@@ -17,7 +17,12 @@ from stepspec.orchestrator.auto import Auto
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
-from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, RewardModelEndpoint, Sampling
+from stepspec.orchestrator.endpoints import (
+    Endpoint,
+    ReplicatedEndpoint,
+    RewardModelEndpoint,
+    Sampling,
+)
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
@@ -33,7 +38,14 @@ from stepspec.orchestrator.step_ends import StepEnds
 
 from . import policies, prompts
 from . import settings as configuration
-from .run_parts import Answering, Connections, check_policies, connected, connected_critic, context_room
+from .run_parts import (
+    Answering,
+    Connections,
+    check_policies,
+    connected,
+    connected_critic,
+    context_room,
+)
 from .settings import RunConditions, Settings, SettingsOverrides, Small
 
 log = logging.getLogger(__name__)
@@ -42,7 +54,10 @@ OUTAGE_SECONDS = 1800.0  # that work of hours waits for a model that went down, 
 
 
 class StreamArguments(RunOverrides, total=False):
-    """The arguments of `Solver.stream`: those of `Solver.solve` but for the observer; a test compares both."""
+    """
+    The arguments of `Solver.stream`: those of `Solver.solve` but for the observer; a test compares
+    both.
+    """
 
     run: RunOptions | None
     sampling: Sampling | None
@@ -72,11 +87,16 @@ class EventStream:
 
     @property
     def solution(self) -> Solution:
-        """The solution. Raise what the run raised, and `RuntimeError` if the run goes on, or was cancelled."""
+        """
+        The solution. Raise what the run raised, and `RuntimeError` if the run goes on, or was
+        cancelled.
+        """
         if self._solving is None:
             raise RuntimeError("the run is not over: iterate over its events first")
         if self._solving.cancelled():
-            raise RuntimeError("the run was cancelled, because its block was left before it was over")
+            raise RuntimeError(
+                "the run was cancelled, because its block was left before it was over"
+            )
         return self._solving.result()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -87,7 +107,10 @@ class EventStream:
 
 
 def _decides(run: RunOptions) -> bool:
-    """Whether the large model may write alone where that is faster; by default not with a seed, which repeats runs."""
+    """
+    Whether the large model may write alone where that is faster; by default not with a seed, which
+    repeats runs.
+    """
     wanted = run.sampling.seed is None if run.auto is None else run.auto
     return wanted and run.policy not in policies.BASELINES
 
@@ -96,13 +119,15 @@ class Solver:
     """
     Keeps connections to both models and solves many problems, at the same time if asked to.
 
-    Made of complete `Settings`, or of both models and other settings as keyword arguments, which come before variables,
-    the TOML file and the defaults; see `stepspec.settings`::
+    Made of complete `Settings`, or of both models and other settings as keyword arguments, which
+    come before variables, the TOML file and the defaults; see `stepspec.settings`::
 
-        async with Solver(small="http://localhost:8001/v1", large="http://localhost:8002/v1") as solver:
+        async with Solver(small="http://localhost:8001/v1", large="http://localhost:8002/v1") as
+        solver:
             solutions = await asyncio.gather(*map(solver.solve, problems))
 
-    Raise `ConfigurationError` for wrong settings, and on entering an `EndpointError` for a server that cannot be used.
+    Raise `ConfigurationError` for wrong settings, and on entering an `EndpointError` for a server
+    that cannot be used.
     """
 
     def __init__(
@@ -119,7 +144,9 @@ class Solver:
             except ConfigurationError as exc:
                 raise configuration.named(exc, small, arguments) from exc
         elif large is not None or overrides:
-            raise TypeError("settings are complete: use settings.with_overrides(...), or leave them out")
+            raise TypeError(
+                "settings are complete: use settings.with_overrides(...), or leave them out"
+            )
         else:
             check_policies(small)
         self.settings = settings = small
@@ -139,7 +166,9 @@ class Solver:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            await all_entered(stack, (self.small, self.large, *((self.critic,) if self.critic else ())))
+            await all_entered(
+                stack, (self.small, self.large, *((self.critic,) if self.critic else ()))
+            )
             require_agreement(self.small, self.large, "a pair")
             for url, cause in self.down.items():
                 log.warning("%s is down, going on without it until it works: %s", url, cause)
@@ -165,10 +194,11 @@ class Solver:
 
     def require_both(self) -> None:
         """
-        Raise `EndpointUnavailable` if the small model is down, for work that means nothing with the large alone.
+        Raise `EndpointUnavailable` if the small model is down, for work that means nothing with the
+        large alone.
 
-        From now on a run waits up to `OUTAGE_SECONDS` for a model that goes down, and then fails, instead of going on
-        without it.
+        From now on a run waits up to `OUTAGE_SECONDS` for a model that goes down, and then fails,
+        instead of going on without it.
         """
         if not self.small.usable:
             causes = "; ".join(f"{url}: {cause}" for url, cause in self.down.items())
@@ -180,7 +210,9 @@ class Solver:
             self.critic.patience = OUTAGE_SECONDS
 
     async def warm_up(self) -> None:
-        """Let every server do what it does only once, such as compiling, so that no run waits for it."""
+        """
+        Let every server do what it does only once, such as compiling, so that no run waits for it.
+        """
         await at_once(server.warm_up() for model in self._single_models for server in model.up)
 
     def policy(
@@ -191,7 +223,10 @@ class Solver:
         budget: Budget | None = None,
         observe: Observer = lambda event: None,
     ) -> Policy:
-        """Build a policy over both models, for one run that begins now; what is None comes from the settings."""
+        """
+        Build a policy over both models, for one run that begins now; what is None comes from the
+        settings.
+        """
         named = policies.named(name) if name else None
         run = self.settings.run.with_overrides({"policy": named, "options": options})
         budget, sampling = budget or run.budget.budget(), run.sampling.seeded()
@@ -208,9 +243,11 @@ class Solver:
         **overrides: Unpack[RunOverrides],
     ) -> RunOptions:
         """
-        Return *run*, by default that of the settings, with the other arguments, which are validated here.
+        Return *run*, by default that of the settings, with the other arguments, which are validated
+        here.
 
-        Those that are None change nothing. Raise `ConfigurationError` for a wrong value or an option the policy lacks.
+        Those that are None change nothing. Raise `ConfigurationError` for a wrong value or an
+        option the policy lacks.
         """
         before = run or self.settings.run
         named: Any = configuration.by_name(overrides)
@@ -243,43 +280,61 @@ class Solver:
         """
         Solve one *problem*: a text, or a conversation whose last turn poses it.
 
-        A *run* is used as it is: `resolve` makes one; by default it is that of the settings. *sampling*, *seed*,
-        *budget* and *overrides* change it; those that are None change nothing.
+        A *run* is used as it is: `resolve` makes one; by default it is that of the settings.
+        *sampling*, *seed*, *budget* and *overrides* change it; those that are None change nothing.
 
-        The answer ends before the first of the *stop* strings. With a *format*, "json" or a JSON schema, the large
-        model writes it so; raise `MalformedReply` if its server does not see to that. With *tools*, both models read
-        about them, and the answer, which is the large model's, may call them: the solution's `calls`. Raise
-        `MissingCapability` if its server has no parser for calls.
+        The answer ends before the first of the *stop* strings. With a *format*, "json" or a JSON
+        schema, the large model writes it so; raise `MalformedReply` if its server does not see to
+        that. With *tools*, both models read about them, and the answer, which is the large model's,
+        may call them: the solution's `calls`. Raise `MissingCapability` if its server has no parser
+        for calls.
 
-        *seed* is that of the *sampling*. Without one, each run draws its own, which the solution tells, unless `auto`
-        decides or one model is alone: without seeds one stream writes many steps. With the same seed a run writes the
-        same chain, however far it works ahead and whatever else the servers do, as far as these give equal requests
-        equal tokens; with `auto` it depends on the time, and the seed is not used.
+        *seed* is that of the *sampling*. Without one, each run draws its own, which the solution
+        tells, unless `auto` decides or one model is alone: without seeds one stream writes many
+        steps. With the same seed a run writes the same chain, however far it works ahead and
+        whatever else the servers do, as far as these give equal requests equal tokens; with `auto`
+        it depends on the time, and the seed is not used.
 
-        *observe* sees every event as it happens. The times in events and trace are from *clock*, which no other run has
-        used; by default it is a new one. *trace_to* receives the trace, also of a run that fails; if that file cannot
-        be written, a warning is logged. *session* is the value of the session header, whose runs use the same replica
-        of each model while it is up; if it is None, the run makes its own, and uses the replicas with the fewest runs.
-        If the small model fails for good, the large one goes on alone, and the solution says so; raise an
+        *observe* sees every event as it happens. The times in events and trace are from *clock*,
+        which no other run has used; by default it is a new one. *trace_to* receives the trace, also
+        of a run that fails; if that file cannot be written, a warning is logged. *session* is the
+        value of the session header, whose runs use the same replica of each model while it is up;
+        if it is None, the run makes its own, and uses the replicas with the fewest runs. If the
+        small model fails for good, the large one goes on alone, and the solution says so; raise an
         `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
         """
         began = asyncio.get_running_loop().time()
         run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)
         if format is not None and not self.thinks:
-            raise ConfigurationError("a format needs models that think in a block of its own before they answer")
-        chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system, tools=tools.tools if tools else ())
+            raise ConfigurationError(
+                "a format needs models that think in a block of its own before they answer"
+            )
+        chain = Chain.of(
+            problem,
+            StepEnds.of(run.delimiter),
+            system=run.system,
+            tools=tools.tools if tools else (),
+        )
         answering = await self._connections.answering(tools, run, format)
-        small = self.large if run.policy == "large" else self.small  # whose context and failures count
+        # whose context and failures count
+        small = self.large if run.policy == "large" else self.small
         room, lost = await context_room(chain, small, self.large, needs_small=run.policy == "small")
         chain = replace(chain, thinks=await self.large.thinks(chain.messages, chain.tools))
         recorder = trace.Recorder(clock or trace.Stopwatch())
         budget = run.budget.budget().fit(room)
         try:
-            async with self.auto.place() if _decides(run) else nullcontext():  # others begin at once
+            # others begin at once
+            async with self.auto.place() if _decides(run) else nullcontext():
                 budget = budget.after(asyncio.get_running_loop().time() - began)
-                with carrying(self._session(session), run.priority, session or ""), prompts.replacing(self.prompts):
-                    outcome = await self._run(run, chain, answering, budget, lost, tuple(stop), recorder, observe)
-            if format is not None and outcome.reason == "stop" and not stop:  # which may cut the JSON
+                with (
+                    carrying(self._session(session), run.priority, session or ""),
+                    prompts.replacing(self.prompts),
+                ):
+                    outcome = await self._run(
+                        run, chain, answering, budget, lost, tuple(stop), recorder, observe
+                    )
+            # which may cut the JSON
+            if format is not None and outcome.reason == "stop" and not stop:
                 require_json(outcome.text, self.large.settings.url)
         finally:
             if trace_to is not None:
@@ -297,7 +352,9 @@ class Solver:
         recorder: trace.Recorder,
         observe: Observer,
     ) -> Outcome:
-        """Build what the run is made of, once, and run it; *lost* is the failure of the small model."""
+        """
+        Build what the run is made of, once, and run it; *lost* is the failure of the small model.
+        """
 
         def watch(event: Event) -> None:
             recorder(event)
@@ -313,7 +370,9 @@ class Solver:
             sampling = sampling.model_copy(update={"seed": None})
         models = self._connections.models(budget, sampling, watch, recorder.clock, answering)
         large = models.policy_of(run.model_copy(update={"policy": "large", "options": {}}))
-        auto = self.auto.run(run.policy, run.options, run.ahead, large if decides else None, run.lead)
+        auto = self.auto.run(
+            run.policy, run.options, run.ahead, large if decides else None, run.lead
+        )
         parts = replace(models, watch=auto.watch if auto.aside else None).parts(
             run,
             auto if auto.aside else None,
@@ -322,10 +381,17 @@ class Solver:
             lost=None if baseline else lost,
             needs_small=self._needs_both,
         )
-        names, seed = (*named(self.small), *self._names()[1:]), sampling.seed if sampling.repeats else None
+        names, seed = (
+            (*named(self.small), *self._names()[1:]),
+            (sampling.seed if sampling.repeats else None),
+        )
         threshold = policies.threshold(run.policy, run.options)
         try:
-            watch(Started(chain.messages, run.policy, names, seed, threshold, chain.tools, chain.thinks))
+            watch(
+                Started(
+                    chain.messages, run.policy, names, seed, threshold, chain.tools, chain.thinks
+                )
+            )
             return await run_to_the_answer(parts, chain, watch)
         finally:
             auto.close()
@@ -363,10 +429,16 @@ class Solver:
     def templates(self) -> list[dict[str, Any]]:
         """How the models are put, where that is not left to their servers: runs depend on it."""
         ends = (*leaves(self.small), *leaves(self.large))
-        return [e.settings.model_dump(include={"template", "thinks", "marks"}, exclude_defaults=True) for e in ends]
+        return [
+            e.settings.model_dump(include={"template", "thinks", "marks"}, exclude_defaults=True)
+            for e in ends
+        ]
 
     def _names(self) -> tuple[tuple[Party, str], ...]:
-        models: tuple[tuple[Party, str], ...] = (("small", described(self.small)), ("large", self.large.name))
+        models: tuple[tuple[Party, str], ...] = (
+            ("small", described(self.small)),
+            ("large", self.large.name),
+        )
         return (*models, ("critic", self.critic.name)) if self.critic else models
 
     @asynccontextmanager
@@ -396,7 +468,10 @@ async def asolve(
     large: str | Endpoint | None = None,
     **overrides: Unpack[SettingsOverrides],
 ) -> Solution:
-    """Solve one *problem*; *overrides* are the settings that `Solver` takes. For more than one, keep a `Solver`."""
+    """
+    Solve one *problem*; *overrides* are the settings that `Solver` takes. For more than one, keep a
+    `Solver`.
+    """
     async with Solver(small, large, **overrides) as solver:
         return await solver.solve(problem)
 
@@ -412,17 +487,22 @@ def solve(
 
     ::
 
-        solve("What is 6 x 7?", small="http://localhost:8001/v1", large="http://localhost:8002/v1").answer
+        solve("What is 6 x 7?", small="http://localhost:8001/v1",
+        large="http://localhost:8002/v1").answer
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(asolve(problem, small, large, **overrides))
-    raise ConfigurationError("solve() cannot wait inside a running event loop: use `await asolve(...)` there")
+    raise ConfigurationError(
+        "solve() cannot wait inside a running event loop: use `await asolve(...)` there"
+    )
 
 
 def _write_trace(path: Path, moments: Sequence[trace.Moment]) -> None:
-    """Write a trace; a failure is logged, since it must not cost the solution that the run has found."""
+    """
+    Write a trace; a failure is logged, since it must not cost the solution that the run has found.
+    """
     try:
         trace.write(path, moments)
     except OSError as exc:

@@ -1,7 +1,9 @@
 """
-What one run is made of: both models within its budget, its policy, who writes the answer, and who judges it.
+What one run is made of: both models within its budget, its policy, who writes the answer, and who
+judges it.
 
-Before it, the endpoints of all runs: made of settings, whose policies are checked before anything is connected.
+Before it, the endpoints of all runs: made of settings, whose policies are checked before anything
+is connected.
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ from stepspec.orchestrator.endpoints.interfaces import ServerParser
 from stepspec.orchestrator.endpoints.vllm_protocol import Format, no_room
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError
 from stepspec.orchestrator.events import Observer, Stage
-from stepspec.orchestrator.interfaces import AnsweredBy, AnswerParser, Critic, Model, Policy, answered_by, ended_by
+from stepspec.orchestrator.interfaces import (
+    AnsweredBy,
+    AnswerParser,
+    Critic,
+    Model,
+    Policy,
+    answered_by,
+    ended_by,
+)
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair, Nesting
 from stepspec.orchestrator.run import RunParts
@@ -46,9 +56,12 @@ from . import policies, prompts
 from .settings import Settings
 
 
-def connected(settings: Endpoint | NestedPair, table: str = "", *, optional: bool = False) -> ModelEndpoint:
+def connected(
+    settings: Endpoint | NestedPair, table: str = "", *, optional: bool = False
+) -> ModelEndpoint:
     """
-    Make the endpoint of one model or of a nested pair, to be entered; *table* is its table of the settings.
+    Make the endpoint of one model or of a nested pair, to be entered; *table* is its table of the
+    settings.
 
     An *optional* one may be entered while it is down, and so may the small model of a pair.
     """
@@ -73,7 +86,10 @@ def connected_critic(settings: Settings) -> RewardModelEndpoint | ConnectedVerif
 
 
 def check_policies(settings: Settings) -> None:
-    """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or a verifier."""
+    """
+    Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or a
+    verifier.
+    """
     policies.check(settings.policy, settings.options, has_critic=settings.rates_steps)
     if isinstance(settings.critic, FunctionVerifier):
         VERIFIERS.find(settings.critic.function)
@@ -82,7 +98,10 @@ def check_policies(settings: Settings) -> None:
 
 
 def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
-    """Raise `ConfigurationError` if the policy of one of the nested *pairs*, which are given by paths, cannot be."""
+    """
+    Raise `ConfigurationError` if the policy of one of the nested *pairs*, which are given by paths,
+    cannot be.
+    """
     for path, pair in pairs.items():
         try:
             policies.check(pair.policy, pair.options, has_critic=None)
@@ -98,7 +117,10 @@ REJECTED = prompts.load("verifier.rejected"), prompts.load("verifier.rejected-be
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """How an answer is written: in a *format*, by which model, and by what *parser* its calls of tools are found."""
+    """
+    How an answer is written: in a *format*, by which model, and by what *parser* its calls of tools
+    are found.
+    """
 
     format: Format | None = None
     parser: Callable[[], AnswerParser] | None = None
@@ -108,11 +130,13 @@ class Answering:
 @dataclass(frozen=True, slots=True)
 class Models:
     """
-    Both models of one run within its *budget*, and what rates its steps, the *critic*, if there is one.
+    Both models of one run within its *budget*, and what rates its steps, the *critic*, if there is
+    one.
 
-    *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. With a
-    *parser* for calls of tools, the large model answers. *check* is what judges the answer, if anything does; *watch*
-    may end what the small model writes. Models that have replicas hold a place until `leave`.
+    *formatting* is the large model when it answers in a format; *sampled* says whether the models
+    sample. With a *parser* for calls of tools, the large model answers. *check* is what judges the
+    answer, if anything does; *watch* may end what the small model writes. Models that have replicas
+    hold a place until `leave`.
     """
 
     small: Model
@@ -126,11 +150,19 @@ class Models:
     watch: Watch | None = None
 
     def policy(self, name: str, options: Mapping[str, Any]) -> Policy:
-        small, large = _budgeted(self.small, self.budget, self.watch), _budgeted(self.large, self.budget)
-        return policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
+        small, large = (
+            _budgeted(self.small, self.budget, self.watch),
+            _budgeted(self.large, self.budget),
+        )
+        return policies.make(
+            name, small, large, critic=self.critic, sampled=self.sampled, **options
+        )
 
     def policy_of(self, run: RunOptions) -> Policy:
-        """Build the policy of a run with the options *run*; a baseline leads, and ends the thinking, by itself."""
+        """
+        Build the policy of a run with the options *run*; a baseline leads, and ends the thinking,
+        by itself.
+        """
         policy = self.policy(run.policy, run.options)
         if run.policy not in policies.BASELINES:
             if (run.ending or ended_by(policy)) == "large":
@@ -141,19 +173,26 @@ class Models:
 
     def answerer(self, name: str, answer: AnsweredBy | None) -> Model | None:
         """
-        The one model that answers, so that policy *name* does not go on through the answer; None if it does.
+        The one model that answers, so that policy *name* does not go on through the answer; None if
+        it does.
 
-        *answer* says who; None: as in the policy's paper. Formats and tools are the large model's; a baseline is alone.
+        *answer* says who; None: as in the policy's paper. Formats and tools are the large model's;
+        a baseline is alone.
         """
         if self.formatting is not None:
             return Budgeted(self.formatting, self.budget.left)
         paper = answered_by(policies.METHODS.find(name).source)
         by = name if name in policies.BASELINES else "large" if self.parser else answer or paper
-        return None if by == "method" else _budgeted(self.small if by == "small" else self.large, self.budget)
+        return (
+            None
+            if by == "method"
+            else _budgeted(self.small if by == "small" else self.large, self.budget)
+        )
 
     def parts(self, run: RunOptions, auto: AutoRun | None, **other: Any) -> RunParts:
         """
-        Put together a run with the options *run*; *other* parts are those of `RunParts` that no option says.
+        Put together a run with the options *run*; *other* parts are those of `RunParts` that no
+        option says.
 
         With *auto*, the large model alone writes where that decides so.
         """
@@ -192,11 +231,16 @@ class Connections:
         clock: Callable[[], float],
         answering: Answering | None = None,
     ) -> Models:
-        small, large = (endpoint.model(sampling, observe=observe, clock=clock) for endpoint in (self.small, self.large))
+        small, large = (
+            endpoint.model(sampling, observe=observe, clock=clock)
+            for endpoint in (self.small, self.large)
+        )
         formatting, answering = None, answering or Answering()
         if answering.format is not None:
             author = self.small if answering.by == "small" else self.large
-            formatting = author.model(sampling, observe=observe, clock=clock, format=answering.format)
+            formatting = author.model(
+                sampling, observe=observe, clock=clock, format=answering.format
+            )
         critic: Critic | None = None
         check = None
         match self.critic:
@@ -210,14 +254,30 @@ class Connections:
                     check = AnswerCheck(verifier, rewriting, rejected, settings.repairs)
             case None:
                 pass
-        return Models(small, large, critic, budget, formatting, sampling.temperature > 0, answering.parser, check)
+        return Models(
+            small,
+            large,
+            critic,
+            budget,
+            formatting,
+            sampling.temperature > 0,
+            answering.parser,
+            check,
+        )
 
-    async def answering(self, tools: Toolset | None, run: RunOptions, format: Format | None) -> Answering:
-        """How the answer of *run* is written. Raise `ConfigurationError` for what cannot be, `MissingCapability`."""
+    async def answering(
+        self, tools: Toolset | None, run: RunOptions, format: Format | None
+    ) -> Answering:
+        """
+        How the answer of *run* is written. Raise `ConfigurationError` for what cannot be,
+        `MissingCapability`.
+        """
         if tools is None or not tools.callable:
             return Answering(format)
         if format is not None:
-            raise ConfigurationError("an answer has either a format or tools to call: leave out one of them")
+            raise ConfigurationError(
+                "an answer has either a format or tools to call: leave out one of them"
+            )
         by: Role = "small" if run.policy == "small" else "large"
         author = self.small if by == "small" else self.large
         return Answering(await author.tool_format(tools), lambda: ServerParser(author, tools), by)
@@ -229,9 +289,9 @@ async def context_room(
     """
     Count the tokens that both contexts hold beyond the problem and a judge's question.
 
-    If the small model cannot be used, or takes too little, the room is that of the large one, and the failure is
-    returned, or raised if the run *needs_small*. Raise `ContextTooLong` if the room is too little to start a run, and
-    an `EndpointError` if the large model's server cannot count.
+    If the small model cannot be used, or takes too little, the room is that of the large one, and
+    the failure is returned, or raised if the run *needs_small*. Raise `ContextTooLong` if the room
+    is too little to start a run, and an `EndpointError` if the large model's server cannot count.
     """
 
     async def of_small() -> int | EndpointError:
@@ -253,7 +313,9 @@ async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
     prompt = await endpoint.count(chain.messages, chain.tools)
     room = endpoint.room - prompt - JUDGING_ROOM
     if room < LEAST_ROOM:
-        raise ContextTooLong(no_room(prompt, endpoint.room), role=endpoint.role, url=endpoint.settings.url)
+        raise ContextTooLong(
+            no_room(prompt, endpoint.room), role=endpoint.role, url=endpoint.settings.url
+        )
     return room
 
 
@@ -275,4 +337,6 @@ def rejected(reason: str) -> str:
 
 
 def _budgeted(model: Model, budget: Budget, watch: Watch | None = None) -> Budgeted:
-    return Budgeted(model.budgeted(budget.left) if isinstance(model, Nested) else model, budget.left, watch)
+    return Budgeted(
+        model.budgeted(budget.left) if isinstance(model, Nested) else model, budget.left, watch
+    )

@@ -33,7 +33,9 @@ def require() -> None:
     """Raise `ConfigurationError` if what the service needs is not installed."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigurationError(f"`stepspec serve` needs {', '.join(missing)}: {install_command('serve')}")
+        raise ConfigurationError(
+            f"`stepspec serve` needs {', '.join(missing)}: {install_command('serve')}"
+        )
 
 
 async def serve(solver: Solver, settings: ServiceSettings) -> None:
@@ -46,17 +48,26 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
 
     async with built(solver, settings) as (service, logs):
         server = ServiceServer(service, settings, logs.log.info)
-        names, keys, clients = ", ".join(service.context.models.served), len(settings.keys), len(settings.clients)
+        names, keys, clients = (
+            ", ".join(service.context.models.served),
+            len(settings.keys),
+            len(settings.clients),
+        )
         with listen(settings.host, settings.port, settings.send_seconds) as listening:
             host, port = listening.getsockname()[:2]
             host = f"[{host}]" if ":" in host else host
             await warmed(solver)
-            logs.log.info("serving", url=f"http://{host}:{port}/v1", models=names, keys=keys, clients=clients)
+            logs.log.info(
+                "serving", url=f"http://{host}:{port}/v1", models=names, keys=keys, clients=clients
+            )
             await server.serve([listening])
 
 
 def read(arguments: Mapping[str, Any]) -> Settings:
-    """Read all settings, *arguments* first. Raise `ConfigurationError` for wrong ones, and if a model is missing."""
+    """
+    Read all settings, *arguments* first. Raise `ConfigurationError` for wrong ones, and if a model
+    is missing.
+    """
     settings = configuration.load(**arguments)
     Solver(settings)
     return settings
@@ -64,7 +75,9 @@ def read(arguments: Mapping[str, Any]) -> Settings:
 
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncGenerator[Service]:
-    """Hold a warm service, for a program that runs its application, with the application's lifespan."""
+    """
+    Hold a warm service, for a program that runs its application, with the application's lifespan.
+    """
     solver = Solver(settings)
     async with built(solver, settings.service) as (service, _):
         await warmed(solver)
@@ -72,14 +85,19 @@ async def opened(settings: Settings) -> AsyncGenerator[Service]:
 
 
 async def warmed(solver: Solver) -> None:
-    """Warm *solver* up, and hide what stays for good from garbage collections: each full one stops all for 0.2 s."""
+    """
+    Warm *solver* up, and hide what stays for good from garbage collections: each full one stops all
+    for 0.2 s.
+    """
     await solver.warm_up()
     gc.collect()
     gc.freeze()
 
 
 @asynccontextmanager
-async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tuple[Service, RequestLog]]:
+async def built(
+    solver: Solver, settings: ServiceSettings
+) -> AsyncGenerator[tuple[Service, RequestLog]]:
     """Hold the connections of *solver*, and yield a service over it with its log."""
     from stepspec.orchestrator.service.formats.requests import AUTO
     from stepspec.orchestrator.service.http.app import Service
@@ -92,7 +110,9 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
         for role, name in solver.models.items():
             if name in (AUTO, *policies.METHODS):
                 cure = "start its server with --served-model-name and the model's own name"
-                logs.log.warning("served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure)
+                logs.log.warning(
+                    "served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure
+                )
         observers: list[ServiceObserver] = [logs]
         if any(os.environ.get(name) for name in TRACING_VARIABLES):
             from stepspec.orchestrator.service.watch import tracing
@@ -106,7 +126,8 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
 def offer(solver: Solver) -> Offer:
     """What the service is to serve, of an entered *solver*."""
     methods: Mapping[str, ServedMethod] = {
-        name: ServedMethod(method.about, policies.defaults(name)) for name, method in policies.METHODS.items()
+        name: ServedMethod(method.about, policies.defaults(name))
+        for name, method in policies.METHODS.items()
     }
     chosen = solver.settings
     return Offer(

@@ -1,9 +1,11 @@
 """
-Where settings come from: the flags of a command, arguments, ``STEPSPEC_*`` variables, and a TOML file.
+Where settings come from: the flags of a command, arguments, ``STEPSPEC_*`` variables, and a TOML
+file.
 
-Each source is a `Layer`. Values are merged key by key, and the first layer that sets one wins. Two values hide more
-than their own key. A URL in place of a model's table hides that table in later layers if it names a server too, so that
-no API key goes to another server. Another policy hides the options in later layers, which belong to their own policy.
+Each source is a `Layer`. Values are merged key by key, and the first layer that sets one wins. Two
+values hide more than their own key. A URL in place of a model's table hides that table in later
+layers if it names a server too, so that no API key goes to another server. Another policy hides the
+options in later layers, which belong to their own policy.
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsError,
+)
 
 from stepspec.orchestrator.errors import ConfigurationError, near
 from stepspec.orchestrator.interfaces import holding
@@ -42,8 +49,8 @@ class CommandLine:
     """
     What the flags of a command set.
 
-    *values* are nested as in a settings file; *flags* has the flag of each place. *file* is the one that ``--config``
-    names; None if it names none.
+    *values* are nested as in a settings file; *flags* has the flag of each place. *file* is the one
+    that ``--config`` names; None if it names none.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -52,7 +59,8 @@ class CommandLine:
 
 
 OUTSIDE = CommandLine()
-_COMMAND_LINE: ContextVar[CommandLine] = ContextVar("_COMMAND_LINE", default=OUTSIDE)  # it is frozen
+# it is frozen
+_COMMAND_LINE: ContextVar[CommandLine] = ContextVar("_COMMAND_LINE", default=OUTSIDE)
 
 
 def command_line() -> CommandLine:
@@ -70,8 +78,9 @@ class Layer:
     """
     The *values* that one source sets.
 
-    *names* has the flag or variable of each place that the source sets by such a name, *path* is the file. The tables
-    of the models in *replaces* hide those of later layers which name a server too.
+    *names* has the flag or variable of each place that the source sets by such a name, *path* is
+    the file. The tables of the models in *replaces* hide those of later layers which name a server
+    too.
     """
 
     source: Source
@@ -81,7 +90,9 @@ class Layer:
     replaces: frozenset[str] = frozenset()
 
     def name(self, place: Place) -> str:
-        """The flag, the variable, or the key in the file or among the arguments that sets *place*."""
+        """
+        The flag, the variable, or the key in the file or among the arguments that sets *place*.
+        """
         for end in range(len(place), 0, -1):
             if (name := self.names.get(place[:end])) is not None:
                 rest = ".".join(place[end:])
@@ -90,7 +101,10 @@ class Layer:
         return f"{self.path}: {key}" if self.path else key
 
     def depth(self, place: Place) -> int:
-        """How many keys of *place* lead to a value in this layer; all of them if a value stands above the last one."""
+        """
+        How many keys of *place* lead to a value in this layer; all of them if a value stands above
+        the last one.
+        """
         values: Any = self.values
         for depth, key in enumerate(place):
             if isinstance(values, BaseModel):
@@ -129,7 +143,10 @@ def merged(layers: Sequence[Layer]) -> dict[str, Any]:
 
 
 def origin(layers: Iterable[Layer], place: Place) -> Layer | None:
-    """The layer that sets *place*, or else as many of its keys as any does; None if none sets even the first."""
+    """
+    The layer that sets *place*, or else as many of its keys as any does; None if none sets even the
+    first.
+    """
     deepest = max(layers, key=lambda layer: layer.depth(place))  # the first one of several
     return deepest if deepest.depth(place) else None
 
@@ -161,9 +178,13 @@ def _merged(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any
 
 
 def _with_tables(layer: Layer) -> Layer:
-    """Turn URLs that stand in place of a model's table into tables, which hide those of later layers."""
+    """
+    Turn URLs that stand in place of a model's table into tables, which hide those of later layers.
+    """
     given = {role: layer.values[role] for role in ROLES if role in layer.values}
-    replaces = frozenset(role for role, value in given.items() if isinstance(value, str | BaseModel))
+    replaces = frozenset(
+        role for role, value in given.items() if isinstance(value, str | BaseModel)
+    )
     tables = {role: _as_table(value) for role, value in given.items()}
     return replace(layer, values={**layer.values, **tables}, replaces=replaces)
 
@@ -175,7 +196,10 @@ def _as_table(model: object) -> object:
     if not isinstance(model, Mapping):
         return model
     table = cast("Mapping[str, object]", model)
-    return {key: _as_table(value) if key in ("small", "large") else value for key, value in table.items()}
+    return {
+        key: _as_table(value) if key in ("small", "large") else value
+        for key, value in table.items()
+    }
 
 
 def _without_hidden(found: Sequence[Layer]) -> Iterator[Layer]:
@@ -187,18 +211,25 @@ def _without_hidden(found: Sequence[Layer]) -> Iterator[Layer]:
         own = next(filter(None, policies[number:]), None)
         if any(policies[:number]) and (own or "specreason") != chosen:
             hidden.add("options")
-        yield replace(layer, values={key: value for key, value in layer.values.items() if key not in hidden})
+        yield replace(
+            layer, values={key: value for key, value in layer.values.items() if key not in hidden}
+        )
         replaced |= layer.replaces
 
 
 def _names_server(table: object) -> bool:
-    """Whether the *table* of a model says where it is; else its keys belong to whatever server another layer names."""
+    """
+    Whether the *table* of a model says where it is; else its keys belong to whatever server another
+    layer names.
+    """
     keys = {"url", "small", "large", "function"}
     return not isinstance(table, Mapping) or not keys.isdisjoint(cast("Mapping[str, Any]", table))
 
 
 def _file(named: Path | None) -> Iterator[Layer]:
-    """The settings file: of ``--config``, of ``STEPSPEC_CONFIG``, or ``stepspec.toml`` if it exists."""
+    """
+    The settings file: of ``--config``, of ``STEPSPEC_CONFIG``, or ``stepspec.toml`` if it exists.
+    """
     by, name = ("--config", str(named)) if named is not None else (CONFIG, os.environ.get(CONFIG))
     if name is not None and not Path(name).is_file():
         raise ConfigurationError(f"{by} names {name!r}, which is not a file")
@@ -213,11 +244,15 @@ def _file(named: Path | None) -> Iterator[Layer]:
 
 
 class _Variables(EnvSettingsSource):
-    """The variables; what stands in a table of any values, such as ``template``, is JSON if it can be."""
+    """
+    The variables; what stands in a table of any values, such as ``template``, is JSON if it can be.
+    """
 
     def _coerce_env_val_strict(self, field: Any, value: Any) -> Any:
         with suppress(ValueError):
-            return json.loads(value) if field is Any else super()._coerce_env_val_strict(field, value)
+            return (
+                json.loads(value) if field is Any else super()._coerce_env_val_strict(field, value)
+            )
         return value
 
 
@@ -227,13 +262,19 @@ def _variables(settings: type[BaseSettings]) -> Layer:
     try:
         values = source()
     except SettingsError as exc:
-        field, text = str(exc).split('"')[1], getattr(exc.__cause__, "doc", "")  # the message quotes the field first
-        names = (name for place, name in places.items() if place[0] == field and os.environ[name] == text)
+        # the message quotes the field first
+        field, text = str(exc).split('"')[1], getattr(exc.__cause__, "doc", "")
+        names = (
+            name for place, name in places.items() if place[0] == field and os.environ[name] == text
+        )
         name = next(names, f"{PREFIX}{field.upper()}")
         raise ConfigurationError(f"{name}: {exc.__cause__}; the value has to be JSON") from exc
     layer = _with_tables(Layer("variable", values, places))
     tables = {
-        role: {**values_of, **source.explode_env_vars(role, settings.model_fields[role], source.env_vars)}
+        role: {
+            **values_of,
+            **source.explode_env_vars(role, settings.model_fields[role], source.env_vars),
+        }
         for role, values_of in layer.values.items()
         if role in layer.replaces  # pydantic reads a variable for the URL alone, and none below it
     }
@@ -241,7 +282,10 @@ def _variables(settings: type[BaseSettings]) -> Layer:
 
 
 def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
-    """The place and the name of each variable that is set. Raise `ConfigurationError` for one that is no setting."""
+    """
+    The place and the name of each variable that is set. Raise `ConfigurationError` for one that is
+    no setting.
+    """
     for variable in os.environ:
         if not variable.upper().startswith(PREFIX) or variable.upper() == CONFIG:
             continue
@@ -255,7 +299,9 @@ def _meant(settings: type[BaseSettings], unknown: Place) -> str:
     """Say which variable the one of an *unknown* place may stand for: first A__B_C for A_B_C."""
     *table, last = unknown
     spelt = ((*table, last[:at], last[at + 1 :]) for at, letter in enumerate(last) if letter == "_")
-    same = next((place for place in spelt if is_setting(settings, place)), None) or moved(settings, unknown)
+    same = next((place for place in spelt if is_setting(settings, place)), None) or moved(
+        settings, unknown
+    )
     known = [same] if same else places(settings, len(unknown))
     variable, *names = (f"{PREFIX}{'__'.join(place)}".upper() for place in (unknown, *known))
     firsts = ", ".join(sorted(f"{PREFIX}{name}".upper() for name in settings.model_fields))
@@ -263,22 +309,33 @@ def _meant(settings: type[BaseSettings], unknown: Place) -> str:
 
 
 def moved(settings: type[BaseModel], unknown: Place) -> Place | None:
-    """The place of a setting of a run that was looked for at the top, as ("sampling", "seed") of ("seed",)."""
+    """
+    The place of a setting of a run that was looked for at the top, as ("sampling", "seed") of
+    ("seed",).
+    """
     inner = ((table, *unknown) for table in ("sampling", "budget"))
     return next((place for place in inner if is_setting(settings, place)), None)
 
 
 def is_setting(model: type[BaseModel], place: Place) -> bool:
-    """Whether *place* leads to a field of *model*, or below one that takes any keys; case does not matter."""
+    """
+    Whether *place* leads to a field of *model*, or below one that takes any keys; case does not
+    matter.
+    """
     first, *rest = place
     found = next((info for name, info in _fields(model) if name.lower() == first.lower()), None)
     if found is None or not rest:
         return found is not None
-    return _is_table(found.annotation) or any(is_setting(each, tuple(rest)) for each in models(found.annotation))
+    return _is_table(found.annotation) or any(
+        is_setting(each, tuple(rest)) for each in models(found.annotation)
+    )
 
 
 def places(model: type[BaseModel], depth: int = 3) -> Iterator[Place]:
-    """The places of all settings of *model* that have at most *depth* keys; a table before what stands in it."""
+    """
+    The places of all settings of *model* that have at most *depth* keys; a table before what stands
+    in it.
+    """
     for name, info in _fields(model):
         yield (name,)
         if depth > 1:
@@ -288,7 +345,9 @@ def places(model: type[BaseModel], depth: int = 3) -> Iterator[Place]:
 
 def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
     """The fields of *model* with the names that users write; a role follows from the place."""
-    yield from ((info.alias or name, info) for name, info in model.model_fields.items() if name != "role")
+    yield from (
+        (info.alias or name, info) for name, info in model.model_fields.items() if name != "role"
+    )
 
 
 def _is_table(annotation: object) -> bool:

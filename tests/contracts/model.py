@@ -1,4 +1,6 @@
-"""Properties of `Model`. A subclass named ``Test...`` sets the tested model by the fixture *subject*."""
+"""
+Properties of `Model`. A subclass named ``Test...`` sets the tested model by the fixture *subject*.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ SHORT = 40  # tokens; enough for a step, so that a model that never ends one doe
 
 @dataclass
 class Subject:
-    """A greedy model, a problem for it, and the events that it has emitted. It has to think in several steps."""
+    """
+    A greedy model, a problem for it, and the events that it has emitted. It has to think in several
+    steps.
+    """
 
     model: Model
     chain: Chain
@@ -61,7 +66,9 @@ class ModelContract:
     def subject(self) -> Subject:
         raise NotImplementedError
 
-    async def test_a_step_is_the_text_of_its_tokens_up_to_its_delimiter(self, subject: Subject) -> None:
+    async def test_a_step_is_the_text_of_its_tokens_up_to_its_delimiter(
+        self, subject: Subject
+    ) -> None:
         for step in (await think(subject, 4)).steps:
             assert step.author == subject.model.role
             assert "".join(token.text for token in step.tokens) == step.text
@@ -99,7 +106,9 @@ class ModelContract:
 
     async def test_until_that_never_ends_a_step_changes_nothing(self, subject: Subject) -> None:
         plain = await subject.model.write(subject.chain, limit=SHORT)
-        assert await subject.model.write(subject.chain, until=lambda step: False, limit=SHORT) == plain
+        assert (
+            await subject.model.write(subject.chain, until=lambda step: False, limit=SHORT) == plain
+        )
 
     async def test_an_opening_begins_the_step_and_counts(self, subject: Subject) -> None:
         step = await subject.model.write(subject.chain, opening="Wait,", limit=SHORT)
@@ -109,7 +118,9 @@ class ModelContract:
 
     async def test_an_opening_is_cut_to_the_limit(self, subject: Subject) -> None:
         for limit in (1, 2):
-            short = await subject.model.write(subject.chain, opening="Wait, what is this?", limit=limit)
+            short = await subject.model.write(
+                subject.chain, opening="Wait, what is this?", limit=limit
+            )
             assert len(short.tokens) == limit
             assert "".join(token.text for token in short.tokens) == short.text
             assert short.stop == "length"
@@ -123,7 +134,9 @@ class ModelContract:
         if len(step.cut(len(half.text)).tokens) == len(half.tokens) and half.tokens[-1].id >= 0:
             assert half.text + following.text == step.text
 
-    async def test_a_finished_chain_ends_in_the_end_of_thinking_or_of_the_turn(self, subject: Subject) -> None:
+    async def test_a_finished_chain_ends_in_the_end_of_thinking_or_of_the_turn(
+        self, subject: Subject
+    ) -> None:
         chain = subject.chain.extend(Step(f"So.\n{THINK_END}", subject.model.role, "end"))
         answer = await subject.model.write(chain, stop=(), limit=SHORT)
         assert answer.stop in ("end", "length")
@@ -143,28 +156,40 @@ class ModelContract:
             written = [token.logprob for token in step.tokens]
             assert [token.logprob for token in tokens] == pytest.approx(written, abs=1e-3)
 
-    async def test_tokens_have_the_likeliest_alternatives_on_request(self, subject: Subject) -> None:
+    async def test_tokens_have_the_likeliest_alternatives_on_request(
+        self, subject: Subject
+    ) -> None:
         plain = await subject.model.write(subject.chain, limit=SHORT)
         ranked = await subject.model.write(subject.chain, limit=SHORT, top=3)
         (scored,) = await subject.model.score(subject.chain, plain.text, top=3)
         assert all(token.top == () for token in plain.tokens)
-        assert [(token.text, token.id) for token in ranked.tokens] == [(token.text, token.id) for token in plain.tokens]
+        assert [(token.text, token.id) for token in ranked.tokens] == [
+            (token.text, token.id) for token in plain.tokens
+        ]
         for token in (*ranked.tokens, *scored):
             assert 1 <= len(token.top) <= 3
             logprobs = [rival.logprob for rival in token.top]
             assert logprobs == sorted(logprobs, reverse=True)
             assert token.logprob <= logprobs[0] + 1e-6
-            assert (token.rank in range(1, len(token.top) + 1)) == (token.logprob >= logprobs[-1] - 1e-6)
+            assert (token.rank in range(1, len(token.top) + 1)) == (
+                token.logprob >= logprobs[-1] - 1e-6
+            )
         for token in ranked.tokens:  # The model is greedy.
             assert token.top[0].logprob == pytest.approx(token.logprob)
 
-    async def test_choices_have_probabilities_over_the_full_vocabulary(self, subject: Subject) -> None:
+    async def test_choices_have_probabilities_over_the_full_vocabulary(
+        self, subject: Subject
+    ) -> None:
         chain = await think(subject, 1)
-        grades = await subject.model.ask(chain, "Grade the last step from 0 to 9.", DIGITS, opening="The grade is ")
+        grades = await subject.model.ask(
+            chain, "Grade the last step from 0 to 9.", DIGITS, opening="The grade is "
+        )
         assert list(grades) == list(DIGITS)
         assert all(0 <= grade <= 1 for grade in grades.values())
         assert sum(grades.values()) <= 1 + 1e-6
-        fewer = await subject.model.ask(chain, "Grade the last step from 0 to 9.", "97", opening="The grade is ")
+        fewer = await subject.model.ask(
+            chain, "Grade the last step from 0 to 9.", "97", opening="The grade is "
+        )
         assert fewer == pytest.approx({choice: grades[choice] for choice in "97"}, abs=1e-3)
 
     async def test_every_request_is_reported_once(self, subject: Subject) -> None:
@@ -181,8 +206,12 @@ class ModelContract:
             assert call.role == subject.model.role
             assert call.first is None or 0 <= call.first <= call.seconds
 
-    async def test_a_cancelled_write_is_over_and_leaves_the_model_usable(self, subject: Subject) -> None:
-        writing = asyncio.create_task(subject.model.write(subject.chain, until=cancel_writer, limit=SHORT))
+    async def test_a_cancelled_write_is_over_and_leaves_the_model_usable(
+        self, subject: Subject
+    ) -> None:
+        writing = asyncio.create_task(
+            subject.model.write(subject.chain, until=cancel_writer, limit=SHORT)
+        )
         with pytest.raises(asyncio.CancelledError):
             await writing
         assert [call.fate for call in subject.calls] == ["cancelled"]
@@ -191,11 +220,15 @@ class ModelContract:
 
     async def test_requests_do_not_disturb_each_other(self, subject: Subject) -> None:
         alone = await subject.model.write(subject.chain, limit=SHORT)
-        together = await asyncio.gather(*[subject.model.write(subject.chain, limit=SHORT) for _ in range(8)])
+        together = await asyncio.gather(
+            *[subject.model.write(subject.chain, limit=SHORT) for _ in range(8)]
+        )
         assert {step.text for step in together} == {alone.text}
 
     @pytest.mark.parametrize("limit", [3, SHORT])
-    async def test_keeping_requests_open_changes_no_step(self, subject: Subject, limit: int) -> None:
+    async def test_keeping_requests_open_changes_no_step(
+        self, subject: Subject, limit: int
+    ) -> None:
         async def write(count: int) -> list[Step]:
             chain = subject.chain
             while not chain.finished and len(chain.steps) < count:
@@ -212,11 +245,16 @@ class ModelContract:
         async with kept_open():
             assert text(await write(4)) == text(plain)
         assert asyncio.all_tasks() <= before
-        assert sum(call.written for call in subject.calls) >= sum(len(step.tokens) for step in plain)
+        assert sum(call.written for call in subject.calls) >= sum(
+            len(step.tokens) for step in plain
+        )
 
     async def test_steps_are_written_from_several_beginnings(self, subject: Subject) -> None:
         full = await subject.model.write(subject.chain, limit=SHORT)
-        begun = [full.cut(len(full.tokens[0].text)), Step(f"Wait,{full.text[:3]}", subject.model.role)]
+        begun = [
+            full.cut(len(full.tokens[0].text)),
+            Step(f"Wait,{full.text[:3]}", subject.model.role),
+        ]
         steps = await subject.model.branch(subject.chain, begun, limit=SHORT)
         assert {call.verb for call in subject.calls} == {"write"}
         assert (steps[0].text, steps[0].stop) == (full.text, full.stop)
@@ -231,14 +269,22 @@ class ModelContract:
         written = sum(call.written for call in subject.calls[1:])
         assert written >= sum(len(step.tokens) for step in steps) - 12  # those of the beginnings
 
-    async def test_a_beginning_does_not_depend_on_the_other_beginnings(self, subject: Subject) -> None:
+    async def test_a_beginning_does_not_depend_on_the_other_beginnings(
+        self, subject: Subject
+    ) -> None:
         full = await subject.model.write(subject.chain, limit=SHORT)
         begun = [full.cut(length) for length in (1, 3, len(full.text) // 2)]
         together = await subject.model.branch(subject.chain, begun, limit=SHORT)
-        alone = [(await subject.model.branch(subject.chain, [one], limit=SHORT))[0] for one in begun]
-        assert [(step.text, step.stop) for step in together] == [(step.text, step.stop) for step in alone]
+        alone = [
+            (await subject.model.branch(subject.chain, [one], limit=SHORT))[0] for one in begun
+        ]
+        assert [(step.text, step.stop) for step in together] == [
+            (step.text, step.stop) for step in alone
+        ]
 
-    async def test_a_beginning_counts_towards_the_limit_and_is_cut_to_it(self, subject: Subject) -> None:
+    async def test_a_beginning_counts_towards_the_limit_and_is_cut_to_it(
+        self, subject: Subject
+    ) -> None:
         full = await subject.model.write(subject.chain, limit=SHORT)
         begun = [full.cut(len(full.tokens[0].text)), replace(full, stop="until")]
         for step in await subject.model.branch(subject.chain, begun, limit=2):
@@ -251,12 +297,16 @@ class ModelContract:
         assert (len(cut.tokens), cut.stop) == (2, "length")
         assert len(subject.calls) == 2  # There was nothing to write.
 
-    async def test_a_stop_string_in_a_beginning_does_not_end_the_step(self, subject: Subject) -> None:
+    async def test_a_stop_string_in_a_beginning_does_not_end_the_step(
+        self, subject: Subject
+    ) -> None:
         begun = Step(f"So.{DELIMITER}", subject.model.role)
         (step,) = await subject.model.branch(subject.chain, [begun], limit=SHORT)
         assert len(step.text) > len(begun.text)
 
-    async def test_branching_that_is_cancelled_is_over_and_leaves_the_model_usable(self, subject: Subject) -> None:
+    async def test_branching_that_is_cancelled_is_over_and_leaves_the_model_usable(
+        self, subject: Subject
+    ) -> None:
         begun = [Step(word, subject.model.role) for word in ("So", "Wait,")]
         branching = asyncio.create_task(subject.model.branch(subject.chain, begun, limit=SHORT))
         for _ in range(3):

@@ -8,19 +8,31 @@ from .files import ROOT, Tree, block
 
 KEYS: Tree = {"keys": {"secretName": "service-keys"}}
 HOOK: Tree = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-SPECULATION = '--speculative-config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
+SPECULATION = (
+    '--speculative-config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
+)
 
 GOOD: dict[str, Tree] = {
     "documented": yaml.safe_load(block(ROOT / "docs/deploy.md", "yaml")),
     "pair": KEYS,
     "urls": {
         **KEYS,
-        "small": {"url": "http://a:8000/v1,http://b:8000/v1/", "apiKey": {"secretName": "upstream"}},
+        "small": {
+            "url": "http://a:8000/v1,http://b:8000/v1/",
+            "apiKey": {"secretName": "upstream"},
+        },
         "large": {"url": "https://gateway.example.com/large/v1", "servedName": "huge"},
-        "critic": {"url": "http://judge:8000", "apiKey": {"secretName": "upstream", "secretKey": "critic"}},
+        "critic": {
+            "url": "http://judge:8000",
+            "apiKey": {"secretName": "upstream", "secretKey": "critic"},
+        },
         "tracing": {"endpoint": "http://collector:4318"},
     },
-    "half": {**KEYS, "small": {"url": "http://a:8000/v1"}, "networkPolicy": {"egress": [{"to": [HOOK]}]}},
+    "half": {
+        **KEYS,
+        "small": {"url": "http://a:8000/v1"},
+        "networkPolicy": {"egress": [{"to": [HOOK]}]},
+    },
     "replicas": {
         **KEYS,
         "small": {"replicaCount": 3, "apiKey": {"secretName": "upstream"}},
@@ -58,12 +70,24 @@ GOOD: dict[str, Tree] = {
 }
 
 BAD: dict[str, tuple[Tree, str]] = {
-    "a key in the config": (KEYS | {"config": '[large]\napi_key = "secret"\n'}, "would see a key in config"),
+    "a key in the config": (
+        KEYS | {"config": '[large]\napi_key = "secret"\n'},
+        "would see a key in config",
+    ),
     "no key": ({}, "keys.secretName, or set insecure=true"),
-    "two scalers": ({**KEYS, "autoscaling": {"enabled": True}, "keda": {"enabled": True}}, "not both"),
+    "two scalers": (
+        {**KEYS, "autoscaling": {"enabled": True}, "keda": {"enabled": True}},
+        "not both",
+    ),
     "unseen models": ({**KEYS, "serviceMonitor": {"enabled": True}}, "networkPolicy.metricsFrom"),
     "unknown value": ({**KEYS, "small": {"gpu": 2}}, "additional properties 'gpu' not allowed"),
     "wrong kind": ({**KEYS, "replicaCount": "two"}, "/replicaCount"),
-    "too much memory": ({**KEYS, "large": {"gpuMemoryUtilization": 1.5}}, "/large/gpuMemoryUtilization"),
-    "no scheme": ({**KEYS, "keda": {"prometheusAddress": "prometheus:9090"}}, "/keda/prometheusAddress"),
+    "too much memory": (
+        {**KEYS, "large": {"gpuMemoryUtilization": 1.5}},
+        "/large/gpuMemoryUtilization",
+    ),
+    "no scheme": (
+        {**KEYS, "keda": {"prometheusAddress": "prometheus:9090"}},
+        "/keda/prometheusAddress",
+    ),
 }

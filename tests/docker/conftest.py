@@ -59,7 +59,10 @@ def rendered(outcomes: Mapping[str, Tree]) -> Mapping[str, list[Tree]]:
 
 @pytest.fixture(scope="session")
 def parsed(rendered: Mapping[str, list[Tree]]) -> Mapping[str, str]:
-    """What vLLM's parser says of the command lines of compose files, charts and recipes, by where they stand."""
+    """
+    What vLLM's parser says of the command lines of compose files, charts and recipes, by where they
+    stand.
+    """
     lines: dict[str, Sequence[str]] = {"a wrong one": ["model", "--no-such-flag"]}
     for name in COMPOSED:
         for service, one in composed(name)["services"].items():
@@ -73,6 +76,8 @@ def parsed(rendered: Mapping[str, list[Tree]]) -> Mapping[str, str]:
                 lines[f"chart {name} {each['metadata']['name']}"] = container["args"]
     for recipe in sorted((ROOT / "recipes").glob("*.toml")):
         for server in servers(load(recipe)):
-            lines[f"recipe {recipe.stem} {server.name}"] = server.command(8000)[len(server.program) :]
+            lines[f"recipe {recipe.stem} {server.name}"] = server.command(8000)[
+                len(server.program) :
+            ]
     refused: Mapping[str, str] = _run_script("vllm_flags", lines)
     return refused

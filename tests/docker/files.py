@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 CHART = DOCKER / "helm/stepspec"
 COMPOSED = ("compose.yaml", "compose.cpu.yaml")
-ENVIRONMENT = {"STEPSPEC_SERVICE__KEYS": "one,two", "GRAFANA_PASSWORD": "secret"}  # what has no default
+# what has no default
+ENVIRONMENT = {"STEPSPEC_SERVICE__KEYS": "one,two", "GRAFANA_PASSWORD": "secret"}
 
 Tree: TypeAlias = dict[str, Any]
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
@@ -53,7 +54,10 @@ def composed(name: str, environment: Mapping[str, str] = ENVIRONMENT) -> Tree:
     for service, own in tree["services"].items():
         base = own.pop("extends", None)
         if base:
-            tree["services"][service] = {**_filled(base["file"], environment)["services"][base["service"]], **own}
+            tree["services"][service] = {
+                **_filled(base["file"], environment)["services"][base["service"]],
+                **own,
+            }
     return tree
 
 
@@ -77,8 +81,12 @@ def _value(found: re.Match[str], environment: Mapping[str, str]) -> str:
 
 
 def block(document: Path, language: str) -> str:
-    """Return all blocks of a document that are in a *language*, as one file; there has to be one."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+    """
+    Return all blocks of a document that are in a *language*, as one file; there has to be one.
+    """
+    blocks = re.findall(
+        rf"^```{language}\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE
+    )
     assert blocks
     return "\n".join(blocks)
 

@@ -15,12 +15,20 @@ from stepspec.orchestrator.service.watch.observers import Metrics
 Known: TypeAlias = Mapping[str, frozenset[str]]
 
 SCRAPED = {"job", "instance", "namespace", "service"}  # what Prometheus adds
-ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count"), "info": ("_info",)}
+ENDINGS = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_sum", "_count"),
+    "info": ("_info",),
+}
 MORE = {"_bucket": {"le"}, "_info": {"version"}}
 
 
 def of_the_service() -> Known:
-    """Ask its own registry, in the only way there is to learn labels that nothing has been counted for yet."""
+    """
+    Ask its own registry, in the only way there is to learn labels that nothing has been counted for
+    yet.
+    """
     registry: Any = Metrics(Admission(ServiceSettings()), "0").registry
     return dict(
         sample
@@ -30,12 +38,19 @@ def of_the_service() -> Known:
 
 
 def of_vllm() -> Known:
-    """Read them in the installed vLLM's source: importing it takes long, and its metrics want an engine."""
+    """
+    Read them in the installed vLLM's source: importing it takes long, and its metrics want an
+    engine.
+    """
     spec = importlib.util.find_spec("vllm")
     assert spec is not None
     assert spec.origin is not None
     folder = Path(spec.origin).parent / "v1"
-    return dict(sample for file in ("metrics/loggers.py", "spec_decode/metrics.py") for sample in _read(folder / file))
+    return dict(
+        sample
+        for file in ("metrics/loggers.py", "spec_decode/metrics.py")
+        for sample in _read(folder / file)
+    )
 
 
 def _read(file: Path) -> Iterator[tuple[str, frozenset[str]]]:
@@ -43,13 +58,23 @@ def _read(file: Path) -> Iterator[tuple[str, frozenset[str]]]:
     tree = ast.parse(file.read_text())
     for node in ast.walk(tree):
         match node:
-            case ast.Call(func=ast.Attribute(attr=kind), keywords=keywords) if kind.endswith("_cls"):
+            case ast.Call(func=ast.Attribute(attr=kind), keywords=keywords) if kind.endswith(
+                "_cls"
+            ):
                 arguments = {keyword.arg: keyword.value for keyword in keywords}
                 name = arguments.get("name")
                 if isinstance(name, ast.Constant):
-                    own = {each.value for each in ast.walk(arguments["labelnames"]) if isinstance(each, ast.Constant)}
-                    yield from _samples(str(name.value), kind.strip("_").removesuffix("_cls"), always | own)
-            case ast.Tuple(elts=[ast.Constant(value=str(name)), ast.Constant()]) if name.startswith("vllm:"):
+                    own = {
+                        each.value
+                        for each in ast.walk(arguments["labelnames"])
+                        if isinstance(each, ast.Constant)
+                    }
+                    yield from _samples(
+                        str(name.value), kind.strip("_").removesuffix("_cls"), always | own
+                    )
+            case ast.Tuple(elts=[ast.Constant(value=str(name)), ast.Constant()]) if name.startswith(
+                "vllm:"
+            ):
                 yield from _samples(name, "counter", always)
             case _:
                 pass

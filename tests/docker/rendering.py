@@ -1,5 +1,6 @@
 """
-Render and lint the chart by Helm: sets of values come in as JSON by their names, and what became of them goes out.
+Render and lint the chart by Helm: sets of values come in as JSON by their names, and what became of
+them goes out.
 
 In a process of its own, because Helm's library brings along Go's runtime and its signal handlers.
 """
@@ -18,7 +19,10 @@ def outcome(chart: Chart, path: str, values: dict[str, Any]) -> dict[str, Any]:
     try:
         chart.validate_schema(values)
         report = lint(path, values, strict=True)
-        return {"files": chart.render(values, name="demo", namespace="prod"), "lint": report["errors"]}
+        return {
+            "files": chart.render(values, name="demo", namespace="prod"),
+            "lint": report["errors"],
+        }
     except HelmError as exc:
         return {"error": str(exc)}
 
@@ -26,7 +30,10 @@ def outcome(chart: Chart, path: str, values: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     path = sys.argv[1]
     with Chart.load(path) as chart:
-        json.dump({name: outcome(chart, path, values) for name, values in json.load(sys.stdin).items()}, sys.stdout)
+        json.dump(
+            {name: outcome(chart, path, values) for name, values in json.load(sys.stdin).items()},
+            sys.stdout,
+        )
 
 
 if __name__ == "__main__":

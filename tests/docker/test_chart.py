@@ -1,4 +1,7 @@
-"""The chart renders in its main ways, to objects that Kubernetes takes and settings that stepspec takes."""
+"""
+The chart renders in its main ways, to objects that Kubernetes takes and settings that stepspec
+takes.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,15 @@ from stepspec.settings import Settings, load
 from .charts import BAD, GOOD
 from .files import CHART, Tree, read, run, tool
 
-OPERATED = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}  # of operators: no schema of Kubernetes' own
+# of operators: no schema of Kubernetes' own
+OPERATED = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
 VERSIONS = ("1.27", "1.37")
 
 
 def only(objects: list[Tree], kind: str, name: str = "") -> Tree:
-    (found,) = [each for each in objects if each["kind"] == kind and each["metadata"]["name"].endswith(name)]
+    (found,) = [
+        each for each in objects if each["kind"] == kind and each["metadata"]["name"].endswith(name)
+    ]
     return found
 
 
@@ -48,7 +54,9 @@ def settings(objects: list[Tree], folder: Path, bare: pytest.MonkeyPatch) -> Set
         value = variable.get("value", "of a secret").replace(mount["mountPath"], str(folder))
         bare.setenv(variable["name"], value)
     bare.setenv("STEPSPEC_SERVICE__HOST", "0.0.0.0")  # as the image does
-    overrides: dict[str, Any] = {"service": {"insecure": True}} if "--insecure" in container["args"] else {}
+    overrides: dict[str, Any] = (
+        {"service": {"insecure": True}} if "--insecure" in container["args"] else {}
+    )
     return load(**overrides)
 
 
@@ -64,14 +72,23 @@ def test_it_renders_and_has_no_lint(name: str, outcomes: Mapping[str, Tree]) -> 
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_meaningless_values_are_refused_with_the_cure(name: str, outcomes: Mapping[str, Tree]) -> None:
+def test_meaningless_values_are_refused_with_the_cure(
+    name: str, outcomes: Mapping[str, Tree]
+) -> None:
     assert BAD[name][1] in outcomes[name]["error"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_takes_every_object(version: str, rendered: Mapping[str, list[Tree]], tmp_path: Path) -> None:
+def test_kubernetes_takes_every_object(
+    version: str, rendered: Mapping[str, list[Tree]], tmp_path: Path
+) -> None:
     written = tmp_path / "objects.yaml"
-    distinct = {yaml.safe_dump(each) for made in rendered.values() for each in made if each["kind"] not in OPERATED}
+    distinct = {
+        yaml.safe_dump(each)
+        for made in rendered.values()
+        for each in made
+        if each["kind"] not in OPERATED
+    }
     written.write_text("---\n".join(sorted(distinct)))
     done = run(tool("kubernetes-validate"), "--strict", "--quiet", "-k", version, str(written))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -88,7 +105,8 @@ def test_the_service_takes_its_settings(
     assert bool(found.service.keys) == ("--insecure" not in container["args"])
     assert container["args"][0] == "serve"
     pod = only(rendered[name], "Deployment")["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] > found.service.drain_seconds + 10  # preStop, and the goodbye
+    # preStop, and the goodbye
+    assert pod["terminationGracePeriodSeconds"] > found.service.drain_seconds + 10
 
 
 def test_settings_are_those_of_the_values(
@@ -133,11 +151,15 @@ def test_every_replica_has_an_address_of_its_own(
 
 
 def test_gpus_are_requested_and_distributed(rendered: Mapping[str, list[Tree]]) -> None:
-    (large,) = only(rendered["replicas"], "StatefulSet", "-large")["spec"]["template"]["spec"]["containers"]
+    (large,) = only(rendered["replicas"], "StatefulSet", "-large")["spec"]["template"]["spec"][
+        "containers"
+    ]
     assert large["resources"]["limits"] == {"nvidia.com/gpu": 4, "memory": "64Gi"}
     assert large["resources"]["requests"]["memory"] == "24Gi"
     assert "--tensor-parallel-size=4" in large["args"]
-    (small,) = only(rendered["replicas"], "StatefulSet", "-small")["spec"]["template"]["spec"]["containers"]
+    (small,) = only(rendered["replicas"], "StatefulSet", "-small")["spec"]["template"]["spec"][
+        "containers"
+    ]
     assert small["resources"]["limits"] == {"nvidia.com/gpu": 1}
 
 
@@ -146,7 +168,8 @@ def test_no_pod_gets_the_variables_of_services_or_more_rights_than_it_needs(
     name: str, rendered: Mapping[str, list[Tree]]
 ) -> None:
     for pod in pods(rendered[name]):
-        assert pod["enableServiceLinks"] is False  # STEPSPEC_PORT and its like would be unknown settings
+        # STEPSPEC_PORT and its like would be unknown settings
+        assert pod["enableServiceLinks"] is False
         assert pod["automountServiceAccountToken"] is False
         for container in pod["containers"]:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
@@ -194,7 +217,8 @@ def test_the_service_reaches_only_its_dependencies(rendered: Mapping[str, list[T
         found: list[Tree] = policy["egress"]
         return found
 
-    assert egress("urls") == [{}]  # Somewhere outside the chart, which only its user can narrow down.
+    # Somewhere outside the chart, which only its user can narrow down.
+    assert egress("urls") == [{}]
     assert [rule["ports"][0]["port"] for rule in egress("pair")] == [53, 8000]
     assert len(egress("half")) == 3
 
@@ -209,4 +233,6 @@ def test_the_notes_say_where_the_models_are(outcomes: Mapping[str, Tree]) -> Non
 def test_the_schema_knows_every_value() -> None:
     values, schema = read(CHART / "values.yaml"), read(CHART / "values.schema.json")
     assert set(schema["properties"]) == set(values) | {"global"}
-    assert set(schema["$defs"]["model"]["properties"]) == set(values["small"]) == set(values["large"])
+    assert (
+        set(schema["$defs"]["model"]["properties"]) == set(values["small"]) == set(values["large"])
+    )

@@ -14,7 +14,20 @@ from stepspec.evals.testbed.servers import read_pace
 from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.settings import load
 
-from .files import COMPOSED, DOCKER, ENVIRONMENT, ROOT, Tree, block, composed, outside, read, run, tool, variables
+from .files import (
+    COMPOSED,
+    DOCKER,
+    ENVIRONMENT,
+    ROOT,
+    Tree,
+    block,
+    composed,
+    outside,
+    read,
+    run,
+    tool,
+    variables,
+)
 
 ALL = (*COMPOSED, "compose.parts.yaml")
 
@@ -33,14 +46,25 @@ def services(name: str) -> dict[str, Tree]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_specification_of_compose_files_is_kept(name: str) -> None:
-    done = run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(DOCKER / name))
+    done = run(
+        tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(DOCKER / name)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(not client(), reason="there is no docker compose here")
 @pytest.mark.parametrize("name", COMPOSED)
 def test_docker_compose_reads_it_and_requires_the_secrets(name: str) -> None:
-    command = ("docker", "compose", "--env-file", "/dev/null", "--file", str(DOCKER / name), "config", "--quiet")
+    command = (
+        "docker",
+        "compose",
+        "--env-file",
+        "/dev/null",
+        "--file",
+        str(DOCKER / name),
+        "config",
+        "--quiet",
+    )
     done = run(*command, env={**outside(), **ENVIRONMENT})
     assert done.returncode == 0, done.stderr
     assert "copy .env.example to .env" in run(*command, env=outside()).stderr
@@ -59,7 +83,8 @@ def test_the_example_lists_every_variable() -> None:
     images = {"SERVICE_IMAGE", "TESTBED_IMAGE"}  # for those who publish their own
     assert set(listed) | images == set[str]().union(*(variables(DOCKER / name) for name in ALL))
     for name in COMPOSED:
-        assert composed(name, {**listed, **ENVIRONMENT}) == composed(name)  # It repeats the defaults.
+        # It repeats the defaults.
+        assert composed(name, {**listed, **ENVIRONMENT}) == composed(name)
 
 
 @pytest.mark.parametrize("name", COMPOSED)
@@ -141,12 +166,16 @@ def test_only_the_service_listens_on_other_addresses_and_only_if_configured(name
         for port in one.get("ports", ()):
             assert port.startswith("127.0.0.1:"), (service, port)
     wide = composed(name, {**ENVIRONMENT, "ADDRESS": "0.0.0.0"})["services"]
-    assert {service for service, one in wide.items() if any("0.0.0.0" in port for port in one.get("ports", ()))} == {
-        "stepspec"
-    }
+    assert {
+        service
+        for service, one in wide.items()
+        if any("0.0.0.0" in port for port in one.get("ports", ()))
+    } == {"stepspec"}
 
 
-def test_the_settings_in_the_documents_can_be_read(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_settings_in_the_documents_can_be_read(
+    bare: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     config = tmp_path / "stepspec.toml"
     config.write_text(block(ROOT / "docs/deploy.md", "toml"))
     bare.setenv("STEPSPEC_CONFIG", str(config))

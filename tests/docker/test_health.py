@@ -21,7 +21,9 @@ async def health(*arguments: str, **environment: str) -> tuple[int, str]:
     """Run the probe; return its exit status and its output."""
     command = (sys.executable, str(DOCKER / "health.py"), *arguments)
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stderr=pipe, env={**outside(), **environment})
+    process = await asyncio.create_subprocess_exec(
+        *command, stderr=pipe, env={**outside(), **environment}
+    )
     _, output = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode is not None
     return process.returncode, output.decode()
@@ -84,7 +86,9 @@ def probed(rendered: Mapping[str, list[Tree]]) -> set[str]:
     """The paths that the chart and the image ask the service for."""
     (deployment,) = [each for each in rendered["pair"] if each["kind"] == "Deployment"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    probes: list[Any] = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    probes: list[Any] = [
+        container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")
+    ]
     assert {probe["port"] for probe in probes} == {port["name"] for port in container["ports"]}
     url = stage("service")["HEALTHCHECK"].partition("http://127.0.0.1:8765")[2].rstrip('"]')
     return {url, *(probe["path"] for probe in probes)}

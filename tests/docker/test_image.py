@@ -1,4 +1,6 @@
-"""The Dockerfile copies existing files, installs locked packages, and starts an existing command."""
+"""
+The Dockerfile copies existing files, installs locked packages, and starts an existing command.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def stage(name: str) -> dict[str, str]:
 
 def locked() -> dict[str, str]:
     lines = (ROOT / "requirements/lock.txt").read_text().splitlines()
-    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    return {
+        canonicalize_name(name): version
+        for name, _, version in (line.partition("==") for line in lines)
+    }
 
 
 def wanted(extras: set[str]) -> set[str]:
@@ -73,15 +78,23 @@ def test_copied_files_exist_and_are_not_ignored_by_the_build() -> None:
 
 
 def test_every_folder_of_the_package_is_copied() -> None:
-    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]["wheel"]
     copied = {rest.split()[-1] for word, rest in instructions() if word == "COPY" and " " in rest}
     assert {path.split("/")[0] for path in built["only-include"]} <= copied
 
 
 def test_the_base_is_pinned_to_the_python_that_the_tests_run_on() -> None:
-    bases = {rest.split()[0] for word, rest in instructions() if word == "FROM" and "python" in rest.split()[0]}
+    bases = {
+        rest.split()[0]
+        for word, rest in instructions()
+        if word == "FROM" and "python" in rest.split()[0]
+    }
     assert bases == {"python:${PYTHON}"}
-    (pinned,) = [rest for word, rest in instructions() if word == "ARG" and rest.startswith("PYTHON=")]
+    (pinned,) = [
+        rest for word, rest in instructions() if word == "ARG" and rest.startswith("PYTHON=")
+    ]
     assert re.fullmatch(r"PYTHON=3\.11\.\d+-slim-\w+", pinned)
 
 
@@ -91,7 +104,9 @@ def test_the_installer_is_the_one_of_the_lock() -> None:
 
 
 def test_the_service_brings_nothing_heavy_and_nothing_unlocked() -> None:
-    (install,) = [rest for word, rest in instructions() if word == "RUN" and "--extra serve" in rest]
+    (install,) = [
+        rest for word, rest in instructions() if word == "RUN" and "--extra serve" in rest
+    ]
     extras = set(re.findall(r"--extra (\w+)", install))
     assert extras == {"serve", "otel"}
     brought = wanted(extras)
@@ -101,7 +116,11 @@ def test_the_service_brings_nothing_heavy_and_nothing_unlocked() -> None:
 
 
 def test_packages_for_gpus_are_not_in_the_lock() -> None:
-    lines = [line for line in (DOCKER / "without-cuda.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (DOCKER / "without-cuda.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     left_out = [Requirement(line) for line in lines]
     assert {one.name for one in left_out} == {"torchvision", "torchaudio", "torchcodec", "triton"}
     assert all(one.marker is not None and not one.marker.evaluate() for one in left_out)
@@ -142,14 +161,18 @@ def test_the_image_does_not_start_without_a_key(bare: pytest.MonkeyPatch) -> Non
 
 
 def test_an_image_of_a_clone_has_a_development_version() -> None:
-    default = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["version"]["fallback-version"]
+    default = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["version"][
+        "fallback-version"
+    ]
     assert ("ARG", f"VERSION={default}") in instructions()
     assert "stepspec:dev}" in (DOCKER / "compose.parts.yaml").read_text()
     assert "stepspec-testbed:dev}" in (DOCKER / "compose.cpu.yaml").read_text()
 
 
 def test_package_and_label_have_the_version_that_the_build_is_given(tmp_path: Path) -> None:
-    """Run what the Dockerfile sets before it installs, on the files that it copies: they have no git."""
+    """
+    Run what the Dockerfile sets before it installs, on the files that it copies: they have no git.
+    """
     assert [rest for word, rest in instructions() if word == "ARG"].count(
         "VERSION"
     ) == 2  # once in each stage that uses it

@@ -28,9 +28,13 @@ def panels() -> list[Tree]:
 def questions() -> dict[str, str]:
     """Return every PromQL expression that is shipped, by where it stands."""
     expressions = {
-        f"{panel['title']} {target['refId']}": target["expr"] for panel in panels() for target in panel["targets"]
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in panels()
+        for target in panel["targets"]
     }
-    alerts = {rule["alert"]: rule["expr"] for group in read(ALERTS)["groups"] for rule in group["rules"]}
+    alerts = {
+        rule["alert"]: rule["expr"] for group in read(ALERTS)["groups"] for rule in group["rules"]
+    }
     assert not set(expressions) & set(alerts)
     return expressions | alerts
 
@@ -55,7 +59,9 @@ def selectors(expression: promql_parser.Expr) -> list[promql_parser.VectorSelect
     return found
 
 
-def grouped(expression: promql_parser.Expr) -> Iterator[tuple[set[str], list[promql_parser.VectorSelector]]]:
+def grouped(
+    expression: promql_parser.Expr,
+) -> Iterator[tuple[set[str], list[promql_parser.VectorSelector]]]:
     """Return the labels of every ``by``, with what is grouped."""
     found: list[promql_parser.AggregateExpr] = []
 
@@ -92,8 +98,14 @@ def test_every_expression_selects_existing_metrics(place: str, known: Known) -> 
 
 
 def test_every_metric_of_the_service_is_shown() -> None:
-    shown = {str(selector.name) for expression in questions().values() for selector in selectors(parsed(expression))}
-    assert {family(name) for name in of_the_service()} == {family(name) for name in shown if "vllm:" not in name}
+    shown = {
+        str(selector.name)
+        for expression in questions().values()
+        for selector in selectors(parsed(expression))
+    }
+    assert {family(name) for name in of_the_service()} == {
+        family(name) for name in shown if "vllm:" not in name
+    }
 
 
 def family(name: str) -> str:
@@ -112,12 +124,19 @@ def test_the_dashboard_is_complete() -> None:
     board = json.loads(DASHBOARD.read_text())
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     places = [panel["gridPos"] for panel in board["panels"]]
-    taken = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
+    taken = [
+        (x, y)
+        for p in places
+        for x in range(p["x"], p["x"] + p["w"])
+        for y in range(p["y"], p["y"] + p["h"])
+    ]
     assert len(taken) == len(set(taken))
     assert max(x for x, _ in taken) < 24
     variables = {one["name"] for one in board["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps([board["panels"], board["templating"]])))
-    assert {name for name in used if not name.startswith("__")} == variables == {"datasource", "model"}
+    assert (
+        {name for name in used if not name.startswith("__")} == variables == {"datasource", "model"}
+    )
 
 
 def test_alerts_say_what_to_do() -> None:
@@ -160,7 +179,10 @@ def test_prometheus_scrapes_running_services_and_reads_mounted_files(name: str) 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_grafana_finds_its_source_and_its_dashboard(name: str) -> None:
     grafana = composed(name)["services"]["grafana"]
-    mounts = {target: source for source, target, *_ in (volume.split(":") for volume in grafana["volumes"])}
+    mounts = {
+        target: source
+        for source, target, *_ in (volume.split(":") for volume in grafana["volumes"])
+    }
     (provider,) = read(DOCKER / "grafana/provisioning/dashboards/stepspec.yaml")["providers"]
     home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert provider["options"]["path"] == str(home.parent)
@@ -170,10 +192,14 @@ def test_grafana_finds_its_source_and_its_dashboard(name: str) -> None:
     assert source["type"] == "prometheus"
 
 
-def test_the_chart_ships_the_same_alerts_and_the_same_dashboard(rendered: Mapping[str, list[Tree]]) -> None:
+def test_the_chart_ships_the_same_alerts_and_the_same_dashboard(
+    rendered: Mapping[str, list[Tree]],
+) -> None:
     (rules,) = [each for each in rendered["monitored"] if each["kind"] == "PrometheusRule"]
     assert rules["spec"] == read(ALERTS)
-    (board,) = [each for each in rendered["monitored"] if each["metadata"]["name"].endswith("-dashboard")]
+    (board,) = [
+        each for each in rendered["monitored"] if each["metadata"]["name"].endswith("-dashboard")
+    ]
     assert json.loads(board["data"][DASHBOARD.name]) == json.loads(DASHBOARD.read_text())
 
 

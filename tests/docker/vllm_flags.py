@@ -1,8 +1,9 @@
 """
-Parse command lines with vLLM's own parser: a JSON object of them on standard input, the refusals on standard output.
+Parse command lines with vLLM's own parser: a JSON object of them on standard input, the refusals on
+standard output.
 
-Importing vLLM takes seconds and changes global state. vLLM may print other lines; the result is the last one: an object
-with a refusal by name, empty if the parser accepts the line.
+Importing vLLM takes seconds and changes global state. vLLM may print other lines; the result is the
+last one: an object with a refusal by name, empty if the parser accepts the line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """
 The pages of the documents that are written from the code: settings, commands, routes.
 
-``python -m tests.docs.reference`` writes them; `test_reference.py` compares. What stands above `MARK` is by hand.
+``python -m tests.docs.reference`` writes them; `test_reference.py` compares. What stands above
+`MARK` is by hand.
 """
 
 from __future__ import annotations
@@ -39,35 +40,52 @@ DOCS = Path(__file__).parents[2] / "docs"
 MARK = "<!-- Below this line: written by `python -m tests.docs.reference`. -->"
 Schema = Mapping[str, Any]
 
-# --- settings ---------------------------------------------------------------------------------------------------------
+# --- settings
+# ---------------------------------------------------------------------------------------------------------
 
 TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
     "sampling": (Sampling, "How the models sample when they write; judging is always greedy."),
     "budget": (Limits, "The limits of every run."),
     "small": (
         Endpoint,
-        "`small` and `large` are each a URL, or a table with these fields. Fields of `large` are set in the same way: "
-        "`STEPSPEC_LARGE__URL`, `--large`.",
+        (
+            "`small` and `large` are each a URL, or a table with these fields. Fields of `large`"
+            " are set in the same way: `STEPSPEC_LARGE__URL`, `--large`."
+        ),
     ),
     "small.deadlines": (Deadlines, "The same for `large.deadlines` and `critic.deadlines`."),
     "small as a pair": (
         NestedPair,
-        "The small model may itself be a pair of models: then it has these fields instead of a URL "
-        "([nested pairs](methods.md#nested-pairs)).",
+        (
+            "The small model may itself be a pair of models: then it has these fields instead of a"
+            " URL ([nested pairs](methods.md#nested-pairs))."
+        ),
     ),
-    "critic": (CriticEndpoint, "The critic is a reward model, which the policy `reward` needs, or a verifier."),
+    "critic": (
+        CriticEndpoint,
+        "The critic is a reward model, which the policy `reward` needs, or a verifier.",
+    ),
     "critic as a function": (
         FunctionVerifier,
         "A verifier that is a Python function ([verifiers](extend.md#a-verifier)).",
     ),
     "critic over HTTP": (HttpVerifier, "A verifier that is asked over HTTP."),
-    "critic by decisions": (DecisionsVerifier, "A classifier or judge that is served with the Decisions API."),
+    "critic by decisions": (
+        DecisionsVerifier,
+        "A classifier or judge that is served with the Decisions API.",
+    ),
     "service": (ServiceSettings, "For `stepspec serve` alone ([the service](service.md))."),
     "service.ray": (Scaling, "For the service [on Ray](deploy.md#on-ray) alone."),
-    "prior": (Prior, "What `stepspec judge` and `estimate` measured of the method, by which `auto` begins."),
+    "prior": (
+        Prior,
+        "What `stepspec judge` and `estimate` measured of the method, by which `auto` begins.",
+    ),
     "calibration": (
         Calibration,
-        "`stepspec calibrate` writes it into the policy file, beside the options ([calibration](calibration.md)).",
+        (
+            "`stepspec calibrate` writes it into the policy file, beside the options"
+            " ([calibration](calibration.md))."
+        ),
     ),
 }
 """Each table of the settings with its model, and a sentence above it."""
@@ -80,14 +98,27 @@ LIMITS = {
     "minLength": "not empty",
 }
 URL_OR_TABLE = ("small", "large", "critic")  # a validator makes a table of a URL
-TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "object": "table"}
+TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "object": "table",
+}
 
 
 def settings_page() -> Iterator[str]:
     """The tables of all settings, line by line."""
     set_by = flags()
-    yield from ("### Top level", "", "The options of a run first ([more about them](#options-of-a-run)).", "")
-    yield from table(Settings, "", set_by, {name: option.help for name, option in run_options().items()})
+    yield from (
+        "### Top level",
+        "",
+        "The options of a run first ([more about them](#options-of-a-run)).",
+        "",
+    )
+    yield from table(
+        Settings, "", set_by, {name: option.help for name, option in run_options().items()}
+    )
     for path, (model, sentence) in TABLES.items():
         name, _, kind = path.partition(" ")
         yield from ("", f"### `[{name}]` {kind}".rstrip(), "", *textwrap.wrap(sentence, 100), "")
@@ -97,9 +128,14 @@ def settings_page() -> Iterator[str]:
 def table(
     model: type[BaseModel], path: str, set_by: Mapping[str, Sequence[str]], helps: Mapping[str, str]
 ) -> Iterator[str]:
-    """The settings that *model* has below *path*; *set_by* are the flags, *helps* the texts of some fields."""
+    """
+    The settings that *model* has below *path*; *set_by* are the flags, *helps* the texts of some
+    fields.
+    """
     yield from ("| setting | type | default | variable | flag | |", "|---|---|---|---|---|---|")
-    definitions: Mapping[str, Schema] = (schema := model.model_json_schema(by_alias=True)).get("$defs", {})
+    definitions: Mapping[str, Schema] = (schema := model.model_json_schema(by_alias=True)).get(
+        "$defs", {}
+    )
     properties = definitions.get(model.__name__, schema)["properties"]
     docstrings = field_docstrings(model)
     names = [*helps, *(name for name in model.model_fields if name not in helps)]
@@ -129,10 +165,14 @@ def field_docstrings(model: type[BaseModel]) -> Mapping[str, str]:
     for base in reversed(model.__mro__):
         if not issubclass(base, BaseModel) or base.__module__.startswith("pydantic"):
             continue
-        body = cast("ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]).body
+        body = cast(
+            "ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        ).body
         for field, following in pairwise(body):
             match field, following:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str(text))
+                ):
                     found[name] = " ".join(text.split())
                 case _:
                     pass
@@ -146,7 +186,9 @@ def _type(schema: Schema, definitions: Mapping[str, Schema]) -> str:
         return "table" if definition.get("type") == "object" else _type(definition, definitions)
     kinds: Sequence[Schema] = schema.get("anyOf") or schema.get("oneOf") or ()
     if kinds:
-        words = dict.fromkeys(_type(kind, definitions) for kind in kinds if kind.get("type") != "null")
+        words = dict.fromkeys(
+            _type(kind, definitions) for kind in kinds if kind.get("type") != "null"
+        )
         return " or ".join(words)
     if "enum" in schema or "const" in schema:
         return " or ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
@@ -174,7 +216,9 @@ def _default(value: object) -> str:
 def _cell(text: str) -> str:
     """*text* as a cell of a table, its reStructuredText as Markdown."""
     parts = text.replace("``", "`").replace("|", "\\|").split("`")  # every second one is code
-    return "`".join(part if at % 2 else re.sub(r"<\w+>", r"`\g<0>`", part) for at, part in enumerate(parts))
+    return "`".join(
+        part if at % 2 else re.sub(r"<\w+>", r"`\g<0>`", part) for at, part in enumerate(parts)
+    )
 
 
 def flags() -> Mapping[str, Sequence[str]]:
@@ -188,7 +232,8 @@ def flags() -> Mapping[str, Sequence[str]]:
     return {path: list(words) for path, words in found.items()}
 
 
-# --- command line -----------------------------------------------------------------------------------------------------
+# --- command line
+# -----------------------------------------------------------------------------------------------------
 
 
 def commands() -> Mapping[str, Any]:
@@ -219,7 +264,17 @@ def command_page() -> Iterator[str]:
     for name, each in commands().items():
         context = each.make_context(name, [], parent=parent, resilient_parsing=True)
         usage = each.get_usage(context).removeprefix("Usage: ")
-        yield from ("", f"## stepspec {name}", "", _prose(each.help), "", "```text", usage, "```", "")
+        yield from (
+            "",
+            f"## stepspec {name}",
+            "",
+            _prose(each.help),
+            "",
+            "```text",
+            usage,
+            "```",
+            "",
+        )
         yield from ("| option | |", "|---|---|")
         for parameter in each.params:
             if record := parameter.get_help_record(context):
@@ -229,26 +284,41 @@ def command_page() -> Iterator[str]:
 
 
 def _examples(epilog: str) -> Iterator[str]:
-    """The commands of an *epilog* after prompts; without the marks that keep click from wrapping it."""
+    """
+    The commands of an *epilog* after prompts; without the marks that keep click from wrapping it.
+    """
     lines = [line.strip() for line in epilog.splitlines()]
-    for before, line in pairwise(["", *(line for line in lines if line not in ("", "Examples:", "\b"))]):
-        yield f"    {line}" if before.endswith("\\") else line if line.startswith("#") else f"$ {line}"
+    for before, line in pairwise(
+        ["", *(line for line in lines if line not in ("", "Examples:", "\b"))]
+    ):
+        yield (
+            f"    {line}"
+            if before.endswith("\\")
+            else line
+            if line.startswith("#")
+            else f"$ {line}"
+        )
 
 
-# --- HTTP -------------------------------------------------------------------------------------------------------------
+# --- HTTP
+# -------------------------------------------------------------------------------------------------------------
 
 
-UNUSED = "422"  # FastAPI lists it for every parameter of a path; here each is a text, which is never wrong
+# FastAPI lists it for every parameter of a path; here each is a text, which is never wrong
+UNUSED = "422"
 
 
 async def description() -> Schema:
     """The OpenAPI description of a service over two stand-ins."""
     async with AsyncExitStack() as stack:
         small, large = [
-            await stack.enter_async_context(StandIn(names=(name,)).listening()) for name in ("Small", "Large")
+            await stack.enter_async_context(StandIn(names=(name,)).listening())
+            for name in ("Small", "Large")
         ]
         solver = await stack.enter_async_context(Solver(small, large))
-        return Service(offer(solver), ServiceSettings.model_validate({"keys": ["key"]})).app.openapi()
+        return Service(
+            offer(solver), ServiceSettings.model_validate({"keys": ["key"]})
+        ).app.openapi()
 
 
 def http_page(openapi: Schema) -> Iterator[str]:
@@ -279,10 +349,13 @@ def http_page(openapi: Schema) -> Iterator[str]:
 
 def _prose(text: str) -> str:
     parts = (" ".join(_cell(part).split()) for part in text.strip().split("\n\n"))
-    return "\n\n".join(textwrap.fill(part, 100, break_long_words=False, break_on_hyphens=False) for part in parts)
+    return "\n\n".join(
+        textwrap.fill(part, 100, break_long_words=False, break_on_hyphens=False) for part in parts
+    )
 
 
-# --- pages ------------------------------------------------------------------------------------------------------------
+# --- pages
+# ------------------------------------------------------------------------------------------------------------
 
 PAGES: Mapping[str, Callable[[], Iterable[str]]] = {
     "python.md": settings_page,

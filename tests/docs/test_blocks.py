@@ -1,9 +1,10 @@
 """
 No block of code in the documents is left unchecked.
 
-Commands of a shell: each command of stepspec is parsed as the program parses it, also where it is not run. A block that
-is not run says above it what it ``needs``; the others are run by ``tests/docs/test_running.py``. Python runs against a
-stand-in, unless its mark says that it is part of a program.
+Commands of a shell: each command of stepspec is parsed as the program parses it, also where it is
+not run. A block that is not run says above it what it ``needs``; the others are run by
+``tests/docs/test_running.py``. Python runs against a stand-in, unless its mark says that it is part
+of a program.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def every_block(*languages: str) -> list[ParameterSet]:
 
 
 def simple_commands(line: str) -> Iterator[list[str]]:
-    """The commands of a *line*, but those that only filter what another one prints, without redirections."""
+    """
+    The commands of a *line*, but those that only filter what another one prints, without
+    redirections.
+    """
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
     lexer.whitespace_split, lexer.commenters = True, "#"
     words: list[str] = []
@@ -66,9 +70,14 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 
 
 def check(line: str) -> str | None:
-    """What is wrong with a command *line*; None if nothing is. Raise `LookupError` for a program that is not ours."""
+    """
+    What is wrong with a command *line*; None if nothing is. Raise `LookupError` for a program that
+    is not ours.
+    """
     for words in simple_commands(line):
-        rest = [word for word in words if not re.match(r"[A-Z][A-Z0-9_]*=", word) and word != "export"]
+        rest = [
+            word for word in words if not re.match(r"[A-Z][A-Z0-9_]*=", word) and word != "export"
+        ]
         if rest and (wrong := _wrong_command(rest)):
             return wrong
     return None
@@ -80,10 +89,16 @@ def _wrong_command(words: Sequence[str]) -> str | None:
         case "stepspec", _:
             return _refused(arguments)
         case "python", ["-m", module, *_] if module.startswith(("stepspec", "lab", "tests")):
-            return f"there is no module {module}" if importlib.util.find_spec(module) is None else None
+            return (
+                f"there is no module {module}" if importlib.util.find_spec(module) is None else None
+            )
         case "make", [target, *_]:
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-            return None if re.search(rf"^{target}:", makefile, re.MULTILINE) else f"make has no target {target}"
+            return (
+                None
+                if re.search(rf"^{target}:", makefile, re.MULTILINE)
+                else f"make has no target {target}"
+            )
         case _ if program.startswith("$") or program == "exit":  # $EDITOR and the like
             return None
         case _:
@@ -99,11 +114,14 @@ def _refused(arguments: Sequence[str]) -> str | None:
         if name not in command.commands:
             return f"there is no command {name}"
         command = command.commands[name]
-    if left[-1:] == ["..."] and not left[-2:-1][0].startswith("-"):  # the servers, and what else was said before
+    # the servers, and what else was said before
+    if left[-1:] == ["..."] and not left[-2:-1][0].startswith("-"):
         left.pop()
     try:
         command.make_context("stepspec", left)
-    except Exception as exc:  # typer has its own copies of click's classes, which it does not export
+    except (
+        Exception
+    ) as exc:  # typer has its own copies of click's classes, which it does not export
         if type(exc).__name__ in ("Exit", "NoArgsIsHelpError"):  # as after --help
             return None
         return str(getattr(exc, "format_message", exc.__str__)())
@@ -112,7 +130,11 @@ def _refused(arguments: Sequence[str]) -> str | None:
 
 @pytest.mark.parametrize(("document", "block"), every_block(*SHELLS))
 def test_commands_are_what_the_program_takes(document: Path, block: Block) -> None:
-    needs = {need.strip() for need in block.mark.removeprefix("needs: ").split(",")} if block.mark else set[str]()
+    needs = (
+        {need.strip() for need in block.mark.removeprefix("needs: ").split(",")}
+        if block.mark
+        else set[str]()
+    )
     runs = document == PAGE and block in runnable(document.read_text(encoding="utf-8"))
     assert needs <= NEEDS or runs, f"unknown mark: {block.mark}"
     assert block.commands, "no command: write each after a prompt, `$ `"
@@ -120,7 +142,11 @@ def test_commands_are_what_the_program_takes(document: Path, block: Block) -> No
         try:
             wrong = check(line)
         except LookupError as exc:
-            wrong = None if needs or runs else f"no test runs {exc}: write <!-- needs: ... --> above the block"
+            wrong = (
+                None
+                if needs or runs
+                else f"no test runs {exc}: write <!-- needs: ... --> above the block"
+            )
         assert wrong is None, f"{line}: {wrong}"
 
 
@@ -134,7 +160,9 @@ async def servers() -> AsyncGenerator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("document", "block"), every_block("python"))
-async def test_python_runs(document: Path, block: Block, servers: tuple[str, str], tmp_path: Path) -> None:
+async def test_python_runs(
+    document: Path, block: Block, servers: tuple[str, str], tmp_path: Path
+) -> None:
     compile(block.text, f"{document.name}:{block.line}", "exec")
     if document == PAGE or block.mark == PART:
         return
@@ -154,21 +182,32 @@ async def test_python_runs(document: Path, block: Block, servers: tuple[str, str
 
 
 def test_wrong_commands_are_found() -> None:
-    assert check("stepspec solve 'What is 1 + 1?' --small http://a --large http://b | jq .answer") is None
+    assert (
+        check("stepspec solve 'What is 1 + 1?' --small http://a --large http://b | jq .answer")
+        is None
+    )
     assert "No such option" in str(check("stepspec solve x --tresholds 7"))
     assert check("stepspec answer x") == "there is no command answer"
     assert "Missing argument" in str(check("stepspec eval"))
     assert check("STEPSPEC_SMALL__URL=x stepspec serve # all") is None
     assert check("make demo") is None
     assert check("make demon") == "make has no target demon"
-    assert check("python -m stepspec.evals.nothing --x") == "there is no module stepspec.evals.nothing"
+    assert (
+        check("python -m stepspec.evals.nothing --x") == "there is no module stepspec.evals.nothing"
+    )
     with pytest.raises(LookupError, match="docker"):
         check("docker run x")
 
 
 def test_every_block_of_a_shell_is_read() -> None:
-    shell = "<!-- needs: gpu -->\n\n```console\n$ vllm serve \\\n    x\nready\n$ stepspec serve\n```\n"
+    shell = (
+        "<!-- needs: gpu -->\n\n```console\n$ vllm serve \\\n    x\nready\n$ stepspec serve\n```\n"
+    )
     text = f"{shell}\n```python\nx = 1\n```\n"
     first, second = blocks(text)
-    assert (first.mark, first.line, list(first.commands)) == ("needs: gpu", 3, ["vllm serve      x", "stepspec serve"])
+    assert (first.mark, first.line, list(first.commands)) == (
+        "needs: gpu",
+        3,
+        ["vllm serve      x", "stepspec serve"],
+    )
     assert (second.language, second.text, second.mark) == ("python", "x = 1\n", "")

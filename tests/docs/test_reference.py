@@ -19,7 +19,8 @@ def test_the_page_is_current(page: str) -> None:
 def test_every_setting_is_there() -> None:
     page = "\n".join(reference.settings_page())
     for place in places(Settings, 3):
-        first, *rest = place  # the tables of `large`, of its deadlines and of models in a pair are those of `small`
+        # the tables of `large`, of its deadlines and of models in a pair are those of `small`
+        first, *rest = place
         same = ("small", *rest) if first == "large" or "deadlines" in rest else place
         if len(place) < 3 or first != "small" or rest[0] == "deadlines":
             assert f"| `STEPSPEC_{'__'.join(same).upper()}` |" in page, place

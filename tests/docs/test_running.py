@@ -1,9 +1,10 @@
 """
-Every block of a shell in the documents is run, unless its mark says what it needs that a test does not have.
+Every block of a shell in the documents is run, unless its mark says what it needs that a test does
+not have.
 
-Two servers that imitate models stand in for those of the document, and small files for data sets, which are on the
-hub. Single commands that need more are in `ELSEWHERE`, with the reason. The tutorial is run by
-``tests/integration/test_tutorial.py``, and the commands of the plugin by
+Two servers that imitate models stand in for those of the document, and small files for data sets,
+which are on the hub. Single commands that need more are in `ELSEWHERE`, with the reason. The
+tutorial is run by ``tests/integration/test_tutorial.py``, and the commands of the plugin by
 ``tests/integration/test_clean_environment.py``.
 """
 
@@ -39,8 +40,12 @@ ELSEWHERE: Mapping[str, str] = {
     r"^stepspec up": "needs a GPU; its dry runs: tests/test_recipes.py",
     r"--critic": "needs a reward model: tests/integration/test_critic.py",
     r"^stepspec judge": "says with exit code 1 that an imitation is no judge: tests/evals/judge",
-    r"^stepspec estimate": "says with exit code 1 that imitations do not pay: tests/integration/test_estimate.py",
-    r"^stepspec calibrate problems\.jsonl -p bild": "needs hundreds of problems: tests/evals/calibration",
+    r"^stepspec estimate": (
+        "says with exit code 1 that imitations do not pay: tests/integration/test_estimate.py"
+    ),
+    r"^stepspec calibrate problems\.jsonl -p bild": (
+        "needs hundreds of problems: tests/evals/calibration"
+    ),
     r"^python -m lab\.grading": "reads the solutions of a data set: tests/lab/test_grading.py",
 }
 """Patterns of single commands that are not run here, and why."""
@@ -51,7 +56,9 @@ HERE: Mapping[str, str] = {
     r" --(?:small|large) (?:\.\.\.|URL|https?://\S+)": "",  # the environment names the servers
     r"http://a:8000/v1 http://b:8000/v1": f"{SMALL}/v1 {LARGE}/v1",
     r" \.\.\.$": "",
-    r"^(stepspec (?:eval|calibrate) (?:gsm8k|math500|aime24)(?!.* --data))": r"\1 --data problems.parquet",
+    r"^(stepspec (?:eval|calibrate) (?:gsm8k|math500|aime24)(?!.* --data))": (
+        r"\1 --data problems.parquet"
+    ),
     r"(stepspec (?:eval|estimate) .*?)(?: (?:--limit|-n) \d+|$)": r"\1 -n 4",
     r"^(stepspec eval .*)$": r"\1 --fresh",  # the folder has what an earlier command left
     r"--accepted [\d.,]+": "--accepted 0.8",
@@ -63,7 +70,9 @@ HERE: Mapping[str, str] = {
     r"--values [\d,]+": "--values 8",
     r"--port 800\d": "--port 0",
 }
-"""What is replaced in a command, in this order: servers, data sets on the hub, and what takes long."""
+"""
+What is replaced in a command, in this order: servers, data sets on the hub, and what takes long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +84,22 @@ class Servers:
 
 
 def to_run() -> Iterator[ParameterSet]:
-    """Yield each block with its commands as a test runs them: those of `ELSEWHERE` left out, and each command once."""
+    """
+    Yield each block with its commands as a test runs them: those of `ELSEWHERE` left out, and each
+    command once.
+    """
     seen = set[str]()
     for document in DOCUMENTS:
         for block in blocks(document.read_text(encoding="utf-8")):
             if document != PAGE and block.language in SHELLS and not block.mark.startswith("needs"):
                 wanted = [here(command) for command in block.commands if elsewhere(command) is None]
-                if commands := [command for command in dict.fromkeys(wanted) if command not in seen]:
+                if commands := [
+                    command for command in dict.fromkeys(wanted) if command not in seen
+                ]:
                     seen.update(commands)
-                    yield pytest.param(block, commands, id=f"{document.relative_to(ROOT)}:{block.line}")
+                    yield pytest.param(
+                        block, commands, id=f"{document.relative_to(ROOT)}:{block.line}"
+                    )
 
 
 def elsewhere(command: str) -> str | None:
@@ -110,10 +126,14 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture(scope="module")
 def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the documents' commands read: files of their names, and the results of earlier commands."""
+    """
+    A folder with what the documents' commands read: files of their names, and the results of
+    earlier commands.
+    """
     folder = tmp_path_factory.mktemp("material")
     rows = [
-        {"id": str(n), "problem": f"What is {n} + {42 - n}?", "answer": ANSWER, "key": "B"} for n in range(PROBLEMS)
+        {"id": str(n), "problem": f"What is {n} + {42 - n}?", "answer": ANSWER, "key": "B"}
+        for n in range(PROBLEMS)
     ]
     lines = "".join(f"{json.dumps(row)}\n" for row in rows)
     for name in ("problems.jsonl", "math500.jsonl"):
@@ -135,14 +155,18 @@ def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path
         [
             "stepspec eval math500 --data math500.jsonl -p specreason -n 4 --traces",
             "stepspec eval gsm8k --data gsm8k.jsonl -p specreason -n 4 --traces",
-            f"stepspec calibrate problems.jsonl --max-loss {MAX_LOSS} --values 8 --output calibrated.toml",
+            (
+                f"stepspec calibrate problems.jsonl --max-loss {MAX_LOSS} --values 8 --output"
+                " calibrated.toml"
+            ),
             "stepspec solve 'What is 6 x 7?' --trace run.jsonl",
         ],
         folder,
         servers,
     )
     assert made == []
-    for trials in folder.glob("*.trials.jsonl"):  # of other problems than those that a document calibrates on
+    # of other problems than those that a document calibrates on
+    for trials in folder.glob("*.trials.jsonl"):
         trials.unlink()
     shutil.copy(folder / "calibrated.toml", folder / "policy.toml")
     (folder / "traces").mkdir()
@@ -154,11 +178,14 @@ def run(block: Block, commands: list[str], folder: Path, servers: Servers) -> li
     """Run *commands* in a *folder*; return those that failed, with what they printed."""
     session = Session(folder, servers.small, servers.large, free_port())
     session.exports += [f"export STEPSPEC_SMALL={SMALL}/v1 STEPSPEC_LARGE={LARGE}/v1"]
-    session.exports += [f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{ROOT}"']  # a clone has the stand-in
+    # a clone has the stand-in
+    session.exports += [f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{ROOT}"']
     failed: list[str] = []
     for command in commands:
         stays = "run: in the background" if STAYS.search(command) else ""
-        for ran in session.run(replace(block, language="console", text=f"$ {command}\n", mark=stays)):
+        for ran in session.run(
+            replace(block, language="console", text=f"$ {command}\n", mark=stays)
+        ):
             if ran.code:
                 failed.append(f"{ran.command}: exit code {ran.code}\n{ran.output}")
         session.close()
@@ -167,7 +194,9 @@ def run(block: Block, commands: list[str], folder: Path, servers: Servers) -> li
 
 
 @pytest.mark.parametrize(("block", "commands"), [*to_run()])
-def test_commands_run(block: Block, commands: list[str], servers: Servers, material: Path, tmp_path: Path) -> None:
+def test_commands_run(
+    block: Block, commands: list[str], servers: Servers, material: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "here"
     shutil.copytree(material, folder, symlinks=True)
     assert run(block, commands, folder, servers) == []
@@ -185,5 +214,7 @@ def test_every_command_that_is_not_run_is_in_a_document() -> None:
 
 
 def test_a_command_that_fails_is_reported(tmp_path: Path) -> None:
-    (failed,) = run(Block("console", "", "", 1), ["true", "exit 3"], tmp_path, Servers("http://a", "http://b"))
+    (failed,) = run(
+        Block("console", "", "", 1), ["true", "exit 3"], tmp_path, Servers("http://a", "http://b")
+    )
     assert failed.startswith("exit 3: exit code 3")

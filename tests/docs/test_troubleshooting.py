@@ -1,4 +1,7 @@
-"""The part on troubleshooting has every row of the doctor's table, and every line that it may print below."""
+"""
+The part on troubleshooting has every row of the doctor's table, and every line that it may print
+below.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,12 @@ from stepspec.orchestrator.doctor.report import ROWS
 
 from .reference import DOCS
 
-QUESTIONS = {probes.QUESTION, probes.PROBLEM.messages[0].content, probes.STEP.text, probes.WRONG.text}
+QUESTIONS = {
+    probes.QUESTION,
+    probes.PROBLEM.messages[0].content,
+    probes.STEP.text,
+    probes.WRONG.text,
+}
 """What the doctor sends to the servers, and does not print."""
 
 WORDS = 4  # in a clause that has to be on the page; shorter ones are parts of sentences
@@ -29,7 +37,11 @@ def clauses(source: str) -> Iterator[str]:
         if isinstance(statement, ast.Expr)
     }
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
+        if (
+            not isinstance(node, ast.Constant)
+            or not isinstance(node.value, str)
+            or id(node) in docstrings
+        ):
             continue
         if node.value not in QUESTIONS:
             yield from (part.strip(" :;,()[]") for part in re.split(r": |; |, |\(|\)", node.value))
@@ -41,9 +53,13 @@ def plain(text: str) -> str:
 
 def test_every_line_of_the_doctor_is_explained() -> None:
     page = plain((DOCS / "security.md").read_text(encoding="utf-8"))
-    sources = [Path(str(each.__file__)).read_text(encoding="utf-8") for each in (advice, probes, report)]
+    sources = [
+        Path(str(each.__file__)).read_text(encoding="utf-8") for each in (advice, probes, report)
+    ]
     found = [clause for source in sources for clause in clauses(source)]
-    assert [clause for clause in found if len(clause.split()) >= WORDS and plain(clause) not in page] == []
+    assert [
+        clause for clause in found if len(clause.split()) >= WORDS and plain(clause) not in page
+    ] == []
 
 
 def test_every_row_of_the_doctor_is_explained() -> None:

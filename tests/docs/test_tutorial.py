@@ -38,7 +38,11 @@ def session(tmp_path: Path) -> Session:
 
 def test_outputs_are_pasted_with_the_addresses_of_the_page(session: Session) -> None:
     text = pasted(PAGE, session)
-    assert outputs(text) == ["", "hello world, 3.5 s at http://localhost:8001/v1\n", "from Python\n"]
+    assert outputs(text) == [
+        "",
+        "hello world, 3.5 s at http://localhost:8001/v1\n",
+        "from Python\n",
+    ]
     assert text.count("old") == 0
     assert "$ false" in text
 
@@ -52,5 +56,7 @@ def test_the_shape_has_words_but_no_figures_steps_or_notes() -> None:
     one = "first token  29 ms\n 0.18 s  small  8.94  On Monday\n\ncosts  large: no cache\nat all\n"
     assert shape(one) == {"first", "token", "ms", "small"}
     assert shape(f"math500 ━━━━━ 32/32 0:00:00\n{one}") == shape(one)
-    assert shape(one) == shape(one.replace("29", "31").replace("Monday", "Tuesday").replace("no cache", "little cache"))
+    assert shape(one) == shape(
+        one.replace("29", "31").replace("Monday", "Tuesday").replace("no cache", "little cache")
+    )
     assert shape(one) ^ shape(one.replace("first token", "second token")) == {"first", "second"}

@@ -46,7 +46,8 @@ class Ran:
 @dataclass
 class Session:
     """
-    A shell in a *folder* that runs the blocks of the page, on servers at these base URLs instead of the page's.
+    A shell in a *folder* that runs the blocks of the page, on servers at these base URLs instead of
+    the page's.
 
     What is exported stays; what runs in the background is ended by `close`.
     """
@@ -102,7 +103,9 @@ class Session:
             )
         self.background.append(process)
         ends = time.monotonic() + PATIENCE
-        while not READY.search(log.read_text()) and process.poll() is None and time.monotonic() < ends:
+        while (
+            not READY.search(log.read_text()) and process.poll() is None and time.monotonic() < ends
+        ):
             time.sleep(0.2)
         return Ran(command, self._there(log.read_text()), process.poll() or 0)
 
@@ -116,7 +119,12 @@ class Session:
     @property
     def _environment(self) -> dict[str, str]:
         tools = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-        plain = {"NO_COLOR": "1", "COLUMNS": str(WIDTH), "TERM": "dumb", "STEPSPEC_SERVICE__PORT": str(self.port)}
+        plain = {
+            "NO_COLOR": "1",
+            "COLUMNS": str(WIDTH),
+            "TERM": "dumb",
+            "STEPSPEC_SERVICE__PORT": str(self.port),
+        }
         return {**os.environ, "PATH": tools, **plain}
 
     @property
@@ -136,7 +144,9 @@ class Session:
 
 
 def runnable(text: str) -> list[Block]:
-    """The blocks of a page that are run: those of the shell and of Python that need nothing special."""
+    """
+    The blocks of a page that are run: those of the shell and of Python that need nothing special.
+    """
     return [
         block
         for block in blocks(text)
@@ -146,12 +156,15 @@ def runnable(text: str) -> list[Block]:
 
 def shape(output: str) -> set[str]:
     """
-    The words of an *output* that are the same at every run: no figures, nothing that the models wrote, and no notes.
+    The words of an *output* that are the same at every run: no figures, nothing that the models
+    wrote, and no notes.
 
-    Of a step only its author counts, and nothing of a verdict of `report`, which depends on the times. Notes are the
-    findings of `doctor`, which begin with their outcome.
+    Of a step only its author counts, and nothing of a verdict of `report`, which depends on the
+    times. Notes are the findings of `doctor`, which begin with their outcome.
     """
-    table, *_ = re.split(r"^(?:cannot work|costs|unknown|works)  ", _trimmed(output), maxsplit=1, flags=re.MULTILINE)
+    table, *_ = re.split(
+        r"^(?:cannot work|costs|unknown|works)  ", _trimmed(output), maxsplit=1, flags=re.MULTILINE
+    )
     words: set[str] = set()
     for line in re.sub(
         r"^ *[a-z][^:\n]*: .*(?:faster|slower|difference in time).*$", "", table, flags=re.M
@@ -163,7 +176,10 @@ def shape(output: str) -> set[str]:
 
 
 def pasted(text: str, session: Session) -> str:
-    """*text* with the outputs of its commands as they are now. Raise `RuntimeError` if a command fails."""
+    """
+    *text* with the outputs of its commands as they are now. Raise `RuntimeError` if a command
+    fails.
+    """
     for block in runnable(text):
         ran = list(session.run(block))
         for each in ran:
@@ -171,11 +187,15 @@ def pasted(text: str, session: Session) -> str:
             if each.code:
                 raise RuntimeError(f"exit code {each.code}: {each.command}\n{each.output}")
         if block.language == "console":
-            text = text.replace(block.text, "".join(f"$ {each.command}\n{_trimmed(each.output)}" for each in ran), 1)
+            text = text.replace(
+                block.text, "".join(f"$ {each.command}\n{_trimmed(each.output)}" for each in ran), 1
+            )
         else:  # its output stands in a block of its own below
             end = text.index(block.text) + len(block.text)
             output = _trimmed(ran[0].output)
-            text = text[:end] + re.sub(r"(?<=```text\n).*?(?=```)", lambda _: output, text[end:], count=1, flags=re.S)  # noqa: B023
+            before, fence, rest = text[end:].partition("```text\n")
+            _, close, after = rest.partition("```")
+            text = text[:end] + before + fence + output + close + after
     return text
 
 
@@ -187,13 +207,22 @@ def outputs(text: str) -> list[str]:
             after = text[text.index(block.text) + len(block.text) :]
             found += re.findall(r"```text\n(.*?)```", after, re.DOTALL)[:1]
         else:
-            found += [part.partition("\n")[2] for part in block.text.replace("\\\n", " ").split("$ ")[1:]]
+            found += [
+                part.partition("\n")[2] for part in block.text.replace("\\\n", " ").split("$ ")[1:]
+            ]
     return found
 
 
 def _trimmed(output: str) -> str:
-    """*output* without white space at the ends of lines, and without the bars that a terminal shows while it waits."""
-    lines = [line.rstrip() for line in output.strip("\n").splitlines() if not re.search(r"━ +\d+/\d+", line)]
+    """
+    *output* without white space at the ends of lines, and without the bars that a terminal shows
+    while it waits.
+    """
+    lines = [
+        line.rstrip()
+        for line in output.strip("\n").splitlines()
+        if not re.search(r"━ +\d+/\d+", line)
+    ]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -207,7 +236,9 @@ def free_port() -> int:
 def main() -> None:
     with TemporaryDirectory() as name, ExitStack() as stack:
         portal = stack.enter_context(start_blocking_portal())
-        served = stack.enter_context(portal.wrap_async_context_manager(launch(miniature_servers("paced"))))
+        served = stack.enter_context(
+            portal.wrap_async_context_manager(launch(miniature_servers("paced")))
+        )
         small, large = (served[role].base_url.removesuffix("/v1") for role in ("small", "large"))
         session = Session(Path(name), small, large, free_port())
         stack.callback(session.close)

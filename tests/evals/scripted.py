@@ -60,21 +60,41 @@ def solution(
     large: int = 10,
 ) -> Solution:
     ledger = Ledger(
-        Account("small", kept=small, discarded=5), Account("large", kept=large, judging=7), drafts, accepted
+        Account("small", kept=small, discarded=5),
+        Account("large", kept=large, judging=7),
+        drafts,
+        accepted,
     )
     steps = (
         SolvedStep(0, "small", "a", 8.0, "kept", "", 0.25),
         SolvedStep(1, "small", "b", 2.0, "rejected", "grade", 0.5),
     )
-    return Solution(answer, rf"\boxed{{{answer}}}" if answer else "", r"\boxed{99}", steps, ledger, reason, seconds)
+    return Solution(
+        answer,
+        rf"\boxed{{{answer}}}" if answer else "",
+        r"\boxed{99}",
+        steps,
+        ledger,
+        reason,
+        seconds,
+    )
 
 
 def sample(
-    arm: str, seconds: float, *, small: int = 0, large: int = 0, discarded: int = 0, correct: bool = True
+    arm: str,
+    seconds: float,
+    *,
+    small: int = 0,
+    large: int = 0,
+    discarded: int = 0,
+    correct: bool = True,
 ) -> Sample:
     judging = 50 if arm == SHIPPED.name else 0
     ledger = Ledger(
-        Account("small", kept=small, discarded=discarded), Account("large", kept=large, judging=judging), 10, 8
+        Account("small", kept=small, discarded=discarded),
+        Account("large", kept=large, judging=judging),
+        10,
+        8,
     )
     pace: dict[Role, float] = {"small": 0.01, "large": 0.03}
     return Sample(arm, correct, seconds, ledger, pace)
@@ -83,9 +103,11 @@ def sample(
 @dataclass
 class ScriptedSolver:
     """
-    Returns the solutions of *script*, which may raise; *calls* has the runs in the order of their starts.
+    Returns the solutions of *script*, which may raise; *calls* has the runs in the order of their
+    starts.
 
-    A run waits for a permit of the *gate*, if there is one; *most* is how many waited at the same time.
+    A run waits for a permit of the *gate*, if there is one; *most* is how many waited at the same
+    time.
     """
 
     script: Callable[[SolveCall], Solution]
@@ -95,8 +117,12 @@ class ScriptedSolver:
     open: int = 0
     most: int = 0
 
-    async def solve(self, problem: str, run: RunOptions, *, observe: Observer, clock: Stopwatch) -> Solution:
-        call = SolveCall(problem, run.policy, run.options, run.sampling, run.budget.budget(), run.ahead)
+    async def solve(
+        self, problem: str, run: RunOptions, *, observe: Observer, clock: Stopwatch
+    ) -> Solution:
+        call = SolveCall(
+            problem, run.policy, run.options, run.sampling, run.budget.budget(), run.ahead
+        )
         self.calls.append(call)
         self.open += 1
         self.most = max(self.most, self.open)

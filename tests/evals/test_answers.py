@@ -30,7 +30,9 @@ from stepspec.evals.grading.normal import normal, quantity
         ("no digits at all", "number", ""),
     ],
 )
-def test_the_last_thing_that_looks_like_an_answer_is_the_answer(text: str, metric: Metric, answer: str) -> None:
+def test_the_last_thing_that_looks_like_an_answer_is_the_answer(
+    text: str, metric: Metric, answer: str
+) -> None:
     assert extract_answer(text, metric) in (answer, answer.replace("$-", "-"))
 
 
@@ -65,7 +67,14 @@ def test_numbers_are_read_in_any_notation(text: str, value: Fraction | int | Non
 
 
 @pytest.mark.parametrize(
-    ("answer", "same"), [("(C) 42 metres", True), (r"\text{(C)}", True), ("CD", False), ("B", False), ("C or D", False)]
+    ("answer", "same"),
+    [
+        ("(C) 42 metres", True),
+        (r"\text{(C)}", True),
+        ("CD", False),
+        ("B", False),
+        ("C or D", False),
+    ],
 )
 def test_a_choice_is_one_letter(answer: str, same: bool) -> None:
     assert same_letter(answer, "C") is same

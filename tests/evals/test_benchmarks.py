@@ -1,4 +1,7 @@
-"""Benchmarks: problems as they are put, answers as they are graded, and clear words where there is no data."""
+"""
+Benchmarks: problems as they are put, answers as they are graded, and clear words where there is no
+data.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,13 @@ def question(number: int = 1) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)
-def test_every_benchmark_states_its_source_and_metric_in_its_docstring(benchmark: Benchmark) -> None:
+def test_every_benchmark_states_its_source_and_metric_in_its_docstring(
+    benchmark: Benchmark,
+) -> None:
     head = inspect.getdoc(benchmark.read) or ""
-    assert [word for word in ("Dataset: ", "Licence: ", "Metric: ", "Prompt: ") if word not in head] == []
+    assert [
+        word for word in ("Dataset: ", "Licence: ", "Metric: ", "Prompt: ") if word not in head
+    ] == []
     assert benchmark.licence.partition(" ")[0] in head
     assert benchmark.source in head
     assert (benchmark.prompt or "none") in head
@@ -80,11 +87,21 @@ def test_choices_are_shuffled_by_the_seed_together_with_the_right_letter(tmp_pat
         ("amc23", {"question": "p", "answer": 27.0}, "27.0"),
         ("arithmetic", {"problem": "p", "answer": 5}, "5"),
         ("gsm8k", {"question": "p", "answer": 18}, "18"),
-        ("math500", {"problem": "p", "answer": 0, "unique_id": 7, "solution": None, "level": [5]}, "0"),
-        ("gpqa_diamond", question() | {"Correct Answer": 4, "Incorrect Answer 1": 2.5, "Record ID": 1}, "D"),
+        (
+            "math500",
+            {"problem": "p", "answer": 0, "unique_id": 7, "solution": None, "level": [5]},
+            "0",
+        ),
+        (
+            "gpqa_diamond",
+            question() | {"Correct Answer": 4, "Incorrect Answer 1": 2.5, "Record ID": 1},
+            "D",
+        ),
     ],
 )
-def test_answers_may_be_numbers_in_the_data(tmp_path: Path, name: str, row: dict[str, Any], answer: str) -> None:
+def test_answers_may_be_numbers_in_the_data(
+    tmp_path: Path, name: str, row: dict[str, Any], answer: str
+) -> None:
     (task,) = load(find(name), write(tmp_path / "rows.jsonl", row))
     assert str(task.gold) == answer
     assert {type(getattr(task, field)) for field in Task.__dataclass_fields__} == {str, Answer}
@@ -93,12 +110,28 @@ def test_answers_may_be_numbers_in_the_data(tmp_path: Path, name: str, row: dict
 @pytest.mark.parametrize(
     ("name", "row", "complaint"),
     [
-        ("gsm8k", {"question": "q", "answer": [18]}, r"row 1: 'answer' is \[18\], where a text or a number has to be"),
-        ("gsm8k", {"question": "q", "answer": "so it is ####  "}, "row 1: no answer in 'so it is ####"),
-        ("math500", {"problem": {"text": "q"}, "answer": "1"}, r"row 1: 'problem' is \{'text': 'q'\}"),
+        (
+            "gsm8k",
+            {"question": "q", "answer": [18]},
+            r"row 1: 'answer' is \[18\], where a text or a number has to be",
+        ),
+        (
+            "gsm8k",
+            {"question": "q", "answer": "so it is ####  "},
+            "row 1: no answer in 'so it is ####",
+        ),
+        (
+            "math500",
+            {"problem": {"text": "q"}, "answer": "1"},
+            r"row 1: 'problem' is \{'text': 'q'\}",
+        ),
         ("math500", {"problem": "q", "answer": True}, "row 1: 'answer' is True"),
         ("aime25", {"problem": " ", "answer": 70}, "row 1: 'problem' is ' '"),
-        ("gpqa_diamond", question() | {"Incorrect Answer 2": [1]}, r"row 1: 'Incorrect Answer 2' is \[1\]"),
+        (
+            "gpqa_diamond",
+            question() | {"Incorrect Answer 2": [1]},
+            r"row 1: 'Incorrect Answer 2' is \[1\]",
+        ),
     ],
 )
 def test_a_value_that_is_neither_text_nor_number_is_refused_with_its_row(
@@ -126,7 +159,9 @@ def test_a_parquet_file_that_is_broken_is_refused(tmp_path: Path, content: bytes
     pytest.importorskip("pyarrow")
     path = tmp_path / "broken.parquet"
     path.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=r"broken\.parquet: no Parquet file that can be read \(\w+"):
+    with pytest.raises(
+        ConfigurationError, match=r"broken\.parquet: no Parquet file that can be read \(\w+"
+    ):
         load(find("gsm8k"), path)
 
 
@@ -135,16 +170,24 @@ def test_a_parquet_file_that_is_broken_is_refused(tmp_path: Path, content: bytes
     [
         (
             b'{"question": "q"}\n',
-            r"row 1: 'answer' missing or null; gsm8k needs 'question', 'answer', and there are 'question'",
+            (
+                r"row 1: 'answer' missing or null; gsm8k needs 'question', 'answer', and there are"
+                r" 'question'"
+            ),
         ),
         (b'{"question": "q", "answer": null}\n', r"row 1: 'answer' missing or null"),
-        (b'{"question": "q", "answer": "#### 1"}\n{"quest', r"line 2: not JSON .* one JSON object on a line"),
+        (
+            b'{"question": "q", "answer": "#### 1"}\n{"quest',
+            r"line 2: not JSON .* one JSON object on a line",
+        ),
         (rb'{"question": "\ud83d", "answer": "1"}', r"row 1: 'question' is '\\ud83d'"),
         (b"[1]\n", "line 1: not a JSON object"),
         (b"\n", "no problems in"),
     ],
 )
-def test_a_file_that_will_not_do_is_refused_by_its_line(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_a_file_that_will_not_do_is_refused_by_its_line(
+    tmp_path: Path, content: bytes, complaint: str
+) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=complaint):
@@ -154,23 +197,33 @@ def test_a_file_that_will_not_do_is_refused_by_its_line(tmp_path: Path, content:
 def test_an_unknown_file_or_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no data at .*nowhere\.jsonl"):
         load(find("gsm8k"), tmp_path / "nowhere.jsonl")
-    with pytest.raises(ConfigurationError, match=r"\(did you mean 'math500'\?\); the benchmarks: math500, gsm8k"):
+    with pytest.raises(
+        ConfigurationError, match=r"\(did you mean 'math500'\?\); the benchmarks: math500, gsm8k"
+    ):
         find("math-50")
 
 
-def test_without_a_network_the_error_names_the_option_to_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_error_names_the_option_to_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def load_dataset(*names: object, **more: object) -> None:
         raise ConnectionError("no route")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     cure = "pass --data FILE, a JSONL or Parquet file with the columns 'problem', 'answer'"
-    with pytest.raises(ConfigurationError, match=f"cannot load HuggingFaceH4/MATH-500 .*: no route. .* {cure}"):
+    with pytest.raises(
+        ConfigurationError, match=f"cannot load HuggingFaceH4/MATH-500 .*: no route. .* {cure}"
+    ):
         load(find("math500"))
 
 
-def test_without_the_library_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigurationError, match=re.escape(f"needs datasets: {install_command('evals')}, or")):
+    with pytest.raises(
+        ConfigurationError, match=re.escape(f"needs datasets: {install_command('evals')}, or")
+    ):
         load(find("gsm8k"))
 
 
@@ -178,11 +231,17 @@ def test_columns_metric_and_prompt_of_a_file_are_the_users_choice(tmp_path: Path
     path = write(tmp_path / "mine.jsonl", {"q": "What is {this}?", "a": "7", "id": "first"})
     template = tmp_path / "ask.txt"
     template.write_text("Think, then answer in \\boxed{}.\n{problem}\n")
-    benchmark, file = choose(str(path), problem="q", answer="a", metric="number", prompt=str(template))
+    benchmark, file = choose(
+        str(path), problem="q", answer="a", metric="number", prompt=str(template)
+    )
     assert file == path
     (task,) = load(benchmark, file)
     assert task.problem == "Think, then answer in \\boxed{}.\nWhat is {this}?"
-    assert (task.question, task.gold, task.name) == ("What is {this}?", Answer("7", "number"), "first")
+    assert (task.question, task.gold, task.name) == (
+        "What is {this}?",
+        Answer("7", "number"),
+        "first",
+    )
     assert (benchmark.name, benchmark.prompt) == ("mine", str(template))
     bare_one, _ = choose(str(path), problem="q", answer="a", prompt="none")
     (bare_task,) = load(bare_one, path)
@@ -196,15 +255,23 @@ def test_columns_metric_and_prompt_of_a_file_are_the_users_choice(tmp_path: Path
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ({"metric": "maths"}, "--metric maths: there is no such metric; the metrics: math, number, choice, exact"),
+        (
+            {"metric": "maths"},
+            "--metric maths: there is no such metric; the metrics: math, number, choice, exact",
+        ),
         (
             {"prompt": "gone.txt"},
-            "--prompt gone.txt cannot be read: No such file.*none, or one of: eval.boxed, eval.choice",
+            (
+                "--prompt gone.txt cannot be read: No such file.*none, or one of: eval.boxed,"
+                " eval.choice"
+            ),
         ),
         ({"prompt": "check"}, r"--prompt check: the text needs \{problem\}"),
     ],
 )
-def test_a_wrong_choice_for_a_file_names_the_flag(flags: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+def test_a_wrong_choice_for_a_file_names_the_flag(
+    flags: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
     path = write(tmp_path / "mine.jsonl", {"problem": "1 + 1?", "answer": "2"})
     with pytest.raises(ConfigurationError, match=complaint):
         choose(str(path), **flags)
@@ -225,7 +292,10 @@ def no_problems(seed: int, count: int) -> list[Task]:
     ("value", "complaint"),
     [
         ("math500", "is no Benchmark"),
-        (replace(find("math500"), made=no_problems), "needs one of a source, a file and a function"),
+        (
+            replace(find("math500"), made=no_problems),
+            "needs one of a source, a file and a function",
+        ),
         (replace(find("math500"), source=""), "needs one of a source, a file and a function"),
         (replace(find("math500"), prompt="eval.box"), "there is no prompt 'eval.box'"),
     ],

@@ -1,4 +1,6 @@
-"""The plan that ``stepspec eval`` makes of its flags, and the arms that are named on the command line."""
+"""
+The plan that ``stepspec eval`` makes of its flags, and the arms that are named on the command line.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from .test_results import ARMS, done
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 TASKS = tuple(load(find("arithmetic"), limit=40))
-SETTINGS = Settings.model_validate({"budget": {"tokens": 900, "steps": 50}, "sampling": {"top_p": 0.9, "seed": 5}})
+SETTINGS = Settings.model_validate(
+    {"budget": {"tokens": 900, "steps": 50}, "sampling": {"top_p": 0.9, "seed": 5}}
+)
 
 
 def plan(samples: int = 1) -> Plan:
@@ -54,8 +58,13 @@ def test_sampling_and_budget_come_from_the_settings() -> None:
         ("--large ftp://host", "--large: 'ftp://host' is not the URL of a server"),
     ],
 )
-def test_flags_that_cannot_be_are_named(flags: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("eval", "arithmetic", "--small", "http://h:1", "--large", "http://h:2", *flags.split()) == 2
+def test_flags_that_cannot_be_are_named(
+    flags: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        call("eval", "arithmetic", "--small", "http://h:1", "--large", "http://h:2", *flags.split())
+        == 2
+    )
     assert complaint in capsys.readouterr().err
 
 
@@ -101,7 +110,10 @@ def test_an_arm_that_was_calibrated_on_the_measured_problems_is_reported_at_the_
     monkeypatch.setenv("STEPSPEC_LARGE__RETRIES", "0")
     monkeypatch.setenv("STEPSPEC_SMALL__RETRIES", "0")
     assert call(*words, "--small", nobody, "--large", nobody) == 1
-    assert "'careful' was calibrated on half of the problems that are measured here" in capsys.readouterr().err
+    assert (
+        "'careful' was calibrated on half of the problems that are measured here"
+        in capsys.readouterr().err
+    )
 
 
 def write_rows(path: Path) -> Path:
@@ -110,7 +122,9 @@ def write_rows(path: Path) -> Path:
     return path
 
 
-def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(tmp_path: Path) -> None:
+def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(
+    tmp_path: Path,
+) -> None:
     put = eval_cli._put  # pyright: ignore[reportPrivateUsage]
     path = write_rows(tmp_path / "mine.jsonl")
     mine, file = choose(str(path))
@@ -120,7 +134,9 @@ def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(tmp
     whole = replace(plan(), tasks=tasks[:3])
     theirs = {"small": "Qwen/Qwen3-1.7B", "large": "testbed-large"}
     assert put(mine, whole, tasks, theirs) == (mine, whole, tasks)
-    benchmark, planned, every = put(mine, whole, tasks, {"small": "testbed-small", "large": "testbed-judge-75"})
+    benchmark, planned, every = put(
+        mine, whole, tasks, {"small": "testbed-small", "large": "testbed-judge-75"}
+    )
     assert benchmark.prompt is None
     assert [task.problem for task in every] == [task.problem for task in TASKS]
     assert planned.tasks == every[:3]
@@ -132,7 +148,9 @@ def test_halves_share_no_problem_and_leave_none_out(tmp_path: Path) -> None:
     pytest.importorskip("scipy")
     tasks = eval_cli._tasks  # pyright: ignore[reportPrivateUsage]
     path = write_rows(tmp_path / "rows.jsonl")
-    report, calibration = (tasks(find("arithmetic"), path, 0, None, part) for part in ("report", "calibration"))
+    report, calibration = (
+        tasks(find("arithmetic"), path, 0, None, part) for part in ("report", "calibration")
+    )
     assert {*report, *calibration} == set(tasks(find("arithmetic"), path, 0, None, None))
     assert len(report) + len(calibration) == len(TASKS)
     assert report
@@ -141,22 +159,30 @@ def test_halves_share_no_problem_and_leave_none_out(tmp_path: Path) -> None:
         eval_cli._check_half(find("arithmetic"), None, "report")  # pyright: ignore[reportPrivateUsage]
 
 
-def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_standings_are_shown_as_a_table_or_as_json(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
     standings = compare_arms(done(), ARMS)
     eval_cli._show(standings, LARGE.name, as_json=True)  # pyright: ignore[reportPrivateUsage]
     (line,) = capfdbinary.readouterr().out.splitlines()
-    assert [arm["result"]["name"] for arm in orjson.loads(line)] == [s.result.name for s in standings]
+    assert [arm["result"]["name"] for arm in orjson.loads(line)] == [
+        s.result.name for s in standings
+    ]
     eval_cli._show(standings, LARGE.name, as_json=False)  # pyright: ignore[reportPrivateUsage]
     shown = capfdbinary.readouterr().out.decode()
     assert all(s.result.name in shown for s in standings)
-    assert "\u2026" not in shown.partition("Brackets")[0]  # nothing is cut off, however narrow the terminal
+    # nothing is cut off, however narrow the terminal
+    assert "\u2026" not in shown.partition("Brackets")[0]
 
 
 def test_the_command_line_imports_neither_the_openai_sdk_nor_packages_of_the_evals_extra() -> None:
     code = (
-        "import sys, stepspec.cli; print(*{'openai', 'datasets', 'math_verify', 'pyarrow', 'sympy'} & set(sys.modules))"
+        "import sys, stepspec.cli; print(*{'openai', 'datasets', 'math_verify', 'pyarrow', 'sympy'}"
+        " & set(sys.modules))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert run.stdout.strip() == ""
 
 
@@ -169,7 +195,10 @@ def test_the_servers_are_contacted_before_a_data_set_is_loaded(
     monkeypatch.setenv("STEPSPEC_SMALL__RETRIES", "0")
     for command, module in (("eval", eval_cli), ("calibrate", calibration)):
         monkeypatch.setattr(module, "load", load)
-        assert call(command, "gsm8k", "--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:9") == 1
+        assert (
+            call(command, "gsm8k", "--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:9")
+            == 1
+        )
         assert "127.0.0.1:9: no connection" in capsys.readouterr().err
 
 
@@ -187,12 +216,16 @@ def test_shared_options_are_those_of_methods_that_are_no_files(tmp_path: Path) -
 def test_a_method_is_named_with_its_options_and_those_of_the_solver() -> None:
     assert arm("specreason") == Arm.of("specreason", "specreason")
     spec = "specreason:threshold=8.5, read=greedy,ahead=0,hedge=0.5"
-    assert arm(spec) == Arm.of(spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, hedge=0.5)
+    assert arm(spec) == Arm.of(
+        spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, hedge=0.5
+    )
 
 
 def test_a_policy_file_is_an_arm_of_its_name(tmp_path: Path) -> None:
     path = tmp_path / "careful.toml"
-    path.write_text('policy = "bild"\nahead = 1\n[options]\nscale = "step"\n[small]\nurl = "http://h:1"\n')
+    path.write_text(
+        'policy = "bild"\nahead = 1\n[options]\nscale = "step"\n[small]\nurl = "http://h:1"\n'
+    )
     assert arm(str(path)) == Arm.of("careful", "bild", {"scale": "step"}, ahead=1)
 
 
@@ -211,15 +244,30 @@ def test_baselines_come_first_and_controls_follow_their_method() -> None:
     ("chosen", "baselines", "controls", "complaint"),
     [
         (["specraeson"], [], [], "did you mean 'specreason'"),
-        (["specreason:limit=8"], [], [], "no option 'limit'; its options: threshold=7, .*; of any arm: ahead, hedge"),
+        (
+            ["specreason:limit=8"],
+            [],
+            [],
+            "no option 'limit'; its options: threshold=7, .*; of any arm: ahead, hedge",
+        ),
         (["specreason:thresholds=1"], [], [], "no option 'thresholds' .did you mean 'threshold'"),
         (["specreason:threshold=high"], [], [], "'threshold': a number from 0 to 9 .got 'high'"),
         (["choose:candidates=99"], [], [], "'candidates': a whole number from 1 to 20 .got 99"),
         (["specreason:threshold"], [], [], "write options as NAME=VALUE"),
         (["specreason:ahead=x"], [], [], "ahead: Input should be a valid integer"),
         (["specreason", "specreason"], [], [], "'specreason' is there twice"),
-        (["specreason"], ["medium"], [], "no such baseline: 'medium'; there are plain, large, small"),
-        (["specreason"], [], ["bild"], "not one of the methods of this run, which are 'specreason'"),
+        (
+            ["specreason"],
+            ["medium"],
+            [],
+            "no such baseline: 'medium'; there are plain, large, small",
+        ),
+        (
+            ["specreason"],
+            [],
+            ["bild"],
+            "not one of the methods of this run, which are 'specreason'",
+        ),
         (["nowhere.toml"], [], [], "no policy file at nowhere.toml"),
     ],
 )

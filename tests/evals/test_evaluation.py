@@ -32,7 +32,10 @@ from tests.fakes import replay
 
 from ..stand_in import FakeVllm, Refuse
 
-TASKS = (Task("What is 1 + 1?", Answer("2", "exact"), "first"), Task("What is 1 + 2?", Answer("3", "exact"), "second"))
+TASKS = (
+    Task("What is 1 + 1?", Answer("2", "exact"), "first"),
+    Task("What is 1 + 2?", Answer("3", "exact"), "second"),
+)
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
 QUIET = Console(quiet=True)
 
@@ -40,21 +43,31 @@ QUIET = Console(quiet=True)
 def evaluation(folder: Path, **changed: Any) -> Evaluation:
     competing = arms(["specreason"], ["large", "small"], ["specreason"])
     plan = Plan(TASKS, competing, GREEDY, Budget(256))
-    return replace(Evaluation(find("arithmetic"), plan, folder, provenance.digest(TASKS)), **changed)
+    return replace(
+        Evaluation(find("arithmetic"), plan, folder, provenance.digest(TASKS)), **changed
+    )
 
 
 @asynccontextmanager
 async def solving() -> AsyncGenerator[tuple[Solver, FakeVllm]]:
     small = FakeVllm(SCRIPT, digits={"9": -0.1})
     large = replace(small, requests=[])
-    async with small.serve("small") as s, large.serve("large", retries=0) as one, Solver(s, one) as solver:
+    async with (
+        small.serve("small") as s,
+        large.serve("large", retries=0) as one,
+        Solver(s, one) as solver,
+    ):
         yield solver, large
 
 
-async def test_a_run_folder_records_the_measurement_its_conditions_and_its_results(tmp_path: Path) -> None:
+async def test_a_run_folder_records_the_measurement_its_conditions_and_its_results(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "run"
     async with solving() as (solver, _):
-        standings = await evaluate(solver, evaluation(folder, traces=True, remarks=("Beware.",)), QUIET)
+        standings = await evaluate(
+            solver, evaluation(folder, traces=True, remarks=("Beware.",)), QUIET
+        )
     assert [s.result.name for s in standings] == [
         "large alone", "small alone", "specreason", "random like specreason", "oracle (bound)",
     ]  # fmt: skip
@@ -72,8 +85,13 @@ async def test_a_run_folder_records_the_measurement_its_conditions_and_its_resul
     lines = (folder / "samples.jsonl").read_bytes().splitlines()
     assert len(lines) == 1 + 4 * len(TASKS)
     assert orjson.loads(lines[1])["outcome"] == "right"
-    problems = [orjson.loads(line) for line in (folder / "problems.jsonl").read_bytes().splitlines()]
-    assert [(p["number"], p["name"], p["answer"]) for p in problems] == [(0, "first", "2"), (1, "second", "3")]
+    problems = [
+        orjson.loads(line) for line in (folder / "problems.jsonl").read_bytes().splitlines()
+    ]
+    assert [(p["number"], p["name"], p["answer"]) for p in problems] == [
+        (0, "first", "2"),
+        (1, "second", "3"),
+    ]
     traces = sorted(path.name for path in (folder / "traces").iterdir())
     assert len(traces) == 8
     chain = replay(moment.event for moment in read(folder / "traces" / "00000-specreason.jsonl"))
@@ -92,17 +110,25 @@ async def test_the_same_evaluation_is_resumed_and_another_one_is_refused(tmp_pat
         assert again == first
         assert writes == []  # nor is there anything to warm up for
         listed = (tmp_path / "problems.jsonl").read_bytes()
-        fewer = evaluation(tmp_path, plan=replace(evaluation(tmp_path).plan, tasks=evaluation(tmp_path).plan.tasks[:1]))
+        fewer = evaluation(
+            tmp_path,
+            plan=replace(evaluation(tmp_path).plan, tasks=evaluation(tmp_path).plan.tasks[:1]),
+        )
         await evaluate(solver, fewer, QUIET)
-        assert (tmp_path / "problems.jsonl").read_bytes() == listed  # of all the samples that are there
+        # of all the samples that are there
+        assert (tmp_path / "problems.jsonl").read_bytes() == listed
         other = evaluation(tmp_path, plan=replace(evaluation(tmp_path).plan, seed=1))
-        with pytest.raises(ConfigurationError, match=r"holds another run \(other: seed\).*--output.*--fresh"):
+        with pytest.raises(
+            ConfigurationError, match=r"holds another run \(other: seed\).*--output.*--fresh"
+        ):
             await evaluate(solver, other, QUIET)
         await evaluate(solver, replace(other, fresh=True), QUIET)
     assert len(orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]) == 1
 
 
-async def test_samples_before_the_loss_of_a_server_are_kept_and_the_next_session_adds_the_rest(tmp_path: Path) -> None:
+async def test_samples_before_the_loss_of_a_server_are_kept_and_the_next_session_adds_the_rest(
+    tmp_path: Path,
+) -> None:
     console = Console(width=300)
     async with solving() as (solver, large):
         only = replace(evaluation(tmp_path).plan, tasks=TASKS[:1])
@@ -134,7 +160,9 @@ async def test_problems_that_are_all_too_long_are_reported(tmp_path: Path) -> No
 def test_the_commit_is_that_of_the_clone_with_a_plus_if_it_was_changed(tmp_path: Path) -> None:
     def git(*words: str) -> str:
         named = ("-c", "user.name=nobody", "-c", "user.email=nobody@nowhere.invalid")
-        run = subprocess.run(["git", *named, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            ["git", *named, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
         return run.stdout.strip()
 
     ours, others = tmp_path / "ours.py", tmp_path / "others.py"
@@ -171,7 +199,9 @@ class Others:
         return [partial(self._hired, settings, plan, name) for name in ("one", "two")]
 
     @asynccontextmanager
-    async def _hired(self, settings: Settings, plan: Plan, name: str) -> AsyncGenerator[LocalWorker]:
+    async def _hired(
+        self, settings: Settings, plan: Plan, name: str
+    ) -> AsyncGenerator[LocalWorker]:
         async with Solver(settings) as solver:
             yield LocalWorker(solver, plan, name)
 
@@ -179,24 +209,47 @@ class Others:
         return {"workers": 2}
 
 
-async def test_workers_add_samples_to_the_same_folder_and_the_session_records_them(tmp_path: Path) -> None:
+async def test_workers_add_samples_to_the_same_folder_and_the_session_records_them(
+    tmp_path: Path,
+) -> None:
     team, plan = Others(), evaluation(tmp_path).plan
     async with solving() as (solver, _):
         await evaluate(solver, evaluation(tmp_path, plan=replace(plan, tasks=TASKS[:1])), QUIET)
         shared = await evaluate(solver, evaluation(tmp_path, traces=True), QUIET, team)
         alone = await evaluate(solver, evaluation(tmp_path / "alone"), QUIET)
         assert team.posted == [solver.settings]
-    outcomes = [(each.result.name, each.result.n, each.result.accuracy, each.outcomes) for each in shared]
-    assert outcomes == [(each.result.name, each.result.n, each.result.accuracy, each.outcomes) for each in alone]
+    outcomes = [
+        (each.result.name, each.result.n, each.result.accuracy, each.outcomes) for each in shared
+    ]
+    assert outcomes == [
+        (each.result.name, each.result.n, each.result.accuracy, each.outcomes) for each in alone
+    ]
     sessions = orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]
     assert [session.get("ray") for session in sessions] == [None, {"workers": 2}]
     assert len(list((tmp_path / "traces").iterdir())) == 4
 
 
 def test_the_record_of_a_command_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["eval", "gsm8k", "--small-api-key", "secret", "--large-api-key=se=cret", "--critic-api-key", "--secret"]
+    words = [
+        "eval",
+        "gsm8k",
+        "--small-api-key",
+        "secret",
+        "--large-api-key=se=cret",
+        "--critic-api-key",
+        "--secret",
+    ]
     monkeypatch.setattr("sys.argv", ["/bin/stepspec", *words, "--data=x=1", "--limit", "3"])
     assert provenance.program()["command"] == [
-        *("stepspec", "eval", "gsm8k", "--small-api-key", "***", "--large-api-key=***", "--critic-api-key", "***"),
+        *(
+            "stepspec",
+            "eval",
+            "gsm8k",
+            "--small-api-key",
+            "***",
+            "--large-api-key=***",
+            "--critic-api-key",
+            "***",
+        ),
         *("--data=x=1", "--limit", "3"),
     ]

@@ -29,7 +29,9 @@ def folder(nowhere: Path) -> Path:
 
 
 def full(room: int) -> Callable[[], None]:
-    """Let no file of a process grow beyond *room* bytes, and fail a write beyond it as on a full disk."""
+    """
+    Let no file of a process grow beyond *room* bytes, and fail a write beyond it as on a full disk.
+    """
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
 
@@ -46,7 +48,9 @@ def test_a_trace_or_a_file_on_a_full_disk_costs_no_answer(
     assert call("solve", "6 x 7?", *servers, "--trace", "/dev/full") == 0
     printed = capfd.readouterr()
     assert printed.out == "42\n"
-    assert "the trace is not written to /dev/full: No space left on device" in " ".join(printed.err.split())
+    assert "the trace is not written to /dev/full: No space left on device" in " ".join(
+        printed.err.split()
+    )
     for output, code, complaint in (
         ("-", 0, ""),
         ("/dev/full", 1, "error: /dev/full cannot be written: No space"),
@@ -78,13 +82,18 @@ def test_an_evaluation_on_a_full_disk_is_gone_on_with_and_its_report_is_an_error
     assert "File too large" in stderr
 
 
-def test_many_answers_on_a_full_disk_are_an_error_of_one_line(servers: tuple[str, ...], folder: Path) -> None:
+def test_many_answers_on_a_full_disk_are_an_error_of_one_line(
+    servers: tuple[str, ...], folder: Path
+) -> None:
     words = ("solve", "--problems", "problems.jsonl", *servers, "--output", "answers.jsonl")
     code, _, stderr = run(*words, room=8_000)
     assert code == 1
     assert "Traceback" not in stderr
     assert "cannot be written" in stderr
     code, _, stderr = run(*words[:-1], "/dev/stdout")
-    assert (code, stderr) == (2, "error: /dev/stdout is no file to go on in: leave --output out, or name one\n")
+    assert (code, stderr) == (
+        2,
+        "error: /dev/stdout is no file to go on in: leave --output out, or name one\n",
+    )
     assert run(*words)[0] == 0
     assert (folder / "answers.jsonl").read_text().count("\n") == 12

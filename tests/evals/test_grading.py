@@ -30,8 +30,9 @@ def known_grades() -> Iterator[tuple[str, str, str, str]]:
     """
     The texts of the file, each with its true answer, its metric and its grade.
 
-    A line with a place, a metric and a true answer goes before the lines of its texts, which have their grade: right or
-    wrong. The place says whether they stand in a box or are whole texts. ⏎ is the end of a line.
+    A line with a place, a metric and a true answer goes before the lines of its texts, which have
+    their grade: right or wrong. The place says whether they stand in a box or are whole texts. ⏎ is
+    the end of a line.
     """
     place = metric = gold = ""
     for line in ANSWERS.read_text("utf-8").split("\n")[:-1]:
@@ -46,16 +47,23 @@ async def test_answers_are_right_that_mean_the_same_and_no_others() -> None:
     known = list(known_grades())
     async with Graders(2) as graders:
         grades = await asyncio.gather(
-            *(Answer(gold, cast("Metric", metric)).grade(text, graders) for text, gold, metric, _ in known)
+            *(
+                Answer(gold, cast("Metric", metric)).grade(text, graders)
+                for text, gold, metric, _ in known
+            )
         )
-    assert [(case, grade) for case, grade in zip(known, grades, strict=True) if grade != case[-1]] == []
+    assert [
+        (case, grade) for case, grade in zip(known, grades, strict=True) if grade != case[-1]
+    ] == []
 
 
 async def test_an_endless_expression_and_a_grader_that_dies_cost_one_sample() -> None:
     async with Graders(1, seconds=1) as graders:
         answers = [r"\boxed{0.5}", rf"\boxed{{{ENDLESS}}}", r"\boxed{\frac{2}{4}}"]
         async with asyncio.timeout(DEADLINE):
-            grades = await asyncio.gather(*(graders.grade(text, r"\frac{1}{2}", "math") for text in answers))
+            grades = await asyncio.gather(
+                *(graders.grade(text, r"\frac{1}{2}", "math") for text in answers)
+            )
         assert grades == ["right", "ungraded", "right"]
         assert await graders.algebra(r"\frac{1}{2}", "0.5 + 0") is True
         process = graders._workers[0]._process  # pyright: ignore[reportPrivateUsage]
@@ -90,7 +98,9 @@ async def test_a_grader_without_a_parent_stops_itself() -> None:
     assert process.returncode == -signal.SIGPROF
 
 
-async def test_a_grader_that_neither_computes_nor_answers_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grader_that_neither_computes_nor_answers_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mute = "import sys, time; print('ready', flush=True); time.sleep(3600)"
     monkeypatch.setattr(graders_module, "SCRIPT", (sys.executable, "-c", mute))
     async with asyncio.timeout(DEADLINE), Graders(1, seconds=0.01) as graders:
@@ -98,7 +108,9 @@ async def test_a_grader_that_neither_computes_nor_answers_is_killed(monkeypatch:
 
 
 @pytest.mark.parametrize("reply", ["'Warning: what is this?'", "3", "'x' * 200_000"])
-async def test_an_invalid_reply_of_a_grader_costs_one_sample(reply: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_invalid_reply_of_a_grader_costs_one_sample(
+    reply: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     odd = f"print('ready', flush=True); input(); print({reply}, flush=True); input()"
     monkeypatch.setattr(graders_module, "SCRIPT", (sys.executable, "-c", odd))
     async with asyncio.timeout(DEADLINE), Graders(1) as graders:
@@ -115,7 +127,9 @@ async def test_a_number_without_an_end_costs_its_sample_at_most() -> None:
         assert await graders.grade(r"\boxed{\sqrt{4}}", "2", "number") == "right"
 
 
-@pytest.mark.parametrize("script", [(sys.executable, "-c", "raise SystemExit('broken')"), ("/no/such/python",)])
+@pytest.mark.parametrize(
+    "script", [(sys.executable, "-c", "raise SystemExit('broken')"), ("/no/such/python",)]
+)
 async def test_a_grader_that_does_not_start_is_an_error(
     script: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,5 +142,7 @@ async def test_a_grader_that_does_not_start_is_an_error(
 def test_a_missing_library_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graders_module, "LIBRARY", "no_such_library")
     require_graders([Answer("7", "exact")])
-    with pytest.raises(ConfigurationError, match=re.escape(f"needs math-verify: {install_command('evals')}")):
+    with pytest.raises(
+        ConfigurationError, match=re.escape(f"needs math-verify: {install_command('evals')}")
+    ):
         require_graders([Answer("7", "exact"), Answer("7", "math")])

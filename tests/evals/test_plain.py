@@ -25,7 +25,11 @@ from tests.stand_in import FakeVllm
 
 BUDGET = Budget(512)
 SAMPLED = Sampling(temperature=0.6, top_p=0.9, seed=7)
-USAGE = {"prompt_tokens": 40, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 16}}
+USAGE = {
+    "prompt_tokens": 40,
+    "completion_tokens": 4,
+    "prompt_tokens_details": {"cached_tokens": 16},
+}
 
 
 def delta(**fields: Any) -> dict[str, Any]:
@@ -42,7 +46,9 @@ def ending(reason: str = "stop") -> list[dict[str, Any]]:
 
 @dataclass
 class Chatting(FakeVllm):
-    """Answers a conversation with the *events* of a stream; it stays open for ever if there are none."""
+    """
+    Answers a conversation with the *events* of a stream; it stays open for ever if there are none.
+    """
 
     events: Sequence[Any] = ()
     asked: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -67,22 +73,39 @@ class Chatting(FakeVllm):
         return response
 
 
-async def solve(server: Chatting, budget: Budget = BUDGET, system: str | None = None, **settings: Any) -> SolvedTask:
+async def solve(
+    server: Chatting, budget: Budget = BUDGET, system: str | None = None, **settings: Any
+) -> SolvedTask:
     async with server.serve("large", **settings) as endpoint, connect(endpoint) as large:
-        both = Settings(large=endpoint, small=Endpoint(role="small", url="http://h:1"), system=system)
+        both = Settings(
+            large=endpoint, small=Endpoint(role="small", url="http://h:1"), system=system
+        )
         solver = SimpleNamespace(large=large, settings=both)
-        return await solve_once(cast("Solver", solver), PLAIN, "What is 1 + 1?", sampling=SAMPLED, budget=budget)
+        return await solve_once(
+            cast("Solver", solver), PLAIN, "What is 1 + 1?", sampling=SAMPLED, budget=budget
+        )
 
 
 @pytest.mark.parametrize(
     "events",
     [
-        [delta(role="assistant", content=""), delta(reasoning="Add "), delta(reasoning="them."), BOXED],
-        [delta(reasoning_content="Add them."), delta(content="It is "), delta(content="\\boxed{2}.")],
+        [
+            delta(role="assistant", content=""),
+            delta(reasoning="Add "),
+            delta(reasoning="them."),
+            BOXED,
+        ],
+        [
+            delta(reasoning_content="Add them."),
+            delta(content="It is "),
+            delta(content="\\boxed{2}."),
+        ],
         [delta(content="Add them.\n</th"), delta(content="ink>\n\nIt is \\boxed{2}.")],
     ],
 )
-async def test_thinking_and_text_are_told_apart_with_and_without_a_reasoning_parser(events: list[Any]) -> None:
+async def test_thinking_and_text_are_told_apart_with_and_without_a_reasoning_parser(
+    events: list[Any],
+) -> None:
     server = Chatting(events=[*events, *ending()])
     solved = await solve(server)
     found = solved.solution
@@ -100,11 +123,21 @@ async def test_the_request_is_an_ordinary_one_with_the_sampling_of_the_run() -> 
     await solve(server, Budget(200))
     (body,) = server.asked
     assert body["messages"] == [{"role": "user", "content": "What is 1 + 1?"}]
-    assert (body["max_tokens"], body["temperature"], body["top_p"], body["seed"]) == (200, 0.6, 0.9, 7)
+    assert (body["max_tokens"], body["temperature"], body["top_p"], body["seed"]) == (
+        200,
+        0.6,
+        0.9,
+        7,
+    )
     await solve(server, system="Be brief.")
-    assert [turn["content"] for turn in server.asked[1]["messages"]] == ["Be brief.", "What is 1 + 1?"]
+    assert [turn["content"] for turn in server.asked[1]["messages"]] == [
+        "Be brief.",
+        "What is 1 + 1?",
+    ]
     assert not {"stop", "logprobs", "return_token_ids", "prompt"} & body.keys()
-    assert not [path for path, body in server.requests if "completions" in path and body.get("stream")]
+    assert not [
+        path for path, body in server.requests if "completions" in path and body.get("stream")
+    ]
 
 
 async def test_the_context_bounds_the_answer_and_an_answer_that_is_cut_is_truncated() -> None:
@@ -121,9 +154,13 @@ async def test_a_problem_that_is_too_long_is_not_sent() -> None:
     assert server.asked == []
 
 
-async def test_what_a_model_thought_until_it_was_cut_is_no_answer_with_and_without_a_reasoning_parser() -> None:
+async def test_what_a_model_thought_until_it_was_cut_is_no_answer_with_and_without_a_reasoning_parser() -> (
+    None
+):
     for thought in ("reasoning", "content"):
-        solved = await solve(Chatting(events=[delta(**{thought: "So \\boxed{2}? Wait"}), *ending("length")]))
+        solved = await solve(
+            Chatting(events=[delta(**{thought: "So \\boxed{2}? Wait"}), *ending("length")])
+        )
         assert solved.solution is not None
         assert (solved.solution.text, solved.solution.thinking) == ("", "So \\boxed{2}? Wait")
 
@@ -144,7 +181,9 @@ async def test_the_time_of_a_budget_ends_the_stream_with_what_was_written() -> N
         (BOXED, "without a finish_reason"),
     ],
 )
-async def test_a_stream_that_is_none_or_that_the_server_ended_is_an_error(event: Any, words: str) -> None:
+async def test_a_stream_that_is_none_or_that_the_server_ended_is_an_error(
+    event: Any, words: str
+) -> None:
     with pytest.raises(EndpointUnavailable, match=words):
         await solve(Chatting(events=[event, *ending()[event is BOXED :]]), retries=0)
 

@@ -42,35 +42,50 @@ from ..fakes import run
 SILENT = Console(quiet=True)
 
 
-@pytest.mark.parametrize("address", ["", "here", "host", "host:port", "http://host:1", ":6379", "ray://host"])
+@pytest.mark.parametrize(
+    "address", ["", "here", "host", "host:port", "http://host:1", ":6379", "ray://host"]
+)
 async def test_an_invalid_address_is_refused(address: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"it is auto, local, HOST:PORT or ray://HOST:PORT"):
+    with pytest.raises(
+        ConfigurationError, match=r"it is auto, local, HOST:PORT or ray://HOST:PORT"
+    ):
         async with cluster(address, 1, SILENT):
             pass
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-async def test_an_address_that_refuses_connections_is_an_error_before_ray_waits(scheme: str) -> None:
+async def test_an_address_that_refuses_connections_is_an_error_before_ray_waits(
+    scheme: str,
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(ConfigurationError, match=rf"nothing listens at 127\.0\.0\.1:{port}: .*`ray start --head`"):
+    with pytest.raises(
+        ConfigurationError, match=rf"nothing listens at 127\.0\.0\.1:{port}: .*`ray start --head`"
+    ):
         async with cluster(f"{scheme}127.0.0.1:{port}", 1, SILENT):
             pass
 
 
 @pytest.mark.parametrize(
-    ("address", "workers", "complaint"), [(None, 3, "name it with --ray"), ("auto", None, "pass --ray local")]
+    ("address", "workers", "complaint"),
+    [(None, 3, "name it with --ray"), ("auto", None, "pass --ray local")],
 )
-def test_flags_that_do_not_go_together_are_refused(address: str | None, workers: int | None, complaint: str) -> None:
+def test_flags_that_do_not_go_together_are_refused(
+    address: str | None, workers: int | None, complaint: str
+) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         cli._team(address, workers, testbed=True)  # pyright: ignore[reportPrivateUsage]
 
 
-def test_without_ray_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "stepspec.evals.ray_pool")
-    with pytest.raises(ConfigurationError, match=re.escape(f"--ray needs ray: {install_command('evals', 'ray')}")):
+    with pytest.raises(
+        ConfigurationError, match=re.escape(f"--ray needs ray: {install_command('evals', 'ray')}")
+    ):
         cli._team("local", None, testbed=True)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -101,9 +116,18 @@ def _died(why: str) -> Exception:
     ("answer", "expected"),
     [
         (lambda: "solved", None),
-        (lambda: _died("The actor died.\n\tclass_name: StepspecWorker"), (WorkerLost, "^The actor died$")),
-        (lambda: _died("The actor died because its node has died. Node Id: 7"), (WorkerLost, "^its node has died$")),
-        (lambda: ConnectionError("gone"), (WorkersLost, "^the connection to the Ray cluster is lost: gone$")),
+        (
+            lambda: _died("The actor died.\n\tclass_name: StepspecWorker"),
+            (WorkerLost, "^The actor died$"),
+        ),
+        (
+            lambda: _died("The actor died because its node has died. Node Id: 7"),
+            (WorkerLost, "^its node has died$"),
+        ),
+        (
+            lambda: ConnectionError("gone"),
+            (WorkersLost, "^the connection to the Ray cluster is lost: gone$"),
+        ),
         (lambda: KeyError("a bug of ours"), (KeyError, "a bug of ours")),
     ],
 )
@@ -112,7 +136,11 @@ async def test_an_actor_answers_and_errors_of_ray_about_it_are_reworded(
 ) -> None:
     monkeypatch.setattr(ray_pool, "ray", FakeRay(answer()))
     actor: Any = ray_pool._Actor()  # pyright: ignore[reportPrivateUsage]
-    calls = [actor.describe, lambda: actor.enter(None, None), lambda: actor.solve(None, {}, traced=False)]
+    calls = [
+        actor.describe,
+        lambda: actor.enter(None, None),
+        lambda: actor.solve(None, {}, traced=False),
+    ]
     for call in calls:
         if expected is None:
             assert await call() == "solved"
@@ -121,7 +149,9 @@ async def test_an_actor_answers_and_errors_of_ray_about_it_are_reworded(
             await call()
 
 
-SETTINGS = Settings.model_validate({"small": "http://a:1,http://b:1", "large": "http://c:1", "policy": "bild"})
+SETTINGS = Settings.model_validate(
+    {"small": "http://a:1,http://b:1", "large": "http://c:1", "policy": "bild"}
+)
 PLAN = Plan((Task("1 + 1", Answer("2", "exact")),), (LARGE,), GREEDY, Budget(256))
 TRIAL = Trial(0, 0, 7, PLAN.tasks[0], LARGE)
 SOLVED = SolvedTask(None, {})
@@ -150,7 +180,9 @@ class Scripted:
             raise WorkerLost("out of memory")
         return self.entered
 
-    async def solve(self, trial: Trial, options: Mapping[str, Any], *, traced: bool) -> tuple[Any, bytes]:
+    async def solve(
+        self, trial: Trial, options: Mapping[str, Any], *, traced: bool
+    ) -> tuple[Any, bytes]:
         self.calls.append((trial, dict(options), traced))
         if isinstance(self.solved, WorkerLost):
             raise self.solved
@@ -161,7 +193,9 @@ class Scripted:
 
 
 def staff(*remotes: Scripted, workers: int = 1, console: Console | None = None) -> WorkerPool:
-    """Workers whose processes are *remotes*, in order; the last one's script is everybody's after it."""
+    """
+    Workers whose processes are *remotes*, in order; the last one's script is everybody's after it.
+    """
     coming = iter(remotes)
 
     async def ask() -> RemoteWorker:
@@ -176,25 +210,36 @@ async def work(staff: WorkerPool, trace_to: Path | None = None) -> SolvedTask:
         return await worker.solve(TRIAL, {"p": 0.5}, trace_to)
 
 
-def test_a_worker_gets_all_settings_and_one_problem_at_a_time_and_its_trace_is_kept(tmp_path: Path) -> None:
+def test_a_worker_gets_all_settings_and_one_problem_at_a_time_and_its_trace_is_kept(
+    tmp_path: Path,
+) -> None:
     remote = Scripted()
     assert run(work(staff(remote)))[0] is SOLVED
     assert remote.calls == [(SETTINGS, replace(PLAN, tasks=())), (TRIAL, {"p": 0.5}, False)]
     assert remote.stopped == 1
-    asyncio.run(work(staff(remote), tmp_path / "trace.jsonl"))  # the virtual clock waits for no thread
+    # the virtual clock waits for no thread
+    asyncio.run(work(staff(remote), tmp_path / "trace.jsonl"))
     assert (tmp_path / "trace.jsonl").read_bytes() == b"trace"
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"missing": "No module named 'stepspec'"}, r"on there cannot use stepspec \(No module .*install the same"),
+        (
+            {"missing": "No module named 'stepspec'"},
+            r"on there cannot use stepspec \(No module .*install the same",
+        ),
         ({"python": "3.8.1"}, r"has python 3\.8\.1, and this machine 3\."),
         ({"stepspec": "0.0.9"}, r"has stepspec 0\.0\.9, and this machine"),
-        ({"code": "f00"}, r"another code of stepspec \S+ than this machine: install the same on every machine"),
+        (
+            {"code": "f00"},
+            r"another code of stepspec \S+ than this machine: install the same on every machine",
+        ),
     ],
 )
-def test_a_worker_that_would_solve_in_another_way_is_refused(overrides: dict[str, str], message: str) -> None:
+def test_a_worker_that_would_solve_in_another_way_is_refused(
+    overrides: dict[str, str], message: str
+) -> None:
     remote = Scripted(overrides=overrides)
     with pytest.raises(ConfigurationError, match=message):
         run(work(staff(remote)))
@@ -220,7 +265,9 @@ def test_a_run_without_any_worker_ends_with_an_error() -> None:
     async def main() -> float:
         await asyncio.sleep(10 * PATIENCE)  # What was before the first post does not count.
         began = asyncio.get_running_loop().time()
-        with pytest.raises(WorkersLost, match=r"no worker for 180 s: the cluster has no CPU free .* `ray status`"):
+        with pytest.raises(
+            WorkersLost, match=r"no worker for 180 s: the cluster has no CPU free .* `ray status`"
+        ):
             await work(staff(remote))
         return asyncio.get_running_loop().time() - began
 
@@ -233,7 +280,9 @@ async def _name(post: Callable[[], Any]) -> str:
         return str(worker.name)
 
 
-@pytest.mark.parametrize("late", [Scripted(comes=1.5 * PATIENCE), Scripted(dies_entering=1.5 * PATIENCE)])
+@pytest.mark.parametrize(
+    "late", [Scripted(comes=1.5 * PATIENCE), Scripted(dies_entering=1.5 * PATIENCE)]
+)
 def test_as_long_as_one_is_ready_another_may_take_its_time(late: Scripted) -> None:
     async def main() -> str:
         one, other = staff(Scripted(), late, workers=2).slots(SETTINGS, PLAN)
@@ -249,7 +298,9 @@ def test_a_worker_that_ends_before_it_is_ready_is_replaced_for_a_limited_time() 
     frail = [Scripted(dies_entering=1e9), Scripted(dies_entering=1e9)]
     assert run(work(staff(*frail, Scripted()))) == (SOLVED, PAUSE * len(frail))
     assert [remote.stopped for remote in frail] == [1] * len(frail)
-    with pytest.raises(WorkersLost, match=r"no worker for 180 s.* ended before it was ready: out of memory"):
+    with pytest.raises(
+        WorkersLost, match=r"no worker for 180 s.* ended before it was ready: out of memory"
+    ):
         run(work(staff(Scripted(dies_entering=1e9))))
 
 
@@ -264,8 +315,14 @@ def test_workers_begin_with_different_replicas() -> None:
     assert ends == [("http://a:1", "http://b:1"), ("http://b:1", "http://a:1")]
 
 
-def test_present_and_lost_workers_are_reported_once_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
-    team = staff(Scripted(solved=WorkerLost("its node is gone")), Scripted(), console=Console(stderr=True, width=300))
+def test_present_and_lost_workers_are_reported_once_and_recorded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    team = staff(
+        Scripted(solved=WorkerLost("its node is gone")),
+        Scripted(),
+        console=Console(stderr=True, width=300),
+    )
 
     async def main() -> None:
         (post,) = team.slots(SETTINGS, PLAN)
@@ -280,12 +337,18 @@ def test_present_and_lost_workers_are_reported_once_and_recorded(capsys: pytest.
         "version": "2",
         "workers": 1,
         "hired": [
-            {"name": "worker 1 on there", "host": "there", "node": "n1", "lost": "its node is gone"},
+            {
+                "name": "worker 1 on there",
+                "host": "there",
+                "node": "n1",
+                "lost": "its node is gone",
+            },
             {"name": "worker 2 on there", "host": "there", "node": "n1"},
         ],
     }
     assert capsys.readouterr().err.splitlines() == [
-        "worker 1 on there was lost (its node is gone): other workers take its problems, and a new worker is started"
+        "worker 1 on there was lost (its node is gone): other workers take its problems, and a new"
+        " worker is started"
     ]
 
 

@@ -28,7 +28,12 @@ from tests.fakes import replay
 from ..stand_in import FakeVllm, Refuse
 
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
-PLAN = Plan((Task("What is 1 + 1?", Answer("2", "exact")),), arms(["specreason"], ["large"], []), GREEDY, Budget(256))
+PLAN = Plan(
+    (Task("What is 1 + 1?", Answer("2", "exact")),),
+    arms(["specreason"], ["large"], []),
+    GREEDY,
+    Budget(256),
+)
 
 
 @asynccontextmanager
@@ -43,7 +48,9 @@ def specreason() -> Trial:
     return next(trial for trial in trials(PLAN) if trial.arm.name == "specreason")
 
 
-async def test_a_worker_solves_with_the_settings_it_is_sent_and_sends_the_trace_along(tmp_path: Path) -> None:
+async def test_a_worker_solves_with_the_settings_it_is_sent_and_sends_the_trace_along(
+    tmp_path: Path,
+) -> None:
     async with served() as (settings, large), AsyncExitStack() as stack:
         room = WorkerSession(stack)
         assert await room.enter(pickle.loads(pickle.dumps(settings)), PLAN) is None
@@ -66,7 +73,8 @@ async def test_a_worker_solves_with_the_settings_it_is_sent_and_sends_the_trace_
 async def test_an_error_of_an_endpoint_is_sent_back_with_the_trace_of_the_failed_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("stepspec.api.OUTAGE_SECONDS", 0.0)  # the worker waits for no server to come back
+    # the worker waits for no server to come back
+    monkeypatch.setattr("stepspec.api.OUTAGE_SECONDS", 0.0)
     async with served() as (settings, large), AsyncExitStack() as stack:
         room = WorkerSession(stack)
         await room.enter(settings, PLAN)
@@ -83,7 +91,9 @@ async def test_an_error_of_an_endpoint_is_sent_back_with_the_trace_of_the_failed
         assert (sent.role, sent.url, sent.cause) == (error.role, error.url, error.cause)
 
 
-def test_a_worker_describes_its_process_and_imports_no_packages_that_only_the_command_needs() -> None:
+def test_a_worker_describes_its_process_and_imports_no_packages_that_only_the_command_needs() -> (
+    None
+):
     described = describe_process()
     assert (described["host"], described["python"], described["code"]) == (
         platform.node(),
@@ -92,9 +102,12 @@ def test_a_worker_describes_its_process_and_imports_no_packages_that_only_the_co
     )
     extras = "{'datasets', 'math_verify', 'numpy', 'ray', 'scipy', 'sympy', 'torch'}"
     lines = (
-        f"import sys; from stepspec.evals.ray_worker import *; print(describe_process(), {extras} & set(sys.modules))"
+        f"import sys; from stepspec.evals.ray_worker import *; print(describe_process(), {extras} &"
+        " set(sys.modules))"
     )
-    run = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-c", lines], capture_output=True, text=True, check=True, timeout=120
+    )
     assert run.stdout.strip() == f"{described} set()"
 
 
@@ -112,5 +125,7 @@ def test_an_actor_reports_a_missing_stepspec() -> None:
         described = asyncio.run(cloudpickle.loads(sys.stdin.buffer.read())().describe())
         print(described["node"], described["missing"])
     """
-    run = subprocess.run([sys.executable, "-c", there], input=actor, capture_output=True, check=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-c", there], input=actor, capture_output=True, check=True, timeout=120
+    )
     assert run.stdout.decode().startswith("n1 No module named 'stepspec")

@@ -1,4 +1,6 @@
-"""The figures of samples, their intervals and tests, and the tables that people are going to quote."""
+"""
+The figures of samples, their intervals and tests, and the tables that people are going to quote.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,13 @@ ARMS = (LARGE, SMALL, SHIPPED)
 
 
 def taken(arm: Arm, correct: Sequence[bool], seconds: float) -> dict[Place, Sample]:
-    kept = {"large": 100} if arm is LARGE else {"small": 100} if arm is SMALL else {"small": 80, "large": 20}
+    kept = (
+        {"large": 100}
+        if arm is LARGE
+        else {"small": 100}
+        if arm is SMALL
+        else {"small": 80, "large": 20}
+    )
     return {
         (number, arm.name): sample(arm.name, seconds, correct=right, discarded=10, **kept)
         for number, right in enumerate(correct)
@@ -55,14 +63,22 @@ def done() -> dict[Place, Sample]:
 
 def test_arms_are_compared_with_the_large_model_on_the_same_problems() -> None:
     large, small, shipped, bound = compare_arms(done(), ARMS)
-    assert [s.result.name for s in (large, small, shipped, bound)] == [*(arm.name for arm in ARMS), ORACLE]
+    assert [s.result.name for s in (large, small, shipped, bound)] == [
+        *(arm.name for arm in ARMS),
+        ORACLE,
+    ]
     assert shipped.difference == difference(4, gained=1, lost=1)
     assert (small.difference, small.p) == (difference(4, gained=0, lost=2), 0.5)
     assert (large.difference.value, large.p) == (0.0, 1.0)
     assert shipped.outcomes == {"right": 3, "wrong": 1}
     tokens, result = shipped.tokens, shipped.result
     assert (tokens.small, tokens.large, tokens.wasted, tokens.judging) == (80, 20, 10, 50)
-    assert (result.n, result.accuracy, result.ratio, result.share_large_tokens) == (4, 0.75, 0.5, 0.2)
+    assert (result.n, result.accuracy, result.ratio, result.share_large_tokens) == (
+        4,
+        0.75,
+        0.5,
+        0.2,
+    )
     assert (result.accept_rate, large.result.accept_rate) == (0.8, None)
     assert (result.judge_tokens, large.result.judge_tokens) == (50, 0)
     assert result.ratio_to_floor == pytest.approx(2.0 / (80 * 0.01 + 20 * 0.03))
@@ -72,15 +88,25 @@ def test_arms_are_compared_with_the_large_model_on_the_same_problems() -> None:
 def test_the_oracle_uses_the_small_model_where_it_is_right() -> None:
     samples = complete(done(), ARMS, 1)
     best = oracle(samples)
-    assert [(s.seconds, s.correct) for s in best] == [(1.0, True), (4.0, True), (4.0, True), (4.0, False)]
+    assert [(s.seconds, s.correct) for s in best] == [
+        (1.0, True),
+        (4.0, True),
+        (4.0, True),
+        (4.0, False),
+    ]
     bound = compare_arms(done(), ARMS)[-1].result
     assert (bound.seconds, bound.accuracy) == (13 / 4, 0.75)
-    assert [s.result.name for s in compare_arms(done(), (LARGE, SHIPPED))] == [LARGE.name, SHIPPED.name]
+    assert [s.result.name for s in compare_arms(done(), (LARGE, SHIPPED))] == [
+        LARGE.name,
+        SHIPPED.name,
+    ]
 
 
 def test_any_arm_is_the_baseline_and_plain_is_the_usual_one() -> None:
     samples = done() | {
-        (number, PLAIN.name): replace(at, arm=PLAIN.name) for (number, arm), at in done().items() if arm == SMALL.name
+        (number, PLAIN.name): replace(at, arm=PLAIN.name)
+        for (number, arm), at in done().items()
+        if arm == SMALL.name
     }
     arms = (PLAIN, *ARMS)
     ratios = {s.result.name: s.result.ratio for s in compare_arms(samples, arms)}
@@ -95,7 +121,9 @@ def test_any_arm_is_the_baseline_and_plain_is_the_usual_one() -> None:
     assert f"vs {SHIPPED.name}" in captured.get()
 
 
-def test_the_oracle_chooses_between_the_small_model_and_plain_where_large_alone_did_not_run() -> None:
+def test_the_oracle_chooses_between_the_small_model_and_plain_where_large_alone_did_not_run() -> (
+    None
+):
     samples = {**taken(PLAIN, [False, True], 4.0), **taken(SMALL, [True, False], 1.0)}
     bound = compare_arms(samples, (PLAIN, SMALL))[-1].result
     assert (bound.accuracy, bound.seconds) == (1.0, 2.5)
@@ -121,14 +149,19 @@ def test_with_several_samples_the_bootstrap_draws_problems() -> None:
     assert [s.result.n for s in again] == [8] * 4
     assert [s.result.accuracy for s in again] == [s.result.accuracy for s in once]
     assert all(s.p is None for s in again)
-    # Samples that only repeat each other tell no more: taken for problems, they would narrow the interval.
+    # Samples that only repeat each other tell no more: taken for problems, they would narrow the
+    # interval.
     low, high = again[2].result.accuracy_interval
     assert high - low >= 0.6
 
 
-@pytest.mark.parametrize("wrong", [0, 1])  # a single slip in 60 samples once made an interval of 5 points
+# a single slip in 60 samples once made an interval of 5 points
+@pytest.mark.parametrize("wrong", [0, 1])
 def test_several_samples_of_problems_that_are_all_alike_are_still_no_proof(wrong: int) -> None:
-    samples = {**taken(LARGE, [True] * 60, 1.0), **taken(SHIPPED, [number >= wrong for number in range(60)], 1.0)}
+    samples = {
+        **taken(LARGE, [True] * 60, 1.0),
+        **taken(SHIPPED, [number >= wrong for number in range(60)], 1.0),
+    }
     found = compare_arms(samples, (LARGE, SHIPPED), repeats=3)[1]
     assert found.result.accuracy_interval[0] < 0.9
     assert found.difference.low < -0.1
@@ -143,7 +176,13 @@ def test_runs_that_ended_badly_are_counted_and_shown() -> None:
     failed = Sample(LARGE.name, False, 0.0, EMPTY_LEDGER, {}, "failed")
     samples |= {(4, arm.name): replace(failed, arm=arm.name) for arm in ARMS}
     shipped = compare_arms(samples, ARMS)[2]
-    assert shipped.outcomes == {"truncated": 2, "ungraded": 1, "right": 1, "failed": 1, "degraded": 1}
+    assert shipped.outcomes == {
+        "truncated": 2,
+        "ungraded": 1,
+        "right": 1,
+        "failed": 1,
+        "degraded": 1,
+    }
     assert shipped.cut_right == 2
     console = Console(width=250)
     with console.capture() as captured:
@@ -154,7 +193,9 @@ def test_runs_that_ended_badly_are_counted_and_shown() -> None:
 
 
 def test_arms_that_failed_on_all_problems_have_no_summary() -> None:
-    failed = {(0, arm.name): Sample(arm.name, False, 0.0, EMPTY_LEDGER, {}, "failed") for arm in ARMS}
+    failed = {
+        (0, arm.name): Sample(arm.name, False, 0.0, EMPTY_LEDGER, {}, "failed") for arm in ARMS
+    }
     assert compare_arms(failed, ARMS) == []
 
 
@@ -195,7 +236,15 @@ def test_few_problems_seldom_show_a_difference_that_there_is_not() -> None:
 
 @pytest.mark.parametrize(
     ("gained", "lost", "p"),
-    [(0, 0, 1.0), (1, 0, 1.0), (0, 6, 2 / 64), (5, 5, 1.0), (1, 9, 11 / 512), (9, 1, 11 / 512), (2000, 1900, 0.112894)],
+    [
+        (0, 0, 1.0),
+        (1, 0, 1.0),
+        (0, 6, 2 / 64),
+        (5, 5, 1.0),
+        (1, 9, 11 / 512),
+        (9, 1, 11 / 512),
+        (2000, 1900, 0.112894),
+    ],
 )
 def test_mcnemar_counts_how_uneven_the_split_is(gained: int, lost: int, p: float) -> None:
     assert mcnemar(gained, lost) == pytest.approx(p, rel=1e-5)
@@ -208,7 +257,9 @@ def test_agreement_on_every_problem_is_no_proof_that_there_is_no_difference() ->
 
 
 @given(st.integers(1, 400), st.data())
-def test_the_interval_ends_where_the_statistic_is_that_of_95_per_cent(n: int, data: st.DataObject) -> None:
+def test_the_interval_ends_where_the_statistic_is_that_of_95_per_cent(
+    n: int, data: st.DataObject
+) -> None:
     gained = data.draw(st.integers(0, n))
     lost = data.draw(st.integers(0, n - gained))
     found = difference(n, gained, lost)

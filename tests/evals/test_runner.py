@@ -1,4 +1,7 @@
-"""Every arm on every problem, once, whatever happens in between; also with many workers, some of which die."""
+"""
+Every arm on every problem, once, whatever happens in between; also with many workers, some of which
+die.
+"""
 
 from __future__ import annotations
 
@@ -26,27 +29,43 @@ from stepspec.settings import Settings
 
 from .scripted import ScriptedSolver, SolveCall, solution
 
-TASKS = tuple(Task(f"problem {number}", Answer(str(number), "exact"), name=f"own/{number}") for number in range(4))
+TASKS = tuple(
+    Task(f"problem {number}", Answer(str(number), "exact"), name=f"own/{number}")
+    for number in range(4)
+)
 ARMS = arms(["specreason", "bild:scale=step"], ["large", "small"], ["specreason"])
 CONTROL = ARMS[-1]
 SETTINGS = Settings.model_validate({"small": "http://small:1", "large": "http://large:1"})
 
 
-def plan(*competing: Arm, repeats: int = 1, concurrency: int = 1, tasks: tuple[Task, ...] = TASKS) -> Plan:
-    return Plan(tasks, competing or ARMS, Sampling(temperature=0.6), Budget(512), repeats, 7, concurrency)
+def plan(
+    *competing: Arm, repeats: int = 1, concurrency: int = 1, tasks: tuple[Task, ...] = TASKS
+) -> Plan:
+    return Plan(
+        tasks, competing or ARMS, Sampling(temperature=0.6), Budget(512), repeats, 7, concurrency
+    )
 
 
 def right(call: SolveCall) -> Solution:
     return solution(call.problem.split()[-1])
 
 
-async def take(solver: ScriptedSolver, plan: Plan, path: Path, *, traces: Path | None = None) -> list[Sample]:
+async def take(
+    solver: ScriptedSolver, plan: Plan, path: Path, *, traces: Path | None = None
+) -> list[Sample]:
     """Take what the file at *path* does not have; return what is new."""
     new: list[Sample] = []
     async with Graders() as graders:
         with SampleStore(path, identity(plan)) as samples:
             worker = LocalWorker(solver.solver, plan)
-            await run([lambda: nullcontext(worker)], plan, graders, samples, traces=traces, on_sample=new.append)
+            await run(
+                [lambda: nullcontext(worker)],
+                plan,
+                graders,
+                samples,
+                traces=traces,
+                on_sample=new.append,
+            )
     return new
 
 
@@ -63,14 +82,18 @@ async def test_arms_take_turns_problem_by_problem_and_controls_come_last(tmp_pat
     assert [call.problem for call in solver.calls] == [task.problem for task in TASKS for _ in ARMS]
 
 
-async def test_all_arms_share_the_seed_and_the_budget_and_no_two_samples_share_a_seed(tmp_path: Path) -> None:
+async def test_all_arms_share_the_seed_and_the_budget_and_no_two_samples_share_a_seed(
+    tmp_path: Path,
+) -> None:
     solver = ScriptedSolver(right)
     samples = await take(solver, plan(repeats=3), tmp_path / "samples.jsonl")
     seeds = {(sample.name, sample.repeat): sample.seed for sample in samples}
     assert len(set(seeds.values())) == len(seeds) == 12
     assert all(sample.seed == seeds[sample.name, sample.repeat] for sample in samples)
     assert [call.sampling.seed for call in solver.calls] == [sample.seed for sample in samples]
-    assert {(call.budget, call.sampling.temperature) for call in solver.calls} == {(Budget(512), 0.6)}
+    assert {(call.budget, call.sampling.temperature) for call in solver.calls} == {
+        (Budget(512), 0.6)
+    }
 
 
 async def test_a_control_has_the_accept_rate_of_its_method_so_far(tmp_path: Path) -> None:
@@ -150,7 +173,10 @@ async def test_every_sample_has_an_outcome(tmp_path: Path) -> None:
     assert [sample.correct for sample in found] == [True, False, True, False]
     assert found[0].answer == r"\boxed{0}"
     assert found[0].first == 0.25
-    assert [(step.fate, step.grade) for step in found[0].steps] == [("kept", 8.0), ("rejected", 2.0)]
+    assert [(step.fate, step.grade) for step in found[0].steps] == [
+        ("kept", 8.0),
+        ("rejected", 2.0),
+    ]
     assert found[3].first is None
 
 
@@ -166,7 +192,9 @@ class Multiple:
 
 async def test_a_benchmark_may_bring_its_own_check(tmp_path: Path) -> None:
     tasks = tuple(Task(f"problem {number}", Multiple()) for number in range(3))
-    samples = await take(ScriptedSolver(right), plan(LARGE, tasks=tasks), tmp_path / "samples.jsonl")
+    samples = await take(
+        ScriptedSolver(right), plan(LARGE, tasks=tasks), tmp_path / "samples.jsonl"
+    )
     assert [sample.outcome for sample in samples] == ["right", "wrong", "right"]
 
 
@@ -179,13 +207,18 @@ async def test_every_arm_warms_up_on_something_short() -> None:
 
 
 def test_trials_are_numbered_by_problem_and_repeat() -> None:
-    numbers = [(trial.number, trial.repeat, trial.task.name) for trial in trials(plan(LARGE, repeats=2))]
+    numbers = [
+        (trial.number, trial.repeat, trial.task.name) for trial in trials(plan(LARGE, repeats=2))
+    ]
     assert numbers[:3] == [(0, 0, "own/0"), (1, 1, "own/0"), (2, 0, "own/1")]
 
 
 @dataclass
 class Hired:
-    """A post whose workers die of some trials; *names* are those of the workers that were there, in order."""
+    """
+    A post whose workers die of some trials; *names* are those of the workers that were there, in
+    order.
+    """
 
     solver: ScriptedSolver
     plan: Plan
@@ -207,12 +240,16 @@ class Mortal:
     name: str
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def solve(self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None) -> SolvedTask:
+    async def solve(
+        self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
+    ) -> SolvedTask:
         post = self.post
         post.taken.append(trial.place)
         if post.taken.count(trial.place) <= post.deadly.get(trial.place, 0):
             self.gone.set()
-        solving = asyncio.create_task(LocalWorker(post.solver.solver, post.plan).solve(trial, options, trace_to))
+        solving = asyncio.create_task(
+            LocalWorker(post.solver.solver, post.plan).solve(trial, options, trace_to)
+        )
         dying = asyncio.create_task(self.gone.wait())
         await asyncio.wait([solving, dying], return_when=asyncio.FIRST_COMPLETED)
         dying.cancel()
@@ -229,7 +266,9 @@ async def share(posts: list[Hired], plan: Plan, path: Path) -> None:
 
 
 @pytest.mark.parametrize(("posts", "concurrency"), [(1, 3), (5, 3)])
-async def test_many_workers_produce_the_samples_of_one(tmp_path: Path, posts: int, concurrency: int) -> None:
+async def test_many_workers_produce_the_samples_of_one(
+    tmp_path: Path, posts: int, concurrency: int
+) -> None:
     accepted = {f"problem {number}": number * 3 for number in range(4)}
 
     def script(call: SolveCall) -> Solution:
@@ -240,7 +279,9 @@ async def test_many_workers_produce_the_samples_of_one(tmp_path: Path, posts: in
     staff = [Hired(ScriptedSolver(script), wanted, {}) for _ in range(posts)]
     await share(staff, wanted, tmp_path / "many.jsonl")
     assert kept(tmp_path / "many.jsonl", wanted) == kept(tmp_path / "one.jsonl", wanted)
-    assert sorted(place for post in staff for place in post.taken) == sorted(kept(tmp_path / "one.jsonl", wanted))
+    assert sorted(place for post in staff for place in post.taken) == sorted(
+        kept(tmp_path / "one.jsonl", wanted)
+    )
 
 
 @pytest.mark.parametrize(("posts", "concurrency"), [(1, 4), (3, 1)])
@@ -263,7 +304,8 @@ async def test_a_trial_that_kills_three_workers_ends_the_run_and_is_named(tmp_pa
     path, wanted = tmp_path / "samples.jsonl", plan(LARGE)
     post = Hired(ScriptedSolver(right), wanted, {(1, LARGE.name): 99})
     with pytest.raises(
-        WorkersLost, match=r"3 workers were lost while they solved problem 1 \(own/1\) as 'large alone'"
+        WorkersLost,
+        match=r"3 workers were lost while they solved problem 1 \(own/1\) as 'large alone'",
     ):
         await share([post], wanted, path)
     assert len(post.names) == 3

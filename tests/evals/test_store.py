@@ -25,7 +25,9 @@ def test_samples_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "samples.jsonl"
     keep(path)
     with SampleStore(path, ABOUT) as again:
-        assert again.done == {(n, SMALL.name): sample(SMALL.name, float(n), small=7) for n in range(3)}
+        assert again.done == {
+            (n, SMALL.name): sample(SMALL.name, float(n), small=7) for n in range(3)
+        }
         again.add(1, sample(SHIPPED.name, 1.0))
     assert len(SampleStore(path, ABOUT).done) == 4
 
@@ -49,11 +51,14 @@ def test_samples_of_something_else_are_neither_taken_nor_lost(tmp_path: Path) ->
     early = SampleStore(path, {**ABOUT, "seed": 3})
     keep(path)
     before = path.read_bytes()
-    with pytest.raises(ConfigurationError, match=r"another run \(other: seed\): choose .* --output, or .* --fresh"):
+    with pytest.raises(
+        ConfigurationError, match=r"another run \(other: seed\): choose .* --output, or .* --fresh"
+    ):
         SampleStore(path, {**ABOUT, "seed": 2})
     with pytest.raises(ConfigurationError, match=r"\(other: extra\)"):
         SampleStore(path, {**ABOUT, "extra": 1})
-    with pytest.raises(ConfigurationError, match=r"\(other: seed\)"), early:  # before which it was begun
+    # before which it was begun
+    with pytest.raises(ConfigurationError, match=r"\(other: seed\)"), early:
         pass
     assert path.read_bytes() == before
     with pytest.raises(ConfigurationError, match=r"\(other: profile, seed\)"):
@@ -86,7 +91,10 @@ def test_an_equal_header_in_another_spelling_is_kept_with_all_its_samples(tmp_pa
 
 
 def test_a_file_with_another_beginning_is_never_truncated(tmp_path: Path) -> None:
-    """Not even where it has no whole line; and a file that was begun since by somebody else is looked at again."""
+    """
+    Not even where it has no whole line; and a file that was begun since by somebody else is looked
+    at again.
+    """
     for content in (b"my notes", b'{"profile":"fast"', b"\0" * 40):
         path = _written(tmp_path / "notes.txt", content)
         with pytest.raises(ConfigurationError, match=r"notes\.txt holds another run.*--fresh"):
@@ -105,7 +113,10 @@ def test_a_file_with_another_beginning_is_never_truncated(tmp_path: Path) -> Non
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     file = _written(tmp_path / "run", b"")
     for path in (tmp_path, file / "samples.jsonl"):
-        with pytest.raises(ConfigurationError, match=r"cannot be written .*--output"), SampleStore(path, ABOUT):
+        with (
+            pytest.raises(ConfigurationError, match=r"cannot be written .*--output"),
+            SampleStore(path, ABOUT),
+        ):
             pass
 
 
@@ -127,7 +138,9 @@ def test_a_file_has_one_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b"{", b"{}", b"[]", b'{"task": 1, "arm": "x"}'])
-def test_a_complete_line_that_is_no_sample_is_refused_with_its_number(tmp_path: Path, line: bytes) -> None:
+def test_a_complete_line_that_is_no_sample_is_refused_with_its_number(
+    tmp_path: Path, line: bytes
+) -> None:
     path = tmp_path / "samples.jsonl"
     keep(path)
     path.write_bytes(path.read_bytes() + line + b"\n")

@@ -21,14 +21,21 @@ CONTROL = ARMS[-1]
 
 
 def todo(problems: int = 3) -> list[Trial]:
-    tasks = tuple(Task(f"problem {number}", Answer(str(number), "exact")) for number in range(problems))
+    tasks = tuple(
+        Task(f"problem {number}", Answer(str(number), "exact")) for number in range(problems)
+    )
     return list(trials(Plan(tasks, ARMS, GREEDY, Budget(512))))
 
 
 def waiting(wanted: list[Trial]) -> tuple[TrialQueue, set[Place]]:
-    """Deal *wanted*; a control is ready once what it is like is among the places that are returned."""
+    """
+    Deal *wanted*; a control is ready once what it is like is among the places that are returned.
+    """
     done: set[Place] = set()
-    return TrialQueue(wanted, lambda each: not each.arm.like or (each.number, each.arm.like) in done), done
+    return (
+        TrialQueue(wanted, lambda each: not each.arm.like or (each.number, each.arm.like) in done),
+        done,
+    )
 
 
 def test_a_control_waits_for_its_method_and_then_precedes_new_trials() -> None:
@@ -47,7 +54,9 @@ def test_a_control_waits_for_its_method_and_then_precedes_new_trials() -> None:
 
 
 def test_arms_that_are_kept_apart_follow_each_other() -> None:
-    plan = Plan((Task("a", Answer("1")), Task("b", Answer("2"))), ARMS[:3], GREEDY, Budget(512), apart=True)
+    plan = Plan(
+        (Task("a", Answer("1")), Task("b", Answer("2"))), ARMS[:3], GREEDY, Budget(512), apart=True
+    )
     wanted = list(trials(plan))
     assert [trial.arm.name for trial in wanted] == [arm.name for arm in ARMS[:3] for _ in range(2)]
     dealer = TrialQueue(wanted, apart=True)
@@ -71,7 +80,11 @@ def test_the_trials_of_a_lost_worker_precede_new_ones_and_it_gets_no_more() -> N
     assert [dealer.take("other") for _ in range(4)] == wanted[:4]
 
 
-MOVES = st.lists(st.tuples(st.sampled_from(["deal", "deal", "solve", "die"]), st.integers(0, 3), st.integers(0, 99)))
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["deal", "deal", "solve", "die"]), st.integers(0, 3), st.integers(0, 99)
+    )
+)
 
 
 class Table:

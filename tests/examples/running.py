@@ -1,4 +1,6 @@
-"""Runs an example as its reader does, as a program of its own, over servers that stand in for vLLM."""
+"""
+Runs an example as its reader does, as a program of its own, over servers that stand in for vLLM.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +40,33 @@ async def listening(small: StandIn, large: StandIn) -> AsyncGenerator[StandInPai
 
 
 def settings(small: str, large: str) -> Mapping[str, str]:
-    """Return the variables with the URLs of both models; the models write greedily, whatever pays."""
+    """
+    Return the variables with the URLs of both models; the models write greedily, whatever pays.
+    """
     greedy = {"STEPSPEC_SAMPLING__TEMPERATURE": "0", "STEPSPEC_AUTO": "false"}
     return {"STEPSPEC_SMALL": small, "STEPSPEC_LARGE": large, **greedy}
 
 
 async def run_example(
-    name: str, *, variables: Mapping[str, str], folder: Path, python: tuple[str, ...] = OURS, stdin: str = ""
+    name: str,
+    *,
+    variables: Mapping[str, str],
+    folder: Path,
+    python: tuple[str, ...] = OURS,
+    stdin: str = "",
 ) -> str:
-    """Run the example called *name* in *folder*, and return what it prints. Fail with its errors if it does."""
-    return await run_program(*python, str(EXAMPLES / name), variables=variables, folder=folder, stdin=stdin)
+    """
+    Run the example called *name* in *folder*, and return what it prints. Fail with its errors if it
+    does.
+    """
+    return await run_program(
+        *python, str(EXAMPLES / name), variables=variables, folder=folder, stdin=stdin
+    )
 
 
-async def run_program(*command: str, variables: Mapping[str, str], folder: Path, stdin: str = "") -> str:
+async def run_program(
+    *command: str, variables: Mapping[str, str], folder: Path, stdin: str = ""
+) -> str:
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,

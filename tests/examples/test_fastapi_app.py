@@ -1,4 +1,7 @@
-"""The application over real sockets: what it replies, and that a client that goes away takes its run with it."""
+"""
+The application over real sockets: what it replies, and that a client that goes away takes its run
+with it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ async def http(pair: StandInPair, tmp_path: Path) -> AsyncGenerator[aiohttp.Clie
     folder, log = str(EXAMPLES.parent), tmp_path / "app.log"
     variables = {**os.environ, **pair.settings, "NO_COLOR": "1"}
     async with child((*command, "--app-dir", folder), env=variables, log=log, grace=5.0) as app:
-        async with asyncio.timeout(PATIENCE), aiohttp.ClientSession(await address(log, app)) as http:
+        async with (
+            asyncio.timeout(PATIENCE),
+            aiohttp.ClientSession(await address(log, app)) as http,
+        ):
             yield http
         assert "Traceback" not in log.read_text()
 
@@ -68,7 +74,9 @@ def parsed(event: str) -> tuple[str, Any]:
     return fields["event"], json.loads(fields["data"])
 
 
-async def test_it_replies_in_one_piece_and_in_a_stream_of_verified_steps(http: aiohttp.ClientSession) -> None:
+async def test_it_replies_in_one_piece_and_in_a_stream_of_verified_steps(
+    http: aiohttp.ClientSession,
+) -> None:
     async with http.post("/solve", json=PROBLEM) as reply:
         assert reply.status == 200
         solved = await reply.json()
@@ -77,16 +85,24 @@ async def test_it_replies_in_one_piece_and_in_a_stream_of_verified_steps(http: a
     assert solved["seconds"] > 0
 
     *steps, (kind, answer) = await events(http)
-    assert (kind, answer["answer"], answer["accept_rate"]) == ("answer", "42", solved["accept_rate"])
+    assert (kind, answer["answer"], answer["accept_rate"]) == (
+        "answer",
+        "42",
+        solved["accept_rate"],
+    )
     assert {kind for kind, _ in steps} == {"step"}
-    assert {(step["author"], step["grade"] is not None) for _, step in steps} == {("small", True), ("large", False)}
+    assert {(step["author"], step["grade"] is not None) for _, step in steps} == {
+        ("small", True),
+        ("large", False),
+    }
     thinking, _, text = "".join(step["text"] for _, step in steps).partition(THINK_END)
     assert len(thinking.split("\n\n")) == STEPS
     assert text.strip() == "The answer is \\boxed{42}."
 
 
 async def test_a_failed_server_is_named(http: aiohttp.ClientSession, pair: StandInPair) -> None:
-    pair.large.faults.extend([Refuse(400, "out of order")] * 99)  # also for bets, which may be lost without an error
+    # also for bets, which may be lost without an error
+    pair.large.faults.extend([Refuse(400, "out of order")] * 99)
     async with http.post("/solve", json=PROBLEM) as reply:
         assert reply.status == 502
         assert "out of order" in (await reply.json())["detail"]
@@ -103,7 +119,8 @@ async def test_a_client_that_disconnects_cancels_its_run(
     for server in (pair.small, pair.large):
         server.steps, server.latency = 1000, Latency(token=0.02)
     request = asyncio.create_task(read_forever(http, path))
-    await until(lambda: pair.large.generated > 16 and pair.open_requests)  # some steps are done, and more under way
+    # some steps are done, and more under way
+    await until(lambda: pair.large.generated > 16 and pair.open_requests)
     assert not request.done()
     request.cancel()
     await asyncio.wait([request])
@@ -113,7 +130,8 @@ async def test_a_client_that_disconnects_cancels_its_run(
     assert pair.open_requests == 0
     for server in (pair.small, pair.large):
         server.steps, server.latency = STEPS, Latency()
-    assert (await events(http))[-1][1]["answer"] == "42"  # the solver that both share is still of use
+    # the solver that both share is still of use
+    assert (await events(http))[-1][1]["answer"] == "42"
 
 
 async def read_forever(http: aiohttp.ClientSession, path: str) -> None:

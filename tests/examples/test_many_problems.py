@@ -1,4 +1,6 @@
-"""Each problem has its line, a failure spoils no other, and no more runs than allowed are under way."""
+"""
+Each problem has its line, a failure spoils no other, and no more runs than allowed are under way.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,20 @@ async def test_every_problem_has_its_line_and_a_failure_spoils_no_other(tmp_path
     problems[3] = "long " * 2000
     async with listening(small, StandIn(steps=2, step_tokens=8, room=1024)) as pair:
         printed = await run_example(
-            "many_problems.py", variables=pair.settings, folder=tmp_path, stdin="\n\n".join(problems)
+            "many_problems.py",
+            variables=pair.settings,
+            folder=tmp_path,
+            stdin="\n\n".join(problems),
         )
     lines = sorted(map(json.loads, printed.splitlines()), key=lambda line: line["number"])
-    assert [(line["number"], line["problem"]) for line in lines] == list(enumerate(map(str.strip, problems), 1))
+    assert [(line["number"], line["problem"]) for line in lines] == list(
+        enumerate(map(str.strip, problems), 1)
+    )
     failed = lines.pop(3)
-    assert "leave no room to think; this model's maximum context length is 1024 tokens" in failed["error"]
+    assert (
+        "leave no room to think; this model's maximum context length is 1024 tokens"
+        in failed["error"]
+    )
     assert "answer" not in failed
     for line in lines:
         assert (line["answer"], line["finish_reason"], line["accept_rate"]) == ("42", "stop", 1)

@@ -23,7 +23,8 @@ from .running import EXAMPLES, StandInPair, run_program
 
 NOTEBOOK = EXAMPLES / "trace.ipynb"
 PINS = PINNED / "notebook" / "requirements.txt"
-GREEN, ORANGE, BLUE, RED = (44, 160, 44), (255, 127, 14), (31, 119, 180), (214, 39, 40)  # matplotlib's
+# matplotlib's
+GREEN, ORANGE, BLUE, RED = (44, 160, 44), (255, 127, 14), (31, 119, 180), (214, 39, 40)
 FATES = {"kept": GREEN, "discarded": RED, "judging": ORANGE}
 
 
@@ -35,7 +36,9 @@ def cells(notebook: Path) -> list[dict[str, Any]]:
 def pixels(output: dict[str, Any]) -> Counter[object]:
     """Count the pixels of each colour of a picture."""
     picture = Image.open(io.BytesIO(base64.b64decode(output["data"]["image/png"]))).convert("RGB")
-    return Counter({colour: count for count, colour in picture.getcolors(picture.width * picture.height) or []})
+    return Counter(
+        {colour: count for count, colour in picture.getcolors(picture.width * picture.height) or []}
+    )
 
 
 def shares(counts: Sequence[int]) -> list[float]:
@@ -58,23 +61,38 @@ async def test_it_draws_the_trace_beside_it(pair: StandInPair, tmp_path: Path) -
         },
         folder=tmp_path,
     )
-    outputs = [output for cell in cells(tmp_path / "drawn.ipynb") for output in cell.get("outputs", [])]
+    outputs = [
+        output for cell in cells(tmp_path / "drawn.ipynb") for output in cell.get("outputs", [])
+    ]
     head, time_line, bars, rates, table = outputs
 
-    assert "".join(head["text"]) == f"specreason: What is |6 x 7|?\n42, after {solution.seconds:.2f} s\n"
+    assert (
+        "".join(head["text"])
+        == f"specreason: What is |6 x 7|?\n42, after {solution.seconds:.2f} s\n"
+    )
     drawn = pixels(time_line)
-    assert min(drawn[colour] for colour in (GREEN, ORANGE, BLUE)) > 1000  # the legend alone has a few hundred
+    # the legend alone has a few hundred
+    assert min(drawn[colour] for colour in (GREEN, ORANGE, BLUE)) > 1000
     fates = [sum(getattr(each, fate) for each in (ledger.small, ledger.large)) for fate in FATES]
-    assert shares([pixels(bars)[colour] for colour in FATES.values()]) == pytest.approx(shares(fates), abs=0.04)
+    assert shares([pixels(bars)[colour] for colour in FATES.values()]) == pytest.approx(
+        shares(fates), abs=0.04
+    )
     assert "".join(rates["text"]).startswith(f"{ledger.accept_rate:.0%} of the drafts accepted, ")
-    rows = [row.strip("| ").split(" | ") for row in "".join(table["data"]["text/markdown"]).splitlines()[2:]]
+    rows = [
+        row.strip("| ").split(" | ")
+        for row in "".join(table["data"]["text/markdown"]).splitlines()[2:]
+    ]
     shown = [(int(step), author, fate, text) for _, step, author, _, fate, text in rows]
-    assert shown == [(step.index, step.author, step.fate, " ".join(step.text.split())) for step in solution.steps]
+    assert shown == [
+        (step.index, step.author, step.fate, " ".join(step.text.split())) for step in solution.steps
+    ]
     assert {step.fate for step in solution.steps} >= {"kept", "rejected"}
 
 
 def test_it_is_kept_without_outputs() -> None:
-    assert [cell for cell in cells(NOTEBOOK) if cell.get("outputs") or cell.get("execution_count")] == []
+    assert [
+        cell for cell in cells(NOTEBOOK) if cell.get("outputs") or cell.get("execution_count")
+    ] == []
 
 
 def test_its_environment_pins_what_it_and_stepspec_need() -> None:

@@ -1,4 +1,6 @@
-"""The OpenAI SDK, and LangChain in an environment of its own, against the service over stand-ins."""
+"""
+The OpenAI SDK, and LangChain in an environment of its own, against the service over stand-ins.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,27 @@ SECTION = re.compile(r"^--- (\w+)\n(.*?)(?=^--- |\Z)", re.DOTALL | re.MULTILINE)
 async def test_the_openai_sdk_shows_steps_options_ledger_and_structured_output(
     client_settings: dict[str, str], pair: StandInPair, tmp_path: Path
 ) -> None:
-    pair.large.digits = {"7": -0.69, "8": -0.69}  # above the default threshold, and below that of the example's options
+    # above the default threshold, and below that of the example's options
+    pair.large.digits = {"7": -0.69, "8": -0.69}
     printed = await run_example("openai_sdk.py", variables=client_settings, folder=tmp_path)
     sections: dict[str, str] = dict(SECTION.findall(printed))
     assert list(sections) == ["plain", "streamed", "with_options", "structured"]
 
-    assert re.fullmatch(rf"reasoning: [1-9]\d+ characters\ncontent: {re.escape(ANSWER)}\n", sections["plain"])
+    assert re.fullmatch(
+        rf"reasoning: [1-9]\d+ characters\ncontent: {re.escape(ANSWER)}\n", sections["plain"]
+    )
 
     *lines, answer = sections["streamed"].splitlines()
-    steps = [step.groups() for line in lines if (step := re.fullmatch(r"\[(small|large)(, grade 7\.5)?\] (.+)", line))]
+    steps = [
+        step.groups()
+        for line in lines
+        if (step := re.fullmatch(r"\[(small|large)(, grade 7\.5)?\] (.+)", line))
+    ]
     assert len(steps) == len(lines) == STEPS
-    assert {(author, bool(grade)) for author, grade, _ in steps} == {("small", True), ("large", False)}
+    assert {(author, bool(grade)) for author, grade, _ in steps} == {
+        ("small", True),
+        ("large", False),
+    }
     assert len({text for *_, text in steps}) == STEPS
     assert answer == ANSWER
 
@@ -39,9 +51,13 @@ async def test_the_openai_sdk_shows_steps_options_ledger_and_structured_output(
     assert sections["structured"] == "parsed: count=42\n"
 
 
-async def test_langchain_answers_streams_reasons_and_chains(client_settings: dict[str, str], tmp_path: Path) -> None:
+async def test_langchain_answers_streams_reasons_and_chains(
+    client_settings: dict[str, str], tmp_path: Path
+) -> None:
     python = (str(installed("langchain") / "python"),)
-    printed = await run_example("langchain_chat.py", variables=client_settings, folder=tmp_path, python=python)
+    printed = await run_example(
+        "langchain_chat.py", variables=client_settings, folder=tmp_path, python=python
+    )
     sections: dict[str, str] = dict(SECTION.findall(printed))
     assert list(sections) == ["invoked", "streamed", "with_reasoning", "chained"]
     content, usage = sections["invoked"].splitlines()

@@ -1,4 +1,7 @@
-"""Every line of the example is true: the steps, their authors and grades, the rejected drafts, and the costs."""
+"""
+Every line of the example is true: the steps, their authors and grades, the rejected drafts, and the
+costs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ COLOUR = re.compile(r"\x1b\[[\d;]*m")
 STRUCK = "\x1b[2;9m"
 
 
-async def test_it_prints_committed_steps_rejected_drafts_and_costs(pair: StandInPair, tmp_path: Path) -> None:
+async def test_it_prints_committed_steps_rejected_drafts_and_costs(
+    pair: StandInPair, tmp_path: Path
+) -> None:
     printed = await run_example("stream_events.py", variables=pair.settings, folder=tmp_path)
     lines, _, costs = printed.partition("\n\n")
     steps = [match.groups() for line in lines.splitlines() if (match := LINE.fullmatch(line))]
@@ -27,9 +32,13 @@ async def test_it_prints_committed_steps_rejected_drafts_and_costs(pair: StandIn
     texts = [text.removesuffix(THINK_END) for *_, text in committed]
     assert len(set(filter(None, texts))) == STEPS + 1  # the last one is the answer
     assert texts[-1] == "The answer is \\boxed{42}."
-    assert {(author, grade) for _, author, grade, _ in committed} == {("small", "8.9"), ("large", "   ")}
+    assert {(author, grade) for _, author, grade, _ in committed} == {
+        ("small", "8.9"),
+        ("large", "   "),
+    }
 
-    rejected = {step[1:] for step in steps if step[0] == "-"}  # a set, since a lost bet may be drafted again
+    # a set, since a lost bet may be drafted again
+    rejected = {step[1:] for step in steps if step[0] == "-"}
     assert 0 < len(rejected) < STEPS
     for index, author, grade, text in rejected:
         assert (author, grade, text[-len(REJECTED) :]) == ("small", "1.1", REJECTED)
@@ -38,12 +47,15 @@ async def test_it_prints_committed_steps_rejected_drafts_and_costs(pair: StandIn
 
     answer, drafts, small, large = costs.strip().splitlines()
     assert answer == "answer: 42"
-    assert drafts.startswith(f"{len(committed) - len(rejected)} of {len(committed)} drafts accepted, ")
+    assert drafts.startswith(
+        f"{len(committed) - len(rejected)} of {len(committed)} drafts accepted, "
+    )
     for line, model in ((small, "small"), (large, "large")):
         numbers = re.fullmatch(rf"{model}: (\d+) of (\d+) tokens wasted \((\d+)%\)", line)
         assert numbers
         wasted, written, share = map(int, numbers.groups())
-        assert STEP_TOKENS * len(rejected) * (model == "small") <= wasted < written  # the large one may lose no bet
+        # the large one may lose no bet
+        assert STEP_TOKENS * len(rejected) * (model == "small") <= wasted < written
         assert share == round(100 * wasted / written)
 
 

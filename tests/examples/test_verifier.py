@@ -1,4 +1,7 @@
-"""The example's verifier of programs: what passes, what does not, and what the sandbox keeps a program from."""
+"""
+The example's verifier of programs: what passes, what does not, and what the sandbox keeps a program
+from.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from .running import EXAMPLES, StandInPair, run_example
 
 
 def load() -> Any:
-    spec = importlib.util.spec_from_file_location("code_verifier", EXAMPLES / "verifier/code_verifier.py")
+    spec = importlib.util.spec_from_file_location(
+        "code_verifier", EXAMPLES / "verifier/code_verifier.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -27,8 +32,11 @@ def load() -> Any:
 
 
 example = load()
-isolated = pytest.mark.skipif(not example.namespaces(), reason="no user, network and process namespaces here")
-PATIENT: dict[str, Any] = {"seconds": 60.0}  # for programs that end by themselves, on a busy machine
+isolated = pytest.mark.skipif(
+    not example.namespaces(), reason="no user, network and process namespaces here"
+)
+# for programs that end by themselves, on a busy machine
+PATIENT: dict[str, Any] = {"seconds": 60.0}
 
 
 def run(program: str, **limits: Any) -> Any:
@@ -47,19 +55,27 @@ def run_limits() -> Any:
     return example.run.__defaults__[0]
 
 
-def test_a_right_program_passes_and_a_wrong_one_fails_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_right_program_passes_and_a_wrong_one_fails_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert judge("def double(n):\n    return n + n", monkeypatch) == Rating(1.0)
     wrong = judge("def double(n):\n    return n * n", monkeypatch)
     assert wrong.score == 0.0
     assert "AssertionError" in wrong.reason
 
 
-@pytest.mark.parametrize("program", ["raise SystemExit(0)", "import os\nos._exit(0)", "def double(n: return n"])
-def test_a_program_that_never_reaches_the_tests_fails(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "program", ["raise SystemExit(0)", "import os\nos._exit(0)", "def double(n: return n"]
+)
+def test_a_program_that_never_reaches_the_tests_fails(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert judge(program, monkeypatch).score == 0.0
 
 
-def test_an_answer_without_a_program_is_rejected_and_a_problem_without_tests_is_no_verdict() -> None:
+def test_an_answer_without_a_program_is_rejected_and_a_problem_without_tests_is_no_verdict() -> (
+    None
+):
     answer = Candidate.final(Chain.of(example.PROBLEM), "It is n + n.")
     assert example.run_tests(answer) == Rating(0.0, "The answer has no block of Python.")
     with pytest.raises(ValueError, match="no block of tests"):
@@ -83,7 +99,11 @@ def test_a_program_that_sleeps_is_killed_too() -> None:
         ("x = bytearray(2**31)", {}, "MemoryError"),
         ("with open('big', 'wb') as file:\n    file.write(bytes(2**24))\n    file.flush()", {}, ""),
         ("while True: print('x' * 1000)", {}, ""),  # of which only the end is shown
-        ("import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))", {}, "not allowed to raise"),
+        (
+            "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+            {},
+            "not allowed to raise",
+        ),
     ],
     ids=["processor time", "memory", "files", "output", "raised"],
 )
@@ -95,7 +115,10 @@ def test_a_limit_ends_the_program(program: str, limits: dict[str, Any], words: s
 
 
 def test_a_fork_bomb_runs_into_the_limit_of_processes(tmp_path: Path) -> None:
-    bomb = "import os\nforks = 0\ntry:\n    while True:\n        os.fork()\nexcept OSError as exc:\n    print(exc)"
+    bomb = (
+        "import os\nforks = 0\ntry:\n    while True:\n        os.fork()\nexcept OSError as exc:\n  "
+        "  print(exc)"
+    )
     ended = run(bomb)
     assert "temporarily unavailable" in ended.output
 
@@ -104,11 +127,9 @@ def test_a_fork_bomb_runs_into_the_limit_of_processes(tmp_path: Path) -> None:
 def test_nothing_that_a_program_started_outlives_it() -> None:
     mark = f"outlives-{os.getpid()}-{time.monotonic_ns()}"
     daemon = (
-        "import os, sys\n"
-        "if os.fork() == 0:\n"
-        "    os.setsid()\n"
-        f"    os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(1000)', {mark!r}])\n"
-        "import time; time.sleep(1)\n"
+        "import os, sys\nif os.fork() == 0:\n    os.setsid()\n    os.execv(sys.executable,"
+        f" [sys.executable, '-c', 'import time; time.sleep(1000)', {mark!r}])\nimport time;"
+        " time.sleep(1)\n"
     )
     assert run(daemon).code == 0
     assert mark not in command_lines()
@@ -134,7 +155,10 @@ def test_there_is_no_network(host: str) -> None:
 
 def test_the_environment_and_the_folder_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_KEY", "12345")
-    ended = run("import os\nprint(os.listdir('.'), 'SECRET_KEY' in os.environ, 'PATH' in os.environ, len(os.getcwd()))")
+    ended = run(
+        "import os\nprint(os.listdir('.'), 'SECRET_KEY' in os.environ, 'PATH' in os.environ,"
+        " len(os.getcwd()))"
+    )
     assert ended.output.startswith("[] False False ")
 
 
@@ -165,8 +189,12 @@ def test_without_namespaces_the_limits_hold_and_the_user_is_told(
         example.namespaces.cache_clear()
 
 
-async def test_the_program_rejects_an_answer_without_a_program(pair: StandInPair, tmp_path: Path) -> None:
-    printed = await run_example("verifier/code_verifier.py", variables=pair.settings, folder=tmp_path)
+async def test_the_program_rejects_an_answer_without_a_program(
+    pair: StandInPair, tmp_path: Path
+) -> None:
+    printed = await run_example(
+        "verifier/code_verifier.py", variables=pair.settings, folder=tmp_path
+    )
     answer, verdict = printed.strip().splitlines()
     assert answer.endswith("The answer is \\boxed{42}.")
     assert verdict == "failed: The answer has no block of Python."

@@ -43,7 +43,9 @@ class DrawingVllm(FakeVllm):
                 pieces.append(f" {self.rng.choice(WORDS)}".encode())
                 words += 1
                 continue
-            pieces.append(THINK_END.encode() if paragraph + 1 == self.length else f".{DELIMITER}".encode())
+            pieces.append(
+                THINK_END.encode() if paragraph + 1 == self.length else f".{DELIMITER}".encode()
+            )
             paragraph, words = paragraph + 1, 0
         return pieces
 

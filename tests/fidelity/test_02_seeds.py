@@ -1,4 +1,7 @@
-"""Sampling with a seed did not repeat: a kept-open stream depends on timing, and without one every run used seed 0."""
+"""
+Sampling with a seed did not repeat: a kept-open stream depends on timing, and without one every run
+used seed 0.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ ROLES: tuple[Role, ...] = ("small", "large")
 
 
 @asynccontextmanager
-async def servers(**settings: Any) -> AsyncGenerator[tuple[DrawingVllm, DrawingVllm, Endpoint, Endpoint]]:
+async def servers(
+    **settings: Any,
+) -> AsyncGenerator[tuple[DrawingVllm, DrawingVllm, Endpoint, Endpoint]]:
     small = DrawingVllm()
     large = replace(small, requests=[])
     async with small.serve("small") as one, large.serve("large") as two:
@@ -37,11 +42,19 @@ async def servers(**settings: Any) -> AsyncGenerator[tuple[DrawingVllm, DrawingV
 
 
 def seeds(server: DrawingVllm) -> list[int]:
-    return [body["seed"] for path, body in server.requests if path == "/v1/completions" and body.get("stream")]
+    return [
+        body["seed"]
+        for path, body in server.requests
+        if path == "/v1/completions" and body.get("stream")
+    ]
 
 
 def kept(solution: Solution) -> tuple[Any, ...]:
-    return (*[(step.author, step.text) for step in solution.steps if step.fate == "kept"], solution.text, solution.seed)
+    return (
+        *[(step.author, step.text) for step in solution.steps if step.fate == "kept"],
+        solution.text,
+        solution.seed,
+    )
 
 
 @pytest.mark.parametrize("method", ["specreason", "large", "small", "bild", "random"])
@@ -52,13 +65,19 @@ async def test_with_a_seed_a_chain_is_the_same_however_far_the_run_works_ahead(m
             for ahead, hedge in ((0, 0.0), (1, 0.0), (3, 0.0), (3, 1.0), (2, 0.0))
         }
         assert len(chains) == 1
-        others = {kept(await solver.solve(PROBLEM, policy=method, seed=seed))[:-1] for seed in range(5)}
+        others = {
+            kept(await solver.solve(PROBLEM, policy=method, seed=seed))[:-1] for seed in range(5)
+        }
         assert len(others) == 5
 
 
 async def test_with_a_seed_a_nested_pair_repeats_itself() -> None:
     async with servers() as (_, _, small, large):
-        pair = {"small": small, "large": small.model_copy(update={"role": "large"}), "policy": "specreason"}
+        pair = {
+            "small": small,
+            "large": small.model_copy(update={"role": "large"}),
+            "policy": "specreason",
+        }
         async with Solver(pair, large, seed=7) as solver:
             chains = {kept(await solver.solve(PROBLEM, ahead=ahead)) for ahead in (0, 1, 3)}
     assert len(chains) == 1
@@ -66,7 +85,11 @@ async def test_with_a_seed_a_nested_pair_repeats_itself() -> None:
 
 async def test_models_within_a_nested_pair_do_not_draw_as_those_outside() -> None:
     async with servers() as (drafting, writing, small, large):
-        pair = {"small": small, "large": large.model_copy(update={"role": "large"}), "policy": "large"}
+        pair = {
+            "small": small,
+            "large": large.model_copy(update={"role": "large"}),
+            "policy": "large",
+        }
         async with Solver(pair, large, seed=7) as solver:
             for endpoint in (solver.small, solver.large):
                 await endpoint.model(Sampling(seed=7)).write(CHAIN)
@@ -84,7 +107,10 @@ async def test_without_a_seed_each_run_draws_one_that_brings_the_run_back() -> N
         assert kept(first)[:-1] != kept(second)[:-1]
         assert kept(await solver.solve(PROBLEM, seed=first.seed, ahead=0)) == kept(first)
         greedy = await solver.solve(PROBLEM, sampling=GREEDY)
-    assert [event.seed for event in events if isinstance(event, Started)] == [first.seed, second.seed]
+    assert [event.seed for event in events if isinstance(event, Started)] == [
+        first.seed,
+        second.seed,
+    ]
     assert greedy.seed is None
 
 
@@ -108,7 +134,9 @@ async def test_a_run_that_decides_who_writes_has_no_seed_and_one_request_for_man
         solutions = [await solver.solve(PROBLEM), await solver.solve(PROBLEM)]
     assert [(solution.seed, solution.share_alone) for solution in solutions] == [(None, 1.0)] * 2
     assert kept(solutions[0]) != kept(solutions[1])
-    sent = [body for path, body in writing.requests if path == "/v1/completions" and body.get("stream")]
+    sent = [
+        body for path, body in writing.requests if path == "/v1/completions" and body.get("stream")
+    ]
     assert not any("seed" in body for body in sent)
     assert len(sent) < 2 * writing.length
 
@@ -133,7 +161,8 @@ async def test_rivals_have_seeds_of_their_own(seed: int | None) -> None:
         steps = await model.branch(CHAIN, begun)
         bodies = [body for path, body in server.requests if path == "/v1/completions"]
         assert [step.text.split()[0].strip(".") for step in steps] == ["one", "two", "three"]
-        assert len({body.get("seed") for body in bodies}) == (3 if seed else 1)  # without one, each draws by itself
+        # without one, each draws by itself
+        assert len({body.get("seed") for body in bodies}) == (3 if seed else 1)
         assert seed is None or await model.branch(CHAIN, begun) == steps
 
 
@@ -153,7 +182,9 @@ def test_seeds_follow_from_the_run_the_role_and_the_place_alone() -> None:
         for chain in chains
         for opening in ("", "Wait")
     ]
-    found = {sampling.seed_for(role, "write", chain, opening) for sampling, role, chain, opening in keys}
+    found = {
+        sampling.seed_for(role, "write", chain, opening) for sampling, role, chain, opening in keys
+    }
     assert len(found) == len(keys)
     assert Sampling(seed=1).within("small").seed_for("large", "write", CHAIN) not in found
     assert Sampling().seed_for("small", "write", CHAIN) is None

@@ -1,7 +1,9 @@
 """
-A model whose chat template hides its thinking block was taken not to think, and a box from its thinking was returned.
+A model whose chat template hides its thinking block was taken not to think, and a box from its
+thinking was returned.
 
-The same fault had templates with marks of their own, pairs in which one model thinks, and a line break that was lost.
+The same fault had templates with marks of their own, pairs in which one model thinks, and a line
+break that was lost.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ PROBLEM = "What is 1 + 1?"
 
 @asynccontextmanager
 async def solver(small: Family, large: Family, **thinks: bool) -> AsyncGenerator[Solver]:
-    """A solver over a pair of these families, with their settings *thinks* by the first letters of their roles."""
+    """
+    A solver over a pair of these families, with their settings *thinks* by the first letters of
+    their roles.
+    """
     servers = [FamilyServer(SCRIPT, family=family, digits={"9": -0.1}) for family in (small, large)]
     servers[1].spelling = 7  # so that each has a vocabulary of its own
     async with (
@@ -47,7 +52,9 @@ async def solver(small: Family, large: Family, **thinks: bool) -> AsyncGenerator
         yield solving
 
 
-@pytest.mark.parametrize("name", ["smollm3", "lfm2.5", "magistral", "seed-oss", "gemma-4", "gpt-oss", "glm-4.6"])
+@pytest.mark.parametrize(
+    "name", ["smollm3", "lfm2.5", "magistral", "seed-oss", "gemma-4", "gpt-oss", "glm-4.6"]
+)
 async def test_the_answer_is_the_box_after_the_thinking(name: str) -> None:
     async with solver(BY_NAME[name], BY_NAME[name]) as solving:
         for method in ("specreason", "large", "small"):
@@ -58,7 +65,12 @@ async def test_the_answer_is_the_box_after_the_thinking(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("small", "large"),
-    [("deepseek-r1-distill", "gpt-oss"), ("gpt-oss", "qwen3"), ("seed-oss", "magistral"), ("glm-4.6", "gemma-4")],
+    [
+        ("deepseek-r1-distill", "gpt-oss"),
+        ("gpt-oss", "qwen3"),
+        ("seed-oss", "magistral"),
+        ("glm-4.6", "gemma-4"),
+    ],
 )
 async def test_models_with_different_marks_share_a_chain(small: str, large: str) -> None:
     async with solver(BY_NAME[small], BY_NAME[large]) as solving:
@@ -76,8 +88,13 @@ async def test_a_small_model_that_does_not_think_drafts_for_one_that_does() -> N
 
 
 @pytest.mark.parametrize("large", ["llama-3", "qwen3 with thinking off"])
-async def test_a_pair_of_which_only_the_small_model_thinks_is_refused_with_its_cures(large: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"enable_thinking = true.*thinks = true.*thinks = false in \[small\]"):
+async def test_a_pair_of_which_only_the_small_model_thinks_is_refused_with_its_cures(
+    large: str,
+) -> None:
+    with pytest.raises(
+        ConfigurationError,
+        match=r"enable_thinking = true.*thinks = true.*thinks = false in \[small\]",
+    ):
         async with solver(BY_NAME["qwen3"], BY_NAME[large]):
             pass
 
@@ -92,7 +109,9 @@ async def test_the_cures_of_a_mixed_pair_work() -> None:
 
 
 @pytest.mark.parametrize("variable", ["STEPSPEC_LARGE__THINKS", "stepspec.toml"])
-def test_whether_a_model_thinks_is_a_setting(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_a_model_thinks_is_a_setting(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if variable == "stepspec.toml":
         Path(variable).write_text('[large]\nurl = "http://here:8001/v1"\nthinks = true\n')
     else:
@@ -109,7 +128,9 @@ def test_the_line_break_before_a_block_is_kept() -> None:
 
 
 def test_unexpected_thinking_is_not_the_answer() -> None:
-    """Models that were taken not to think open a block all the same: the large one answers after it."""
+    """
+    Models that were taken not to think open a block all the same: the large one answers after it.
+    """
     outcome, emitted = unexpected("<think>\nI guess \\boxed{1}.\n\n", f"No.\n{THINK_END}")
     assert (outcome.answer, outcome.text, outcome.reason) == ("7", "So it is \\boxed{7}.", "stop")
     assert emitted == outcome.text
@@ -124,28 +145,40 @@ def test_a_mark_without_a_block_is_text() -> None:
 
 
 def test_unexpected_thinking_is_closed_when_the_budget_is_spent() -> None:
-    outcome, emitted = unexpected("<think>\nI guess \\boxed{1}.\n\n", "No.\n\n", budget=Budget(steps=2))
+    outcome, emitted = unexpected(
+        "<think>\nI guess \\boxed{1}.\n\n", "No.\n\n", budget=Budget(steps=2)
+    )
     assert (outcome.answer, outcome.reason, emitted) == ("7", "length", outcome.text)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_an_answer_that_cannot_be_written_is_not_replaced_by_a_box_from_the_thinking(fails: bool) -> None:
+def test_an_answer_that_cannot_be_written_is_not_replaced_by_a_box_from_the_thinking(
+    fails: bool,
+) -> None:
     answer = EndpointError("gone", role="large", url="http://l", verb="write") if fails else ""
     if fails:
         with pytest.raises(EndpointError):
             unexpected("<think>\nI guess \\boxed{1}.\n\n", f"No.\n{THINK_END}", answer=answer)
     else:
-        outcome, _ = unexpected("<think>\nI guess \\boxed{1}.\n\n", f"No.\n{THINK_END}", answer=answer)
+        outcome, _ = unexpected(
+            "<think>\nI guess \\boxed{1}.\n\n", f"No.\n{THINK_END}", answer=answer
+        )
         assert outcome.answer == ""
 
 
 def unexpected(
     *steps: str, answer: str | EndpointError = "So it is \\boxed{7}.", budget: Budget | None = None
 ) -> tuple[Outcome, str]:
-    """Let a small model without detected thinking write *steps*; return the outcome and the emitted text."""
+    """
+    Let a small model without detected thinking write *steps*; return the outcome and the emitted
+    text.
+    """
     small = ScriptedModel("small", lambda previous: steps[len(previous)])
     large = ScriptedModel(
-        "large", counting("large", 4), answer=answer if isinstance(answer, str) else "", log=small.log
+        "large",
+        counting("large", 4),
+        answer=answer if isinstance(answer, str) else "",
+        log=small.log,
     )
     if isinstance(answer, EndpointError):
         large.fails = lambda verb, chain: answer if verb == "write" else None
@@ -161,7 +194,10 @@ def unexpected(
 
 
 async def test_the_doctor_reports_its_findings_and_their_evidence() -> None:
-    servers = [FamilyServer(SCRIPT, family=BY_NAME[name], digits={"9": -0.1}) for name in ("llama-3", "smollm3")]
+    servers = [
+        FamilyServer(SCRIPT, family=BY_NAME[name], digits={"9": -0.1})
+        for name in ("llama-3", "smollm3")
+    ]
     async with servers[0].serve("small") as small, servers[1].serve("large") as large:
         diagnosis = await diagnose(small, large)
         reverse = await diagnose(
@@ -174,9 +210,16 @@ async def test_the_doctor_reports_its_findings_and_their_evidence() -> None:
         "<think>",
     )
     notes = "\n".join(map(str, diagnosis.findings))
-    assert "small: its chat template shows no thinking block, and asked a plain question it opened none" in notes
-    assert "large: its chat template shows no thinking block, but it opens one by itself, <think>" in notes
+    assert (
+        "small: its chat template shows no thinking block, and asked a plain question it opened"
+        " none" in notes
+    )
+    assert (
+        "large: its chat template shows no thinking block, but it opens one by itself, <think>"
+        in notes
+    )
     assert "only the large model thinks" in notes
     assert any(
-        "this pair is refused" in note and "thinks = false in [small]" in note for note in map(str, reverse.findings)
+        "this pair is refused" in note and "thinks = false in [small]" in note
+        for note in map(str, reverse.findings)
     )

@@ -1,4 +1,7 @@
-"""Presence and frequency penalties were forgotten by every new request and remembered by a kept stream."""
+"""
+Presence and frequency penalties were forgotten by every new request and remembered by a kept
+stream.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,17 @@ PENALTIES = ["presence_penalty", "frequency_penalty"]
 
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_a_penalty_for_a_single_request_is_refused_with_the_cure(penalty: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"unknown setting 'sampling\.{penalty}' .*'repetition_penalty'"):
+    with pytest.raises(
+        ConfigurationError, match=rf"unknown setting 'sampling\.{penalty}' .*'repetition_penalty'"
+    ):
         load(sampling={penalty: 0.5})
     assert load(sampling={"repetition_penalty": 1.1}).sampling == Sampling(repetition_penalty=1.1)
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
-async def test_a_request_for_a_method_is_refused_and_one_for_a_served_model_is_not(penalty: str) -> None:
+async def test_a_request_for_a_method_is_refused_and_one_for_a_served_model_is_not(
+    penalty: str,
+) -> None:
     fields: dict[str, Any] = {penalty: 0.5}
     neutral: dict[str, Any] = {penalty: 0, "repetition_penalty": 1.1}
     behind = Behind()

@@ -22,9 +22,15 @@ ARMS = len(BASELINES)
 __all__ = ["servers"]  # the fixture
 
 
-def test_a_sampling_has_the_same_defaults_wherever_it_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_sampling_has_the_same_defaults_wherever_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     expected = Sampling(temperature=0.6, top_p=0.95, seed=3)
-    assert Sampling(seed=3) == load(sampling={"seed": 3}).sampling == load(sampling=Sampling(seed=3)).sampling
+    assert (
+        Sampling(seed=3)
+        == load(sampling={"seed": 3}).sampling
+        == load(sampling=Sampling(seed=3)).sampling
+    )
     assert Sampling(seed=3) == expected
     assert Settings().sampling == load().sampling == Sampling()
     (tmp_path / "stepspec.toml").write_text("[sampling]\nseed = 3\n")
@@ -50,12 +56,15 @@ def test_the_bench_interleaves_both_samplings_and_shows_the_default_first(
     assert [row["name"] for row in rows[:ARMS]] == [row["name"] for row in rows[ARMS:]]
     assert {row["n"] for row in rows} == {2}
     first, second = servers.solver.calls[: 2 * ARMS], servers.solver.calls[2 * ARMS :]
-    for problem in (first, second):  # every arm at both samplings before the next problem, all by one seed
+    # every arm at both samplings before the next problem, all by one seed
+    for problem in (first, second):
         assert sorted(map(temperature, problem)) == [0.0] * ARMS + [0.6] * ARMS
         assert len({run.seed for run in problem}) == 1
     assert first[0].seed != second[0].seed
     printed = capsys.readouterr().out
-    assert 0 <= printed.index("Sampled at temperature 0.6") < printed.index("Greedy (temperature 0)")
+    assert (
+        0 <= printed.index("Sampled at temperature 0.6") < printed.index("Greedy (temperature 0)")
+    )
 
 
 def test_a_sampling_that_does_not_exist_is_refused(servers: Servers) -> None:

@@ -1,4 +1,7 @@
-"""The small model ended the thinking as soon as its last step was right in itself, which SpecReason's code prevents."""
+"""
+The small model ended the thinking as soon as its last step was right in itself, which SpecReason's
+code prevents.
+"""
 
 from __future__ import annotations
 
@@ -23,26 +26,40 @@ EAGER, PATIENT = 2, 4  # paragraphs after which each model ends the thinking
 
 
 def says(role: Role, length: int) -> Callable[[Previous], str]:
-    """Script *length* paragraphs without full stops: only their ends tell whether more is to come."""
+    """
+    Script *length* paragraphs without full stops: only their ends tell whether more is to come.
+    """
     return lambda previous: (
-        f"The {role} one says {len(previous)}" + (DELIMITER if len(previous) + 1 < length else THINK_END)
+        f"The {role} one says {len(previous)}"
+        + (DELIMITER if len(previous) + 1 < length else THINK_END)
     )
 
 
 def pair() -> tuple[ScriptedModel, ScriptedModel]:
-    """A small model that ends the thinking two paragraphs early, and a judge to whom every step is right in itself."""
+    """
+    A small model that ends the thinking two paragraphs early, and a judge to whom every step is
+    right in itself.
+    """
     small = ScriptedModel("small", says("small", EAGER))
     large = ScriptedModel(
-        "large", says("large", PATIENT), log=small.log, judge=lambda chain, question: {"9": 1.0, "Yes": 0.0}
+        "large",
+        says("large", PATIENT),
+        log=small.log,
+        judge=lambda chain, question: {"9": 1.0, "Yes": 0.0},
     )
     return small, large
 
 
 def built(
-    small: ScriptedModel, large: ScriptedModel, ending: EndedBy | None = None, name: str = "specreason"
+    small: ScriptedModel,
+    large: ScriptedModel,
+    ending: EndedBy | None = None,
+    name: str = "specreason",
 ) -> Policy:
     options = {"cues": ["large one"]} if name == "relay" else {}
-    return Models(small, large, None, Budget()).policy_of(RunOptions(policy=name, options=options, ending=ending))
+    return Models(small, large, None, Budget()).policy_of(
+        RunOptions(policy=name, options=options, ending=ending)
+    )
 
 
 def authors_and_texts(chain: Chain) -> list[tuple[str, str]]:
@@ -78,7 +95,8 @@ def test_the_large_model_may_agree_that_it_is_over_in_no_more_time() -> None:
         assert chain.text == f"The small one says 0\n\nThe small one says 1{THINK_END}"
         return took
 
-    assert seconds("small", 1) == seconds("large", 1) == 3.0  # two drafts and a verdict, or the end, written meanwhile
+    # two drafts and a verdict, or the end, written meanwhile
+    assert seconds("small", 1) == seconds("large", 1) == 3.0
     assert seconds("large", 0) == seconds("small", 0) + 1
 
 
@@ -95,14 +113,20 @@ def test_a_small_model_that_wants_nothing_but_to_end_cannot_hold_the_run_up() ->
     small.script = lambda previous: THINK_END
     (chain, end), _ = run(reason(built(small, large), PROBLEM, ahead=3))
     assert end == "finished"
-    assert authors_and_texts(chain) == [("large", says("large", PATIENT)(("",) * place)) for place in range(PATIENT)]
+    assert authors_and_texts(chain) == [
+        ("large", says("large", PATIENT)(("",) * place)) for place in range(PATIENT)
+    ]
     assert large.open == small.open == 0
 
 
 def test_models_that_do_not_think_end_their_turn_the_same_way() -> None:
     small, large = pair()
-    small.script = lambda previous: f"The small one says {len(previous)}" + DELIMITER * (not previous)
-    large.script = lambda previous: f"The large one says {len(previous)}" + DELIMITER * (len(previous) < PATIENT - 1)
+    small.script = lambda previous: (
+        f"The small one says {len(previous)}" + DELIMITER * (not previous)
+    )
+    large.script = lambda previous: (
+        f"The large one says {len(previous)}" + DELIMITER * (len(previous) < PATIENT - 1)
+    )
     (chain, end), _ = run(reason(built(small, large), PROBLEM))
     assert end == "finished"
     assert [step.author for step in chain.steps] == [author for author, _ in TOGETHER]
@@ -112,7 +136,9 @@ def test_models_that_do_not_think_end_their_turn_the_same_way() -> None:
 def test_a_rival_does_not_end_the_thinking_either() -> None:
     class Chosen(SpecReason):
         async def verify(self, chain: Chain, draft: Step) -> Verdict:
-            return Rollback(reason="grade", rivals=(Rival(Step(f"So.\n{THINK_END}", "small", "end"), 8.0),))
+            return Rollback(
+                reason="grade", rivals=(Rival(Step(f"So.\n{THINK_END}", "small", "end"), 8.0),)
+            )
 
     small, large = pair()
     verdict, _ = run(Ending(Chosen(small, large)).verify(PROBLEM, Step("Hm.\n\n", "small")))
@@ -130,8 +156,16 @@ def test_the_step_compared_with_the_draft_still_starts_at_the_same_time() -> Non
 
 
 def test_each_method_ends_the_thinking_as_in_its_paper() -> None:
-    found = {name: ended_by(method.build) for name, method in METHODS.items() if name not in policies.BASELINES}
-    assert {name for name, by in found.items() if by == "large"} == {"specreason", "choose", "random"}
+    found = {
+        name: ended_by(method.build)
+        for name, method in METHODS.items()
+        if name not in policies.BASELINES
+    }
+    assert {name for name, by in found.items() if by == "large"} == {
+        "specreason",
+        "choose",
+        "random",
+    }
     assert {by for by in found.values()} == {"large", "small"}
 
 
@@ -150,6 +184,8 @@ def test_ending_is_a_setting_that_bears_on_a_calibration() -> None:
     assert load().ending is None
     assert load().conditions()["ending"] == "large"
     assert load(policy="bild").conditions()["ending"] == "small"
-    assert load(ending="large").with_overrides({"ending": "small"}).conditions()["ending"] == "small"
+    assert (
+        load(ending="large").with_overrides({"ending": "small"}).conditions()["ending"] == "small"
+    )
     with pytest.raises(ConfigurationError, match=r"ending: .*'large' or 'small'"):
         load(ending="nobody")

@@ -1,4 +1,7 @@
-"""The large model wrote the whole answer, where the papers' methods go on through it with drafts and verdicts."""
+"""
+The large model wrote the whole answer, where the papers' methods go on through it with drafts and
+verdicts.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,22 @@ from hypothesis import strategies as st
 from stepspec import policies
 from stepspec.orchestrator import Budget, Chain, Ledger
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError, EndpointUnavailable
-from stepspec.orchestrator.events import Answered, Answering, Committed, Degraded, Drafted, Event, Judged, Started
+from stepspec.orchestrator.errors import (
+    ConfigurationError,
+    ContextTooLong,
+    EndpointError,
+    EndpointUnavailable,
+)
+from stepspec.orchestrator.events import (
+    Answered,
+    Answering,
+    Committed,
+    Degraded,
+    Drafted,
+    Event,
+    Judged,
+    Started,
+)
 from stepspec.orchestrator.interfaces import answered_by
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.run import Outcome, RunParts
@@ -35,12 +52,19 @@ THOUGHT = 3  # steps
 
 
 class Case(Run):
-    """A pair that thinks in three steps and answers in three paragraphs, of which the *wrong* drafts are bad."""
+    """
+    A pair that thinks in three steps and answers in three paragraphs, of which the *wrong* drafts
+    are bad.
+    """
 
     def __init__(self, *, wrong: Sequence[int] = (), budget: Budget | None = None) -> None:
         super().__init__(budget)
-        self.small = ScriptedModel("small", counting("small", THOUGHT), answer=ANSWER, observe=self.events.append)
-        self.large = ScriptedModel("large", counting("large", THOUGHT), answer=ANSWER.replace("That", "This"))
+        self.small = ScriptedModel(
+            "small", counting("small", THOUGHT), answer=ANSWER, observe=self.events.append
+        )
+        self.large = ScriptedModel(
+            "large", counting("large", THOUGHT), answer=ANSWER.replace("That", "This")
+        )
         self.large.observe, self.large.log = self.events.append, self.small.log
 
         def judge(chain: Chain, question: str) -> dict[str, float]:
@@ -86,7 +110,9 @@ def test_the_streamed_text_is_verified_and_complete() -> None:
     assert "".join(case.emitted) == outcome.text
     assert case.emitted == ["First, 6 x 7.", "\n\nThat is 42.", "\n\nSo it is \\boxed{42}."]
     first = next(place for place, event in enumerate(case.events) if isinstance(event, Answering))
-    assert [e.index for e in case.events[:first] if isinstance(e, Committed)] == list(range(THOUGHT + 2))
+    assert [e.index for e in case.events[:first] if isinstance(e, Committed)] == list(
+        range(THOUGHT + 2)
+    )
 
 
 def test_the_ledger_the_solution_and_the_trace_hold_the_answer_once() -> None:
@@ -114,7 +140,9 @@ def test_the_service_sends_the_answers_steps_as_content_and_counts_them_so() -> 
         for name, text in delta.fields.items():
             fields[name] = fields.get(name, "") + text
     thinking, answer = outcome.chain.parts()
-    assert fields["reasoning"] == fields["reasoning_content"] == thinking.text.removesuffix(THINK_END)
+    assert (
+        fields["reasoning"] == fields["reasoning_content"] == thinking.text.removesuffix(THINK_END)
+    )
     assert fields["content"] == outcome.text
     assert (count.reasoning, count.answer) == (thinking.tokens, answer.tokens)
 
@@ -141,7 +169,8 @@ def test_a_partial_answer_counts_when_the_time_is_up(seconds: float, text: str) 
 
 def test_an_answer_that_was_begun_in_the_time_to_think_may_go_on() -> None:
     case = Case(budget=Budget(seconds=15.0))
-    outcome, took = case.run()  # the time to think is over at 11.25, in the middle of the last draft
+    # the time to think is over at 11.25, in the middle of the last draft
+    outcome, took = case.run()
     assert (outcome.reason, outcome.answer, took) == ("stop", "42", 11.25 + 2.0)
 
 
@@ -165,7 +194,9 @@ def test_an_answer_for_which_the_context_is_too_short_ends_there_and_is_not_trie
 
 @pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("failure", [EndpointUnavailable, ContextTooLong])
-def test_a_small_model_that_is_lost_in_the_answer_is_replaced_there(failure: type[EndpointError], ahead: int) -> None:
+def test_a_small_model_that_is_lost_in_the_answer_is_replaced_there(
+    failure: type[EndpointError], ahead: int
+) -> None:
     case = Case()
     gone = failure("it failed", role="small", url="http://here", verb="write")
     case.small.fails = lambda verb, chain: gone if "First" in chain.text else None
@@ -180,7 +211,9 @@ def test_an_answer_without_text_is_left_to_the_large_model() -> None:
     case.small.answer = ""
     outcome, _ = case.run()
     assert outcome.answer == "42"
-    assert {(step.author, step.note) for step in outcome.chain.parts()[1].steps} == {("large", "empty")}
+    assert {(step.author, step.note) for step in outcome.chain.parts()[1].steps} == {
+        ("large", "empty")
+    }
 
 
 def test_one_model_may_answer_alone() -> None:
@@ -204,7 +237,11 @@ def test_thinking_and_answer_are_the_same_at_any_lookahead(
         budget = Budget(tokens)
         tried, events = arm(name, seed, budget=budget), list[Event]()
         tried.small.answer, tried.large.answer = ANSWER, ANSWER.replace("That", "This")
-        solving = solve(RunParts(tried.policy, budget=budget, ahead=ahead, by_method=True), PROBLEM, events.append)
+        solving = solve(
+            RunParts(tried.policy, budget=budget, ahead=ahead, by_method=True),
+            PROBLEM,
+            events.append,
+        )
         found = run(solving)[0]
         assert tried.small.open == tried.large.open == 0
         thinking, answer = found.chain.parts()
@@ -219,7 +256,11 @@ def test_thinking_and_answer_are_the_same_at_any_lookahead(
 
 
 def test_each_method_answers_as_in_its_paper() -> None:
-    found = {name: answered_by(method.build) for name, method in METHODS.items() if name not in policies.BASELINES}
+    found = {
+        name: answered_by(method.build)
+        for name, method in METHODS.items()
+        if name not in policies.BASELINES
+    }
     assert found == {
         "specreason": "method",
         "speculative-thinking": "method",
@@ -245,7 +286,11 @@ def test_a_run_may_override_it_but_a_baseline_uses_one_model() -> None:
         return answerer.role if answerer else None
 
     assert [role("specreason"), role("relay"), role("glimpse")] == [None, "small", "large"]
-    assert [role("specreason", by) for by in ("large", "method", "small")] == ["large", None, "small"]
+    assert [role("specreason", by) for by in ("large", "method", "small")] == [
+        "large",
+        None,
+        "small",
+    ]
     assert [role(name, "method") for name in policies.BASELINES] == ["large", "small"]
     formatting = Models(case.small, case.large, None, Budget(), case.large)
     assert formatting.answerer("specreason", "method") is not None

@@ -1,4 +1,7 @@
-"""RSD's reward was read at a token that held the end of the step as well (`.` and a blank line are one in Qwen)."""
+"""
+RSD's reward was read at a token that held the end of the step as well (`.` and a blank line are one
+in Qwen).
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,20 @@ async def test_a_step_that_was_rated_is_the_prefix_of_the_next() -> None:
     assert server.read[-1][:before] == server.read[-2]
 
 
-@pytest.mark.parametrize(("delimiter", "layout"), [("<extra_0>", "chat"), ("\n\n", "plain"), (".\n\n;\n\n", "plain")])
-async def test_the_reward_is_read_at_the_last_token_of_the_delimiter(delimiter: str, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("delimiter", "layout"), [("<extra_0>", "chat"), ("\n\n", "plain"), (".\n\n;\n\n", "plain")]
+)
+async def test_the_reward_is_read_at_the_last_token_of_the_delimiter(
+    delimiter: str, layout: str
+) -> None:
     """The authors take the last id of the encoded delimiter."""
     server = FakePooling()
     server.head = lambda text: [[float(place)] for place in range(len(server.read[-1]))]
-    await rated(server, Chain.of("What?").extend(Step("Six.\n\n", "small")), delimiter=delimiter, layout=layout)
+    await rated(
+        server,
+        Chain.of("What?").extend(Step("Six.\n\n", "small")),
+        delimiter=delimiter,
+        layout=layout,
+    )
     last = delimiter if layout == "chat" else "\n\n"
     assert server.read[-1][-3:] == ["x", ".", last]

@@ -1,4 +1,7 @@
-"""Blank lines in fenced code, LaTeX environments and tables ended steps, and nothing else could be made to end one."""
+"""
+Blank lines in fenced code, LaTeX environments and tables ended steps, and nothing else could be
+made to end one.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,9 @@ STEPWISE: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("name", "options"), STEPWISE, ids=lambda value: str(value))
-def test_every_method_writes_blocks_as_one_step_at_any_lookahead(name: str, options: dict[str, Any]) -> None:
+def test_every_method_writes_blocks_as_one_step_at_any_lookahead(
+    name: str, options: dict[str, Any]
+) -> None:
     for ahead in (0, 1, 3):
         events: list[Event] = []
         made = policy(name, **options)[1]
@@ -77,7 +82,9 @@ def test_every_method_writes_blocks_as_one_step_at_any_lookahead(name: str, opti
         assert end == "finished"
         assert [step.text for step in chain.steps] == list(STEPS)
         if name == "specreason":
-            assert [event.draft.text for event in events if isinstance(event, Drafted)] == list(STEPS)
+            assert [event.draft.text for event in events if isinstance(event, Drafted)] == list(
+                STEPS
+            )
 
 
 def test_a_delimiter_of_the_run_holds_for_every_method() -> None:
@@ -91,15 +98,28 @@ def test_a_delimiter_of_the_run_holds_for_every_method() -> None:
         made = policy(name, **options)[1]
         for model in (made.small, made.large) if hasattr(made, "small") else (made.author,):
             model.script = all_of
-        (chain, _), _ = run(reason(made, Chain(PROBLEM.messages, ends=StepEnds.of(["So\n", "code:\n"])), ahead=1))
-        assert [step.text for step in chain.steps] == [lines[0], "".join(lines[1:8]), "".join(lines[8:])], name
+        (chain, _), _ = run(
+            reason(made, Chain(PROBLEM.messages, ends=StepEnds.of(["So\n", "code:\n"])), ahead=1)
+        )
+        assert [step.text for step in chain.steps] == [
+            lines[0],
+            "".join(lines[1:8]),
+            "".join(lines[8:]),
+        ], name
 
 
 def pieces(text: str, size: int) -> tuple[str, ...]:
-    """*text* as tokens of *size* characters, which hold blank lines together with what is around them."""
+    """
+    *text* as tokens of *size* characters, which hold blank lines together with what is around them.
+    """
     marked = text.replace(THINK_END, "\0")
     tokens = [marked[at : at + size] for at in range(0, len(marked), size)]
-    return tuple(part for token in tokens for part in token.replace("\0", f"\1{THINK_END}\1").split("\1") if part)
+    return tuple(
+        part
+        for token in tokens
+        for part in token.replace("\0", f"\1{THINK_END}\1").split("\1")
+        if part
+    )
 
 
 async def written(model: VllmModel, **options: Any) -> list[Step]:
@@ -114,7 +134,10 @@ async def written(model: VllmModel, **options: Any) -> list[Step]:
 async def test_over_http_steps_are_the_same_with_a_stream_and_with_a_request_for_each(
     size: int, chunk: int, sampling: Sampling
 ) -> None:
-    """The server stops within a block, and the rest comes by another request: the very tokens stay the same."""
+    """
+    The server stops within a block, and the rest comes by another request: the very tokens stay the
+    same.
+    """
     server = FakeVllm(pieces(TEXT, size), chunk=chunk)
     async with server.serve() as endpoint, VllmEndpoint(endpoint) as served:
         separate = await written(served.model(sampling))
@@ -146,7 +169,9 @@ async def test_rivals_go_on_within_a_block_too() -> None:
 
 
 @pytest.mark.parametrize("sticky", [False, True])
-async def test_a_fence_that_is_not_closed_leaves_the_limit_and_the_end_of_the_thinking(sticky: bool) -> None:
+async def test_a_fence_that_is_not_closed_leaves_the_limit_and_the_end_of_the_thinking(
+    sticky: bool,
+) -> None:
     text = "```\n" + "a = 1\n\n" * 40 + THINK_END + "\n\nIt is 1.\n\n"
     server = FakeVllm(pieces(text, 4))
     async with server.serve() as endpoint, VllmEndpoint(endpoint) as served:
@@ -166,7 +191,9 @@ SCRIPT = ("So", " one", "\n", "Then", " two", "\n\n", "Done", THINK_END, "\n\n",
 async def solved(choices: Any, **settings: Any) -> list[str]:
     server = FakeVllm(SCRIPT, digits={"9": -0.1})
     async with server.serve("small") as small, server.serve("large") as large:
-        solver = Solver(small, large, sampling=GREEDY, ending="small", answer="large", auto=False, **settings)
+        solver = Solver(
+            small, large, sampling=GREEDY, ending="small", answer="large", auto=False, **settings
+        )
         async with solver:
             solution = await solver.solve("What is 1 + 1?", **choices)
     return [step.text for step in solution.steps if step.fate == "kept"]
@@ -182,14 +209,20 @@ async def solved(choices: Any, **settings: Any) -> list[str]:
 )
 @pytest.mark.parametrize("ahead", [0, 2])
 async def test_solve_takes_the_delimiter_of_a_run(
-    delimiter: Any, steps: Sequence[str], ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    delimiter: Any,
+    steps: Sequence[str],
+    ahead: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert await solved({"delimiter": delimiter}, ahead=ahead) == steps
     assert await solved({}, ahead=ahead, delimiter=delimiter) == steps
 
 
-def test_settings_requests_and_arms_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_requests_and_arms_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert load().delimiter == "\n\n"
     assert load(delimiter=["\n", "#"]).delimiter == ["\n", "#"]
@@ -216,6 +249,6 @@ def test_a_delimiter_that_ends_nothing_is_refused(
     with pytest.raises(ConfigurationError, match="delimiter"):
         load(delimiter=delimiter)
     with pytest.raises(ConfigurationError, match="delimiter"):
-        Solver(Endpoint(role="small", url="http://a"), Endpoint(role="large", url="http://b")).settings.with_overrides(
-            {"delimiter": delimiter}
-        )
+        Solver(
+            Endpoint(role="small", url="http://a"), Endpoint(role="large", url="http://b")
+        ).settings.with_overrides({"delimiter": delimiter})

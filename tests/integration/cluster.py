@@ -1,5 +1,6 @@
 """
-A program: a small Ray cluster of its own, on which it does what ``serve run`` does with the same arguments.
+A program: a small Ray cluster of its own, on which it does what ``serve run`` does with the same
+arguments.
 
 At SIGUSR1 it takes the application back, as a new version would.
 """
@@ -26,5 +27,11 @@ def take_back(number: int, frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, take_back)
-    ray.init("local", num_cpus=2, object_store_memory=SHARED_MEMORY, include_dashboard=False, namespace="serve")
+    ray.init(
+        "local",
+        num_cpus=2,
+        object_store_memory=SHARED_MEMORY,
+        include_dashboard=False,
+        namespace="serve",
+    )
     cli(["run", *sys.argv[1:]])

@@ -41,7 +41,9 @@ def deaths(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session")
 def forked(request: pytest.FixtureRequest) -> Generator[tuple[str, ...]]:
     """The program that forks a server instead of importing vLLM for it."""
-    with forking(shared_folder(request.config), {**ENVIRONMENT, **ZEROS, "VLLM_PLUGINS": ""}) as program:
+    with forking(
+        shared_folder(request.config), {**ENVIRONMENT, **ZEROS, "VLLM_PLUGINS": ""}
+    ) as program:
         yield program
 
 
@@ -55,7 +57,9 @@ def pair(forked: tuple[str, ...]) -> Generator[Pair]:
 @pytest.fixture(scope="session")
 def small_other(pair: Pair, forked: tuple[str, ...]) -> Generator[Pair]:
     """The same large model with the small one of another vocabulary."""
-    with serving(miniature_servers("off", ["small-other"], world=find_world(SHORT)), forked) as served:
+    with serving(
+        miniature_servers("off", ["small-other"], world=find_world(SHORT)), forked
+    ) as served:
         yield replace(pair, small=served["small-other"])
 
 
@@ -87,11 +91,13 @@ def serving(
     """
     Run *servers* in an event loop of their own, so that tests in any loop can use them.
 
-    *program* takes the place of vLLM's own, and the arguments of that. Unless the servers are *doomed*, the end of one
-    is printed at the end of the test run: it may explain many failures.
+    *program* takes the place of vLLM's own, and the arguments of that. Unless the servers are
+    *doomed*, the end of one is printed at the end of the test run: it may explain many failures.
     """
     with start_blocking_portal() as portal:
-        launching = launch([replace(server, program=program or server.program) for server in servers])
+        launching = launch(
+            [replace(server, program=program or server.program) for server in servers]
+        )
         try:
             with portal.wrap_async_context_manager(launching) as served:
                 yield served
@@ -104,14 +110,20 @@ def serving(
 
 
 def split_thinking(kept: Sequence[str]) -> tuple[list[str], str]:
-    """Split the *kept* steps as a client gets them: the thinking without the mark of its end, and the answer."""
+    """
+    Split the *kept* steps as a client gets them: the thinking without the mark of its end, and the
+    answer.
+    """
     ends = next(place for place, text in enumerate(kept, 1) if text.endswith(THINK_END))
     return [text.replace(THINK_END, "") for text in kept[:ends]], "".join(kept[ends:]).strip()
 
 
 async def running_requests(server: Served) -> int:
     """Return how many requests a server works on or keeps waiting, by its own count."""
-    async with aiohttp.ClientSession() as http, http.get(server.base_url.removesuffix("/v1") + "/metrics") as reply:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(server.base_url.removesuffix("/v1") + "/metrics") as reply,
+    ):
         lines = (await reply.text()).splitlines()
     counted = ("vllm:num_requests_running", "vllm:num_requests_waiting{")
     return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(counted))

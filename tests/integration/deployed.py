@@ -1,4 +1,7 @@
-"""The service on a separate Ray cluster, as docker/ray/stepspec.yaml deploys it, and the replies of its clients."""
+"""
+The service on a separate Ray cluster, as docker/ray/stepspec.yaml deploys it, and the replies of
+its clients.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ QUIET = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_DEDUP_LOGS": "0",
 }
-PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60"}
+PATIENT = {
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+}
 PATIENCE = 420.0  # seconds to start; on two busy cores each of Ray's processes takes several
 GRACE = 20.0  # seconds to end
 SMALL_SHARE = {"min_replicas": 2, "max_replicas": 2, "cpus": 0.5}
@@ -81,13 +87,18 @@ class Answer:
 
 @asynccontextmanager
 async def deploying(pair: Pair, folder: Path, **variables: str) -> AsyncGenerator[Deployed]:
-    """Deploy the file that is shipped, with this pair and a free port, on a cluster that is gone afterwards."""
+    """
+    Deploy the file that is shipped, with this pair and a free port, on a cluster that is gone
+    afterwards.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     written, log = folder / "stepspec.yaml", folder / "cluster.log"
     written.write_text(yaml.safe_dump(changed(yaml.safe_load(DEPLOYED.read_text()), pair, port)))
     command = (sys.executable, str(PROGRAM), str(written))
-    async with child(command, env={**os.environ, **QUIET, **PATIENT, **variables}, log=log, grace=GRACE) as cluster:
+    async with child(
+        command, env={**os.environ, **QUIET, **PATIENT, **variables}, log=log, grace=GRACE
+    ) as cluster:
         deployed = Deployed(f"http://127.0.0.1:{port}", log, cluster)
         async with aiohttp.ClientSession(deployed.base) as http:
             await until(lambda: ready(http, deployed), PATIENCE)
@@ -97,7 +108,11 @@ async def deploying(pair: Pair, folder: Path, **variables: str) -> AsyncGenerato
 def changed(file: Any, pair: Pair, port: int) -> Any:
     (application,) = file["applications"]
     arguments = application["args"]
-    arguments |= {"small": pair.small.base_url, "large": pair.large.base_url, "sampling": {"temperature": 0}}
+    arguments |= {
+        "small": pair.small.base_url,
+        "large": pair.large.base_url,
+        "sampling": {"temperature": 0},
+    }
     arguments["service"]["ray"] |= SMALL_SHARE
     file["http_options"]["port"] = port
     return file
@@ -118,7 +133,9 @@ def descendants(pid: int) -> set[int]:
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         try:
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
         except (ValueError, OSError):
             continue
     found, new = set[int](), {pid}

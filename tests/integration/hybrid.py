@@ -2,8 +2,9 @@
 """
 A hybrid with random weights, like Qwen3-Next, small enough for a CPU, and its server.
 
-It has three layers of linear attention and one of full attention, and the miniature pair's tokenizer. Its text is
-noise; it exists to test how vLLM's server caches the prefixes of hybrids: its blocks of 640 tokens and saved states.
+It has three layers of linear attention and one of full attention, and the miniature pair's
+tokenizer. Its text is noise; it exists to test how vLLM's server caches the prefixes of hybrids:
+its blocks of 640 tokens and saved states.
 """
 
 from __future__ import annotations
@@ -42,14 +43,19 @@ SHAPE: Mapping[str, Any] = {
 
 
 def make_hybrid(folder: Path, *, seed: int = 0) -> Path:
-    """Write the files of a hybrid model with random weights of *seed* to *folder*; return *folder*."""
+    """
+    Write the files of a hybrid model with random weights of *seed* to *folder*; return *folder*.
+    """
     import torch
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     config = json.loads((MODELS / "large" / "config.json").read_text(encoding="utf-8"))
     shape = {
         **SHAPE,
-        **{key: config[key] for key in ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")},
+        **{
+            key: config[key]
+            for key in ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
+        },
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -62,12 +68,19 @@ def make_hybrid(folder: Path, *, seed: int = 0) -> Path:
 
 def hybrid_server(model: Path, name: str, flags: Mapping[str, Any] | None = None) -> Server:
     """
-    Describe the server *name* of the hybrid in the folder *model*; *flags*, by name, are added to its command.
+    Describe the server *name* of the hybrid in the folder *model*; *flags*, by name, are added to
+    its command.
 
     The server opens vLLM's own route for suffix scoring, like that of the large miniature model.
     """
-    settings: dict[str, Any] = {**FLAGS, "dtype": "bfloat16", "max-model-len": CONTEXT, "enable-scale-out": True}
-    del settings["block-size"]  # vLLM chooses the size so that a block can store the recurrent state
+    settings: dict[str, Any] = {
+        **FLAGS,
+        "dtype": "bfloat16",
+        "max-model-len": CONTEXT,
+        "enable-scale-out": True,
+    }
+    # vLLM chooses the size so that a block can store the recurrent state
+    del settings["block-size"]
     return Server(
         name=name,
         model=model,

@@ -1,4 +1,7 @@
-"""``stepspec calibrate`` that finds nothing on real servers; the tutorial's test finds a threshold and serves it."""
+"""
+``stepspec calibrate`` that finds nothing on real servers; the tutorial's test finds a threshold and
+serves it.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,17 @@ def stepspec(folder: Path, *words: str, **environment: str) -> subprocess.Comple
 
 def test_a_judge_that_accepts_everything_promises_nothing(pair: Pair, tmp_path: Path) -> None:
     urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
-    done = stepspec(tmp_path, "calibrate", "arithmetic", *urls, "--limit", "12", "--max-loss", "0.3", "--values", "0")
+    done = stepspec(
+        tmp_path,
+        "calibrate",
+        "arithmetic",
+        *urls,
+        "--limit",
+        "12",
+        "--max-loss",
+        "0.3",
+        "--values",
+        "0",
+    )
     assert (done.returncode, "can be promised" in done.stdout) == (1, True), done.stderr
     assert not (tmp_path / "policy.toml").exists()

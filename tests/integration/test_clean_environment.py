@@ -1,5 +1,6 @@
 """
-What a newcomer does, in an environment that knows nothing of this clone: the wheel with its extras, and every command.
+What a newcomer does, in an environment that knows nothing of this clone: the wheel with its extras,
+and every command.
 
 Both servers are stand-ins for vLLM, run by the same environment; they answer every problem with 42.
 """
@@ -40,7 +41,8 @@ print(reply.choices[0].message.content)
 
 def plugins() -> Mapping[str, Sequence[str]]:
     """
-    Return the packages that extend stepspec, which are installed beside it: by path, the policies of each.
+    Return the packages that extend stepspec, which are installed beside it: by path, the policies
+    of each.
 
     This is the place of the example in examples/plugin, and of any further one.
     """
@@ -53,9 +55,13 @@ def plugins() -> Mapping[str, Sequence[str]]:
 
 @pytest.fixture(scope="module")
 def programs(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the programs of an environment with the wheel, two extras, and what extends it."""
+    """
+    The folder of the programs of an environment with the wheel, two extras, and what extends it.
+    """
     place = tmp_path_factory.mktemp("clean") / "environment"
-    return fresh(place, sys.executable, f"stepspec[serve,evals] @ {distributions.wheel.as_uri()}", *plugins())
+    return fresh(
+        place, sys.executable, f"stepspec[serve,evals] @ {distributions.wheel.as_uri()}", *plugins()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +75,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(programs: Path, home: Path) -> Run:
-    """Run a program of the environment, and return what it prints; it must succeed without a warning."""
+    """
+    Run a program of the environment, and return what it prints; it must succeed without a warning.
+    """
 
     def run(program: str, *arguments: str, **variables: str) -> str:
         done = subprocess.run(
@@ -94,9 +102,14 @@ def environment(home: Path) -> dict[str, str]:
 
 @contextmanager
 def started(command: Sequence[str], home: Path, log: Path) -> Generator[Callable[[str], str]]:
-    """Run *command* until the block ends; yield a function that waits for a line with a text and returns it."""
+    """
+    Run *command* until the block ends; yield a function that waits for a line with a text and
+    returns it.
+    """
     with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=home, env=environment(home), stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=home, env=environment(home), stdout=output, stderr=subprocess.STDOUT
+        )
 
     def line(text: str) -> str:
         deadline = monotonic() + SOON
@@ -122,25 +135,37 @@ def servers() -> Iterator[Sequence[str]]:
         yield ["--small", f"{small}/v1", "--large", f"{large}/v1"]
 
 
-def test_nothing_of_the_clone_is_there(run: Run, programs: Path, distributions: Distributions) -> None:
+def test_nothing_of_the_clone_is_there(
+    run: Run, programs: Path, distributions: Distributions
+) -> None:
     assert run("stepspec", "--version").strip() == distributions.version
     origin = run("python", "-c", "import stepspec; print(stepspec.__file__)")
     assert origin.startswith(str(programs.parent))
-    code = "import importlib.util as util; print(*filter(util.find_spec, ['vllm', 'torch', 'transformers', 'pytest']))"
+    code = (
+        "import importlib.util as util; print(*filter(util.find_spec, ['vllm', 'torch',"
+        " 'transformers', 'pytest']))"
+    )
     assert run("python", "-c", code).strip() == ""
 
 
 def test_policies_are_listed(run: Run) -> None:
     printed = run("stepspec", "policies")
     names = {line.partition(" ")[0] for line in printed.splitlines()}
-    assert {"specreason", "bild", "large", *(name for policies in plugins().values() for name in policies)} <= names
+    assert {
+        "specreason",
+        "bild",
+        "large",
+        *(name for policies in plugins().values() for name in policies),
+    } <= names
 
 
 def test_the_doctor_checks_both_servers(run: Run, servers: Sequence[str]) -> None:
     assert "one vocabulary" in run("stepspec", "doctor", *servers)
 
 
-@pytest.mark.parametrize("policy", ["specreason", *(name for policies in plugins().values() for name in policies)])
+@pytest.mark.parametrize(
+    "policy", ["specreason", *(name for policies in plugins().values() for name in policies)]
+)
 def test_a_problem_is_solved(run: Run, servers: Sequence[str], home: Path, policy: str) -> None:
     words = ["--policy", policy, "--trace", f"{policy}.jsonl"]
     assert run("stepspec", "solve", PROBLEMS[0], *words, *servers).strip() == ANSWER
@@ -149,9 +174,13 @@ def test_a_problem_is_solved(run: Run, servers: Sequence[str], home: Path, polic
 
 
 def test_policies_are_measured_and_reported(run: Run, servers: Sequence[str], home: Path) -> None:
-    printed = run("stepspec", "eval", "problems.jsonl", "--policy", "specreason", "--json", *servers)
+    printed = run(
+        "stepspec", "eval", "problems.jsonl", "--policy", "specreason", "--json", *servers
+    )
     assert json.loads(printed)
-    _, *samples = [json.loads(line) for line in (home / "runs/problems/samples.jsonl").read_text().splitlines()]
+    _, *samples = [
+        json.loads(line) for line in (home / "runs/problems/samples.jsonl").read_text().splitlines()
+    ]
     arms = Counter(sample["arm"] for sample in samples if sample["correct"])
     assert arms == dict.fromkeys(("plain", "small alone", "specreason"), len(PROBLEMS))
     run("stepspec", "report", "runs/problems")

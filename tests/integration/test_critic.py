@@ -1,4 +1,7 @@
-"""A reward model on a real vLLM pooling server: tiny, with random weights, but served as the real ones are."""
+"""
+A reward model on a real vLLM pooling server: tiny, with random weights, but served as the real ones
+are.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ from .conftest import Pair, serving
 pytestmark = pytest.mark.servers
 CHAIN = Chain.of(fresh_tasks(1, 4)[0].problem).extend(Step("On Monday 3 + 4 = 7.\n\n", "small"))
 LONGER = CHAIN.extend(Step("On Tuesday 7 + 1 = 8.\n\n", "small"))
-HEADS = {"one": (1, "classify"), "two": (2, "classify"), "tokens": (1, "token_classify")}  # labels, task
+# labels, task
+HEADS = {"one": (1, "classify"), "two": (2, "classify"), "tokens": (1, "token_classify")}
 FOR_WRITING = ("generation-config", "enable-prompt-tokens-details", "structured-outputs-config")
 
 
@@ -38,7 +42,9 @@ def make_reward_model(folder: Path, labels: int) -> Path:
     torch: Any = import_module("torch")  # partly typed, and wanted by these tests alone
     transformers: Any = import_module("transformers")
     torch.manual_seed(labels)
-    config = transformers.Qwen3Config.from_pretrained(MODELS / "small", num_labels=labels, pad_token_id=0)
+    config = transformers.Qwen3Config.from_pretrained(
+        MODELS / "small", num_labels=labels, pad_token_id=0
+    )
     transformers.Qwen3ForSequenceClassification(config).save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(MODELS / "small" / file, folder / file)
@@ -46,13 +52,22 @@ def make_reward_model(folder: Path, labels: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def critics(tmp_path_factory: pytest.TempPathFactory, forked: tuple[str, ...]) -> Generator[Mapping[str, Served]]:
-    """Serve a reward model with one logit, one with two classes, and one with a logit for every token."""
+def critics(
+    tmp_path_factory: pytest.TempPathFactory, forked: tuple[str, ...]
+) -> Generator[Mapping[str, Served]]:
+    """
+    Serve a reward model with one logit, one with two classes, and one with a logit for every token.
+    """
     servers: list[Server] = []
     for name, (labels, task) in HEADS.items():
         folder = make_reward_model(tmp_path_factory.mktemp(name), labels)
         flags = {key: value for key, value in FLAGS.items() if key not in FOR_WRITING}
-        flags |= {"runner": "pooling", "convert": "classify", "pooler-config": {"task": task}, "max-model-len": 1024}
+        flags |= {
+            "runner": "pooling",
+            "convert": "classify",
+            "pooler-config": {"task": task},
+            "max-model-len": 1024,
+        }
         env = {**ENVIRONMENT, "VLLM_PLUGINS": ""}
         servers.append(Server(name, folder, f"prm-{name}", tuple(arguments(flags)), env))
     with serving(servers, forked) as served:
@@ -66,7 +81,9 @@ async def connected(served: Served) -> AsyncGenerator[RewardModelEndpoint]:
 
 
 @pytest.mark.parametrize("head", HEADS)
-async def test_every_kind_of_head_gives_distinct_rewards(critics: Mapping[str, Served], head: str) -> None:
+async def test_every_kind_of_head_gives_distinct_rewards(
+    critics: Mapping[str, Served], head: str
+) -> None:
     events: list[Event] = []
     async with connected(critics[head]) as critic:
         assert critic.name == f"prm-{head}"
@@ -86,8 +103,12 @@ async def test_every_kind_of_head_gives_distinct_rewards(critics: Mapping[str, S
 async def test_our_squashing_is_the_servers_own(critics: Mapping[str, Served], head: str) -> None:
     async with connected(critics[head]) as critic:
         call = critic.connection.call("rate")
-        reply = await critic.connection.post(call, "/pooling", await critic.body(LONGER, logits=False))
-        assert (await critic.critic().rate(LONGER)).score == pytest.approx(pooled_values(call, reply)[-1], abs=1e-5)
+        reply = await critic.connection.post(
+            call, "/pooling", await critic.body(LONGER, logits=False)
+        )
+        assert (await critic.critic().rate(LONGER)).score == pytest.approx(
+            pooled_values(call, reply)[-1], abs=1e-5
+        )
 
 
 async def test_classify_gives_the_same_rewards(critics: Mapping[str, Served]) -> None:
@@ -100,8 +121,12 @@ async def test_classify_gives_the_same_rewards(critics: Mapping[str, Served]) ->
         )
 
 
-async def test_the_reward_is_that_of_the_delimiters_own_token(critics: Mapping[str, Served]) -> None:
-    """A full stop and a blank line are one token of this vocabulary where they are encoded together."""
+async def test_the_reward_is_that_of_the_delimiters_own_token(
+    critics: Mapping[str, Served],
+) -> None:
+    """
+    A full stop and a blank line are one token of this vocabulary where they are encoded together.
+    """
     async with connected(critics["tokens"]) as critic:
         rate, tokenize = critic.connection.call("rate"), critic.connection.call("tokenize")
 
@@ -115,7 +140,13 @@ async def test_the_reward_is_that_of_the_delimiters_own_token(critics: Mapping[s
             return [sigmoid(row[0]) for row in reply["data"][0]["data"]]
 
         step = CHAIN.steps[0].text
-        together, apart = await encoded(step), [*await encoded(step.strip()), *await encoded("\n\n")]
+        together, apart = (
+            await encoded(step),
+            [
+                *await encoded(step.strip()),
+                *await encoded("\n\n"),
+            ],
+        )
         assert together != apart
         sent = (await critic.body(CHAIN))["input"]
         assert sent[-len(apart) :] == apart
@@ -128,7 +159,9 @@ async def test_the_reward_is_that_of_the_delimiters_own_token(critics: Mapping[s
 
 
 async def test_a_critic_may_read_its_chat_template(critics: Mapping[str, Served]) -> None:
-    async with RewardModelEndpoint(CriticEndpoint(url=critics["one"].base_url, layout="chat")) as critic:
+    async with RewardModelEndpoint(
+        CriticEndpoint(url=critics["one"].base_url, layout="chat")
+    ) as critic:
         chat = (await critic.body(CHAIN))["input"]
         assert 0 < (await critic.critic().rate(CHAIN)).score < 1
     async with connected(critics["one"]) as critic:
@@ -164,7 +197,12 @@ async def test_a_problem_is_solved_under_a_critics_eyes(
     blank = [step.text for step in drafts if step.grade is None]
     assert blank == ["\n\n"]  # before the method's own answer; it stands unread
     assert one_by_one.ledger.drafts == solution.ledger.drafts == len(drafts)
-    assert solution.ledger.critic.requests >= one_by_one.ledger.critic.requests == len(drafts) - len(blank) > 0
+    assert (
+        solution.ledger.critic.requests
+        >= one_by_one.ledger.critic.requests
+        == len(drafts) - len(blank)
+        > 0
+    )
     assert solution.ledger.critic.judging > 0
     assert solution.ledger.critic.written == solution.ledger.critic.failed == 0
 

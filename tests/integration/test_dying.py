@@ -33,7 +33,10 @@ RULES = "Work out one quantity at a time. " * 20  # longer than a block of the p
 @contextmanager
 def doomed(role: str, forked: tuple[str, ...]) -> Generator[Served]:
     """Start a server that is going to be killed."""
-    with suppress(ServerDied), serving(miniature_servers("paced", [role]), forked, doomed=True) as served:
+    with (
+        suppress(ServerDied),
+        serving(miniature_servers("paced", [role]), forked, doomed=True) as served,
+    ):
         yield served[role]
 
 
@@ -53,7 +56,9 @@ def connect(small: Served, *large: Served) -> Solver:
     return Solver(small.base_url, endpoint, sampling=GREEDY, auto=False)
 
 
-def test_a_run_whose_small_model_dies_is_finished_by_the_large_one(paced_pair: Pair, forked: tuple[str, ...]) -> None:
+def test_a_run_whose_small_model_dies_is_finished_by_the_large_one(
+    paced_pair: Pair, forked: tuple[str, ...]
+) -> None:
     async def solve(small: Served) -> Solution:
         killed = False
 
@@ -78,7 +83,10 @@ def test_a_run_whose_small_model_dies_is_finished_by_the_large_one(paced_pair: P
 def test_when_the_large_model_dies_runs_go_on_at_its_replica_or_end_without_open_requests(
     paced_pair: Pair, forked: tuple[str, ...]
 ) -> None:
-    """Both writing and judging go on; the server dies after the first step that the large model has written."""
+    """
+    Both writing and judging go on; the server dies after the first step that the large model has
+    written.
+    """
     events: dict[str, list[Event]] = {"large": [], "specreason": []}
 
     async def alone(victim: Served) -> None:
@@ -104,13 +112,17 @@ def test_when_the_large_model_dies_runs_go_on_at_its_replica_or_end_without_open
 
     async def solve(victim: Served) -> None:
         async with connect(paced_pair.small, paced_pair.large) as solver:
-            solving = (solver.solve(task.problem, policy=policy) for policy in events for task in TASKS)
+            solving = (
+                solver.solve(task.problem, policy=policy) for policy in events for task in TASKS
+            )
             plain = await asyncio.gather(*solving)
         written, verified, _ = await asyncio.gather(
             replicated(victim, "large"), replicated(victim, "specreason"), alone(victim)
         )
         solutions = [*written, *verified]
-        assert [solution.thinking for solution in solutions] == [solution.thinking for solution in plain]
+        assert [solution.thinking for solution in solutions] == [
+            solution.thinking for solution in plain
+        ]
         assert [solution.answer for solution in written] == [str(task.gold) for task in TASKS]
         assert all(not solution.degraded for solution in solutions)
         for server in (paced_pair.small, paced_pair.large):
@@ -125,8 +137,11 @@ def test_when_the_large_model_dies_runs_go_on_at_its_replica_or_end_without_open
         fates = {(event.url, event.fate) for event in seen if isinstance(event, Called)}
         assert (alive, "done") in fates
         assert (alive, "failed") not in fates
-    assert (dead, "failed") in {(event.url, event.fate) for event in events["large"] if isinstance(event, Called)}
-    assert sum(isinstance(event, Moved) for event in events["large"]) == 2  # Two of the three runs began there.
+    assert (dead, "failed") in {
+        (event.url, event.fate) for event in events["large"] if isinstance(event, Called)
+    }
+    # Two of the three runs began there.
+    assert sum(isinstance(event, Moved) for event in events["large"]) == 2
 
 
 def committed(events: list[Event]) -> bool:
@@ -142,17 +157,25 @@ def test_a_session_stays_at_its_replica_whose_prefix_cache_it_reads_until_that_o
         system, session = f"Turn {number}. {RULES}", f"session {number}"
         with separate_cache("sessions"):
             await solver.solve(
-                TASKS[number].problem, session=session, system=system, budget=Budget(40), ahead=0, observe=events.append
+                TASKS[number].problem,
+                session=session,
+                system=system,
+                budget=Budget(40),
+                ahead=0,
+                observe=events.append,
             )
         return [event for event in events if isinstance(event, Called) and event.verb == "ask"]
 
     async def turns(victim: Served) -> None:
         async with connect(paced_pair.small, victim, paced_pair.large) as solver:
-            first, second = [[await judged(solver, number) for number in range(len(TASKS))] for _ in range(2)]
+            first, second = [
+                [await judged(solver, number) for number in range(len(TASKS))] for _ in range(2)
+            ]
             for before, after in zip(first, second, strict=True):
                 assert len({call.url for call in (*before, *after)}) == 1
                 assert (
-                    min(after, key=lambda call: call.started).cached > min(before, key=lambda call: call.started).cached
+                    min(after, key=lambda call: call.started).cached
+                    > min(before, key=lambda call: call.started).cached
                 )
         urls = [root(victim), root(paced_pair.large)]
         session = next(name for name in map(str, range(99)) if in_order(urls, name)[0] == urls[0])
@@ -160,14 +183,18 @@ def test_a_session_stays_at_its_replica_whose_prefix_cache_it_reads_until_that_o
             events: list[Event] = []
 
             async def turn() -> Solution:
-                return await solver.solve(TASK.problem, policy="large", session=session, observe=events.append)
+                return await solver.solve(
+                    TASK.problem, policy="large", session=session, observe=events.append
+                )
 
             one = await turn()
             assert {event.url for event in events if isinstance(event, Called)} == {urls[0]}
             kill(victim)
             events.clear()
             other = await turn()
-            done = {event.url for event in events if isinstance(event, Called) and event.fate == "done"}
+            done = {
+                event.url for event in events if isinstance(event, Called) and event.fate == "done"
+            }
         assert done == {urls[1]}
         assert other.answer == one.answer == str(TASK.gold)
 

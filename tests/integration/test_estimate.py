@@ -1,4 +1,7 @@
-"""``stepspec estimate`` on real servers: it measures both, and `solve` runs with the settings that it writes."""
+"""
+``stepspec estimate`` on real servers: it measures both, and `solve` runs with the settings that it
+writes.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,23 @@ GREEDY = {"STEPSPEC_SAMPLING__TEMPERATURE": "0"}
 def stepspec(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "stepspec", *words)
     return subprocess.run(
-        command, env={**os.environ, **GREEDY, **environment}, capture_output=True, text=True, timeout=300
+        command,
+        env={**os.environ, **GREEDY, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
-def test_what_is_estimated_of_both_servers_and_the_settings_to_use(pair: Pair, tmp_path: Path) -> None:
+def test_what_is_estimated_of_both_servers_and_the_settings_to_use(
+    pair: Pair, tmp_path: Path
+) -> None:
     urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
-    tasks, problems, toml = fresh_tasks(7, 23), tmp_path / "problems.txt", tmp_path / "settings.toml"
+    tasks, problems, toml = (
+        fresh_tasks(7, 23),
+        tmp_path / "problems.txt",
+        tmp_path / "settings.toml",
+    )
     problems.write_text("\n".join(task.problem for task in tasks[:6]))
     options = ("--problems", str(problems), "-p", "specreason", "--users", "4", "--minutes", "0.6")
     done = stepspec("estimate", *urls, *options, "--output", str(toml), "--json")
@@ -37,7 +50,9 @@ def test_what_is_estimated_of_both_servers_and_the_settings_to_use(pair: Pair, t
     assert found["pays"] == (done.returncode == 0)
     (method,) = found["methods"]
     assert method["policy"] == "specreason"
-    assert 0.3 < method["accepted"]["value"] < 1, "the small model solves six problems in ten, step by step"
+    assert 0.3 < method["accepted"]["value"] < 1, (
+        "the small model solves six problems in ten, step by step"
+    )
     assert method["drafts"] > 6
     assert [each["concurrency"] for each in method["gains"]] == [1, 4]
     assert found["plain"], "the large model's server answers ordinary requests"

@@ -1,4 +1,7 @@
-"""``stepspec eval`` on real servers, alone and on a Ray cluster: whoever is killed, the figures are the same."""
+"""
+``stepspec eval`` on real servers, alone and on a Ray cluster: whoever is killed, the figures are
+the same.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ SOLVING = "ray::StepspecWorker.solve"  # how Ray calls the process of a worker t
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What one undisturbed process measures: the *samples*, without their times, and the *figures*."""
+    """
+    What one undisturbed process measures: the *samples*, without their times, and the *figures*.
+    """
 
     samples: dict[tuple[int, str], Any]
     figures: list[list[Any]]
@@ -77,13 +82,17 @@ def wait_for(running: subprocess.Popen[Any], sought: Callable[[], T]) -> T:
 
 def kill_in_the_middle(words: list[str], folder: Path, after: int) -> None:
     """Begin the run, and kill it once *after* samples are on disk."""
-    with subprocess.Popen(words, cwd=folder.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+    with subprocess.Popen(
+        words, cwd=folder.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as running:
         wait_for(running, lambda: len(samples(folder)) >= after)
         running.send_signal(signal.SIGKILL)
 
 
 def finish(words: list[str], folder: Path) -> list[dict[str, Any]]:
-    ended = subprocess.run(words, cwd=folder.parent, capture_output=True, text=True, timeout=DEADLINE)
+    ended = subprocess.run(
+        words, cwd=folder.parent, capture_output=True, text=True, timeout=DEADLINE
+    )
     assert ended.returncode == 0, ended.stderr
     figures: list[dict[str, Any]] = orjson.loads(ended.stdout)
     return figures
@@ -106,7 +115,10 @@ def figures(standings: list[dict[str, Any]]) -> list[list[Any]]:
     """What does not depend on how long anything took."""
     same = ("name", "n", "accuracy", "accuracy_interval", "accept_rate", "share_large_tokens")
     return [
-        [*(each["result"][name] for name in same), *(each[name] for name in ("difference", "p", "outcomes"))]
+        [
+            *(each["result"][name] for name in same),
+            *(each[name] for name in ("difference", "p", "outcomes")),
+        ]
         for each in standings
     ]
 
@@ -147,7 +159,11 @@ class Nodes:
 
     def busy(self) -> list[int]:
         """Those where a worker has something to solve."""
-        return [raylet for raylet in self.raylets if any(SOLVING in title(process) for process in descendants(raylet))]
+        return [
+            raylet
+            for raylet in self.raylets
+            if any(SOLVING in title(process) for process in descendants(raylet))
+        ]
 
     def kill(self, raylet: int) -> None:
         """End a node as a power cut does: everything on it, at once."""
@@ -190,12 +206,15 @@ def test_on_a_cluster_a_killed_driver_and_then_a_killed_node_cost_no_sample(
     kill_in_the_middle(begun, folder, after=3)
     kept = samples(folder)
     assert 3 <= len(kept) < EVERY
-    with subprocess.Popen(begun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        begun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         busy = wait_for(running, lambda: nodes.busy() if len(samples(folder)) > len(kept) else [])
         nodes.kill(busy[0])
         stdout, stderr = running.communicate(timeout=DEADLINE)
     assert running.returncode == 0, stderr
-    assert figures(orjson.loads(stdout)) == whole.figures  # nor is there anything of Ray's around it
+    # nor is there anything of Ray's around it
+    assert figures(orjson.loads(stdout)) == whole.figures
     assert samples(folder)[: len(kept)] == kept
     assert len(samples(folder)) == EVERY
     assert found(folder) == whole.samples
@@ -216,7 +235,9 @@ def test_a_run_goes_on_without_the_head_and_when_the_cluster_is_lost_the_same_co
 ) -> None:
     folder = tmp_path / "headless"
     begun = command(pair, folder, "--ray", nodes.address)
-    with subprocess.Popen(begun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        begun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         wait_for(running, lambda: len(samples(folder)) >= 2)
         nodes.kill_head()
         more = len(samples(folder)) + 2
@@ -227,7 +248,8 @@ def test_a_run_goes_on_without_the_head_and_when_the_cluster_is_lost_the_same_co
         _, stderr = running.communicate(timeout=DEADLINE)
     kept = samples(folder)
     print(
-        f"it ended {time.monotonic() - killed:.0f} s later with {running.returncode} and {len(kept)} samples: {stderr}"
+        f"it ended {time.monotonic() - killed:.0f} s later with {running.returncode} and"
+        f" {len(kept)} samples: {stderr}"
     )
     assert running.returncode == 1
     assert "the Ray cluster is lost: its head at" in stderr

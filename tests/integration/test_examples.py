@@ -26,11 +26,14 @@ async def test_the_stream_of_events_solves_its_problem(pair: Pair, tmp_path: Pat
 
 async def test_the_openai_sdk_solves_its_problem(pair: Pair, tmp_path: Path) -> None:
     urls = settings(pair.small.base_url, pair.large.base_url)
-    async with serve(pair.small.base_url, pair.large.base_url, tmp_path / "log", settings=urls) as service:
+    async with serve(
+        pair.small.base_url, pair.large.base_url, tmp_path / "log", settings=urls
+    ) as service:
         variables = {"OPENAI_BASE_URL": f"{service.base}/v1", "OPENAI_API_KEY": "none"}
         printed = await run_example("openai_sdk.py", variables=variables, folder=tmp_path)
     assert "\ncontent: \\boxed{42}\n" in printed
     streamed = re.findall(r"^\[(?:small, grade \d\.\d|large)\] (.+)$", printed, re.MULTILINE)
     assert [sum(step.endswith(each) for step in streamed) for each in SUMS] == [1, 1, 1]
     assert "\nmethod: specreason, answer: 42, finish reason: stop\n" in printed
-    assert re.search(r"^parsed: count=\d+$", printed, re.MULTILINE)  # no miniature model has learnt JSON
+    # no miniature model has learnt JSON
+    assert re.search(r"^parsed: count=\d+$", printed, re.MULTILINE)

@@ -1,4 +1,6 @@
-"""A chat template that hides the thinking block, on a real server: stepspec detects it by its effect."""
+"""
+A chat template that hides the thinking block, on a real server: stepspec detects it by its effect.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,27 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def hidden(pair: Pair, forked: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Generator[Pair]:
-    """The miniature pair, but the large model opens its thinking block by itself, and its template shows none."""
+def hidden(
+    pair: Pair, forked: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Pair]:
+    """
+    The miniature pair, but the large model opens its thinking block by itself, and its template
+    shows none.
+    """
     template = tmp_path_factory.mktemp("hidden") / "chat_template.jinja"
     shown = (MODELS / "large" / "chat_template.jinja").read_text()
     assert SHOWN in shown
     template.write_text(shown.replace(SHOWN, SHOWN.removesuffix("<think>\\n")))
     (server,) = miniature_servers("off", ("large",))
-    flags = ("--chat-template", str(template), "--logits-processors", "tests.integration.opening:Opens")
-    opening = replace(server, args=(*server.args, *flags), env={**server.env, "PYTHONPATH": str(ROOT)})
+    flags = (
+        "--chat-template",
+        str(template),
+        "--logits-processors",
+        "tests.integration.opening:Opens",
+    )
+    opening = replace(
+        server, args=(*server.args, *flags), env={**server.env, "PYTHONPATH": str(ROOT)}
+    )
     with serving([opening], forked) as served:
         yield replace(pair, large=served["large"])
 
@@ -47,9 +61,13 @@ async def test_a_hidden_block_is_learnt_and_the_prompts_are_those_of_a_template_
             prompts.append(await large.encoder.prefix(Chain.of(tasks[0].problem).messages))
     assert prompts[0] == prompts[1]
     assert (large.template.source, large.template.opened) == ("effect", "<think>\n")
-    async with Solver(hidden.small.base_url, hidden.large.base_url, sampling=Sampling(), auto=False) as solver:
+    async with Solver(
+        hidden.small.base_url, hidden.large.base_url, sampling=Sampling(), auto=False
+    ) as solver:
         solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
-    right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
+    right = [
+        solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)
+    ]
     assert sum(right) >= len(tasks) - 1
     for solution in solutions:
         assert solution.thinking.endswith(THINK_END)

@@ -1,4 +1,7 @@
-"""A hybrid model on real vLLM: its prefix cache with and without the cure, and the report of the doctor."""
+"""
+A hybrid model on real vLLM: its prefix cache with and without the cure, and the report of the
+doctor.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ HYBRID_FLAGS = {"mamba-cache-mode": "align", "prefix-match-unit": UNIT}
 
 @pytest.fixture(scope="module")
 def hybrids(tmp_path_factory: pytest.TempPathFactory, forked: tuple[str, ...]) -> Generator[Pair]:
-    """The same hybrid twice: with the cure in the place of the small model, without in that of the large one."""
+    """
+    The same hybrid twice: with the cure in the place of the small model, without in that of the
+    large one.
+    """
     model = make_hybrid(tmp_path_factory.mktemp("hybrid") / "model")
     servers = hybrid_server(model, "plain"), hybrid_server(model, "cured", HYBRID_FLAGS)
     with serving(servers, forked) as served:
@@ -42,7 +48,9 @@ async def cached(served: Served, prompt: list[int]) -> int:
         return tokens
 
 
-@pytest.mark.parametrize(("length", "plain"), [(400, (0, 0)), (800, (0, BLOCK)), (1500, (BLOCK, 2 * BLOCK))], ids=str)
+@pytest.mark.parametrize(
+    ("length", "plain"), [(400, (0, 0)), (800, (0, BLOCK)), (1500, (BLOCK, 2 * BLOCK))], ids=str
+)
 async def test_a_longer_prompt_reads_full_blocks_again_without_the_cure(
     hybrids: Pair, length: int, plain: tuple[int, int]
 ) -> None:
@@ -50,7 +58,9 @@ async def test_a_longer_prompt_reads_full_blocks_again_without_the_cure(
     begun = [random.randrange(10, 600) for _ in range(length)]
     further = begun + [random.randrange(10, 600) for _ in range(20)]
     found = {
-        served.name: tuple([await cached(served, prompt) for prompt in (begun, further, further)][1:])
+        served.name: tuple(
+            [await cached(served, prompt) for prompt in (begun, further, further)][1:]
+        )
         for served in (hybrids.large, hybrids.small)
     }
     assert all(one <= most for one, most in zip(found["plain"], plain, strict=True))
@@ -59,7 +69,10 @@ async def test_a_longer_prompt_reads_full_blocks_again_without_the_cure(
 
 def endpoint(served: Served) -> Endpoint:
     return Endpoint(
-        role="large" if served.name == "plain" else "small", url=served.base_url, suffix_scoring=True, retries=0
+        role="large" if served.name == "plain" else "small",
+        url=served.base_url,
+        suffix_scoring=True,
+        retries=0,
     )
 
 
@@ -83,7 +96,9 @@ async def test_the_doctor_distinguishes_large_blocks_from_a_disabled_cache(hybri
 
 
 async def test_questions_are_answered_as_before_the_cure(hybrids: Pair) -> None:
-    """What follows a saved state is what follows the whole prompt: the cure changes the time alone."""
+    """
+    What follows a saved state is what follows the whole prompt: the cure changes the time alone.
+    """
     graded: list[list[float]] = []
     for served in (hybrids.large, hybrids.small):
         async with VllmEndpoint(endpoint(served)) as known:

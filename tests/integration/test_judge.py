@@ -1,4 +1,7 @@
-"""``stepspec judge`` on real servers: without labels it ranks the readings of the miniature pair as true labels do."""
+"""
+``stepspec judge`` on real servers: without labels it ranks the readings of the miniature pair as
+true labels do.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ PROBLEMS = 8
 
 
 def labelled(count: int) -> Iterator[Case]:
-    """Steps of generated problems that are right, and in their places steps with mistakes that the generator knows."""
+    """
+    Steps of generated problems that are right, and in their places steps with mistakes that the
+    generator knows.
+    """
     rng = random.Random(5)
     for number, problem in enumerate(islice(generate(77, "test"), count)):
         chain, state = Chain.of(problem.text), begin(problem)
@@ -42,7 +48,9 @@ def nothing(name: str, total: int) -> Any:
 
 async def test_readings_are_ranked_as_by_true_labels(pair: Pair) -> None:
     async with Solver(pair.small.base_url, pair.large.base_url) as solver:
-        own = await make_cases(solver, [task.problem for task in fresh_tasks(PROBLEMS, 3)], 0, nothing)
+        own = await make_cases(
+            solver, [task.problem for task in fresh_tasks(PROBLEMS, 3)], 0, nothing
+        )
         unlabelled = await judge_cases(solver, own, 3, 0, nothing)
         true = await judge_cases(solver, list(labelled(PROBLEMS)), 3, 0, nothing)
         rows = figures(unlabelled.steps, unlabelled.seconds)

@@ -24,7 +24,9 @@ def long_pair(forked: tuple[str, ...]) -> Generator[Pair]:
 
 async def test_chains_of_thousands_of_tokens_are_solved_by_both_models(long_pair: Pair) -> None:
     _, task = fresh_tasks(2, 21, world=LONG)
-    async with Solver(long_pair.small.base_url, long_pair.large.base_url, sampling=GREEDY, auto=False) as solver:
+    async with Solver(
+        long_pair.small.base_url, long_pair.large.base_url, sampling=GREEDY, auto=False
+    ) as solver:
         solution = await solver.solve(task.problem, policy="bild", options={"scale": "step"})
     kept = [step for step in solution.steps if step.fate == "kept"]
     assert solution.answer == str(task.gold)

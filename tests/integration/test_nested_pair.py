@@ -23,7 +23,11 @@ TASKS = fresh_tasks(6, seed=66)
 
 @pytest.fixture
 def solver(pair: Pair, tiny: Served) -> Solver:
-    small = {**NESTED[THREE.name], "small": endpoint(tiny, "small"), "large": endpoint(pair.small, "large")}
+    small = {
+        **NESTED[THREE.name],
+        "small": endpoint(tiny, "small"),
+        "large": endpoint(pair.small, "large"),
+    }
     return Solver(small, endpoint(pair.large, "large"), sampling=GREEDY, auto=False)
 
 
@@ -40,15 +44,22 @@ async def test_three_models_solve_problems_and_the_lookahead_changes_no_word(
         ahead = [await solve(task.problem, 2) for task in TASKS]
     right = sum(one.answer == str(task.gold) for one, task in zip(ahead, TASKS, strict=True))
     assert right >= len(TASKS) - 1
-    assert sum(one.thinking == other.thinking for one, other in zip(plain, ahead, strict=True)) >= len(TASKS) - 1
+    assert (
+        sum(one.thinking == other.thinking for one, other in zip(plain, ahead, strict=True))
+        >= len(TASKS) - 1
+    )
     for solution in (*plain, *ahead):
         paths = {account.path: account for account in solution.ledger.nested}
         assert set(paths) == {"small.small", "small.large"}
         for fact in ("kept", "discarded", "judging", "requests"):
-            assert sum(getattr(account, fact) for account in paths.values()) == getattr(solution.ledger.small, fact)
+            assert sum(getattr(account, fact) for account in paths.values()) == getattr(
+                solution.ledger.small, fact
+            )
         assert paths["small.large"].judging > 0
         assert solution.degraded == ()
-    assert sum(one.ledger.nested[1].kept for one in plain) > sum(one.ledger.nested[0].kept for one in plain)
+    assert sum(one.ledger.nested[1].kept for one in plain) > sum(
+        one.ledger.nested[0].kept for one in plain
+    )
     assert all(call.fate != "failed" for call in events if isinstance(call, Called))
     for server in (pair.large, pair.small, tiny):
         await until_idle(server)
@@ -57,7 +68,10 @@ async def test_three_models_solve_problems_and_the_lookahead_changes_no_word(
 async def test_a_run_that_is_cancelled_leaves_no_request_at_any_of_the_three(
     solver: Solver, pair: Pair, tiny: Served
 ) -> None:
-    """Cancelled where it begins, while the pair drafts, and after a few steps: a fast machine solves it in 0.3 s."""
+    """
+    Cancelled where it begins, while the pair drafts, and after a few steps: a fast machine solves
+    it in 0.3 s.
+    """
     async with solver:
         for last in (1, 4, 12):
             events = asyncio.Queue[Event]()

@@ -1,4 +1,7 @@
-"""The page in a real browser, on the service in front of the real pair: a run from its first draft to its answer."""
+"""
+The page in a real browser, on the service in front of the real pair: a run from its first draft to
+its answer.
+"""
 
 from __future__ import annotations
 

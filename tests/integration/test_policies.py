@@ -40,7 +40,9 @@ async def test_a_method_solves_and_both_models_have_their_share(
             *(solving.solve(task.problem, policy=policy, options=options) for task in tasks)
         )
         one_by_one = await solving.solve(tasks[0].problem, policy=policy, options=options, ahead=0)
-    right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
+    right = [
+        solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)
+    ]
     assert sum(right) >= 3
     kept = [step for solution in solutions for step in solution.steps if step.fate == "kept"]
     assert {step.author for step in kept} == {"small", "large"}
@@ -52,12 +54,16 @@ RIVALS = fresh_tasks(8, 2026)
 
 async def solved_by(pair: Pair, policy: str) -> list[Solution]:
     async with solver(pair) as solving:
-        return await asyncio.gather(*(solving.solve(task.problem, policy=policy) for task in RIVALS))
+        return await asyncio.gather(
+            *(solving.solve(task.problem, policy=policy) for task in RIVALS)
+        )
 
 
 async def test_accepted_rivals_replace_repairs_of_specreason(pair: Pair) -> None:
     repaired, chosen = await solved_by(pair, "specreason"), await solved_by(pair, "choose")
-    right = [solution.answer == str(task.gold) for solution, task in zip(chosen, RIVALS, strict=True)]
+    right = [
+        solution.answer == str(task.gold) for solution, task in zip(chosen, RIVALS, strict=True)
+    ]
     assert sum(right) >= 6
     assert sum(one.ledger.chosen for one in chosen) >= 1
     for solution in chosen:
@@ -69,11 +75,14 @@ async def test_accepted_rivals_replace_repairs_of_specreason(pair: Pair) -> None
         assert ended in ([], [THINK_END])  # by the large model, as no small step ends the thinking
         drafts = len(kept) - len(ended)
         assert (ledger.drafts, ledger.accepted) == (drafts, drafts - len(repairs))
-    assert sum(one.ledger.large.kept for one in chosen) < sum(one.ledger.large.kept for one in repaired)
+    assert sum(one.ledger.large.kept for one in chosen) < sum(
+        one.ledger.large.kept for one in repaired
+    )
 
 
 @pytest.mark.parametrize(
-    "policy", ["specreason", "bild", "reflective", "choose", "lookahead-reasoning", "speculative-thinking"]
+    "policy",
+    ["specreason", "bild", "reflective", "choose", "lookahead-reasoning", "speculative-thinking"],
 )  # which differ in their requests; for all methods see `test_reason`
 async def test_working_ahead_changes_nothing_but_the_time(pair: Pair, policy: str) -> None:
     tasks = fresh_tasks(3, 2)
@@ -87,7 +96,9 @@ async def test_working_ahead_changes_nothing_but_the_time(pair: Pair, policy: st
         assert await asyncio.gather(*(solve(task, 3, 1.0) for task in tasks)) == one_by_one
 
 
-@pytest.mark.parametrize(("ending", "answer"), [("large", "method"), ("large", "small"), ("small", "large")])
+@pytest.mark.parametrize(
+    ("ending", "answer"), [("large", "method"), ("large", "small"), ("small", "large")]
+)
 async def test_whoever_ends_and_answers_the_chain_is_the_same_at_any_lookahead(
     pair: Pair, ending: Literal["large", "small"], answer: Literal["large", "method", "small"]
 ) -> None:
@@ -112,6 +123,9 @@ async def test_whoever_ends_and_answers_the_chain_is_the_same_at_any_lookahead(
 async def test_a_relay_leaves_no_large_token_unused(pair: Pair) -> None:
     async with solver(pair) as solving:
         options = {"cues": ["On Monday", "On Tuesday"]}
-        solution = await solving.solve(fresh_tasks(1, 3)[0].problem, policy="relay", options=options, answer="large")
-    # What was on its way when a cue was found: vLLM looks for these itself, so that is next to nothing.
+        solution = await solving.solve(
+            fresh_tasks(1, 3)[0].problem, policy="relay", options=options, answer="large"
+        )
+    # What was on its way when a cue was found: vLLM looks for these itself, so that is next to
+    # nothing.
     assert solution.ledger.large.discarded <= 4

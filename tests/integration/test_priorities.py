@@ -1,4 +1,6 @@
-"""Paced servers: how long a pass takes, and that a verdict comes before a repair, a draft and a bet."""
+"""
+Paced servers: how long a pass takes, and that a verdict comes before a repair, a draft and a bet.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ async def met(pair: Pair) -> AsyncGenerator[VllmEndpoint]:
 
 async def complete(large: VllmEndpoint, tokens: int) -> None:
     """Write exactly so many *tokens*."""
-    body: dict[str, Any] = {"model": large.name, "prompt": "1 + 1", "max_tokens": tokens, "ignore_eos": True}
+    body: dict[str, Any] = {
+        "model": large.name,
+        "prompt": "1 + 1",
+        "max_tokens": tokens,
+        "ignore_eos": True,
+    }
     await large.connection.post(large.connection.call("probe"), "/v1/completions", body)
 
 
@@ -69,7 +76,8 @@ async def test_waiting_requests_are_served_in_the_order_of_their_purpose(paced_p
     async with met(paced_pair) as large, asyncio.timeout(60):
         holding = [asyncio.create_task(complete(large, 1900)) for _ in range(SLOTS)]
         await until(SLOTS)
-        kinds = [context for context in reversed(ORDER) for _ in range(EACH)]  # What should come last is there first.
+        # What should come last is there first.
+        kinds = [context for context in reversed(ORDER) for _ in range(EACH)]
         waiting = [asyncio.create_task(wait_for(large, context)) for context in kinds]
         await until(SLOTS + len(waiting))
         assert not done

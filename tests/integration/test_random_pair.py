@@ -1,4 +1,7 @@
-"""Models of random weights with Qwen's real vocabulary on real vLLM: text agrees with ids in runs of every method."""
+"""
+Models of random weights with Qwen's real vocabulary on real vLLM: text agrees with ids in runs of
+every method.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,14 @@ from .conftest import serving
 pytestmark = pytest.mark.servers
 
 
-def test_ids_and_text_agree_in_runs_of_every_method(forked: tuple[str, ...], tmp_path: Path) -> None:
+def test_ids_and_text_agree_in_runs_of_every_method(
+    forked: tuple[str, ...], tmp_path: Path
+) -> None:
     real_vocabulary("qwen")
     with serving(servers(tmp_path, cache=CACHE), forked) as served:
-        rows = asyncio.run(measure(served, tuple(METHODS), runs=1, tokens=24, at_once=16, cache=CACHE))
+        rows = asyncio.run(
+            measure(served, tuple(METHODS), runs=1, tokens=24, at_once=16, cache=CACHE)
+        )
     assert [failure for row in rows for failure in row.failures] == []
     assert {row.method: row.runs for row in rows} == dict.fromkeys(METHODS, 1)
     assert all(row.steps for row in rows)

@@ -1,4 +1,7 @@
-"""The service on Ray, as docker/ray/stepspec.yaml deploys it: two replicas over the real pair, one of which dies."""
+"""
+The service on Ray, as docker/ray/stepspec.yaml deploys it: two replicas over the real pair, one of
+which dies.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,12 @@ from .conftest import Pair
 from .deployed import Answer, Deployed, deploying
 from .test_service import CHAT, asking, until, works
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]  # The first test waits for both servers and for Ray.
+# The first test waits for both servers and for Ray.
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 
-LONG = 0.1  # seconds between two steps that ought not to come together; Ray Serve LLM collects tokens for half of it
+# seconds between two steps that ought not to come together; Ray Serve LLM collects tokens for half
+# of it
+LONG = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +45,9 @@ def deployed(paced_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Gene
 
 @pytest.fixture
 async def http(deployed: Deployed) -> AsyncGenerator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(deployed.base, connector=aiohttp.TCPConnector(limit=0)) as http:
+    async with aiohttp.ClientSession(
+        deployed.base, connector=aiohttp.TCPConnector(limit=0)
+    ) as http:
         yield http
 
 
@@ -63,7 +71,9 @@ async def test_every_step_is_streamed_separately(http: aiohttp.ClientSession) ->
         assert answer.complete, answer.text
         came, final = steps_of(answer)
         at = [step["at"] for step in final["steps"] if step["fate"] == "kept"]
-        gaps += [(b - a, d - c) for (a, b), (c, d) in zip(pairwise(came), pairwise(at), strict=False)]
+        gaps += [
+            (b - a, d - c) for (a, b), (c, d) in zip(pairwise(came), pairwise(at), strict=False)
+        ]
     apart = [abs(came - at) for came, at in gaps]
     print(f"{len(gaps)} gaps between steps differ from those between commits by {median(apart) * 1000:.1f} ms, "
           f"at most {max(apart) * 1000:.1f} ms")  # fmt: skip
@@ -78,7 +88,11 @@ def steps_of(answer: Answer) -> tuple[list[float], dict[str, Any]]:
         for line in piece.decode().split("\n\n"):
             if line.startswith("data: {"):
                 final = json.loads(line.removeprefix("data: "))
-                came += [at for choice in final["choices"] if "stepspec" in choice and choice["finish_reason"] is None]
+                came += [
+                    at
+                    for choice in final["choices"]
+                    if "stepspec" in choice and choice["finish_reason"] is None
+                ]
     return came, final
 
 
@@ -98,7 +112,9 @@ async def test_a_killed_replica_is_replaced_and_the_others_go_on(
 
     for answer, failure in zip(answers, broken, strict=True):
         lost = (
-            isinstance(failure, aiohttp.ClientError) or answer.status >= 500 or not answer.text.endswith("[DONE]\n\n")
+            isinstance(failure, aiohttp.ClientError)
+            or answer.status >= 500
+            or not answer.text.endswith("[DONE]\n\n")
         )
         assert answer.complete or lost, answer.text
     complete = sum(answer.complete for answer in answers)
@@ -124,10 +140,16 @@ async def working(http: aiohttp.ClientSession, count: int) -> bool:
 async def scraped(http: aiohttp.ClientSession, name: str) -> Mapping[str, float]:
     async with http.get("/metrics") as reply:
         lines = (await reply.text()).splitlines()
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)}
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith(name)
+    }
 
 
-async def test_clients_that_leave_leave_nothing_running(http: aiohttp.ClientSession, paced_pair: Pair) -> None:
+async def test_clients_that_leave_leave_nothing_running(
+    http: aiohttp.ClientSession, paced_pair: Pair
+) -> None:
     clients = [
         asyncio.create_task(ask(http, task.problem, Answer(stream=index % 2 == 0)))
         for index, task in enumerate(fresh_tasks(8, 73))
@@ -155,7 +177,9 @@ async def test_running_requests_finish_when_the_application_is_deleted(
     os.kill(deployed.cluster.pid, signal.SIGUSR1)
     async with asyncio.timeout(120):
         await asyncio.gather(*requests)
-    assert all(answer.complete for answer in answers), [answer.text for answer in answers if not answer.complete]
+    assert all(answer.complete for answer in answers), [
+        answer.text for answer in answers if not answer.complete
+    ]
 
 
 async def test_without_its_head_it_answers_until_ray_ends_it_and_leaves_nothing_running(
@@ -180,7 +204,10 @@ async def test_without_its_head_it_answers_until_ray_ends_it_and_leaves_nothing_
             counts["answered" if answer.complete else "refused"] += 1
 
     waiting = {"RAY_gcs_rpc_server_reconnect_timeout_s": "8"}
-    async with deploying(paced_pair, tmp_path, **waiting) as deployed, aiohttp.ClientSession(deployed.base) as http:
+    async with (
+        deploying(paced_pair, tmp_path, **waiting) as deployed,
+        aiohttp.ClientSession(deployed.base) as http,
+    ):
         clients = [asyncio.create_task(use(http, stream=index % 2 == 0)) for index in range(4)]
         await until(lambda: true(counts["answered"] >= 4), 60)
         (head,) = deployed.processes("gcs_server")

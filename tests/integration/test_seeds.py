@@ -1,4 +1,6 @@
-"""Equal seeds give equal chains: at any lookahead, alone or with other runs, and in another process."""
+"""
+Equal seeds give equal chains: at any lookahead, alone or with other runs, and in another process.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ asyncio.run(main())
 
 
 def written(solution: Solution) -> list[Any]:
-    return [*([step.author, step.text] for step in solution.steps if step.fate == "kept"), solution.text]
+    return [
+        *([step.author, step.text] for step in solution.steps if step.fate == "kept"),
+        solution.text,
+    ]
 
 
 async def chains(solver: Solver, together: int, **options: Any) -> list[list[Any]]:
@@ -55,12 +60,17 @@ async def chains(solver: Solver, together: int, **options: Any) -> list[list[Any
 @pytest.mark.parametrize("policy", ["specreason", "small"])
 async def test_a_seed_brings_the_same_chains_back(pair: Pair, tmp_path: Path, policy: str) -> None:
     urls = pair.small.base_url, pair.large.base_url
-    async with Solver(*urls, sampling=Sampling(temperature=0.6), seed=SEED, policy=policy) as solver:
+    async with Solver(
+        *urls, sampling=Sampling(temperature=0.6), seed=SEED, policy=policy
+    ) as solver:
         expected = await chains(solver, 1, ahead=0)
         assert await chains(solver, 8, ahead=3) == expected
         others = await chains(solver, 8, ahead=2, seed=SEED + 1)
-    assert sum(one != other for one, other in zip(others, expected, strict=True)) >= 2  # or nothing was sampled
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("STEPSPEC_")}
+    # or nothing was sampled
+    assert sum(one != other for one, other in zip(others, expected, strict=True)) >= 2
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("STEPSPEC_")
+    }
     second = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", SECOND], input=json.dumps([policy, *urls, *PROBLEMS]),
         capture_output=True, text=True, check=True, cwd=tmp_path, env=environment,

@@ -25,7 +25,9 @@ IDLE_WITHIN = 3.0  # seconds after a client has gone
 
 
 def running(pair: Pair, log: Path) -> AbstractAsyncContextManager[Program]:
-    """Run ``stepspec serve`` over the pair, whose small model may be no faster: it drafts in any case."""
+    """
+    Run ``stepspec serve`` over the pair, whose small model may be no faster: it drafts in any case.
+    """
     settings = {"STEPSPEC_SAMPLING__TEMPERATURE": "0", "STEPSPEC_AUTO": "false"}
     return serve(pair.small.base_url, pair.large.base_url, log, settings=settings)
 
@@ -55,7 +57,9 @@ async def answer(http: aiohttp.ClientSession, body: dict[str, Any]) -> dict[str,
         return completion
 
 
-async def chunks(http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+async def chunks(
+    http: aiohttp.ClientSession, path: str, body: dict[str, Any]
+) -> list[dict[str, Any]]:
     async with http.post(path, json={**body, "stream": True}) as reply:
         assert reply.status == 200, await reply.text()
         lines = [line.decode().strip() async for line in reply.content]
@@ -68,7 +72,8 @@ async def test_it_solves_in_one_piece_and_in_a_stream(http: aiohttp.ClientSessio
     completions = await asyncio.gather(*(answer(http, asking(task.problem)) for task in tasks))
     streams = await asyncio.gather(*(chunks(http, CHAT, asking(task.problem)) for task in tasks))
     right = [
-        completion["stepspec"]["answer"] == str(task.gold) for completion, task in zip(completions, tasks, strict=True)
+        completion["stepspec"]["answer"] == str(task.gold)
+        for completion, task in zip(completions, tasks, strict=True)
     ]
     assert sum(right) >= 5
     for completion, task, stream in zip(completions, tasks, streams, strict=True):
@@ -82,10 +87,14 @@ async def test_it_solves_in_one_piece_and_in_a_stream(http: aiohttp.ClientSessio
         written = [step["text"] for step in final["steps"] if step["fate"] == "kept"]
         thoughts, answered = split_thinking(written)
         assert "".join(delta.get("content", "") for delta in deltas).strip() == answered != ""
-        silent = [None] * (len(written) - len(thoughts))  # the answer's steps, whose text comes as content
+        # the answer's steps, whose text comes as content
+        silent = [None] * (len(written) - len(thoughts))
         assert [step["delta"].get("reasoning") for step in steps] == thoughts + silent
         assert final["choices"][0]["finish_reason"] == "stop", task.problem
-    assert {step["author"] for completion in completions for step in completion["steps"]} == {"small", "large"}
+    assert {step["author"] for completion in completions for step in completion["steps"]} == {
+        "small",
+        "large",
+    }
 
 
 async def test_json_output_ends(http: aiohttp.ClientSession) -> None:
@@ -117,12 +126,27 @@ async def test_a_conversation_goes_on(http: aiohttp.ClientSession) -> None:
     assert again["usage"]["prompt_tokens"] > completion["usage"]["prompt_tokens"]
 
 
-async def test_a_served_model_answers_the_same_through_the_service(http: aiohttp.ClientSession, pair: Pair) -> None:
+async def test_a_served_model_answers_the_same_through_the_service(
+    http: aiohttp.ClientSession, pair: Pair
+) -> None:
     body = asking(
-        fresh_tasks(1, 43)[0].problem, model=pair.large.served_name, temperature=0, max_tokens=40, logprobs=True
+        fresh_tasks(1, 43)[0].problem,
+        model=pair.large.served_name,
+        temperature=0,
+        max_tokens=40,
+        logprobs=True,
     )
-    text = {"model": pair.small.served_name, "prompt": "On Monday", "max_tokens": 9, "temperature": 0}
-    through = await answer(http, body), await chunks(http, CHAT, body), await chunks(http, "/v1/completions", text)
+    text = {
+        "model": pair.small.served_name,
+        "prompt": "On Monday",
+        "max_tokens": 9,
+        "temperature": 0,
+    }
+    through = (
+        await answer(http, body),
+        await chunks(http, CHAT, body),
+        await chunks(http, "/v1/completions", text),
+    )
     async with aiohttp.ClientSession(pair.large.base_url.removesuffix("/v1")) as large:
         direct = await answer(large, body), await chunks(large, CHAT, body)
     async with aiohttp.ClientSession(pair.small.base_url.removesuffix("/v1")) as small:
@@ -134,10 +158,15 @@ async def test_a_served_model_answers_the_same_through_the_service(http: aiohttp
 
 
 def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a stream says, however busy the server was: it puts tokens into one chunk that come while it sends."""
+    """
+    What a stream says, however busy the server was: it puts tokens into one chunk that come while
+    it sends.
+    """
     choices = [choice for chunk in stream for choice in chunk["choices"]]
     return {
-        "text": "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices),
+        "text": "".join(
+            choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices
+        ),
         "logprobs": [each for choice in choices for each in logprobs(choice)],
         "finish": [choice["finish_reason"] for choice in choices if choice["finish_reason"]],
     }
@@ -148,23 +177,35 @@ def logprobs(choice: dict[str, Any]) -> list[Any]:
     return found.get("content") or []
 
 
-async def test_clients_that_leave_leave_nothing_running(http: aiohttp.ClientSession, pair: Pair) -> None:
+async def test_clients_that_leave_leave_nothing_running(
+    http: aiohttp.ClientSession, pair: Pair
+) -> None:
     async def begin(task: str) -> None:
         async with http.post(CHAT, json=asking(task, stream=True)) as reply:
             assert reply.status == 200
             await asyncio.Event().wait()
 
     async def long() -> None:
-        body = {"model": pair.large.served_name, "prompt": "On", "max_tokens": 2000, "ignore_eos": True}  # 5 s
+        # 5 s
+        body = {
+            "model": pair.large.served_name,
+            "prompt": "On",
+            "max_tokens": 2000,
+            "ignore_eos": True,
+        }
         async with http.post("/v1/completions", json=body) as reply:
             await reply.read()
 
-    clients = [asyncio.create_task(begin(task.problem)) for task in fresh_tasks(12, 44)] + [asyncio.create_task(long())]
+    clients = [asyncio.create_task(begin(task.problem)) for task in fresh_tasks(12, 44)] + [
+        asyncio.create_task(long())
+    ]
     await until(works(pair.large, busy=True), 10.0)
     for client in clients:
         client.cancel()
     await asyncio.wait(clients)
-    await asyncio.gather(*(until(works(server, busy=False), IDLE_WITHIN) for server in (pair.small, pair.large)))
+    await asyncio.gather(
+        *(until(works(server, busy=False), IDLE_WITHIN) for server in (pair.small, pair.large))
+    )
 
 
 async def until(true: Callable[[], Awaitable[bool]], seconds: float) -> None:
@@ -198,18 +239,28 @@ def says(http: aiohttp.ClientSession, path: str, words: str) -> Callable[[], Awa
 async def test_the_metrics_counted_it(http: aiohttp.ClientSession) -> None:
     async with http.get("/metrics") as reply:
         lines = (await reply.text()).splitlines()
-    counted = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
-    series = 'stepspec_requests_total{endpoint="/v1/chat/completions",model="specreason",status="200"}'
+    counted = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if not line.startswith("#")
+    }
+    series = (
+        'stepspec_requests_total{endpoint="/v1/chat/completions",model="specreason",status="200"}'
+    )
     assert counted[series] >= 13
     assert counted['stepspec_tokens_total{fate="kept",model="specreason",role="small"}'] > 0
     assert counted['stepspec_tokens_total{fate="judging",model="specreason",role="large"}'] > 0
     assert counted["stepspec_requests_running"] == 0
 
 
-async def test_twenty_running_solutions_finish_after_a_signal_to_stop(pair: Pair, tmp_path: Path) -> None:
+async def test_twenty_running_solutions_finish_after_a_signal_to_stop(
+    pair: Pair, tmp_path: Path
+) -> None:
     tasks = fresh_tasks(20, 45)
     async with running(pair, tmp_path / "service.log") as service:
-        async with aiohttp.ClientSession(service.base, connector=aiohttp.TCPConnector(limit=0)) as http:
+        async with aiohttp.ClientSession(
+            service.base, connector=aiohttp.TCPConnector(limit=0)
+        ) as http:
             pending = [asyncio.create_task(answer(http, asking(task.problem))) for task in tasks]
             await until(says(http, "/metrics", "stepspec_requests_running 20.0"), 30)
             service.terminate()

@@ -1,8 +1,9 @@
 """
-Tools through ``stepspec serve`` on real vLLM: the form of calls, their parser and their streams are the server's own.
+Tools through ``stepspec serve`` on real vLLM: the form of calls, their parser and their streams are
+the server's own.
 
-The models of this pair were not trained to call tools. Where a test asks for a call, the server's grammar sees to it;
-the arguments are any JSON, as the tools are not strict.
+The models of this pair were not trained to call tools. Where a test asks for a call, the server's
+grammar sees to it; the arguments are any JSON, as the tools are not strict.
 """
 
 from __future__ import annotations
@@ -22,8 +23,16 @@ from .conftest import Pair
 
 pytestmark = pytest.mark.servers
 PROBLEM = next(generate(8, "test", Difficulty(steps=(3, 3)))).text
-NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
-TOOLS: list[Any] = [{"type": "function", "function": {"name": name, "parameters": NUMBER}} for name in ("tell", "keep")]
+NUMBER = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": NUMBER}}
+    for name in ("tell", "keep")
+]
 KEEP: Any = {"type": "function", "function": {"name": "keep"}}
 ASKED: list[Any] = [{"role": "user", "content": PROBLEM}]
 
@@ -31,7 +40,12 @@ ASKED: list[Any] = [{"role": "user", "content": PROBLEM}]
 @pytest.fixture(scope="module")
 def service(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[Program]:
     log = tmp_path_factory.mktemp("tools") / "service.log"
-    starting = serve(pair.small.base_url, pair.large.base_url, log, settings={"STEPSPEC_SAMPLING__TEMPERATURE": "0"})
+    starting = serve(
+        pair.small.base_url,
+        pair.large.base_url,
+        log,
+        settings={"STEPSPEC_SAMPLING__TEMPERATURE": "0"},
+    )
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as program:
         yield program
 
@@ -48,7 +62,12 @@ async def test_a_call_that_is_asked_for_has_the_form_of_its_tool(
     client: AsyncOpenAI, model: str, choice: Any, names: set[str]
 ) -> None:
     reply = await client.chat.completions.create(
-        model=model, messages=ASKED, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, max_tokens=300
+        model=model,
+        messages=ASKED,
+        tools=TOOLS,
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        max_tokens=300,
     )
     (made,) = reply.choices
     (call,) = made.message.tool_calls or []
@@ -90,8 +109,11 @@ async def test_a_stream_has_the_thinking_first_and_then_the_call_in_pieces(
 
 async def test_tools_that_are_not_called_change_nothing_but_the_prompt(client: AsyncOpenAI) -> None:
     plain = await client.chat.completions.create(model="specreason", messages=ASKED, max_tokens=300)
-    reply = await client.chat.completions.create(model="specreason", messages=ASKED, tools=TOOLS, max_tokens=300)
-    assert reply.choices[0].message.content == plain.choices[0].message.content  # its template shows no tools
+    reply = await client.chat.completions.create(
+        model="specreason", messages=ASKED, tools=TOOLS, max_tokens=300
+    )
+    # its template shows no tools
+    assert reply.choices[0].message.content == plain.choices[0].message.content
     assert reply.choices[0].finish_reason == "stop"
 
 

@@ -1,4 +1,6 @@
-"""Real servers that stepspec starts itself: they solve, and whoever dies, nothing is left behind."""
+"""
+Real servers that stepspec starts itself: they solve, and whoever dies, nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,16 @@ async def test_up_starts_three_models_that_solve_by_its_settings_and_ends_when_a
     settings: IO[bytes], forked: tuple[str, ...]
 ) -> None:
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", UP_FORKED, str(THREE), *forked), stdout=settings, stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", UP_FORKED, str(THREE), *forked),
+        stdout=settings,
+        stderr=asyncio.subprocess.PIPE,
     )
     try:
         output = await up_to(program, b"Ctrl-C stops them.")
-        assert all(f"{path} is ready after".encode() in output for path in ("large", "small.large", "small.small"))
+        assert all(
+            f"{path} is ready after".encode() in output
+            for path in ("large", "small.large", "small.small")
+        )
         leaders = [leader for guard in children(program.pid) for leader in children(guard)]
         assert len(leaders) == 3
         assert all(forked[-1] in title(leader) for leader in leaders)
@@ -96,7 +103,9 @@ async def solve_with_three() -> None:
 
 async def test_a_killed_parent_takes_vllms_own_processes_along() -> None:
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", UP), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        *(sys.executable, "-c", UP),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
     )
     assert program.stdout is not None
     report = json.loads(await program.stdout.readline())["small"]

@@ -42,12 +42,16 @@ async def test_specreason_solves_and_both_models_have_their_share(pair: Pair) ->
     tasks = fresh_tasks(8, 1)
     async with solver(pair) as solving:
         solutions = await asyncio.gather(*(solving.solve(task.problem) for task in tasks))
-    right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
+    right = [
+        solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)
+    ]
     assert sum(right) >= 6
     assert all(solution.finish_reason == "stop" for solution in solutions)
     kept = [step for solution in solutions for step in solution.steps if step.fate == "kept"]
     assert {step.author for step in kept} == {"small", "large"}
-    assert any(step.fate == "rejected" and step.grade is not None for s in solutions for step in s.steps)
+    assert any(
+        step.fate == "rejected" and step.grade is not None for s in solutions for step in s.steps
+    )
     for solution in solutions:
         full = "".join(s.text for s in solution.steps if s.fate == "kept")
         assert full.startswith(solution.thinking)
@@ -84,8 +88,12 @@ async def test_cancelling_a_run_leaves_no_request_on_either_server(pair: Pair) -
             await until_idle(server)
 
 
-@pytest.mark.parametrize("budget", [Budget(tokens=60, answer=20), Budget(steps=2), Budget(tokens=41, answer=1)])
-async def test_budgets_hold_exactly_and_leave_room_for_an_answer(pair: Pair, budget: Budget) -> None:
+@pytest.mark.parametrize(
+    "budget", [Budget(tokens=60, answer=20), Budget(steps=2), Budget(tokens=41, answer=1)]
+)
+async def test_budgets_hold_exactly_and_leave_room_for_an_answer(
+    pair: Pair, budget: Budget
+) -> None:
     async with solver(pair) as solving:
         solution = await solving.solve(fresh_tasks(1, 6)[0].problem, budget=budget)
     kept = [step for step in solution.steps if step.fate == "kept"]
@@ -98,19 +106,28 @@ async def test_budgets_hold_exactly_and_leave_room_for_an_answer(pair: Pair, bud
     assert solution.text
 
 
-@pytest.mark.parametrize("policy", [name for name, method in METHODS.items() if not method.takes("critic")])
+@pytest.mark.parametrize(
+    "policy", [name for name, method in METHODS.items() if not method.takes("critic")]
+)
 async def test_a_small_model_of_another_vocabulary_drafts_for_every_method(
     pair: Pair, small_other: Pair, policy: str
 ) -> None:
     tasks = fresh_tasks(4, 7)[2:]  # one that it solves by itself, and one that it does not
-    options = {"cues": ["On Monday", "Alternatively,", "Let me check:"]} if policy == "relay" else {}
-    async with Solver(small_other.small.base_url, pair.large.base_url, sampling=GREEDY, auto=False) as solving:
+    options = (
+        {"cues": ["On Monday", "Alternatively,", "Let me check:"]} if policy == "relay" else {}
+    )
+    async with Solver(
+        small_other.small.base_url, pair.large.base_url, sampling=GREEDY, auto=False
+    ) as solving:
         assert solving.small.vocabulary != solving.large.vocabulary
         solutions = await asyncio.gather(
             *(solving.solve(task.problem, policy=policy, options=options) for task in tasks)
         )
-    right = [solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)]
-    assert right == [True, policy not in ("small", "glimpse")]  # these two have nobody read what it wrote
+    right = [
+        solution.answer == str(task.gold) for solution, task in zip(solutions, tasks, strict=True)
+    ]
+    # these two have nobody read what it wrote
+    assert right == [True, policy not in ("small", "glimpse")]
     for solution in solutions:
         kept = [step for step in solution.steps if step.fate == "kept"]
         assert solution.finish_reason == "stop"

@@ -1,4 +1,7 @@
-"""Tools on real vLLM: the large model that was trained to call them, its server's parser, and the service over both."""
+"""
+Tools on real vLLM: the large model that was trained to call them, its server's parser, and the
+service over both.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +42,28 @@ def service(tool_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Genera
     """``stepspec serve`` over the pair, in an event loop of its own."""
     log = tmp_path_factory.mktemp("tools") / "service.log"
     starting = serve(
-        tool_pair.small.base_url, tool_pair.large.base_url, log, settings={"STEPSPEC_SAMPLING__TEMPERATURE": "0"}
+        tool_pair.small.base_url,
+        tool_pair.large.base_url,
+        log,
+        settings={"STEPSPEC_SAMPLING__TEMPERATURE": "0"},
     )
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as program:
         yield program
 
 
 async def solve(
-    client: AsyncOpenAI, model: str, problems: Sequence[Problem], *, stream: bool, before: Sequence[Message] = ()
+    client: AsyncOpenAI,
+    model: str,
+    problems: Sequence[Problem],
+    *,
+    stream: bool,
+    before: Sequence[Message] = (),
 ) -> list[Loop]:
     return await asyncio.gather(
-        *(solve_with_tools(client, model, problem, stream=stream, before=before) for problem in problems)
+        *(
+            solve_with_tools(client, model, problem, stream=stream, before=before)
+            for problem in problems
+        )
     )
 
 
@@ -69,7 +83,11 @@ async def test_it_solves_under_a_system_prompt_and_without_calls_where_none_is_n
 ) -> None:
     problems = list(islice(generate(12, "test", NO_CALLS), 5))
     loops = await solve(
-        client, tool_pair.large.served_name, problems, stream=False, before=[{"role": "system", "content": AGENT}]
+        client,
+        tool_pair.large.served_name,
+        problems,
+        stream=False,
+        before=[{"role": "system", "content": AGENT}],
     )
     assert sum(loop.correct for loop in loops) >= 4
     assert not any(loop.calls for loop in loops if loop.correct)
@@ -85,7 +103,9 @@ async def test_specreason_solves_loops_through_the_service(service: Program, str
 
 
 @pytest.mark.timeout(900)  # the first test of a client has to install it, from a network
-def test_an_agent_of_the_openai_agents_sdk_solves_loops_of_three_calls(tool_pair: Pair, tmp_path: Path) -> None:
+def test_an_agent_of_the_openai_agents_sdk_solves_loops_of_three_calls(
+    tool_pair: Pair, tmp_path: Path
+) -> None:
     arguments = ("specreason", CUPS.text, json.dumps(CUPS.catalogue))
     with serving_pair(tool_pair, tmp_path / "service.log") as keyed:
         report = keyed.report("openai_agents", *arguments, folder=tmp_path)
@@ -95,25 +115,36 @@ def test_an_agent_of_the_openai_agents_sdk_solves_loops_of_three_calls(tool_pair
 
 
 async def post(pair: Pair, path: str, body: Any) -> Any:
-    async with aiohttp.ClientSession() as http, http.post(pair.large.base_url + path, json=body) as reply:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(pair.large.base_url + path, json=body) as reply,
+    ):
         assert reply.status == 200, await reply.text()
         return await reply.json()
 
 
 @pytest.mark.parametrize("problem", [CUPS, BOTH])
-async def test_the_server_parses_a_turn_of_which_it_gets_the_token_ids(tool_pair: Pair, problem: Problem) -> None:
+async def test_the_server_parses_a_turn_of_which_it_gets_the_token_ids(
+    tool_pair: Pair, problem: Problem
+) -> None:
     server = tool_pair.large
     root = server.base_url.removesuffix("/v1")
     calls = problem.calls[0]
     written = "\n\n" + "\n".join(
-        f'<tool_call>\n{{"name": "{call.name}", "arguments": {json.dumps(call.arguments)}}}\n</tool_call>'
+        f'<tool_call>\n{{"name": "{call.name}", "arguments":'
+        f" {json.dumps(call.arguments)}}}\n</tool_call>"
         for call in calls
     )
-    asked = {"model": server.served_name, "messages": [{"role": "user", "content": problem.text}], "tools": tools()}
+    asked = {
+        "model": server.served_name,
+        "messages": [{"role": "user", "content": problem.text}],
+        "tools": tools(),
+    }
     async with (
         aiohttp.ClientSession() as http,
         http.post(
-            f"{root}/tokenize", json={"model": server.served_name, "prompt": written, "add_special_tokens": False}
+            f"{root}/tokenize",
+            json={"model": server.served_name, "prompt": written, "add_special_tokens": False},
         ) as reply,
     ):
         ids = (await reply.json())["tokens"]
@@ -124,6 +155,7 @@ async def test_the_server_parses_a_turn_of_which_it_gets_the_token_ids(tool_pair
     }
     message = (await post(tool_pair, "/chat/completions/derender", body))["choices"][0]["message"]
     assert [
-        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]
+        (call["function"]["name"], json.loads(call["function"]["arguments"]))
+        for call in message["tool_calls"]
     ] == [(call.name, call.arguments) for call in calls]
     assert not (message["content"] or "").strip()

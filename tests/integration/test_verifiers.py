@@ -27,12 +27,22 @@ async def test_the_large_model_of_the_pair_rewrites_a_rejected_answer(pair: Pair
 
     events: list[Event] = []
     critic: dict[str, Any] = {"kind": "function", "function": second, "seconds": 120}
-    async with Solver(pair.small.base_url, pair.large.base_url, critic=critic, sampling=GREEDY, auto=False) as solver:
+    async with Solver(
+        pair.small.base_url, pair.large.base_url, critic=critic, sampling=GREEDY, auto=False
+    ) as solver:
         solution = await solver.solve(TASK.problem, observe=events.append)
     verdicts = [event for event in events if isinstance(event, AnswerJudged)]
     assert [each.accepted for each in verdicts] == ([False, True] if len(seen) > 1 else [False])
     assert seen[0].answer == str(TASK.gold)
-    assert "".join(event.text for event in events if isinstance(event, Answering)) == solution.text != ""
+    assert (
+        "".join(event.text for event in events if isinstance(event, Answering))
+        == solution.text
+        != ""
+    )
     assert solution.verified is (len(seen) > 1)
-    rejected = [step for step in solution.steps if step.fate == "rejected" and step.reason == "answer"]
-    assert [(step.author, step.detail) for step in rejected] == [("large", "the result is not in a box")]
+    rejected = [
+        step for step in solution.steps if step.fate == "rejected" and step.reason == "answer"
+    ]
+    assert [(step.author, step.detail) for step in rejected] == [
+        ("large", "the result is not in a box")
+    ]

@@ -22,8 +22,8 @@ async def solve_with_tools(
     """
     Let the *model* behind *client* solve *problem* with the tools, greedily, and return the loop.
 
-    The messages *before* stand before the problem. Each message of the model is sent back as it came, with its thinking
-    where the server shows it.
+    The messages *before* stand before the problem. Each message of the model is sent back as it
+    came, with its thinking where the server shows it.
     """
     loop = tool_loop(problem, before)
     messages = next(loop)
@@ -48,7 +48,9 @@ async def _streamed(client: AsyncOpenAI, request: Mapping[str, Any]) -> Message:
     """Put the message together of its deltas, those of a call by their index."""
     message: Message = {"role": "assistant", "content": ""}
     calls: dict[int, Message] = {}
-    chunks: AsyncStream[ChatCompletionChunk] = await client.chat.completions.create(**request, stream=True)
+    chunks: AsyncStream[ChatCompletionChunk] = await client.chat.completions.create(
+        **request, stream=True
+    )
     async with chunks:
         async for chunk in chunks:
             for choice in chunk.choices:
@@ -57,7 +59,9 @@ async def _streamed(client: AsyncOpenAI, request: Mapping[str, Any]) -> Message:
                     if name in delta:
                         message[name] = message.get(name, "") + delta[name]
                 for part in delta.get("tool_calls", ()):
-                    call = calls.setdefault(part["index"], {"type": "function", "function": {"arguments": ""}})
+                    call = calls.setdefault(
+                        part["index"], {"type": "function", "function": {"arguments": ""}}
+                    )
                     function = part.get("function", {})
                     call["function"]["arguments"] += function.get("arguments", "")
                     if "name" in function:

@@ -1,10 +1,12 @@
 """
-vLLM servers that are forked from a process which has imported vLLM: a start takes a quarter of the CPU time.
+vLLM servers that are forked from a process which has imported vLLM: a start takes a quarter of the
+CPU time.
 
-Most of a start is imports, in each of a server's two processes. `forking` starts the fork server, or joins the one that
-another worker of this test run has started, and returns the program for `Server.program`: it takes the arguments of
-vLLM's own program, has the fork server make that server, and ends when the server ends. Tests of how servers start and
-are stopped use vLLM's own program.
+Most of a start is imports, in each of a server's two processes. `forking` starts the fork server,
+or joins the one that another worker of this test run has started, and returns the program for
+`Server.program`: it takes the arguments of vLLM's own program, has the fork server make that
+server, and ends when the server ends. Tests of how servers start and are stopped use vLLM's own
+program.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ IMPORTED = (  # what the two processes of a server import as they start
 
 @contextmanager
 def forking(shared: Path, environment: Mapping[str, str]) -> Generator[tuple[str, ...]]:
-    """Yield the program that has servers forked; *shared* is a folder that all workers of this test run share."""
+    """
+    Yield the program that has servers forked; *shared* is a folder that all workers of this test
+    run share.
+    """
     path = shared / "forks.address"
     with (shared / "forks.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -60,11 +65,17 @@ def forking(shared: Path, environment: Mapping[str, str]) -> Generator[tuple[str
 def _start(environment: Mapping[str, str], log: Path) -> str:
     """Start a fork server, and return its address."""
     address = f"stepspec-forks-{uuid.uuid4()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, log.open("wb") as output:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening,
+        log.open("wb") as output,
+    ):
         listening.bind(f"\0{address}")
         listening.listen()
         sources = listening.fileno(), output.fileno(), output.fileno()
-        streams = [(os.POSIX_SPAWN_DUP2, source, number) for source, number in zip(sources, STANDARD, strict=True)]
+        streams = [
+            (os.POSIX_SPAWN_DUP2, source, number)
+            for source, number in zip(sources, STANDARD, strict=True)
+        ]
         os.posix_spawn(
             sys.executable,
             (sys.executable, __file__),
@@ -88,7 +99,8 @@ def _connect(address: str) -> socket.socket:
 
 def request(address: str, arguments: list[str]) -> int:
     """
-    Have a server made that takes over this process's output, and return its exit code once it has ended.
+    Have a server made that takes over this process's output, and return its exit code once it has
+    ended.
 
     SIGTERM and SIGINT stop the server, SIGUSR1 kills its engine.
     """
@@ -103,7 +115,8 @@ def request(address: str, arguments: list[str]) -> int:
 
 def serve(listening: socket.socket) -> None:
     """Fork a server for every request, until the last of those that need this process is gone."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that watch over servers
+    # nobody waits for the processes that watch over servers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     leases: set[socket.socket] = set()
     while True:
         ready, _, _ = select.select([listening, *leases], [], [])
@@ -128,7 +141,10 @@ def serve(listening: socket.socket) -> None:
 
 
 def watch(connection: socket.socket, descriptors: list[int], *asked: Any) -> None:
-    """Run a server in a child process; end its process group once the client is gone, and report the exit code."""
+    """
+    Run a server in a child process; end its process group once the client is gone, and report the
+    exit code.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
     if child == 0:
@@ -166,13 +182,15 @@ def share_groups() -> None:
     """
     Let vLLM's dozen process groups be one where all of them have one process.
 
-    Gloo has a thread for each group, which wakes a hundred times a second: with twenty servers, mostly idle, that takes
-    a tenth of the CPU time of a test run.
+    Gloo has a thread for each group, which wakes a hundred times a second: with twenty servers,
+    mostly idle, that takes a tenth of the CPU time of a test run.
     """
     distributed: Any = import_module("torch.distributed")
     new_group, groups = distributed.new_group, dict[str, Any]()
 
-    def shared(ranks: list[int] | None = None, *args: Any, backend: str | None = None, **options: Any) -> Any:
+    def shared(
+        ranks: list[int] | None = None, *args: Any, backend: str | None = None, **options: Any
+    ) -> Any:
         if ranks != [0] or args:
             return new_group(ranks, *args, backend=backend, **options)
         key = repr((backend, options))
@@ -183,7 +201,9 @@ def share_groups() -> None:
     distributed.new_group = shared
 
 
-def run(descriptors: list[int], arguments: list[str], environment: Mapping[str, str], folder: str) -> None:
+def run(
+    descriptors: list[int], arguments: list[str], environment: Mapping[str, str], folder: str
+) -> None:
     """Be vLLM's own program in this process, or the one that the environment names."""
     os.setsid()
     for own, descriptor in zip(STANDARD, descriptors, strict=True):
@@ -195,7 +215,8 @@ def run(descriptors: list[int], arguments: list[str], environment: Mapping[str, 
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv[1:] = arguments
     contexts: Any = import_module("multiprocessing.context")
-    contexts._concrete_contexts["spawn"] = contexts._concrete_contexts["fork"]  # on a CPU, vLLM insists on "spawn"
+    # on a CPU, vLLM insists on "spawn"
+    contexts._concrete_contexts["spawn"] = contexts._concrete_contexts["fork"]
     share_groups()
     code = 1
     try:

@@ -1,4 +1,7 @@
-"""The long problems: a reader's arithmetic agrees with their steps, and every step can be checked alone."""
+"""
+The long problems: a reader's arithmetic agrees with their steps, and every step can be checked
+alone.
+"""
 
 import random
 import re
@@ -40,7 +43,10 @@ EXAMPLE = Problem("Maya", 10, 342, (Deed("+", 57), Deed("-", 63), Deed("+", 91))
 
 
 def read(text: str) -> tuple[dict[str, int], str]:
-    """Read a problem as its reader would: return the balance on each day, and the day whose deed is done again."""
+    """
+    Read a problem as its reader would: return the balance on each day, and the day whose deed is
+    done again.
+    """
     opening = re.match(r"\w+ keeps accounts\. Balance on the (\w+): \$(\d+)\. ", text)
     assert opening
     balances = {opening[1]: int(opening[2])}
@@ -48,13 +54,18 @@ def read(text: str) -> tuple[dict[str, int], str]:
         balances[day] = [*balances.values()][-1] + int(change)
     *_, last = balances
     end = ordinal(int(last[:-2]) + 1)
-    asked = re.search(rf" {end} closed\. By mistake, the bank books again (\w+)\. What is the balance\?$", text)
+    asked = re.search(
+        rf" {end} closed\. By mistake, the bank books again (\w+)\. What is the balance\?$", text
+    )
     assert asked
     return balances, asked[1]
 
 
 def computed(paragraph: str) -> int:
-    """Compute the equation of a paragraph and each of its columns; return the result that the paragraph states."""
+    """
+    Compute the equation of a paragraph and each of its columns; return the result that the
+    paragraph states.
+    """
     ((left, sign, right),) = re.findall(r"\$(\d+)([-+])\$(\d+)\.", paragraph)
     whole = int(left) + int(right) if sign == "+" else int(left) - int(right)
     columns = re.findall(r"\(([^=]*)=(\d+)\)", paragraph)
@@ -68,17 +79,29 @@ def computed(paragraph: str) -> int:
 
 
 def test_a_problem_and_its_worked_reasoning() -> None:
-    assert EXAMPLE.text == (
-        "Maya keeps accounts. Balance on the 10th: $342. 11th +57. 12th -63. 13th +91. 14th closed. "
-        "By mistake, the bank books again 12th. What is the balance?"
+    assert (
+        EXAMPLE.text
+        == "Maya keeps accounts. Balance on the 10th: $342. 11th +57. 12th -63. 13th +91. 14th"
+        " closed. By mistake, the bank books again 12th. What is the balance?"
     )
     assert EXAMPLE.answer == 427 - 63
     assert worked_steps(EXAMPLE) == [
-        "The 11th +57: $342+$57. Ones (2+7=9), tens (4+5=9), hundreds (3+0=3). Balance on the 11th: $399.\n\n",
-        "The 12th -63: $399-$63. Ones (9-3=6), tens (9-6=3), hundreds (3-0=3). Balance on the 12th: $336.\n\n",
-        "The 13th +91: $336+$91. Ones (6+1=7), tens (3+9=12), hundreds (3+0+1=4). Balance on the 13th: $427.\n\n",
-        "The 14th closed: again 12th -63: $427-$63. Ones (7-3=4), tens (12-6=6), hundreds (4-0-1=3). "
-        "The balance: $364.\n</think>",
+        (
+            "The 11th +57: $342+$57. Ones (2+7=9), tens (4+5=9), hundreds (3+0=3). Balance on the"
+            " 11th: $399.\n\n"
+        ),
+        (
+            "The 12th -63: $399-$63. Ones (9-3=6), tens (9-6=3), hundreds (3-0=3). Balance on the"
+            " 12th: $336.\n\n"
+        ),
+        (
+            "The 13th +91: $336+$91. Ones (6+1=7), tens (3+9=12), hundreds (3+0+1=4). Balance on"
+            " the 13th: $427.\n\n"
+        ),
+        (
+            "The 14th closed: again 12th -63: $427-$63. Ones (7-3=4), tens (12-6=6), hundreds"
+            " (4-0-1=3). The balance: $364.\n</think>"
+        ),
     ]
 
 
@@ -101,7 +124,9 @@ def test_the_chain_computed_again_from_the_text_equals_the_answer(problem: Probl
     assert extract(answered) == str(problem.answer)
 
 
-@given(left=st.integers(LEAST, MOST), right=st.integers(LEAST, MOST), sign=st.sampled_from(("+", "-")))
+@given(
+    left=st.integers(LEAST, MOST), right=st.integers(LEAST, MOST), sign=st.sampled_from(("+", "-"))
+)
 @BOUNDED
 def test_columns_carry_and_borrow(left: int, right: int, sign: Any) -> None:
     left, right = max(left, right), min(left, right)
@@ -132,7 +157,10 @@ def test_a_chain_has_32_to_80_steps_and_1500_to_4000_tokens_of_thinking() -> Non
 
 def test_english_ordinals() -> None:
     days = (1, 2, 3, 4, 11, 12, 13, 20, 21, 22, 23, 30, 99)
-    assert " ".join(map(ordinal, days)) == "1st 2nd 3rd 4th 11th 12th 13th 20th 21st 22nd 23rd 30th 99th"
+    assert (
+        " ".join(map(ordinal, days))
+        == "1st 2nd 3rd 4th 11th 12th 13th 20th 21st 22nd 23rd 30th 99th"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The command of the bench: the file of its figures, the notes in that file, and refused options."""
+"""
+The command of the bench: the file of its figures, the notes in that file, and refused options.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def script(call: SolveCall) -> Solution:
 
 @dataclass
 class Servers:
-    """Replaces the servers; *warmed* and *worlds* are the arms and the world of each start, *solver* solves for all."""
+    """
+    Replaces the servers; *warmed* and *worlds* are the arms and the world of each start, *solver*
+    solves for all.
+    """
 
     warmed: list[list[str]] = field(default_factory=list[list[str]])
     worlds: list[str] = field(default_factory=list[str])
@@ -51,7 +56,13 @@ class Servers:
 
     @asynccontextmanager
     async def solvers(
-        self, profile: str, console: Console, warm_up: tuple[Arm, ...], *more: Any, world: str, **nested: Any
+        self,
+        profile: str,
+        console: Console,
+        warm_up: tuple[Arm, ...],
+        *more: Any,
+        world: str,
+        **nested: Any,
     ) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
         self.worlds.append(world)
         self.warmed.append([arm.name for arm in warm_up])
@@ -107,8 +118,14 @@ def test_stacked_arms_have_files_of_their_own_and_nothing_else_is_lost(servers: 
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"profile": "slow"}, r"bench\.samples\.jsonl holds another run \(other: profile\): .*--output, .*--fresh"),
-        ({"stacked": True, "baselines": False, "output": FIGURES}, r"holds another run \(other: stacked\)"),
+        (
+            {"profile": "slow"},
+            r"bench\.samples\.jsonl holds another run \(other: profile\): .*--output, .*--fresh",
+        ),
+        (
+            {"stacked": True, "baselines": False, "output": FIGURES},
+            r"holds another run \(other: stacked\)",
+        ),
     ],
 )
 def test_samples_of_something_else_are_kept_and_no_server_is_started(
@@ -143,7 +160,9 @@ def long_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("long_models")
-def test_the_long_world_has_problems_of_its_own_and_no_arm_of_three_models(servers: Servers) -> None:
+def test_the_long_world_has_problems_of_its_own_and_no_arm_of_three_models(
+    servers: Servers,
+) -> None:
     measured(world="long", baselines=False, output=Path("long.json"))
     assert servers.worlds == ["long"]
     assert {len(call.problem.split(". ")) for call in servers.solver.calls} <= set(range(30, 80))

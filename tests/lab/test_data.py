@@ -1,4 +1,7 @@
-"""The training data of the large model: the branches of a row contain the text of a served judge, and no more."""
+"""
+The training data of the large model: the branches of a row contain the text of a served judge, and
+no more.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ def text(writer: Writer, ids: list[int]) -> str:
     return str(writer.tokenizer.decode(ids))
 
 
-def test_the_question_of_the_judge_has_the_layout_of_the_endpoints(data: Any, writer: Writer) -> None:
+def test_the_question_of_the_judge_has_the_layout_of_the_endpoints(
+    data: Any, writer: Writer
+) -> None:
     prompt = load("specreason.grade")
     question = ask(writer.template, prompt.text, prompt.opening)
     assert "<think>\n\n</think>" in question
@@ -47,7 +52,9 @@ def test_the_question_of_the_judge_has_the_layout_of_the_endpoints(data: Any, wr
     for row in rows(writer, 20):
         for at, verdict in enumerate(row.verdicts):
             if verdict != data.IGNORED and text(writer, [verdict]) in (str(RIGHT), str(WRONG)):
-                branch = [i for i, b in zip(row.ids, row.branch, strict=True) if b == row.branch[at]]
+                branch = [
+                    i for i, b in zip(row.ids, row.branch, strict=True) if b == row.branch[at]
+                ]
                 assert text(writer, branch).endswith(question)
                 count += 1
     assert count > 10
@@ -72,7 +79,11 @@ def test_a_branch_sees_the_trunk_up_to_its_fork_and_itself(data: Any, writer: Wr
                 continue
             for key in range(640):
                 own = branch[key] == branch[query] and key <= query
-                stem = branch[query] != data.TRUNK and branch[key] == data.TRUNK and key < leaves[query]
+                stem = (
+                    branch[query] != data.TRUNK
+                    and branch[key] == data.TRUNK
+                    and key < leaves[query]
+                )
                 assert bool(mask[row, query, key]) == bool(own or stem)
 
 
@@ -88,7 +99,9 @@ def test_the_first_mistake_is_found(data: Any, writer: Writer) -> None:
     steps = worked_steps(problem)
     assert data.first_mistake(problem, "".join(steps)) is None
     wrong = steps[1].replace("=", "= 9", 1)
-    assert data.first_mistake(problem, steps[0] + wrong + steps[1]) == data.Mistake(problem, (steps[0],), wrong)
+    assert data.first_mistake(problem, steps[0] + wrong + steps[1]) == data.Mistake(
+        problem, (steps[0],), wrong
+    )
 
 
 @pytest.mark.parametrize("numbers", ["plain", "grouped"])

@@ -53,7 +53,11 @@ def test_speed_ups_are_compared_over_the_same_problems() -> None:
 
 @pytest.mark.parametrize(("predicted", "code"), [(3.1, 0), (3.7, 1), (2.1, 1)])
 def test_a_prediction_that_is_far_off_is_named_and_exit_code_1(
-    predicted: float, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    predicted: float,
+    code: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     comparison = replace(GOOD, predicted=Interval(predicted, 2.0, 4.0))
 
@@ -81,7 +85,11 @@ def test_more_blocks_than_problems_are_refused() -> None:
 
 @pytest.mark.parametrize("pair", ["qwen3-32b-h200", "qwen3-32b-two-h200"])
 @pytest.mark.parametrize("accepted", [0.5, 0.95])
-def test_an_estimate_of_a_simulated_pair_is_right_alone_and_under_load(pair: str, accepted: float) -> None:
-    rows = list(compared(find_pair(GPUS, pair), [SHIPPED], Chains(steps=40, tokens=50), accepted, [8]))
+def test_an_estimate_of_a_simulated_pair_is_right_alone_and_under_load(
+    pair: str, accepted: float
+) -> None:
+    rows = list(
+        compared(find_pair(GPUS, pair), [SHIPPED], Chains(steps=40, tokens=50), accepted, [8])
+    )
     assert [row["users"] for row in rows] == [1, 8]
     assert [row["over"] for row in rows] == pytest.approx([1, 1], abs=0.1)

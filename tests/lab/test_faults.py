@@ -38,7 +38,9 @@ async def test_some_faults() -> None:
 def test_solutions_are_counted_by_the_model_whose_server_was_killed() -> None:
     found = [
         kills.Killed("small", "http://a", 0.2, equal=True, in_use=True),
-        kills.Killed("small", "http://a", 0.9, equal=False, in_use=True, why="length, degraded: no"),
+        kills.Killed(
+            "small", "http://a", 0.9, equal=False, in_use=True, why="length, degraded: no"
+        ),
         kills.Killed("large", "http://b", 0.9, equal=True, in_use=False),
     ]
     file = StringIO()

@@ -1,7 +1,8 @@
 """
 Whatever the bytes from outside are, a parser returns a value or raises one of our own errors.
 
-The values are those that the parser expects, with some of them replaced by others, so that its inner parts are reached.
+The values are those that the parser expects, with some of them replaced by others, so that its
+inner parts are reached.
 """
 
 from __future__ import annotations
@@ -33,21 +34,42 @@ from tests.fakes import replay
 
 CALL = Call("small", "http://host", "write")
 fuzz = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 USAGE = {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}
 TOP = [{"token_id:1": -0.1, "token_id:2": -2.5}]
-LOGPROBS = {"tokens": ["a", " b"], "token_logprobs": [-0.1, -2.0], "top_logprobs": [{"a": -0.1}, {" b": -2}]}
-CHOICE = {"index": 0, "text": "a b", "token_ids": [1, 2], "finish_reason": "stop", "stop_reason": "\n\n"}
+LOGPROBS = {
+    "tokens": ["a", " b"],
+    "token_logprobs": [-0.1, -2.0],
+    "top_logprobs": [{"a": -0.1}, {" b": -2}],
+}
+CHOICE = {
+    "index": 0,
+    "text": "a b",
+    "token_ids": [1, 2],
+    "finish_reason": "stop",
+    "stop_reason": "\n\n",
+}
 CHUNK = {"choices": [{**CHOICE, "logprobs": LOGPROBS}], "usage": USAGE}
 RENDERED: Any = {"sampling_params": {"structured_outputs": {"json": {}}}}
 ERROR = {"error": {"message": "no", "code": 400}}
-ROW = {"7": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}, "8": {"logprob": -1.5, "rank": 2, "decoded_token": "b"}}
+ROW = {
+    "7": {"logprob": -0.5, "rank": 1, "decoded_token": "a"},
+    "8": {"logprob": -1.5, "rank": 2, "decoded_token": "b"},
+}
 PIECE = {"index": 0, "id": "call_1", "function": {"name": "look", "arguments": "{}"}}
 PARSED = {
     "stream_state": {"tools_streamed": False, "output_token_ids": [1]},
@@ -56,10 +78,19 @@ PARSED = {
 
 REPLIES: Mapping[str, tuple[Any, Callable[[Any], object]]] = {
     "chunk": (CHUNK, lambda reply: vllm_protocol.parse_chunk(CALL, orjson.dumps(reply), 1)),
-    "chunk of text": (CHUNK, lambda reply: vllm_protocol.parse_chunk(CALL, orjson.dumps(reply), None)),
+    "chunk of text": (
+        CHUNK,
+        lambda reply: vllm_protocol.parse_chunk(CALL, orjson.dumps(reply), None),
+    ),
     "error": (ERROR, lambda reply: vllm_protocol.parse_chunk(CALL, orjson.dumps(reply), None)),
-    "models": ({"data": [{"id": "m", "parent": None}]}, lambda reply: vllm_protocol.model_names(CALL, reply)),
-    "tokenize": ({"tokens": [1, 2], "max_model_len": 9}, lambda reply: vllm_protocol.tokenized(CALL, reply)),
+    "models": (
+        {"data": [{"id": "m", "parent": None}]},
+        lambda reply: vllm_protocol.model_names(CALL, reply),
+    ),
+    "tokenize": (
+        {"tokens": [1, 2], "max_model_len": 9},
+        lambda reply: vllm_protocol.tokenized(CALL, reply),
+    ),
     "detokenize": ({"prompt": "a"}, lambda reply: vllm_protocol.detokenized(CALL, reply)),
     "usage": ({"usage": USAGE}, vllm_protocol.usage),
     "choices": (
@@ -68,13 +99,18 @@ REPLIES: Mapping[str, tuple[Any, Callable[[Any], object]]] = {
     ),
     "rows": (
         {"choices": [{"prompt_logprobs": [None, ROW]}]},
-        lambda reply: vllm_protocol.scored_spans(CALL, vllm_protocol.prompt_rows(CALL, reply, 1), [("a", [7])], 1),
+        lambda reply: vllm_protocol.scored_spans(
+            CALL, vllm_protocol.prompt_rows(CALL, reply, 1), [("a", [7])], 1
+        ),
     ),
     "suffix": (
         {"prompt_logprobs": [None, ROW], "usage": {"prompt_tokens_details": {"cached_tokens": 0}}},
         lambda reply: vllm_protocol.computed_rows(reply, [7], 1),
     ),
-    "pooling": ({"data": [{"data": [0.5]}]}, lambda reply: vllm_protocol.pooled_values(CALL, reply)),
+    "pooling": (
+        {"data": [{"data": [0.5]}]},
+        lambda reply: vllm_protocol.pooled_values(CALL, reply),
+    ),
     "render": (RENDERED, lambda reply: tool_protocol.answer_format(CALL, reply)),
     "derender": (PARSED, lambda reply: tool_protocol.parsed(CALL, reply)),
 }
@@ -103,7 +139,9 @@ def _places(value: object) -> Sequence[tuple[Any, Any]]:
     else:
         return []
     holder = cast("Any", value)
-    return [(holder, key) for key, _ in members] + [place for _, inner in members for place in _places(inner)]
+    return [(holder, key) for key, _ in members] + [
+        place for _, inner in members for place in _places(inner)
+    ]
 
 
 @pytest.mark.parametrize("kind", REPLIES)
@@ -128,7 +166,11 @@ def test_bytes_of_servers(body: bytes) -> None:
         lambda: vllm_protocol.parse_chunk(CALL, body, 1),
         lambda: vllm_protocol.http_error(CALL, 400, body, "/tokenize"),
         lambda: vllm_protocol.version(body),
-        lambda: (metrics.read_queue(body), metrics.read_acceptance(body), metrics.read_cache_config(body)),
+        lambda: (
+            metrics.read_queue(body),
+            metrics.read_acceptance(body),
+            metrics.read_cache_config(body),
+        ),
     ):
         with suppress(EndpointError):
             parse()
@@ -141,15 +183,22 @@ def test_the_seconds_of_a_header_are_finite(header: str) -> None:
 
 
 METRICS = (
-    'vllm:num_requests_running{engine="0"} 1.0\nvllm:num_requests_waiting{engine="0"} 2.0\n'
-    'vllm:spec_decode_num_drafts_total{engine="0"} 3.0\nvllm:spec_decode_num_draft_tokens_total{engine="0"} 9.0\n'
-    'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 4.0\n'
-    'vllm:cache_config_info{block_size="16",enable_prefix_caching="True",mamba_block_size="None"} 1.0\n'
+    'vllm:num_requests_running{engine="0"} 1.0\nvllm:num_requests_waiting{engine="0"}'
+    ' 2.0\nvllm:spec_decode_num_drafts_total{engine="0"}'
+    ' 3.0\nvllm:spec_decode_num_draft_tokens_total{engine="0"}'
+    ' 9.0\nvllm:spec_decode_num_accepted_tokens_total{engine="0"}'
+    ' 4.0\nvllm:cache_config_info{block_size="16",enable_prefix_caching="True",mamba_block_size="None"}'
+    " 1.0\n"
 )
 
 
 @fuzz
-@given(st.lists(st.tuples(st.integers(0, len(METRICS) - 1), st.sampled_from('0x"{}=.\n NaInf-e9')), max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(METRICS) - 1), st.sampled_from('0x"{}=.\n NaInf-e9')),
+        max_size=6,
+    )
+)
 def test_metrics_of_servers(changes: list[tuple[int, str]]) -> None:
     text = list(METRICS)
     for place, character in changes:
@@ -161,7 +210,11 @@ def test_metrics_of_servers(changes: list[tuple[int, str]]) -> None:
 
 
 STARTED = {"at": 0.0, "event": "Started", "messages": [{"role": "user", "content": "a"}]}
-COMMITTED = {"at": 0.5, "event": "Committed", "step": {"text": "a", "author": "small", "stop": "delimiter"}}
+COMMITTED = {
+    "at": 0.5,
+    "event": "Committed",
+    "step": {"text": "a", "author": "small", "stop": "delimiter"},
+}
 
 
 @fuzz
@@ -173,7 +226,9 @@ def test_lines_of_traces(data: st.DataObject) -> None:
         replay([trace.parse(body).event])
 
 
-@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"a":' * 100_000, b'{"at": 1e999, "event": "Started"}'])
+@pytest.mark.parametrize(
+    "line", [b"[" * 100_000, b'{"a":' * 100_000, b'{"at": 1e999, "event": "Started"}']
+)
 def test_deep_lines_of_traces_are_refused(line: bytes) -> None:
     with pytest.raises(ConfigurationError, match="not a line of a trace"):
         trace.parse(line)
@@ -193,7 +248,9 @@ TOML = 'threshold = 7\n[large]\nurl = "http://a"\n[options]\nx = [1, 2.5, "a"]\n
 
 @fuzz
 @given(content=st.binary(max_size=80) | st.randoms().map(lambda rng: _scrambled(TOML, rng)))
-def test_policy_files_and_files_of_settings(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_policy_files_and_files_of_settings(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.getbasetemp() / "stepspec.toml"
     path.write_bytes(content)
     with pytest.MonkeyPatch.context() as patch:
@@ -212,11 +269,29 @@ def _scrambled(text: str, rng: random.Random) -> bytes:
     return bytes(body)
 
 
-MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}]
-TOOL = {"type": "function", "function": {"name": "look", "description": "a", "parameters": {"type": "object"}}}
+MESSAGES = [
+    {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    {"role": "assistant", "content": "b"},
+]
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "a", "parameters": {"type": "object"}},
+}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
-CHAT = {"model": "m", "messages": MESSAGES, "tools": [TOOL], "tool_choice": "auto", "response_format": FORMAT}
-MESSAGE = {"model": "m", "max_tokens": 9, "system": "a", "messages": MESSAGES, "stop_sequences": ["x"]}
+CHAT = {
+    "model": "m",
+    "messages": MESSAGES,
+    "tools": [TOOL],
+    "tool_choice": "auto",
+    "response_format": FORMAT,
+}
+MESSAGE = {
+    "model": "m",
+    "max_tokens": 9,
+    "system": "a",
+    "messages": MESSAGES,
+    "stop_sequences": ["x"],
+}
 BODIES: Mapping[str, tuple[type[BaseModel], Any]] = {
     "chat": (ChatRequest, CHAT),
     "responses": (ResponsesRequest, {"model": "m", "input": "a", "instructions": "b"}),

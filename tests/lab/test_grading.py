@@ -1,4 +1,6 @@
-"""The check of the grader: a benchmark's own solutions are right, and those of other problems are not."""
+"""
+The check of the grader: a benchmark's own solutions are right, and those of other problems are not.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ DATA = Path(__file__).parents[1] / "evals" / "data"
 
 
 @pytest.mark.parametrize(("name", "n"), [("math500", 3), ("gsm8k", 2), ("arithmetic", 5)])
-def test_solutions_agree_with_their_own_answers_only(name: str, n: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_solutions_agree_with_their_own_answers_only(
+    name: str, n: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = DATA / f"{name}.jsonl"
     check(name, path if path.exists() else None, n)
     first, *others = capsys.readouterr().out.splitlines()
@@ -24,9 +28,13 @@ def test_solutions_agree_with_their_own_answers_only(name: str, n: int, capsys: 
     assert others == ["against the next problem's answer: 0 agree, of which 0 have the same answer"]
 
 
-def test_disagreements_are_listed_with_the_reason_and_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_disagreements_are_listed_with_the_reason_and_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "wrong.jsonl"
-    path.write_bytes((DATA / "math500.jsonl").read_bytes().replace(b'"answer": "(-2,2)"', b'"answer": "(-2,3)"'))
+    path.write_bytes(
+        (DATA / "math500.jsonl").read_bytes().replace(b'"answer": "(-2,2)"', b'"answer": "(-2,3)"')
+    )
     with pytest.raises(typer.Exit):
         check("math500", path)
     printed = capsys.readouterr().out.splitlines()
@@ -37,5 +45,8 @@ def test_disagreements_are_listed_with_the_reason_and_fail(tmp_path: Path, capsy
 def test_solutions_are_needed(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "q", "answer": "1"}\n')
-    with pytest.raises(ConfigurationError, match="amc23 comes without worked solutions: there is nothing to compare"):
+    with pytest.raises(
+        ConfigurationError,
+        match="amc23 comes without worked solutions: there is nothing to compare",
+    ):
         check("amc23", path)

@@ -11,7 +11,17 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.simulation.__main__ import app
-from lab.simulation.grid import GPUS, SHARES, Chains, break_even, crossing, find_pair, read_pairs, simulate_cell, slower
+from lab.simulation.grid import (
+    GPUS,
+    SHARES,
+    Chains,
+    break_even,
+    crossing,
+    find_pair,
+    read_pairs,
+    simulate_cell,
+    slower,
+)
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -28,17 +38,28 @@ def test_the_shipped_file_has_pairs_whose_small_models_are_faster() -> None:
 
 @pytest.mark.parametrize(
     ("model", "published"),
-    [("qwen3-32b", {8: 16.7, 16: 19.3, 32: 25.3, 64: 32.3}), ("qwen3-8b", {8: 9.7, 16: 11.9, 32: 16.9, 63: 26.6})],
+    [
+        ("qwen3-32b", {8: 16.7, 16: 19.3, 32: 25.3, 64: 32.3}),
+        ("qwen3-8b", {8: 9.7, 16: 11.9, 32: 16.9, 63: 26.6}),
+    ],
 )
-def test_passes_reproduce_the_published_times_between_tokens(model: str, published: dict[int, float]) -> None:
-    """Medians in milliseconds, by the number of sequences, at the mean context that the file assumes."""
+def test_passes_reproduce_the_published_times_between_tokens(
+    model: str, published: dict[int, float]
+) -> None:
+    """
+    Medians in milliseconds, by the number of sequences, at the mean context that the file assumes.
+    """
     costs, context = find_pair(GPUS, model).large, {"qwen3-32b": 3700, "qwen3-8b": 4100}[model]
     for sequences, milliseconds in published.items():
-        assert 1000 * costs.seconds(sequences, 0, sequences * context) == pytest.approx(milliseconds, rel=0.1)
+        assert 1000 * costs.seconds(sequences, 0, sequences * context) == pytest.approx(
+            milliseconds, rel=0.1
+        )
 
 
 def test_a_wrong_file_and_an_unknown_pair_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"there is no pair 'x' in gpus\.toml; there are: qwen3-32b"):
+    with pytest.raises(
+        ConfigurationError, match=r"there is no pair 'x' in gpus\.toml; there are: qwen3-32b"
+    ):
         find_pair(GPUS, "x")
     path = tmp_path / "gpus.toml"
     path.write_text("[servers.a]\nper_pass = 1.0\n[pairs]\n")
@@ -88,7 +109,18 @@ def test_a_faster_small_model_breaks_even_at_a_lower_share() -> None:
 
 def test_the_commands_write_figures_and_a_plot(tmp_path: Path) -> None:
     output = tmp_path / "grid.json"
-    few = ["--users", "1,2", "--steps", "3", "--tokens", "10", "--problems", "2", "--output", str(output)]
+    few = [
+        "--users",
+        "1,2",
+        "--steps",
+        "3",
+        "--tokens",
+        "10",
+        "--problems",
+        "2",
+        "--output",
+        str(output),
+    ]
     result = CliRunner().invoke(app, ["grid", "--accepted", "0.8", *few])
     assert result.exit_code == 0, result.output
     written = orjson.loads(output.read_bytes())

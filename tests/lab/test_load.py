@@ -36,7 +36,9 @@ SECONDS = {"large": 4.0, "specreason": 2.0}
 
 @dataclass
 class PacedSolver:
-    """Solves a problem in the *seconds* of its policy; *fails* may raise in the place of an answer."""
+    """
+    Solves a problem in the *seconds* of its policy; *fails* may raise in the place of an answer.
+    """
 
     seconds: Callable[[str, str], float] = lambda policy, problem: SECONDS[policy]
     fails: Callable[[str, str], None] = lambda policy, problem: None
@@ -48,7 +50,9 @@ class PacedSolver:
     most: int = 0
     warm: int = 0
 
-    async def solve(self, problem: str, run: RunOptions, *, observe: Observer, clock: Stopwatch) -> Solution:
+    async def solve(
+        self, problem: str, run: RunOptions, *, observe: Observer, clock: Stopwatch
+    ) -> Solution:
         self.open += 1
         self.most = max(self.most, self.open)
         self.seeds.setdefault(problem, set()).add(run.sampling.seed)
@@ -100,7 +104,8 @@ def measured(solver: PacedSolver, concurrency: int) -> list[Cell]:
     """Measure 4 problems in 2 blocks by each arm, and summarise them."""
     halves = TASKS[0:4:2], TASKS[1:4:2]
     timings = {
-        arm.name: [t for half in halves for t in block_of(solver, concurrency, half, arm=arm)[0]] for arm in ARMS
+        arm.name: [t for half in halves for t in block_of(solver, concurrency, half, arm=arm)[0]]
+        for arm in ARMS
     }
     return summarise(concurrency, timings)
 
@@ -110,7 +115,9 @@ def test_a_closed_loop_keeps_the_number_of_problems_from_the_first_counted_to_th
     block, seconds = block_of(solver, 3)
     # Three to warm up from 0 to 2 s, the counted six from 2 to 6 s.
     assert (seconds, solver.most) == (6.0, 3)
-    assert {(timing.latency, timing.first_step, timing.first_answer) for timing in block} == {(2.0, 0.5, 1.5)}
+    assert {(timing.latency, timing.first_step, timing.first_answer) for timing in block} == {
+        (2.0, 0.5, 1.5)
+    }
     assert {timing.tokens for timing in block} == {40}
     assert sorted(solver.solved[:3]) == ["other 0", "other 1", "other 2"]
 
@@ -119,9 +126,18 @@ def test_other_problems_keep_up_the_load_until_the_last_counted_one_has_ended() 
     solver = PacedSolver(lambda policy, problem: 9.0 if problem == "problem 0" else 2.0)
     block, seconds = block_of(solver, 2, TASKS[:2])
     assert [timing.latency for timing in block] == [9.0, 2.0]
-    # Beside the long one: problem 1, and others that end 4, 6 and 8 s after it began. The fifth is cancelled.
+    # Beside the long one: problem 1, and others that end 4, 6 and 8 s after it began. The fifth is
+    # cancelled.
     assert seconds == 2.0 + 9.0
-    assert solver.solved == ["other 0", "other 1", "problem 1", "other 2", "other 3", "other 0", "problem 0"]
+    assert solver.solved == [
+        "other 0",
+        "other 1",
+        "problem 1",
+        "other 2",
+        "other 3",
+        "other 0",
+        "problem 0",
+    ]
 
 
 def test_a_run_that_takes_too_long_has_failed_and_is_cancelled() -> None:
@@ -135,7 +151,9 @@ def test_a_run_that_takes_too_long_has_failed_and_is_cancelled() -> None:
 def test_cells_have_latencies_throughput_and_ratios_to_large_alone() -> None:
     solver = PacedSolver()
     large, ours = measured(solver, 2)
-    assert [(cell.name, cell.concurrency) for cell in (large, ours)] == [(arm.name, 2) for arm in ARMS]
+    assert [(cell.name, cell.concurrency) for cell in (large, ours)] == [
+        (arm.name, 2) for arm in ARMS
+    ]
     assert (large.n, large.failed, large.accuracy.value) == (4, 0, 1.0)
     assert (large.problems_per_second.value, ours.problems_per_second.value) == (0.5, 1.0)
     assert (ours.tokens_per_second, ours.first_step, ours.first_answer) == (40.0, 0.5, 1.5)
@@ -153,7 +171,8 @@ def test_some_failed_problems_count_as_wrong_and_have_no_latency() -> None:
 
     large, ours = measured(PacedSolver(fails=fails), 2)
     assert (large.failed, ours.n, ours.failed, ours.accuracy.value) == (0, 4, 1, 0.75)
-    assert ours.problems_per_second.value == pytest.approx(3 / ((3 * 2.0 + 0.5) / 2))  # the failed one took 0.5 s
+    # the failed one took 0.5 s
+    assert ours.problems_per_second.value == pytest.approx(3 / ((3 * 2.0 + 0.5) / 2))
     assert ours.to_large == Interval(0.5, 0.5, 0.5)
 
 
@@ -161,7 +180,9 @@ def test_a_server_that_is_gone_ends_the_measurement() -> None:
     def fails(policy: str, problem: str) -> None:
         raise EndpointUnavailable("gone", role="small", url="http://a")
 
-    with pytest.raises(StepspecError, match=r"SpecReason: no problem was solved: the small model at .*gone"):
+    with pytest.raises(
+        StepspecError, match=r"SpecReason: no problem was solved: the small model at .*gone"
+    ):
         block_of(PacedSolver(fails=fails), 2)
 
 

@@ -48,7 +48,12 @@ def test_large_alone_on_two_servers_and_reflective_verification_have_their_place
     ("worlds", "judges", "loads", "complaint"),
     [
         (("wide",), (), (1,), "no world 'wide'"),
-        (("short",), ("judge-75",), (1,), "the world 'short' has no judge 'judge-75'; it has: large"),
+        (
+            ("short",),
+            ("judge-75",),
+            (1,),
+            "the world 'short' has no judge 'judge-75'; it has: large",
+        ),
         (("long", "short"), ("judge-7",), (1,), "no judge 'judge-7'"),
         (("long",), (), (), "no condition"),
     ],
@@ -76,12 +81,21 @@ def timings(arm: Arm, seconds: float, n: int, wrong: int = 0, large: int = 10) -
 
 def by_arm(n: int, seconds: Mapping[str, float], wrong: int = 0) -> dict[str, list[Timing]]:
     arms = {arm.name: arm for arm in (LARGE, TWO_LARGE, *ARMS)}
-    return {name: timings(arms[name], each, n, wrong if name == BILD.name else 0) for name, each in seconds.items()}
+    return {
+        name: timings(arms[name], each, n, wrong if name == BILD.name else 0)
+        for name, each in seconds.items()
+    }
 
 
 ALONE, FOUR = Condition("long", "large", 1), Condition("long", "large", 4)
 TIMES = {LARGE.name: 4.0, SHIPPED.name: 2.0, BILD.name: 1.0, REFLECTIVE.name: 3.0, AUTO.name: 1.02}
-UNDER_LOAD = {LARGE.name: 4.0, TWO_LARGE.name: 3.0, SHIPPED.name: 6.0, BILD.name: 5.0, AUTO.name: 4.4}
+UNDER_LOAD = {
+    LARGE.name: 4.0,
+    TWO_LARGE.name: 3.0,
+    SHIPPED.name: 6.0,
+    BILD.name: 5.0,
+    AUTO.name: 4.4,
+}
 MEASURED: Measured = {ALONE: by_arm(2, TIMES), FOUR: by_arm(4, UNDER_LOAD)}
 
 
@@ -91,7 +105,9 @@ def test_auto_is_compared_with_the_better_of_large_alone_and_the_best_fixed_meth
     assert (four.better, four.above) == (LARGE.name, True)
     assert four.auto_to_large.value == pytest.approx(1.1)
     assert verdict([alone]) == "auto is within 1.05 under 1 of 1 conditions"
-    assert verdict([alone, four]).endswith("1 of 2 conditions; above: long, large, 4 at once (1.10)")
+    assert verdict([alone, four]).endswith(
+        "1 of 2 conditions; above: long, large, 4 at once (1.10)"
+    )
     assert "above 1.05" in auto_sheet([alone, four]).markdown().splitlines()[-1]
 
 
@@ -111,7 +127,10 @@ def test_methods_are_summed_over_loads_and_timed_one_at_a_time() -> None:
     assert rows[REFLECTIVE.name].n == 2
     assert rows[TWO_LARGE.name].to_large is None
     lines = method_sheet(list(rows.values())).markdown().splitlines()
-    assert lines[4] == "| long | large | large alone | 6 | 100% [61%, 100%] |  | 1.00 [1.00, 1.00] | 2 | 80% |"
+    assert (
+        lines[4]
+        == "| long | large | large alone | 6 | 100% [61%, 100%] |  | 1.00 [1.00, 1.00] | 2 | 80% |"
+    )
 
 
 @pytest.fixture
@@ -131,7 +150,9 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> tuple[PacedSolver, list[tuple[s
 
 
 def test_the_command_writes_its_figures_and_resumes(
-    deployed: tuple[PacedSolver, list[tuple[str, str, bool]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    deployed: tuple[PacedSolver, list[tuple[str, str, bool]]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     solver, started = deployed
     output = tmp_path / "matrix.json"

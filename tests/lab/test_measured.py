@@ -30,7 +30,9 @@ def test_the_script_is_that_of_the_kit() -> None:
 
 def test_servers_of_one_card_slow_each_other_by_what_they_do() -> None:
     card = Card()
-    large = SimulatedServer(ServerCosts(2.0, per_prompt_token=1.0, beside=1.5, reading_beside=2.0), card)
+    large = SimulatedServer(
+        ServerCosts(2.0, per_prompt_token=1.0, beside=1.5, reading_beside=2.0), card
+    )
     small = SimulatedServer(ServerCosts(1.0, beside=3.0, beside_reading=10.0), card)
 
     async def work() -> list[float]:
@@ -53,7 +55,9 @@ def test_servers_of_one_card_slow_each_other_by_what_they_do() -> None:
 
 
 @pytest.mark.parametrize(("pair", "gain"), [(TWO, True), (ONE, False)])
-def test_a_hedge_from_the_start_gains_where_the_large_model_has_its_own_card(pair: str, gain: bool) -> None:
+def test_a_hedge_from_the_start_gains_where_the_large_model_has_its_own_card(
+    pair: str, gain: bool
+) -> None:
     known, hedged = find_pair(GPUS, pair), Arm.of("hedged", "specreason", hedge=1.0)
     times = [seconds(known, arm, H200[1]) for arm in (SHIPPED, hedged)]
     assert (times[1] < 0.92 * times[0]) == gain

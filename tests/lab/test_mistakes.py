@@ -18,19 +18,32 @@ PROBLEMS = SEEDS.map(lambda seed: draw(random.Random(seed)))
 
 
 def walk(problem: Problem, rng: random.Random) -> list[State]:
-    """Return states of all kinds on a way through *problem*: after right steps, wrong ones, and checks left out."""
+    """
+    Return states of all kinds on a way through *problem*: after right steps, wrong ones, and checks
+    left out.
+    """
     states = [begin(problem)]
     while states[-1].index <= len(problem.operations):
         state = states[-1]
-        skipped = State(state.index, state.value) if not state.wrong and rng.random() < 0.5 else state
+        skipped = (
+            State(state.index, state.value) if not state.wrong and rng.random() < 0.5 else state
+        )
         wrong = not state.wrong and rng.random() < 0.3
-        states.append(advance(problem, state, corrupt(rng, problem, state) if wrong else expected(problem, skipped)))
+        states.append(
+            advance(
+                problem,
+                state,
+                corrupt(rng, problem, state) if wrong else expected(problem, skipped),
+            )
+        )
     return states[:-1]
 
 
 @given(problem=PROBLEMS, seed=SEEDS)
 @BOUNDED
-def test_every_corrupted_step_is_wrong_and_mending_it_brings_everything_back(problem: Problem, seed: int) -> None:
+def test_every_corrupted_step_is_wrong_and_mending_it_brings_everything_back(
+    problem: Problem, seed: int
+) -> None:
     rng = random.Random(seed)
     for state in walk(problem, rng):
         good = expected(problem, state)
@@ -55,7 +68,9 @@ def test_a_mended_step_without_a_mistake_before_it_is_wrong(problem: Problem, se
 
 @given(problem=PROBLEMS, seed=SEEDS, rate=st.sampled_from([0.0, 0.4, 1.0]))
 @BOUNDED
-def test_stumbling_reasoning_is_marked_with_the_verdicts_of_the_judge(problem: Problem, seed: int, rate: float) -> None:
+def test_stumbling_reasoning_is_marked_with_the_verdicts_of_the_judge(
+    problem: Problem, seed: int, rate: float
+) -> None:
     steps = with_mistakes(random.Random(seed), problem, rate)
     state = begin(problem)
     for text, good in steps:
@@ -66,12 +81,16 @@ def test_stumbling_reasoning_is_marked_with_the_verdicts_of_the_judge(problem: P
     mended = [text.removeprefix(CORRECTION) for text, good in steps if good]
     assert mended == worked_steps(problem)
     if rate != 0.4:
-        assert [good for _, good in steps] == [not rate, True][-1 - bool(rate) :] * len(worked_steps(problem))
+        assert [good for _, good in steps] == [not rate, True][-1 - bool(rate) :] * len(
+            worked_steps(problem)
+        )
 
 
 @given(problem=PROBLEMS)
 @BOUNDED
-def test_worked_reasoning_is_right_by_its_own_judge_and_splits_into_paragraphs(problem: Problem) -> None:
+def test_worked_reasoning_is_right_by_its_own_judge_and_splits_into_paragraphs(
+    problem: Problem,
+) -> None:
     state, steps = begin(problem), worked_steps(problem)
     for step in steps:
         assert is_right(problem, state, step)

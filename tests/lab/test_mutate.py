@@ -1,4 +1,6 @@
-"""`make mutate` tries the current tree; its results for a module are kept until the module changes."""
+"""
+`make mutate` tries the current tree; its results for a module are kept until the module changes.
+"""
 
 import subprocess
 from pathlib import Path
@@ -25,7 +27,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     work = tmp_path / "build" / "mutation"
     places = {"ROOT": tmp_path, "WORK": work, "TREE": work / "tree", "SITE": work / "site"}
-    for name, value in {**places, "SESSIONS": {"one": (MODULE, TESTS)}, "cosmic_ray": cosmic_ray}.items():
+    for name, value in {
+        **places,
+        "SESSIONS": {"one": (MODULE, TESTS)},
+        "cosmic_ray": cosmic_ray,
+    }.items():
         monkeypatch.setattr(mutate, name, value)
     places["SITE"].mkdir(parents=True)
     mutate.prepare()

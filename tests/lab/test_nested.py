@@ -26,8 +26,13 @@ def test_it_is_measured_unless_other_arms_are_chosen() -> None:
 
 
 def test_its_pair_can_be_made() -> None:
-    pair = NestedPair.model_validate({**NESTED[THREE.name], "small": "http://a:1", "large": "http://b:1"})
-    models = ScriptedModel("small", counting("small", 2)), ScriptedModel("large", counting("large", 2))
+    pair = NestedPair.model_validate(
+        {**NESTED[THREE.name], "small": "http://a:1", "large": "http://b:1"}
+    )
+    models = (
+        ScriptedModel("small", counting("small", 2)),
+        ScriptedModel("large", counting("large", 2)),
+    )
     policies.make(pair.policy, *models, **pair.options)
 
 
@@ -53,7 +58,13 @@ async def test_an_arm_may_have_a_solver_of_its_own() -> None:
     plain, nested = Served(lambda call: solution("1")), Served(lambda call: solution("2"))
     tasks = [Task("a", Answer("2", "exact")), Task("b", Answer("2", "exact"))]
     samples, solvers = list[Sample](), {THREE.name: nested.solver}
-    await measure(plain.solver, (LARGE, THREE), tasks, on_sample=lambda _, each: samples.append(each), solvers=solvers)
+    await measure(
+        plain.solver,
+        (LARGE, THREE),
+        tasks,
+        on_sample=lambda _, each: samples.append(each),
+        solvers=solvers,
+    )
     assert (
         sorted((sample.arm, sample.correct) for sample in samples)
         == [("large alone", False)] * 2 + [("three models", True)] * 2
@@ -70,7 +81,8 @@ def test_its_floor_is_unknown_for_several_models_wrote_its_small_tokens() -> Non
 
     samples = [sample(arm.name, ledger) for arm in (LARGE, SMALL, SHIPPED)]
     *_, shipped, three = summarise(
-        [*samples, sample(THREE.name, replace(ledger, nested=(within,)))], (LARGE, SMALL, SHIPPED, THREE)
+        [*samples, sample(THREE.name, replace(ledger, nested=(within,)))],
+        (LARGE, SMALL, SHIPPED, THREE),
     )
     assert shipped.ratio_to_floor is not None
     assert three.ratio_to_floor is None

@@ -1,4 +1,6 @@
-"""The bench of the library's own cost: what it sends, and how its rounds become figures and verdicts."""
+"""
+The bench of the library's own cost: what it sends, and how its rounds become figures and verdicts.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,14 @@ CPU = {OURS: 3.0, BARE: 2.0}
 def rounds(scale: float = 1.0) -> list[Round]:
     """Two rounds; the first one was disturbed, for all contenders alike."""
     return [
-        Round(number, cell, name, CPU.get(name, 30.0) * disturbed * (scale if cell == LONG else 1.0), 400.0, 0.25)
+        Round(
+            number,
+            cell,
+            name,
+            CPU.get(name, 30.0) * disturbed * (scale if cell == LONG else 1.0),
+            400.0,
+            0.25,
+        )
         for number, disturbed in ((1, 5.0), (2, 1.0))
         for cell in (SHORT, AT_64, LONG)
         for name in in_turn(number)
@@ -66,5 +75,7 @@ async def test_every_contender_is_measured() -> None:
     async with StandIn(steps=MANY_STEPS, step_tokens=STEP_TOKENS).listening() as base:
         measured = await measure(base, [cell], 1, Console(quiet=True))
     assert {each.contender for each in measured} == set(CONTENDERS)
-    assert {(each.number, each.contender) for each in measured} == {(1, name) for name in CONTENDERS}
+    assert {(each.number, each.contender) for each in measured} == {
+        (1, name) for name in CONTENDERS
+    }
     assert all(each.cell == cell and min(each.cpu, each.wall) > 0 for each in measured)

@@ -1,4 +1,6 @@
-"""Models of random weights: every group of tokens has its share, and vLLM reads the written tokens."""
+"""
+Models of random weights: every group of tokens has its share, and vLLM reads the written tokens.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def test_every_group_of_tokens_has_its_share_of_the_probability() -> None:
     shares = [0.0] * len(GROUPS)
     for number, chance in enumerate(chances):
         text = tokenizer.decode([number], skip_special_tokens=False)
-        place = next((at for at, group in enumerate(GROUPS) if group.holds(text, number in added)), None)
+        place = next(
+            (at for at, group in enumerate(GROUPS) if group.holds(text, number in added)), None
+        )
         if place is not None:
             shares[place] += chance
     met = [at for at, share in enumerate(shares) if share]
@@ -32,7 +36,9 @@ def test_every_group_of_tokens_has_its_share_of_the_probability() -> None:
     assert [shares[at] for at in met] == pytest.approx([GROUPS[at].share for at in met], rel=1e-3)
 
 
-def test_a_model_has_its_vocabularys_size_and_the_biases_in_its_output_layer(tmp_path: Path) -> None:
+def test_a_model_has_its_vocabularys_size_and_the_biases_in_its_output_layer(
+    tmp_path: Path,
+) -> None:
     make_model(tmp_path, VOCABULARY, 1)
     config = json.loads((tmp_path / "config.json").read_text())
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -51,7 +57,8 @@ def test_a_model_has_its_vocabularys_size_and_the_biases_in_its_output_layer(tmp
 
 def test_the_same_seed_makes_the_same_model_and_another_one_another(tmp_path: Path) -> None:
     first, again, other = (
-        make_model(tmp_path / name, VOCABULARY, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))
+        make_model(tmp_path / name, VOCABULARY, seed)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
     weights = [(folder / "model.safetensors").read_bytes() for folder in (first, again, other)]
     assert weights[0] == weights[1] != weights[2]
@@ -63,4 +70,7 @@ def test_a_reward_model_gives_values_and_writes_nothing(tmp_path: Path) -> None:
     assert weights["score.weight"].shape == (1, WIDTH)
     assert "lm_head.weight" not in weights
     config = json.loads((tmp_path / "config.json").read_text())
-    assert (config["architectures"], config["num_labels"]) == (["Qwen3ForSequenceClassification"], 1)
+    assert (config["architectures"], config["num_labels"]) == (
+        ["Qwen3ForSequenceClassification"],
+        1,
+    )

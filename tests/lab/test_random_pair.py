@@ -40,7 +40,9 @@ async def met() -> AsyncGenerator[tuple[Solver, Mapping[Role, Side]]]:
         yield solver, {"small": side, "large": side}
 
 
-async def test_a_run_that_is_right_is_counted_and_has_no_failures(met: tuple[Solver, Mapping[Role, Side]]) -> None:
+async def test_a_run_that_is_right_is_counted_and_has_no_failures(
+    met: tuple[Solver, Mapping[Role, Side]],
+) -> None:
     solver, sides = met
     row = MethodRow("large")
     for number in range(3):
@@ -68,14 +70,21 @@ async def test_the_errors_of_a_chain_are_listed(met: tuple[Solver, Mapping[Role,
     longer = replace(right, text="So it is.!")
     swapped = replace(right, tokens=(replace(tokens[0], id=tokens[1].id), *tokens[1:]))
     for wrong, words in ((longer, "do not join"), (swapped, "decode to")):
-        assert words in "\n".join(await find_faults(sides, Chain.of("Why?").extend(wrong), None, BUDGET))
+        assert words in "\n".join(
+            await find_faults(sides, Chain.of("Why?").extend(wrong), None, BUDGET)
+        )
     chain = Chain.of("Why?").extend(right)
     assert "are allowed" in "\n".join(await find_faults(sides, chain, None, Budget(tokens=2)))
-    assert "tokens in all" in "\n".join(await find_faults(sides, chain, right, Budget(tokens=len(tokens) + 1)))
+    assert "tokens in all" in "\n".join(
+        await find_faults(sides, chain, right, Budget(tokens=len(tokens) + 1))
+    )
     answered = chain.extend(Step(f"\n{THINK_END}", "small", "end")).extend(
         right
     )  # the answer's steps are the last ones
-    assert await find_faults(sides, answered, None, Budget(tokens=2 * len(tokens), answer=len(tokens))) == []
+    assert (
+        await find_faults(sides, answered, None, Budget(tokens=2 * len(tokens), answer=len(tokens)))
+        == []
+    )
     assert "tokens in all" in "\n".join(
         await find_faults(sides, answered, None, Budget(tokens=2 * len(tokens) - 1, answer=1))
     )
@@ -83,7 +92,13 @@ async def test_the_errors_of_a_chain_are_listed(met: tuple[Solver, Mapping[Role,
 
 @pytest.mark.parametrize("wrong", [{"policy": ["bidl"]}, {"small_vocabulary": "latin"}])
 def test_unknown_methods_and_vocabularies_are_refused(wrong: Mapping[str, object]) -> None:
-    options = {"runs": 1, "max_tokens": 48, "concurrency": 1, "temperature": 1.0, "small_vocabulary": "qwen"}
+    options = {
+        "runs": 1,
+        "max_tokens": 48,
+        "concurrency": 1,
+        "temperature": 1.0,
+        "small_vocabulary": "qwen",
+    }
     with pytest.raises(ConfigurationError, match=r"there are|the methods"):
         main(**{**options, **wrong})  # type: ignore[arg-type]
 

@@ -1,4 +1,6 @@
-"""Whole runs in a simulation: the real loop, with times that are arithmetic, and nothing left behind."""
+"""
+Whole runs in a simulation: the real loop, with times that are arithmetic, and nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +65,17 @@ def test_the_large_model_alone_writes_all_tokens_in_one_request() -> None:
 
 
 def test_the_method_answers_too_and_a_draft_does_not_end_the_thinking() -> None:
-    """SpecReason as it is: the end is cut off the draft, which is judged; the large model writes the end."""
+    """
+    SpecReason as it is: the end is cut off the draft, which is judged; the large model writes the
+    end.
+    """
     opened, end = replace(GOOD, stop="open"), Turn(1, 1, author="large", stop="end", ends=True)
     whole = Script(30, (GOOD, opened, end, replace(GOOD, stop="end", ends=True)), question=20)
     for ahead in (0, 2):
         arm = Arm.of("SpecReason", "specreason", ahead=ahead)
-        assert {timing.tokens for timing in timings_of(arm, whole)} == {sum(turn.kept for turn in whole.turns)}
+        assert {timing.tokens for timing in timings_of(arm, whole)} == {
+            sum(turn.kept for turn in whole.turns)
+        }
 
 
 def timings_of(arm: Arm, *scripts: Script, at_once: int = 2) -> tuple[Timing, ...]:
@@ -92,7 +99,9 @@ def test_every_request_ends_and_nothing_is_left(arm: Arm, at_once: int) -> None:
 
 @pytest.mark.parametrize("arm", METHODS, ids=lambda arm: arm.name)
 def test_a_run_waits_for_those_that_came_before_it_and_not_for_new_ones(arm: Arm) -> None:
-    """Six problems at once share two sequences of a server, and another one comes whenever one ends."""
+    """
+    Six problems at once share two sequences of a server, and another one comes whenever one ends.
+    """
     busy = replace(SECOND, sequences=2)
     alone, *_ = run(simulate_block(1, arm, [MIXED], [MIXED], start_servers(busy, busy)))
     block, _ = run(simulate_block(6, arm, [MIXED] * 6, [MIXED], start_servers(busy, busy)))
@@ -110,12 +119,19 @@ def test_a_run_waits_for_those_that_came_before_it_and_not_for_new_ones(arm: Arm
     ],
     ids=lambda value: getattr(value, "name", ""),
 )  # fmt: skip
-def test_what_is_kept_and_what_is_repaired_is_what_the_script_says(arm: Arm, turns: tuple[Turn, ...]) -> None:
+def test_what_is_kept_and_what_is_repaired_is_what_the_script_says(
+    arm: Arm, turns: tuple[Turn, ...]
+) -> None:
     (timing,) = timings_of(arm, script(*turns))
     assert timing.sample is not None
     ledger = timing.sample.ledger
-    assert (ledger.drafts, ledger.accepted) == (len(turns), sum(turn.kept == turn.draft for turn in turns))
-    assert timing.tokens == sum(turn.kept + (turn.repair if turn.kept < turn.draft else 0) for turn in (*turns, ENDS))
+    assert (ledger.drafts, ledger.accepted) == (
+        len(turns),
+        sum(turn.kept == turn.draft for turn in turns),
+    )
+    assert timing.tokens == sum(
+        turn.kept + (turn.repair if turn.kept < turn.draft else 0) for turn in (*turns, ENDS)
+    )
 
 
 def test_the_same_arguments_give_the_same_figures() -> None:
@@ -128,7 +144,8 @@ def test_the_same_arguments_give_the_same_figures() -> None:
 def test_a_card_of_its_own_saves_time() -> None:
     costs = ServerCosts(0.03, 0.01, sequences=4)
     own, shared = (
-        simulate(8, AHEAD, [MIXED], costs, costs, problems=16, shared=shared).mean for shared in (False, True)
+        simulate(8, AHEAD, [MIXED], costs, costs, problems=16, shared=shared).mean
+        for shared in (False, True)
     )
     assert own < shared
 

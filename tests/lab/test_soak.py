@@ -29,19 +29,34 @@ def test_what_grows_is_a_complaint() -> None:
 
 def test_a_late_answer_of_health_is_a_complaint() -> None:
     assert stalls(Soak(health=[0.01, 0.5])) == []
-    assert stalls(Soak(health=[0.01, 0.75, 2.0])) == ["/health took more than 0.5 s 2 times, at most 2.00 s"]
+    assert stalls(Soak(health=[0.01, 0.75, 2.0])) == [
+        "/health took more than 0.5 s 2 times, at most 2.00 s"
+    ]
 
 
 def test_a_body_is_refused_in_few_words_for_what_it_is_or_for_servers_that_fail() -> None:
-    answers = [(400, 100), (413, 5000), (400, 5001), (503, 100), (529, 5000), (503, 5001), (500, 9), (200, 9)]
+    answers = [
+        (400, 100),
+        (413, 5000),
+        (400, 5001),
+        (503, 100),
+        (529, 5000),
+        (503, 5001),
+        (500, 9),
+        (200, 9),
+    ]
     assert [each for each in answers if refused(*each, failing=False)] == answers[:2]
-    assert [each for each in answers if refused(*each, failing=True)] == [*answers[:2], *answers[3:5]]
+    assert [each for each in answers if refused(*each, failing=True)] == [
+        *answers[:2],
+        *answers[3:5],
+    ]
     assert max(len(body) for _, body in HOSTILE) <= 4 * 2**20  # A longer one is not read at all.
 
 
 @pytest.mark.servers
 async def test_a_third_of_a_minute_with_a_fault_loses_nothing() -> None:
-    soak = await measure(0.32, 0.1, 4, 1, lambda seconds: None)  # The first fault of this seed comes after 5 s.
+    # The first fault of this seed comes after 5 s.
+    soak = await measure(0.32, 0.1, 4, 1, lambda seconds: None)
     assert complaints(soak) == []
     assert soak.faults.total()
     assert soak.hostile

@@ -1,4 +1,7 @@
-"""Token-level speculation underneath: every arm over every method, each pair started once, nothing measured twice."""
+"""
+Token-level speculation underneath: every arm over every method, each pair started once, nothing
+measured twice.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ class Counting:
 
 @dataclass
 class Pairs:
-    """Scripted pairs in the place of real ones; *started* tells over what, and with which arms to warm up."""
+    """
+    Scripted pairs in the place of real ones; *started* tells over what, and with which arms to warm
+    up.
+    """
 
     started: list[tuple[Mapping[str, TokenSpeculation], tuple[str, ...]]] = field(
         default_factory=list[tuple[Mapping[str, TokenSpeculation], tuple[str, ...]]]
@@ -51,11 +57,20 @@ class Pairs:
 
     @asynccontextmanager
     async def solvers(
-        self, profile: str, console: Console, warm_up: Any, seed: int, problems: int, speculation: Any, **_: Any
+        self,
+        profile: str,
+        console: Console,
+        warm_up: Any,
+        seed: int,
+        problems: int,
+        speculation: Any,
+        **_: Any,
     ) -> AsyncGenerator[Any]:
         self.started.append((speculation, tuple(arm.name for arm in warm_up)))
         made: Any = ScriptedSolver(self.solve)
-        made.large, made.small = (Counting(role, role in speculation) for role in ("large", "small"))
+        made.large, made.small = (
+            Counting(role, role in speculation) for role in ("large", "small")
+        )
         yield made, {}
 
     def solve(self, call: SolveCall) -> Solution:
@@ -70,20 +85,32 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> Pairs:
     return pairs
 
 
-async def test_every_arm_is_measured_over_every_method_on_the_same_problems(pairs: Pairs, tmp_path: Path) -> None:
+async def test_every_arm_is_measured_over_every_method_on_the_same_problems(
+    pairs: Pairs, tmp_path: Path
+) -> None:
     results = await measure_stacked(3, "paced", 1, SampleStore(tmp_path / "s.jsonl", {}), CONSOLE)
     assert [result.name for result in results] == [
         *(LARGE.name, SHIPPED.name, f"{LARGE.name} + ngram", f"{SHIPPED.name} + ngram"),
         *(f"{LARGE.name} + draft_model", f"{SHIPPED.name} + draft_model"),
     ]
     assert {result.n for result in results} == {3}
-    assert [sorted(speculation) for speculation, _ in pairs.started] == [[], ["large", "small"], ["large"]]
+    assert [sorted(speculation) for speculation, _ in pairs.started] == [
+        [],
+        ["large", "small"],
+        ["large"],
+    ]
     assert results[3].ratio == 0.5  # to the plain large model, over which nothing is stacked
-    assert [sorted(result.speculation) for result in results[1::2]] == [[], ["large", "small"], ["large"]]
+    assert [sorted(result.speculation) for result in results[1::2]] == [
+        [],
+        ["large", "small"],
+        ["large"],
+    ]
     assert results[2].speculation["large"] == Acceptance(3, 12, 6)  # one look's worth a sample
 
 
-async def test_a_measured_method_is_skipped_and_its_pair_is_not_started(pairs: Pairs, tmp_path: Path) -> None:
+async def test_a_measured_method_is_skipped_and_its_pair_is_not_started(
+    pairs: Pairs, tmp_path: Path
+) -> None:
     path = tmp_path / "s.jsonl"
     first = await measure_stacked(2, "paced", 1, SampleStore(path, {}), CONSOLE)
     assert await measure_stacked(2, "paced", 1, SampleStore(path, {}), CONSOLE) == first
@@ -112,7 +139,9 @@ async def test_the_tables_show_the_acceptance_of_the_servers(pairs: Pairs, tmp_p
 
 
 async def test_looks_are_by_role_and_add_up() -> None:
-    async with Pairs().solvers("", CONSOLE, (), 0, 0, {"large": TokenSpeculation(method="ngram")}) as (solver, _):
+    async with Pairs().solvers(
+        "", CONSOLE, (), 0, 0, {"large": TokenSpeculation(method="ngram")}
+    ) as (solver, _):
         earlier, later = await read_acceptances(solver), await read_acceptances(solver)
     assert acceptances_between(earlier, later) == {"large": Acceptance(1, 4, 2)}
     assert acceptances_between({}, later) == later

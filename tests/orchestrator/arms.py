@@ -1,4 +1,6 @@
-"""Policies over scripted models whose texts are drawn from a seed, for the property tests of the loop."""
+"""
+Policies over scripted models whose texts are drawn from a seed, for the property tests of the loop.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from typing import Literal
 from hypothesis import settings
 
 from stepspec import policies
-from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback, Step, Token, Verdict, reason
+from stepspec.orchestrator import (
+    Accept,
+    Budget,
+    Chain,
+    Model,
+    Policy,
+    Rollback,
+    Step,
+    Token,
+    Verdict,
+    reason,
+)
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Rating, Role
 from stepspec.orchestrator.events import Event
@@ -26,13 +39,17 @@ PROBLEM = Chain.of("What is 6 x 7?")
 ARMS = (*policies.METHODS, "keeping")
 CUES = ("So", "Wait:", "Yes:", "Let me check:")
 
-settings.register_profile("bounded", max_examples=20, deadline=None, derandomize=True, database=None)
+settings.register_profile(
+    "bounded", max_examples=20, deadline=None, derandomize=True, database=None
+)
 BOUNDED = settings.get_profile("bounded")
 
 
 @dataclass(frozen=True)
 class Keeping(Drafting):
-    """Keeps a draft up to the first token that the large model doubts, and *ragged* characters less."""
+    """
+    Keeps a draft up to the first token that the large model doubts, and *ragged* characters less.
+    """
 
     ragged: int = 0
 
@@ -67,13 +84,20 @@ class Arm:
     budget: Budget
     events: list[Event] = field(default_factory=lambda: list[Event]())
 
-    async def run(self, ahead: int | LookaheadControl = 0, deadline: float | None = None) -> tuple[Chain, End]:
+    async def run(
+        self, ahead: int | LookaheadControl = 0, deadline: float | None = None
+    ) -> tuple[Chain, End]:
         """Run the loop; nothing may be open after it, however it ends."""
         observe = self.events.append
         self.small.observe = self.large.observe = observe
         try:
             return await reason(
-                self.policy, PROBLEM, ahead=ahead, spent=self.budget.spent, deadline=deadline, observe=observe
+                self.policy,
+                PROBLEM,
+                ahead=ahead,
+                spent=self.budget.spent,
+                deadline=deadline,
+                observe=observe,
             )
         finally:
             assert self.small.open == self.large.open == 0, "requests left open"
@@ -100,13 +124,19 @@ def quarters(*key: object) -> float:
 def moody(
     seed: int, role: Role, length: int, trouble: float, openings: Sequence[str] = ("So",)
 ) -> Callable[[Previous], str]:
-    """Script paragraphs that both models often agree on; the small one's sometimes are empty, old, or end too soon."""
+    """
+    Script paragraphs that both models often agree on; the small one's sometimes are empty, old, or
+    end too soon.
+    """
 
     @cache
     def script(previous: Previous) -> str:
         author = role if taste(seed, "differs", role, previous) < 0.5 else "any"
         opening = openings[int(taste(seed, "opening", author, previous) * len(openings))]
-        sentence = f"{opening} {len(previous)} is {int(taste(seed, author, previous) * 100)}, as {author} one says."
+        sentence = (
+            f"{opening} {len(previous)} is {int(taste(seed, author, previous) * 100)}, as {author}"
+            " one says."
+        )
         ending = DELIMITER if len(previous) + 1 < length else f"\n{THINK_END}"
         if role == "large" or taste(seed, "trouble", previous) >= trouble:
             return sentence + ending
@@ -122,7 +152,14 @@ def moody(
     return script
 
 
-def arm(name: str, seed: int = 0, *, budget: Budget | None = None, sticky: bool = False, trouble: float = 0.2) -> Arm:
+def arm(
+    name: str,
+    seed: int = 0,
+    *,
+    budget: Budget | None = None,
+    sticky: bool = False,
+    trouble: float = 0.2,
+) -> Arm:
     """Make the arm called *name*; scripts, grades and times are those of *seed*."""
     budget = budget or Budget()
     length, doubt = 2 + int(taste(seed, "length") * 5), taste(seed, "doubt")
@@ -132,20 +169,31 @@ def arm(name: str, seed: int = 0, *, budget: Budget | None = None, sticky: bool 
         def judge(chain: Chain, question: str) -> Mapping[str, float]:
             key = (seed, "grade", role, chain.text, question)
             bad, good = ("No", "Yes") if question.endswith("Yes or No.") else ("2", "8")
-            return {bad if taste(key) < doubt else good: taste(key, "sure"), "?": 1 - taste(key, "sure")}
+            return {
+                bad if taste(key) < doubt else good: taste(key, "sure"),
+                "?": 1 - taste(key, "sure"),
+            }
 
         def logprob(before: str, token: str) -> float:
             return -3.0 if taste(seed, "logprob", role, before, token) < doubt / 4 else -0.25
 
         def rivals(before: str, token: str) -> list[Token]:
             if name == "glimpse":
-                return [Token(token, logprob(before, token)), *[Token(f" {number}", -3.0) for number in range(5)]]
-            others = [Token(f" {number}", -6 * taste(seed, "rival", before, number)) for number in range(3)]
+                return [
+                    Token(token, logprob(before, token)),
+                    *[Token(f" {number}", -3.0) for number in range(5)],
+                ]
+            others = [
+                Token(f" {number}", -6 * taste(seed, "rival", before, number))
+                for number in range(3)
+            ]
             return sorted([Token(token, -0.25), *others], key=lambda one: one.logprob, reverse=True)
 
         return ScriptedModel(
             role,
-            moody(seed, role, length, trouble, CUES if name == "speculative-thinking" else CUES[:1]),
+            moody(
+                seed, role, length, trouble, CUES if name == "speculative-thinking" else CUES[:1]
+            ),
             judge=judge,
             logprob=logprob,
             rivals=rivals if name in ("glimpse", "choose") else lambda before, token: (),
@@ -157,13 +205,22 @@ def arm(name: str, seed: int = 0, *, budget: Budget | None = None, sticky: bool 
         )
 
     small, large = model("small"), model("large")
-    return Arm(build(name, Budgeted(small, budget.left), Budgeted(large, budget.left), seed), small, large, budget)
+    return Arm(
+        build(name, Budgeted(small, budget.left), Budgeted(large, budget.left), seed),
+        small,
+        large,
+        budget,
+    )
 
 
 def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
-    """Build a policy of these tests, or any method; its options are drawn by *seed* where that reaches more of it."""
+    """
+    Build a policy of these tests, or any method; its options are drawn by *seed* where that reaches
+    more of it.
+    """
     critic = ScriptedCritic(
-        lambda chain: taste(seed, "reward", chain.text), lambda chain: quarters(seed, "critic", chain.text)
+        lambda chain: taste(seed, "reward", chain.text),
+        lambda chain: quarters(seed, "critic", chain.text),
     )
     match name:
         case "keeping":
@@ -174,17 +231,27 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
             return policies.Led(policy, large, first=seed % 4)
         case "reflective":
             return policies.make(
-                name, small, large, alpha=(0.0, 0.3, 1.0)[seed % 3], accept=("match", "typical")[seed % 2]
+                name,
+                small,
+                large,
+                alpha=(0.0, 0.3, 1.0)[seed % 3],
+                accept=("match", "typical")[seed % 2],
             )
         case "reward":
             return policies.make(name, small, large, critic=critic, threshold=taste(seed, "doubt"))
         case "speculative-thinking":
-            return policies.make(name, small, large, n1=4, n2=6, n3=5, limit=1, begin=3, reasoning=seed % 3 > 0)
+            return policies.make(
+                name, small, large, n1=4, n2=6, n3=5, limit=1, begin=3, reasoning=seed % 3 > 0
+            )
         case "bild":
-            return policies.make(name, small, large, rollback=2, scale="step" if seed % 2 else "token")
+            return policies.make(
+                name, small, large, rollback=2, scale="step" if seed % 2 else "token"
+            )
         case "reading":
             measure: Literal["gap", "logprob"] = "logprob" if seed % 2 else "gap"
-            return policies.make(name, small, large, tokens="digits", words=2, mean=1.0 + seed % 3, measure=measure)
+            return policies.make(
+                name, small, large, tokens="digits", words=2, mean=1.0 + seed % 3, measure=measure
+            )
         case "choose":
             return policies.Choose(small, large, 1 + seed % 4, 0.01, temperature=seed % 3 / 2)
         case "random":
@@ -196,7 +263,10 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
 
 
 def pair(length: int = 10, wrong: tuple[int, ...] = ()) -> tuple[ScriptedModel, ScriptedModel]:
-    """Make two models of equal pace that share a log; the small one's steps at *wrong* are judged wrong."""
+    """
+    Make two models of equal pace that share a log; the small one's steps at *wrong* are judged
+    wrong.
+    """
 
     def judge(chain: Chain, question: str) -> Mapping[str, float]:
         return {"0": 1.0} if len(chain.steps) - 1 in wrong else {"9": 1.0}

@@ -71,14 +71,18 @@ def test_the_answer_is_in_the_last_complete_box_or_is_the_last_line(text: str, a
         (Step(f"So.\n{THINK_END}", "small", "end"), None),
     ],
 )
-def test_thinking_that_did_not_end_is_closed_on_a_line_of_its_own(step: Step, closing: str | None) -> None:
+def test_thinking_that_did_not_end_is_closed_on_a_line_of_its_own(
+    step: Step, closing: str | None
+) -> None:
     chain = PROBLEM.extend(step)
     added = [] if closing is None else [Step(closing, "large", "end", note="closed")]
     assert close(chain, ScriptedModel("large", counting("large", 3))).steps == (step, *added)
 
 
 def test_the_answer_may_hold_several_paragraphs_and_is_written_after_the_thinking() -> None:
-    author = ScriptedModel("large", counting("large", 3), answer="\n\nBy counting:\n\nit is \\boxed{3}.")
+    author = ScriptedModel(
+        "large", counting("large", 3), answer="\n\nBy counting:\n\nit is \\boxed{3}."
+    )
     for chain in (PROBLEM, PROBLEM.extend(Step(f"So.\n{THINK_END}", "small", "end"))):
         step, _ = run(write_answer(author, chain, limit=100, stream=AnswerStream(print)))
         assert (step.text, step.stop, step.author) == (author.answer, "end", "large")
@@ -87,7 +91,8 @@ def test_the_answer_may_hold_several_paragraphs_and_is_written_after_the_thinkin
 
 
 PIECES = st.lists(
-    st.sampled_from(["a", "b", " ", "\n", "ab", "</", "think>", THINK_END, "stop", "st", "\n\n"]), max_size=9
+    st.sampled_from(["a", "b", " ", "\n", "ab", "</", "think>", THINK_END, "stop", "st", "\n\n"]),
+    max_size=9,
 )
 STOPS = st.lists(st.sampled_from(["stop", "ab", "\n\n", "b a"]), max_size=2).map(tuple)
 
@@ -139,8 +144,12 @@ def test_a_model_that_starts_again_continues_after_the_emitted_text() -> None:
     other = ScriptedModel("large", counting("large", 3), answer="\n\nSo it is certainly 42.")
     emitted: list[str] = []
     stream = AnswerStream(emitted.append)
-    assert not stream.on_token(Step("\n\nSo it is", "large", "until", tuple(map(Token, ("\n\n", "So", " it", " is")))))
-    assert stream.on_token(Step("\n\nThus it", "large", "until", tuple(map(Token, ("\n\n", "Thus", " it")))))
+    assert not stream.on_token(
+        Step("\n\nSo it is", "large", "until", tuple(map(Token, ("\n\n", "So", " it", " is"))))
+    )
+    assert stream.on_token(
+        Step("\n\nThus it", "large", "until", tuple(map(Token, ("\n\n", "Thus", " it"))))
+    )
     step, _ = run(write_answer(other, PROBLEM, limit=99, stream=stream))
     assert step.text == "\n\nSo it is certainly 42."
     stream.finish(step.text)

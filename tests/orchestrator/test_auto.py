@@ -1,4 +1,7 @@
-"""A run steps aside where the method does not pay, and comes back: scripted models on the virtual clock."""
+"""
+A run steps aside where the method does not pay, and comes back: scripted models on the virtual
+clock.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rival, Rollback, Step, Token, reason
+from stepspec.orchestrator import (
+    Accept,
+    Budget,
+    Chain,
+    Ledger,
+    Rival,
+    Rollback,
+    Step,
+    Token,
+    reason,
+)
 from stepspec.orchestrator.auto import (
     ASIDE,
     LEAST,
@@ -59,10 +72,12 @@ AHEAD = 2
 @dataclass(frozen=True)
 class World:
     """
-    Seconds of a token of each model, of a verdict, and until a model's first token; a share of the drafts is *good*.
+    Seconds of a token of each model, of a verdict, and until a model's first token; a share of the
+    drafts is *good*.
 
-    A request of the large model waits for *queue* seconds more. Paragraphs begin with the *padding*. On a *shared* card
-    each other open request adds this share to the seconds of a token, each other verdict a share *load* to a verdict's.
+    A request of the large model waits for *queue* seconds more. Paragraphs begin with the
+    *padding*. On a *shared* card each other open request adds this share to the seconds of a token,
+    each other verdict a share *load* to a verdict's.
     """
 
     good: float = 0.9
@@ -77,7 +92,9 @@ class World:
     load: float = 0.0
     lead: int = 0
 
-    def models(self, problem: int, log: list[str] | None = None) -> tuple[ScriptedModel, ScriptedModel]:
+    def models(
+        self, problem: int, log: list[str] | None = None
+    ) -> tuple[ScriptedModel, ScriptedModel]:
         log = [] if log is None else log
 
         def grade(chain: Chain, question: str) -> Mapping[str, float]:
@@ -91,22 +108,37 @@ class World:
             lines = [line for line in log if line.startswith("large ask")]
             return 2 * sum(line[-1].isdigit() for line in lines) - len(lines) - 1
 
-        large = ScriptedModel("large", padded("large"), judge=grade, pace=self.large, sticky=True, log=log)
+        large = ScriptedModel(
+            "large", padded("large"), judge=grade, pace=self.large, sticky=True, log=log
+        )
         large.latency = lambda chain: self.first + self.queue
-        large.reading = lambda chain: self.verdict * (1 + (self.load and self.load * others())) + self.queue
+        large.reading = lambda chain: (
+            self.verdict * (1 + (self.load and self.load * others())) + self.queue
+        )
         small = ScriptedModel("small", padded("small"), pace=self.small, sticky=True, log=log)
         small.latency = lambda chain: self.first
         small.slowdown = large.slowdown = lambda: 1 + self.shared * (small.open + large.open - 1)
         return small, large
 
     def solve(
-        self, problem: int, arm: str = "auto", auto: Auto | None = None, budget: Budget | None = None
+        self,
+        problem: int,
+        arm: str = "auto",
+        auto: Auto | None = None,
+        budget: Budget | None = None,
     ) -> list[Moment]:
-        """Run one problem: by the "method", the "large" model alone, or with *auto*; return the trace."""
+        """
+        Run one problem: by the "method", the "large" model alone, or with *auto*; return the trace.
+        """
         return run(self.begin(problem, arm, auto, budget))[0]
 
     async def begin(
-        self, problem: int, arm: str, auto: Auto | None, budget: Budget | None = None, log: list[str] | None = None
+        self,
+        problem: int,
+        arm: str,
+        auto: Auto | None,
+        budget: Budget | None = None,
+        log: list[str] | None = None,
     ) -> list[Moment]:
         small, large = self.models(problem, log)
         budget = budget or Budget(100_000)
@@ -118,8 +150,11 @@ class World:
         recorder = Recorder(Stopwatch())
 
         def observe(event: object) -> None:
-            if isinstance(event, Called) and event.first is not None:  # that of a scripted model has no token yet
-                event = replace(event, first=event.first + (self.large if event.role == "large" else self.small))
+            # that of a scripted model has no token yet
+            if isinstance(event, Called) and event.first is not None:
+                event = replace(
+                    event, first=event.first + (self.large if event.role == "large" else self.small)
+                )
             recorder(event)  # type: ignore[arg-type]
             if deciding is not None:
                 deciding.read(recorder.moments[-1])
@@ -138,7 +173,9 @@ class World:
         log = list[str]()
 
         async def main() -> list[list[Moment]]:
-            return await asyncio.gather(*[self.begin(problem, "auto", auto, log=log) for problem in problems])
+            return await asyncio.gather(
+                *[self.begin(problem, "auto", auto, log=log) for problem in problems]
+            )
 
         return run(main())[0]
 
@@ -161,7 +198,9 @@ def decisions(traces: Sequence[Sequence[Moment]]) -> list[Decided]:
 def share_alone(traces: Sequence[Sequence[Moment]]) -> float:
     """The share of the steps that the large model wrote alone."""
     found = [each for trace in traces for each in stretches([moment.event for moment in trace])]
-    return sum(each.steps for each in found if each.choice == "large") / sum(each.steps for each in found)
+    return sum(each.steps for each in found if each.choice == "large") / sum(
+        each.steps for each in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,17 +216,34 @@ def share_alone(traces: Sequence[Sequence[Moment]]) -> float:
         (replace(GOOD, good=0.0, small=0.19, verdict=0.4, steps=10), True),
         (World(0.55, small=0.0096, large=0.0092, verdict=0.027, first=0.018, steps=8), True),
         (replace(GOOD, small=0.5, shared=0.75), True),
-        (World(0.55, 0.0018, 0.002, 0.02, first=0.012, steps=8, padding="so " * 40, shared=0.75), True),
+        (
+            World(0.55, 0.0018, 0.002, 0.02, first=0.012, steps=8, padding="so " * 40, shared=0.75),
+            True,
+        ),
         (World(0.3, 0.066, 0.1, 1.5, first=0.45, steps=6, padding="so " * 30, shared=0.6), True),
     ],
     ids=[
-        *("good pair", "half", "slow judge", "waiting", "slow drafts", "even", "deaf", "short", "equals"),
+        *(
+            "good pair",
+            "half",
+            "slow judge",
+            "waiting",
+            "slow drafts",
+            "even",
+            "deaf",
+            "short",
+            "equals",
+        ),
         *("slow drafts on one card", "equals on one card", "one CPU"),
     ],
 )
-def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(world: World, aside: bool) -> None:
+def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(
+    world: World, aside: bool
+) -> None:
     """And where the pair is bad, little from the first problem on."""
-    large, method = ([world.seconds(arm, [problem]) for problem in PROBLEMS] for arm in ("large", "method"))
+    large, method = (
+        [world.seconds(arm, [problem]) for problem in PROBLEMS] for arm in ("large", "method")
+    )
     auto = Auto()
     traces = [world.solve(problem, "auto", auto) for problem in PROBLEMS]
     taken = [trace[-1].at for trace in traces]
@@ -199,8 +255,12 @@ def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(world: Worl
         assert sum(others) / len(others) <= (1.03 if not world.queue else 1.05)
 
 
-@pytest.mark.parametrize(("load", "first", "later"), [(0.0, 0.6, 0.4), (0.1, 0.75, 0.7), (1.0, 1.05, 1.05)])
-def test_as_many_runs_use_the_method_as_their_verdicts_at_once_allow(load: float, first: float, later: float) -> None:
+@pytest.mark.parametrize(
+    ("load", "first", "later"), [(0.0, 0.6, 0.4), (0.1, 0.75, 0.7), (1.0, 1.05, 1.05)]
+)
+def test_as_many_runs_use_the_method_as_their_verdicts_at_once_allow(
+    load: float, first: float, later: float
+) -> None:
     """Up to three times as many verdicts as runs are under way, and slow each other down."""
     world, auto = replace(GOOD, load=load), Auto()
     for most in (first, later, later):
@@ -213,7 +273,9 @@ def shadows(traces: Sequence[Sequence[Moment]]) -> list[Shadowed]:
     return [event for event in events(traces) if isinstance(event, Shadowed)]
 
 
-def test_a_method_drafts_in_the_shadow_while_the_large_model_writes_the_chain_in_one_request() -> None:
+def test_a_method_drafts_in_the_shadow_while_the_large_model_writes_the_chain_in_one_request() -> (
+    None
+):
     world = replace(GOOD, good=0.0)
     auto, knowing = Auto(), Auto()
     trace, alone = world.solve(0, "auto", auto), world.solve(0, "large")
@@ -222,9 +284,14 @@ def test_a_method_drafts_in_the_shadow_while_the_large_model_writes_the_chain_in
     assert [event.drafting for event in made] == pytest.approx([0.7] * 2)
     assert [event.judging for event in made] == pytest.approx([0.5] * 2)
     assert all(isinstance(event.verdict, Rollback) for event in made)
-    writes = [event for event in events([trace]) if isinstance(event, Called) and event.verb == "write"]
+    writes = [
+        event for event in events([trace]) if isinstance(event, Called) and event.verb == "write"
+    ]
     assert [event.role for event in writes].count("large") == 1
-    assert replay(moment.event for moment in trace).text == replay(moment.event for moment in alone).text
+    assert (
+        replay(moment.event for moment in trace).text
+        == replay(moment.event for moment in alone).text
+    )
     assert trace[-1].at == pytest.approx(alone[-1].at)
     ledger = Ledger.of(moment.event for moment in trace)
     assert (ledger.drafts, ledger.small.kept, ledger.small.discarded) == (0, 0, 2 * 6)
@@ -234,17 +301,25 @@ def test_a_method_drafts_in_the_shadow_while_the_large_model_writes_the_chain_in
 
 
 def test_shadow_drafts_of_an_unknown_method_delay_a_run_by_a_seventh_at_most() -> None:
-    """Half of their time counts. The first is expected to take as long as a step of 3 s, the others 3.2 s as it did."""
+    """
+    Half of their time counts. The first is expected to take as long as a step of 3 s, the others
+    3.2 s as it did.
+    """
     world = replace(GOOD, verdict=2.5)
     made = shadows([world.solve(0, "auto", Auto())])
     assert [event.index for event in made][:3] == [4, 8, 11]
     assert not shadows([replace(world, steps=4).solve(0, "auto", Auto())])
-    endless = replace(GOOD, verdict=200.0)  # the run does not wait for the verdict of its last shadow draft
-    assert endless.solve(0, "auto", Auto())[-1].at == pytest.approx(endless.solve(0, "large")[-1].at)
+    # the run does not wait for the verdict of its last shadow draft
+    endless = replace(GOOD, verdict=200.0)
+    assert endless.solve(0, "auto", Auto())[-1].at == pytest.approx(
+        endless.solve(0, "large")[-1].at
+    )
 
 
 def test_a_slow_judge_is_measured_as_long_as_the_method_may_pay_at_the_depth_of_the_run() -> None:
-    """A step takes 3.05 s by the large model, 3.35 s at best one draft ahead, and 2.2 s two ahead."""
+    """
+    A step takes 3.05 s by the large model, 3.35 s at best one draft ahead, and 2.2 s two ahead.
+    """
     auto, world = Auto(), replace(GOOD, good=1.0, verdict=6.0)
     traces = [world.solve(problem, "auto", auto) for problem in range(10)]
     assert {event.choice for event in decisions(traces[8:]) if not event.probe} == {"method"}
@@ -288,7 +363,9 @@ def test_it_follows_what_changes_and_comes_back(worlds: Sequence[World]) -> None
         large, method = (8 * world.seconds(arm, problems[::8]) for arm in ("large", "method"))
         assert sum(trace[-1].at for trace in traces) <= 1.07 * min(large, method)
         better.append("large" if large < method else "method")
-        assert {event.choice for event in decisions(traces[-20:]) if not event.probe} == {better[-1]}
+        assert {event.choice for event in decisions(traces[-20:]) if not event.probe} == {
+            better[-1]
+        }
     assert better[0] == better[2] != better[1]
 
 
@@ -320,7 +397,11 @@ def test_the_chain_stands_in_the_trace_and_steps_written_alone_are_no_accepted_d
     ledger = Ledger.of(moment.event for moment in traces[0])
     assert (ledger.drafts, ledger.accept_rate, ledger.share_large) == (0, None, 1.0)
     mixed = Ledger.of(moment.event for moment in traces[1])
-    small = [event for event in events(traces[1:]) if isinstance(event, Committed) and event.step.author == "small"]
+    small = [
+        event
+        for event in events(traces[1:])
+        if isinstance(event, Committed) and event.step.author == "small"
+    ]
     assert 0 < len(small) == mixed.accepted < world.steps
     for trace in traces:
         chain = replay(moment.event for moment in trace)
@@ -328,25 +409,39 @@ def test_the_chain_stands_in_the_trace_and_steps_written_alone_are_no_accepted_d
         assert len(chain.steps) == world.steps
 
 
-def test_stepping_aside_costs_no_further_request_no_draft_of_the_small_model_and_no_token_of_the_budget() -> None:
+def test_stepping_aside_costs_no_further_request_no_draft_of_the_small_model_and_no_token_of_the_budget() -> (
+    None
+):
     auto, world = Auto(), replace(GOOD, verdict=20.0)
     world.solve(0, "auto", auto)
     small, large = world.models(1)
     deciding = auto.run("specreason", {}, AHEAD, Solo(large))
     run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(AHEAD, auto=deciding)))
-    opened = [line for line in small.log if not line.endswith(("done", "cancelled")) and "goes on" not in line]
+    opened = [
+        line
+        for line in small.log
+        if not line.endswith(("done", "cancelled")) and "goes on" not in line
+    ]
     assert opened == ["large write 0"]
     for knowing in (Auto(), auto):
-        chain = replay(moment.event for moment in world.solve(2, "auto", knowing, Budget(50, answer=10)))
+        chain = replay(
+            moment.event for moment in world.solve(2, "auto", knowing, Budget(50, answer=10))
+        )
         assert chain.tokens == 40
 
 
 def test_a_draft_that_the_change_loses_is_counted_as_lost_and_nothing_is_left_open() -> None:
-    """Verdicts take long all at once: the bets that were made are lost when the large model goes on alone."""
+    """
+    Verdicts take long all at once: the bets that were made are lost when the large model goes on
+    alone.
+    """
     auto = Auto()
     for problem in range(4):
         GOOD.solve(problem, "auto", auto)
-    found = [replace(GOOD, verdict=15.0, good=1.0).solve(problem, "auto", auto) for problem in range(4, 8)]
+    found = [
+        replace(GOOD, verdict=15.0, good=1.0).solve(problem, "auto", auto)
+        for problem in range(4, 8)
+    ]
     lost = [event for event in events(found) if isinstance(event, Lost)]
     drafted = sum(isinstance(event, Drafted) for event in events(found))
     committed = sum(isinstance(event, Committed) for event in events(found))
@@ -369,7 +464,11 @@ def test_a_mode_stays_unless_another_saves_more_than_the_margin() -> None:
 
 def test_few_verdicts_have_to_promise_a_fifth_before_the_method_takes_over() -> None:
     few = replace(KNOWN, caution=0.2)
-    for large, now, chosen in ((4.2, ASIDE, ASIDE), (4.5, ASIDE, Mode("method", 2)), (4.2, Mode("method", 1), None)):
+    for large, now, chosen in (
+        (4.2, ASIDE, ASIDE),
+        (4.5, ASIDE, Mode("method", 2)),
+        (4.2, Mode("method", 1), None),
+    ):
         mode, _, reason = decide(replace(few, large=large), now, 2)
         assert mode == (chosen or now)
         assert ("of which few are known" in reason) == (chosen == ASIDE)
@@ -384,11 +483,16 @@ def test_few_verdicts_have_to_promise_a_fifth_before_the_method_takes_over() -> 
 
 
 def test_of_depths_as_good_as_equal_the_deepest_is_chosen() -> None:
-    """The formula gives equal times where one draft ahead waits for every verdict that is late: measured, 1.15."""
+    """
+    The formula gives equal times where one draft ahead waits for every verdict that is late:
+    measured, 1.15.
+    """
     assert KNOWN.method(1) == KNOWN.method(2)
     assert decide(KNOWN, None, 2)[0] == Mode("method", 2)
     rejected = replace(KNOWN, costs=Costs(1.0, 3.0, 4.0, toll=0.5), accepted=0.2, large=10.0)
-    assert [rejected.method(ahead) for ahead in range(3)] == pytest.approx([7.2, 7.2, 7.467], abs=1e-3)
+    assert [rejected.method(ahead) for ahead in range(3)] == pytest.approx(
+        [7.2, 7.2, 7.467], abs=1e-3
+    )
     assert decide(rejected, None, 2)[0] == Mode("method", 1)
     assert decide(rejected, Mode("method", 0), 2)[0] == Mode("method", 0)
 
@@ -398,7 +502,11 @@ def test_no_bets_are_made_while_the_large_model_has_a_queue() -> None:
     assert mode == Mode("method", 0)
     assert list(seconds) == ["method 0 ahead", "large alone"]
     assert [Auto(running=9, waiting=waiting).busy for waiting in (1, 2, 3)] == [False, False, True]
-    assert reason == "method 0 ahead: 4 s a step, large alone: 4 s; 50% of drafts accepted, the large model has a queue"
+    assert (
+        reason
+        == "method 0 ahead: 4 s a step, large alone: 4 s; 50% of drafts accepted, the large model"
+        " has a queue"
+    )
 
 
 @pytest.mark.parametrize("known", [Estimate(), Estimate(large=0.1), replace(KNOWN, large=None)])
@@ -412,12 +520,18 @@ def test_a_run_that_may_not_decide_only_teaches() -> None:
     taught = auto.run("specreason", {}, AHEAD)
     for moment in GOOD.solve(0, "method"):
         taught.read(moment)
-    assert (taught.decide(0), taught.policy(Solo(GOOD.models(0)[0])).answerer.role) == (None, "small")
+    assert (taught.decide(0), taught.policy(Solo(GOOD.models(0)[0])).answerer.role) == (
+        None,
+        "small",
+    )
     assert auto.steps == GOOD.steps
     assert auto.repairing.entries
     first = auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])).decide(0)
     assert first is not None
-    assert [name for name, _ in first.seconds] == [*(f"method {ahead} ahead" for ahead in range(3)), "large alone"]
+    assert [name for name, _ in first.seconds] == [
+        *(f"method {ahead} ahead" for ahead in range(3)),
+        "large alone",
+    ]
 
 
 def test_runs_that_decide_nothing_are_of_the_crowd_until_they_end_or_lose_the_small_model() -> None:
@@ -437,7 +551,10 @@ def test_runs_that_decide_nothing_are_of_the_crowd_until_they_end_or_lose_the_sm
 def test_runs_of_the_large_model_alone_are_of_the_crowd_whose_pace_they_show() -> None:
     auto, step = Auto(), Step("a\n\n", "large", tokens=(Token("a\n\n"),))
     names = [*["large"] * 6, "small", "random"]
-    runs = [*[auto.run(name, {}, AHEAD) for name in names], auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1]))]
+    runs = [
+        *[auto.run(name, {}, AHEAD) for name in names],
+        auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])),
+    ]
     for name, each in zip([*names, "specreason"], runs, strict=True):
         each.read(Moment(0, Started(PROBLEM.messages, name)))
     for index in range(2):
@@ -449,7 +566,9 @@ def test_runs_of_the_large_model_alone_are_of_the_crowd_whose_pace_they_show() -
     assert auto.pace is None  # of two runs
 
 
-def test_steps_are_as_long_as_those_of_the_method_not_as_the_paragraphs_of_the_large_model() -> None:
+def test_steps_are_as_long_as_those_of_the_method_not_as_the_paragraphs_of_the_large_model() -> (
+    None
+):
     record = Record()
     for lengths in (record.alone, record.tokens):
         lengths.extend([60 if lengths is record.alone else 6] * SPAN)
@@ -486,18 +605,29 @@ def test_two_rejections_in_a_row_weigh_more_than_what_is_assumed() -> None:
     assert record.estimate(None).accepted == (USUAL + 1) / 4
     for known in range(4, 33):
         record.accepted.add(known, True)
-        assert record.estimate(None).accepted == ((8 - known // 8) * USUAL + known - 2) / (8 - known // 8 + known)
+        assert record.estimate(None).accepted == ((8 - known // 8) * USUAL + known - 2) / (
+            8 - known // 8 + known
+        )
 
 
 @pytest.mark.parametrize(
     ("accepted", "pace", "advice"),
     [
         (0.0, None, "drafts are rarely accepted, as measured before: run `stepspec judge`"),
-        (1.0, 1.03, "a draft takes 3.1 s and its verdict 0.3 s, and the large model writes a step in 3 s: run "),
+        (
+            1.0,
+            1.03,
+            (
+                "a draft takes 3.1 s and its verdict 0.3 s, and the large model writes a step in 3"
+                " s: run "
+            ),
+        ),
         (1.0, 0.4, ""),
     ],
 )
-def test_a_prior_decides_before_the_first_draft(accepted: float, pace: float | None, advice: str) -> None:
+def test_a_prior_decides_before_the_first_draft(
+    accepted: float, pace: float | None, advice: str
+) -> None:
     known = Auto(Prior(accept_rate=accepted, verdict_seconds=0.3, pace=pace))
     for step in range(4):
         known.repairing.add(step, 0.5)
@@ -514,9 +644,13 @@ def test_the_advice_names_the_cause_and_the_cure() -> None:
     said = [event.advice for event in decisions(traces) if event.advice]
     assert said[0] == "0 of 2 drafts accepted: run `stepspec judge`"
     slow = Auto()
-    traces = [replace(GOOD, verdict=20.0, good=1.0).solve(problem, "auto", slow) for problem in range(3)]
+    traces = [
+        replace(GOOD, verdict=20.0, good=1.0).solve(problem, "auto", slow) for problem in range(3)
+    ]
     said = [event.advice for event in decisions(traces) if event.advice]
-    assert said[0].startswith("a draft takes 0.7 s and its verdict 20 s, and the large model writes a step in 3")
+    assert said[0].startswith(
+        "a draft takes 0.7 s and its verdict 20 s, and the large model writes a step in 3"
+    )
     assert said[0].endswith("run `stepspec estimate`")
 
 
@@ -546,7 +680,9 @@ def test_a_full_cache_lets_the_large_model_write_alone_and_holds_runs_back() -> 
         decided = run_.decide(0)
         assert decided is not None
         assert decided.choice == "large"
-        assert decided.advice.startswith("the chains of 1 runs fill the large model's cache: lower `max_running`")
+        assert decided.advice.startswith(
+            "the chains of 1 runs fill the large model's cache: lower `max_running`"
+        )
         return order
 
     assert run(main())[0] == [0, 1, 3, 4]
@@ -582,11 +718,15 @@ def measured(moments: Iterable[Moment]) -> dict[str, list[float]]:
     reading = AutoRun(Auto(), record, 0)
     for moment in moments:
         reading.read(moment)
-    recent = {"judged": record.judged[1]} | {kind: getattr(record, kind) for kind in ("drafts", "repairs", "accepted")}
+    recent = {"judged": record.judged[1]} | {
+        kind: getattr(record, kind) for kind in ("drafts", "repairs", "accepted")
+    }
     return {kind: [value for _, value in found.entries] for kind, found in recent.items()}
 
 
-def of_run(*, wrong: tuple[int, ...], ahead: int, lead: int = 0, length: int = 5) -> dict[str, list[float]]:
+def of_run(
+    *, wrong: tuple[int, ...], ahead: int, lead: int = 0, length: int = 5
+) -> dict[str, list[float]]:
     """A draft takes 1 s, a grade 0.5 s, a repair 3 s."""
 
     async def main() -> list[Moment]:
@@ -634,7 +774,11 @@ def test_a_repair_is_timed_from_when_it_could_begin() -> None:
 
 
 def test_a_draft_that_is_kept_in_part_is_rejected_and_one_that_a_rival_replaces_is_not() -> None:
-    draft, repair, wrong = Step("a b\n\n", "small"), Step("c\n\n", "large"), Rollback(1, "doubt", 2.0)
+    draft, repair, wrong = (
+        Step("a b\n\n", "small"),
+        Step("c\n\n", "large"),
+        Rollback(1, "doubt", 2.0),
+    )
     found = of_events(
         (0, Started(PROBLEM.messages, "bild")), (1, Drafted(0, draft)), (2, Judged(0, draft, wrong)),
         (2, Committed(0, draft.cut(1), 2.0)), (5, Repaired(1, repair, wrong)), (5, Committed(1, repair)),
@@ -657,17 +801,24 @@ def test_what_is_recorded_agrees_with_the_ledger(name: str) -> None:
         async def main(tried: Arm = tried, seed: int = seed) -> list[Moment]:
             recorder = Recorder(Stopwatch())
             recorder(Started(PROBLEM.messages, name))
-            await reason(tried.policy, PROBLEM, ahead=seed, spent=tried.budget.spent, observe=recorder)
+            await reason(
+                tried.policy, PROBLEM, ahead=seed, spent=tried.budget.spent, observe=recorder
+            )
             return recorder.moments
 
         moments, _ = run(main())
         found, ledger = measured(moments), Ledger.of(moment.event for moment in moments)
         led = any(isinstance(m.event, Drafted) and m.event.draft.author == "large" for m in moments)
         if not led and ledger.drafts <= SPAN:
-            assert (len(found["accepted"]), sum(map(bool, found["accepted"]))) == (ledger.drafts, ledger.accepted)
+            assert (len(found["accepted"]), sum(map(bool, found["accepted"]))) == (
+                ledger.drafts,
+                ledger.accepted,
+            )
 
 
-@pytest.mark.parametrize(("small", "padding", "written"), [(0.6, "", 6), (2.0, "so " * 90, SIGHT + 1)])
+@pytest.mark.parametrize(
+    ("small", "padding", "written"), [(0.6, "", 6), (2.0, "so " * 90, SIGHT + 1)]
+)
 def test_a_shadow_draft_that_is_no_faster_than_the_large_model_is_given_up(
     small: float, padding: str, written: int
 ) -> None:

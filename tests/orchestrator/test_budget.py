@@ -19,7 +19,9 @@ from .arms import PROBLEM
 
 
 def chain(*tokens: int, stop: Stop = "delimiter") -> Chain:
-    return Chain(PROBLEM.messages, tuple(Step("a" * n, "small", stop, (Token("a"),) * n) for n in tokens))
+    return Chain(
+        PROBLEM.messages, tuple(Step("a" * n, "small", stop, (Token("a"),) * n) for n in tokens)
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,19 +63,29 @@ def test_a_budget_is_cut_to_the_room_of_a_context_and_its_answer_below_that() ->
         (Budget(8192, answer=2000), 2000),
     ],
 )
-def test_a_quarter_but_no_more_than_512_is_kept_for_the_answer(budget: Budget, for_answer: int) -> None:
+def test_a_quarter_but_no_more_than_512_is_kept_for_the_answer(
+    budget: Budget, for_answer: int
+) -> None:
     assert budget.for_answer == for_answer
     assert budget.left(PROBLEM) == budget.tokens - for_answer >= 1
 
 
 def test_every_token_of_either_model_reduces_the_rest_down_to_zero() -> None:
     budget = Budget(100)
-    assert [budget.left(chain(*tokens)) for tokens in ((), (30,), (30, 44), (30, 45), (75, 30))] == [75, 45, 1, 0, 0]
-    assert [budget.spent(chain(*tokens)) for tokens in ((), (30, 44), (30, 45))] == [False, False, True]
+    assert [
+        budget.left(chain(*tokens)) for tokens in ((), (30,), (30, 44), (30, 45), (75, 30))
+    ] == [75, 45, 1, 0, 0]
+    assert [budget.spent(chain(*tokens)) for tokens in ((), (30, 44), (30, 45))] == [
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(("thought", "left"), [(75, 25), (40, 60), (1, 99), (90, 25)])
-def test_after_the_thinking_the_answer_has_its_reserve_and_the_rest(thought: int, left: int) -> None:
+def test_after_the_thinking_the_answer_has_its_reserve_and_the_rest(
+    thought: int, left: int
+) -> None:
     """Thinking that an opening made longer than it may be takes nothing from the answer."""
     assert Budget(100).left(chain(thought, stop="end")) == left
     assert Budget(100).left_to_answer(chain(thought)) == left
@@ -81,7 +93,9 @@ def test_after_the_thinking_the_answer_has_its_reserve_and_the_rest(thought: int
 
 
 @pytest.mark.parametrize(("text", "left"), [("", 100), ("So", 60), ("<think>", 35)])
-def test_a_chain_that_is_the_answer_has_the_whole_budget_unless_it_opens_a_block(text: str, left: int) -> None:
+def test_a_chain_that_is_the_answer_has_the_whole_budget_unless_it_opens_a_block(
+    text: str, left: int
+) -> None:
     steps = (Step(text, "small", "delimiter", (Token(text),) * 40),) if text else ()
     assert Budget(100).left(Chain(PROBLEM.messages, steps, thinks=False)) == left
 
@@ -104,7 +118,8 @@ def test_a_budgeted_model_exceeds_neither_the_rest_nor_the_limit() -> None:
     step, _ = run(model.write(PROBLEM))
     assert (len(step.tokens), step.stop) == (4, "length")
     assert len(run(model.write(PROBLEM, limit=3))[0].tokens) == 3
-    assert len(run(model.write(PROBLEM.extend(step.cut(9)), limit=4))[0].tokens) == 2  # after "The", " small"
+    # after "The", " small"
+    assert len(run(model.write(PROBLEM.extend(step.cut(9)), limit=4))[0].tokens) == 2
 
 
 @pytest.mark.parametrize("opening", ["", "Well,"])
@@ -124,10 +139,15 @@ def test_a_model_without_tokens_left_is_called_only_to_read_an_opening(opening: 
 def test_a_budgeted_model_takes_the_options_of_every_write() -> None:
     hints = get_type_hints(Model.write)
     parameters = inspect.signature(Model.write).parameters.values()
-    options = {p.name: hints[p.name] for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    options = {
+        p.name: hints[p.name] for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY
+    }
     assert options == get_type_hints(WriteOptions)
     *_, accepted = inspect.signature(Budgeted.write).parameters.values()
-    assert (accepted.kind, accepted.annotation) == (inspect.Parameter.VAR_KEYWORD, "Unpack[WriteOptions]")
+    assert (accepted.kind, accepted.annotation) == (
+        inspect.Parameter.VAR_KEYWORD,
+        "Unpack[WriteOptions]",
+    )
 
 
 def test_a_budgeted_model_passes_everything_else_on() -> None:
@@ -138,8 +158,12 @@ def test_a_budgeted_model_passes_everything_else_on() -> None:
     large = ScriptedModel("large", counting("large", 5), judge=judge, observe=calls.append)
     model = Budgeted(large, Budget(10).left)
     assert run(model.ask(PROBLEM, "7", ["7", "8"], opening="It is "))[0] == {"7": 1.0, "8": 0.0}
-    assert calls == [Called("large", "ask", "done", 0.0, 1.0, 1.0, prompt=len(tokenise("7It is ")), written=1)]
-    assert ["".join(t.text for t in span) for span in run(model.score(PROBLEM, "So it", " is"))[0]] == ["So it", " is"]
+    assert calls == [
+        Called("large", "ask", "done", 0.0, 1.0, 1.0, prompt=len(tokenise("7It is ")), written=1)
+    ]
+    assert [
+        "".join(t.text for t in span) for span in run(model.score(PROBLEM, "So it", " is"))[0]
+    ] == ["So it", " is"]
     step, _ = run(model.write(PROBLEM, stop=(" says",), opening="Well, the"))
     assert (step.text, step.stop) == ("Well, the says", "delimiter")
     step, _ = run(model.write(PROBLEM, until=lambda step: "large" in step.text))

@@ -1,4 +1,7 @@
-"""Calls of tools in an answer, found while it is written: the same at any pace, and whatever fails on the way."""
+"""
+Calls of tools in an answer, found while it is written: the same at any pace, and whatever fails on
+the way.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,26 @@ from .arms import PROBLEM
 
 CALL = '<tool_call>\n{"name": "lookup", "arguments": {"item": "cup"}}\n</tool_call>'
 ROLES: tuple[Role, ...] = ("small", "large")
-ANSWERS = st.lists(st.sampled_from(["So ", "it is ", "<tool", " 42", "\n", " <", CALL]), max_size=6).map("".join)
+ANSWERS = st.lists(
+    st.sampled_from(["So ", "it is ", "<tool", " 42", "\n", " <", CALL]), max_size=6
+).map("".join)
 
 
 @dataclass
 class TextParser:
-    """A parser that takes *seconds* for each reply, of which the first *fails* fail; *texts* are what it was asked."""
+    """
+    A parser that takes *seconds* for each reply, of which the first *fails* fail; *texts* are what
+    it was asked.
+    """
 
     seconds: float = 0.0
     fails: int = 0
     text: str = ""
     texts: int = 0
 
-    async def parse(self, tokens: Sequence[Token], *, finished: bool) -> tuple[str, Sequence[Calling]]:
+    async def parse(
+        self, tokens: Sequence[Token], *, finished: bool
+    ) -> tuple[str, Sequence[Calling]]:
         self.texts += 1
         await asyncio.sleep(self.seconds)
         if self.fails:
@@ -50,7 +60,9 @@ class TextParser:
         content = text if finished and not after[1] else after[0]
         self.text = text
         new = list(enumerate(after[1]))[len(before[1]) :]
-        calls = [piece for index, (name, arguments) in new for piece in _pieces(index, name, arguments)]
+        calls = [
+            piece for index, (name, arguments) in new for piece in _pieces(index, name, arguments)
+        ]
         return content.removeprefix(before[0]), calls
 
 
@@ -60,7 +72,9 @@ def _pieces(index: int, name: str, arguments: str) -> tuple[Calling, Calling]:
 
 def expected(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     content, calls = stand_in_tools.parse(text)
-    made = tuple(ToolCall(f"id-{index}", name, arguments) for index, (name, arguments) in enumerate(calls))
+    made = tuple(
+        ToolCall(f"id-{index}", name, arguments) for index, (name, arguments) in enumerate(calls)
+    )
     return answer_text(content if calls else text), made
 
 
@@ -70,7 +84,9 @@ def said(events: Sequence[Event]) -> tuple[str, tuple[ToolCall, ...]]:
     for piece in events:
         if isinstance(piece, Calling):
             call = calls.get(piece.index, ToolCall("", "", ""))
-            calls[piece.index] = ToolCall(call.id + piece.id, call.name + piece.name, call.arguments + piece.arguments)
+            calls[piece.index] = ToolCall(
+                call.id + piece.id, call.name + piece.name, call.arguments + piece.arguments
+            )
     text = "".join(piece.text for piece in events if isinstance(piece, Answering))
     return text, tuple(calls[index] for index in sorted(calls))
 
@@ -99,7 +115,9 @@ def test_a_call_streams_before_the_answer_is_complete() -> None:
     async def first_call() -> bool:
         stream = CallStream(emit, TextParser())
         writing = asyncio.create_task(write_answer(large, PROBLEM, limit=999, stream=stream))
-        await asyncio.wait([writing, asyncio.create_task(calling.wait())], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [writing, asyncio.create_task(calling.wait())], return_when=asyncio.FIRST_COMPLETED
+        )
         early = not writing.done()
         await writing
         return early
@@ -128,7 +146,9 @@ def test_a_model_that_starts_again_takes_nothing_back() -> None:
     events: list[Event] = []
     stream = CallStream(events.append, TextParser())
     cut = text.index(' "lookup"')
-    written = Step(text[:cut], "large", "until", tuple(Token(character) for character in text[:cut]))
+    written = Step(
+        text[:cut], "large", "until", tuple(Token(character) for character in text[:cut])
+    )
     other = ScriptedModel("large", counting("large", 3), answer=text)
 
     async def begun() -> None:
@@ -151,7 +171,9 @@ def answered(small: ScriptedModel, large: ScriptedModel, **how: Any) -> tuple[Ou
 
 @pytest.mark.parametrize("ahead", [0, 4])
 def test_a_run_answers_with_calls_that_are_emitted_once(ahead: int) -> None:
-    outcome, events = answered(*(ScriptedModel(role, counting(role, 3), answer=CALL) for role in ROLES), ahead=ahead)
+    outcome, events = answered(
+        *(ScriptedModel(role, counting(role, 3), answer=CALL) for role in ROLES), ahead=ahead
+    )
     assert (outcome.text, outcome.calls, outcome.reason) == (*expected(CALL), "stop")
     assert said(events) == expected(CALL)
     assert sum(isinstance(event, Answered) for event in events) == 1

@@ -33,15 +33,22 @@ def test_growing_a_chain_leaves_the_old_one_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("stop", "finished"), [("delimiter", False), ("length", False), ("until", False), ("end", True)]
 )
-def test_a_chain_is_finished_when_its_last_step_ended_the_thinking(stop: str, finished: bool) -> None:
+def test_a_chain_is_finished_when_its_last_step_ended_the_thinking(
+    stop: str, finished: bool
+) -> None:
     last = Step("So.", "large", stop)  # type: ignore[arg-type]
     assert Chain.of("Why?").extend(last).finished is finished
     assert not Chain.of("Why?").extend(last).extend(step("And", ".\n\n")).finished
 
 
-@given(st.lists(st.sampled_from(["So.\n\n", "$$x", "$$\n\n", "</think>", "\ud800"]), max_size=8), st.integers(0, 8))
+@given(
+    st.lists(st.sampled_from(["So.\n\n", "$$x", "$$\n\n", "</think>", "\ud800"]), max_size=8),
+    st.integers(0, 8),
+)
 @BOUNDED
-def test_totals_are_those_of_the_steps_however_the_chain_was_made(texts: list[str], asked: int) -> None:
+def test_totals_are_those_of_the_steps_however_the_chain_was_made(
+    texts: list[str], asked: int
+) -> None:
     steps = tuple(step(text) for text in texts)
     chain = Chain.of("Why?")
     for count, each in enumerate(steps):
@@ -49,10 +56,16 @@ def test_totals_are_those_of_the_steps_however_the_chain_was_made(texts: list[st
             assert chain.text == "".join(texts[:count])
         chain = chain.extend(each)
     whole, copied = Chain(chain.messages, steps), pickle.loads(pickle.dumps(chain))
-    end = next((place for place, text in enumerate(texts, 1) if text.endswith("</think>")), len(texts))
+    end = next(
+        (place for place, text in enumerate(texts, 1) if text.endswith("</think>")), len(texts)
+    )
     for grown in (chain, whole, copied, replace(chain)):
         assert grown == chain
-        assert (grown.text, grown.tokens, grown.closed) == ("".join(texts), len(texts), "</think>" in texts)
+        assert (grown.text, grown.tokens, grown.closed) == (
+            "".join(texts),
+            len(texts),
+            "</think>" in texts,
+        )
         assert grown.totals.hashed.digest() == whole.totals.hashed.digest()
         assert grown.totals.blocks == whole.totals.blocks
         thinking, answer = grown.parts()
@@ -118,4 +131,7 @@ def test_a_system_message_stands_first_unless_the_conversation_has_one() -> None
     assert messages("1 + 1", None) == messages("1 + 1", "") == [("user", "1 + 1")]
     turns = [Message("user", "1 + 1"), Message("assistant", "2"), Message("user", "and 1?")]
     assert messages(turns, "Be brief.")[0] == ("system", "Be brief.")
-    assert messages([Message("system", "Own."), *turns], "Be brief.")[:2] == [("system", "Own."), ("user", "1 + 1")]
+    assert messages([Message("system", "Own."), *turns], "Be brief.")[:2] == [
+        ("system", "Own."),
+        ("user", "1 + 1"),
+    ]

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from stepspec.orchestrator.concurrency import all_entered, at_once, background, supervised, to_the_end
+from stepspec.orchestrator.concurrency import (
+    all_entered,
+    at_once,
+    background,
+    supervised,
+    to_the_end,
+)
 
 from ..fakes import run
 
@@ -121,7 +127,10 @@ def test_a_context_that_cannot_be_entered_fails_after_the_others_have_been_tried
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            await all_entered(stack, [place(3.0, log), place(2.0, log, failing=True), place(1.0, log, failing=True)])
+            await all_entered(
+                stack,
+                [place(3.0, log), place(2.0, log, failing=True), place(1.0, log, failing=True)],
+            )
 
     with pytest.raises(ValueError, match="after 2"):
         run(main())
@@ -170,7 +179,9 @@ async def test_a_failure_cancels_the_block_and_is_raised_instead(failing: int) -
     assert not current().cancelling()
 
 
-async def test_the_blocks_own_error_is_raised_or_shown_with_that_of_the_job_that_caused_it() -> None:
+async def test_the_blocks_own_error_is_raised_or_shown_with_that_of_the_job_that_caused_it() -> (
+    None
+):
     job = Job()
 
     async def fails() -> None:
@@ -193,7 +204,9 @@ async def test_the_blocks_own_error_is_raised_or_shown_with_that_of_the_job_that
 
 
 @pytest.mark.parametrize("failing", [True, False])
-async def test_a_cancellation_from_outside_is_not_swallowed_also_while_jobs_are_stopped(failing: bool) -> None:
+async def test_a_cancellation_from_outside_is_not_swallowed_also_while_jobs_are_stopped(
+    failing: bool,
+) -> None:
     job = Job()
 
     async def inside() -> None:

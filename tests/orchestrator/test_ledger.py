@@ -29,12 +29,23 @@ def step(text: str, author: Role, tokens: int, note: str = "") -> Step:
 
 
 def call(
-    role: Role, verb: Verb, *, written: int, prompt: int = 0, cached: int = 0, seconds: float = 1.0, fate: Fate = "done"
+    role: Role,
+    verb: Verb,
+    *,
+    written: int,
+    prompt: int = 0,
+    cached: int = 0,
+    seconds: float = 1.0,
+    fate: Fate = "done",
 ) -> Called:
     return Called(role, verb, fate, 0.0, seconds, None, prompt, cached, written)
 
 
-FIRST, SECOND, BETTER = step("one", "small", 5), step("two", "small", 7), step("better", "large", 11, note="grade")
+FIRST, SECOND, BETTER = (
+    step("one", "small", 5),
+    step("two", "small", 7),
+    step("better", "large", 11, note="grade"),
+)
 THIRD, ANSWER = step("three", "small", 3), step("answer", "large", 2)
 REFUSED = Rollback(reason="grade", score=2.0)
 
@@ -100,12 +111,17 @@ def test_nothing_is_worth_nothing() -> None:
 
 
 @pytest.mark.parametrize("verdict", [Accept(9.0), REFUSED])
-def test_a_lost_bet_at_the_place_of_a_repaired_draft_is_not_a_draft(verdict: Accept | Rollback) -> None:
+def test_a_lost_bet_at_the_place_of_a_repaired_draft_is_not_a_draft(
+    verdict: Accept | Rollback,
+) -> None:
     bet = Judged(1, THIRD, verdict)
     assert Ledger.of([bet, *RUN]).accept_rate == Ledger.of([*RUN, bet]).accept_rate == 0.5
 
 
-PART, REST = Step("on", "small", "length", (Token("on"),)), step("e and a half", "large", 4, note="doubt")
+PART, REST = (
+    Step("on", "small", "length", (Token("on"),)),
+    step("e and a half", "large", 4, note="doubt"),
+)
 IN_PART, WHOLE, PLAIN = Rollback(2, "doubt"), Rollback(len(FIRST.text), "doubt"), Rollback()
 REPAIR = step("one", "large", 2)
 
@@ -113,20 +129,34 @@ REPAIR = step("one", "large", 2)
 @pytest.mark.parametrize(
     "events",
     [
-        [Judged(0, FIRST, IN_PART), Committed(0, PART), Repaired(1, REST, IN_PART), Committed(1, REST)],
-        [Judged(0, FIRST, WHOLE), Committed(0, FIRST), Repaired(1, REST, WHOLE), Committed(1, REST)],
+        [
+            Judged(0, FIRST, IN_PART),
+            Committed(0, PART),
+            Repaired(1, REST, IN_PART),
+            Committed(1, REST),
+        ],
+        [
+            Judged(0, FIRST, WHOLE),
+            Committed(0, FIRST),
+            Repaired(1, REST, WHOLE),
+            Committed(1, REST),
+        ],
         [Judged(0, FIRST, PLAIN), Repaired(0, REPAIR, PLAIN), Committed(0, REPAIR)],
     ],
     ids=["kept in part", "kept completely", "without a reason"],
 )
 def test_a_draft_that_was_repaired_was_not_accepted(events: list[Event]) -> None:
-    ledger = Ledger.of([*events, call("small", "write", written=5), call("large", "write", written=4)])
+    ledger = Ledger.of(
+        [*events, call("small", "write", written=5), call("large", "write", written=4)]
+    )
     assert (ledger.drafts, ledger.accepted) == (1, 0)
     assert ledger.small.written == 5
 
 
 def test_a_step_that_closes_the_thinking_is_not_a_draft() -> None:
-    assert Ledger.of([Committed(0, step("</think>", "large", 0, note="closed"))]).accept_rate is None
+    assert (
+        Ledger.of([Committed(0, step("</think>", "large", 0, note="closed"))]).accept_rate is None
+    )
 
 
 def test_tokens_without_a_request_never_make_a_count_negative() -> None:
@@ -135,5 +165,10 @@ def test_tokens_without_a_request_never_make_a_count_negative() -> None:
 
 
 def test_the_requests_of_a_nested_model_add_up_although_each_event_has_a_path_of_its_own() -> None:
-    calls = [replace(call("large", "write", written=tokens), path="".join(("small", ".large"))) for tokens in (3, 4)]
-    assert Ledger.of(calls).nested == (Account("large", discarded=7, requests=2, writing=2.0, path="small.large"),)
+    calls = [
+        replace(call("large", "write", written=tokens), path="".join(("small", ".large")))
+        for tokens in (3, 4)
+    ]
+    assert Ledger.of(calls).nested == (
+        Account("large", discarded=7, requests=2, writing=2.0, path="small.large"),
+    )

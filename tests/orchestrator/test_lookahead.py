@@ -28,12 +28,16 @@ from .arms import PROBLEM, pair, working
         (1, 1.0, 11.0),  # one draft, then ten judgements, with the other drafts behind them
         (5, 1.0, 11.0),
         (0, 3.0, 40.0),
-        (1, 3.0, 21.0),  # two drafts at a time: those of 1 s and 2 s are judged by 4 s and 5 s, and so on
-        (3, 3.0, 13.0),  # four at a time hide the judges whole: ten drafts, and the last one's judgement
+        # two drafts at a time: those of 1 s and 2 s are judged by 4 s and 5 s, and so on
+        (1, 3.0, 21.0),
+        # four at a time hide the judges whole: ten drafts, and the last one's judgement
+        (3, 3.0, 13.0),
         (9, 0.25, 10.25),
     ],
 )
-def test_drafting_and_judging_overlap_to_the_second(ahead: int, judging: float, seconds: float) -> None:
+def test_drafting_and_judging_overlap_to_the_second(
+    ahead: int, judging: float, seconds: float
+) -> None:
     small, large = pair()
     large.reading = lambda chain: judging
     assert run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))[1] == seconds
@@ -41,13 +45,19 @@ def test_drafting_and_judging_overlap_to_the_second(ahead: int, judging: float, 
 
 @pytest.mark.parametrize("committed", [0, 2])
 @pytest.mark.parametrize("ahead", [0, 1, 5])
-def test_the_number_of_drafts_ahead_of_the_committed_steps_is_limited(ahead: int, committed: int) -> None:
+def test_the_number_of_drafts_ahead_of_the_committed_steps_is_limited(
+    ahead: int, committed: int
+) -> None:
     small, large = pair()
     large.reading = lambda chain: 100.0
-    chain = Chain(PROBLEM.messages, tuple(Step(f"Step {place}.\n\n", "large") for place in range(committed)))
+    chain = Chain(
+        PROBLEM.messages, tuple(Step(f"Step {place}.\n\n", "large") for place in range(committed))
+    )
     run(reason(SpecReason(small, large), chain, ahead=ahead, deadline=50.0))
     assert [line for line in small.log if line.startswith("small write")] == [
-        f"small write {committed + index}{fate}" for index in range(ahead + 1) for fate in ("", " done")
+        f"small write {committed + index}{fate}"
+        for index in range(ahead + 1)
+        for fate in ("", " done")
     ]
 
 
@@ -69,7 +79,9 @@ def test_a_judge_that_writes_and_fails_for_good_ends_the_run(ahead: int) -> None
         run(reason(LookaheadReasoning(small, large), PROBLEM, ahead=ahead))
 
 
-def test_bets_go_away_while_the_repair_is_written_and_are_gone_before_drafting_begins_again() -> None:
+def test_bets_go_away_while_the_repair_is_written_and_are_gone_before_drafting_begins_again() -> (
+    None
+):
     small, large = pair(length=2, wrong=(0,))
     small.latency = lambda chain: 1.0 + 4 * len(chain.steps)
     small.closing = 1.5
@@ -108,11 +120,14 @@ def test_a_hedge_on_an_accepted_draft_is_cancelled_and_counted() -> None:
     large.pace = 0.25
     events: list[Event] = []
     large.observe = events.append
-    (chain, _), seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=working(0, 0.99), observe=events.append))
+    (chain, _), seconds = run(
+        reason(SpecReason(small, large), PROBLEM, ahead=working(0, 0.99), observe=events.append)
+    )
     assert {step.author for step in chain.steps} == {"small"}
     assert seconds == 6
     assert [line for line in small.log if "large write" in line and "cancelled" in line]
-    assert Ledger.of(events).large.discarded == 3 * 3  # three tokens in the second that a judgement takes
+    # three tokens in the second that a judgement takes
+    assert Ledger.of(events).large.discarded == 3 * 3
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -121,15 +136,24 @@ def test_a_judge_that_fails_for_good_approves_of_nothing(ahead: int) -> None:
     gone = EndpointUnavailable("no answer", role="large", url="http://there", verb="ask")
     large.fails = lambda verb, chain: gone if verb == "ask" and len(chain.steps) == 2 else None
     events: list[Event] = []
-    (chain, _), _ = run(reason(SpecReason(small, large), PROBLEM, ahead=ahead, observe=events.append))
-    assert [(step.author, step.note) for step in chain.steps] == [("small", ""), ("large", "no verdict"), ("small", "")]
+    (chain, _), _ = run(
+        reason(SpecReason(small, large), PROBLEM, ahead=ahead, observe=events.append)
+    )
+    assert [(step.author, step.note) for step in chain.steps] == [
+        ("small", ""),
+        ("large", "no verdict"),
+        ("small", ""),
+    ]
 
 
 @pytest.mark.parametrize("hedge", [0.0, 0.5])
 def test_a_confident_draft_is_not_hedged(hedge: float) -> None:
     small, large = pair(length=3, wrong=(1,))
     run(reason(SpecReason(small, large), PROBLEM, ahead=working(1, hedge)))
-    assert [line for line in small.log if line.startswith("large write")] == ["large write 1", "large write 1 done"]
+    assert [line for line in small.log if line.startswith("large write")] == [
+        "large write 1",
+        "large write 1 done",
+    ]
 
 
 def test_auto_has_drafts_hedged_where_many_are_rejected_and_the_run_is_alone() -> None:
@@ -159,7 +183,11 @@ def test_the_depth_may_change_on_the_way(then: int) -> None:
             return next(depths, then)
 
     auto = Changing(Auto(), Record(), 4)
-    run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(4, auto=auto), deadline=50.0))
+    run(
+        reason(
+            SpecReason(small, large), PROBLEM, ahead=LookaheadControl(4, auto=auto), deadline=50.0
+        )
+    )
     assert sum(line.startswith("small write") and "done" in line for line in small.log) == 2
 
 
@@ -175,7 +203,11 @@ def test_lost_bets_are_reported_with_their_steps_and_their_judges_are_cancelled(
         (3, f"The small one says 3.\n{THINK_END}"),
     ]
     place = events.index(lost[-1])
-    assert [type(event) for event in events[place + 1 : place + 4]] == [Repaired, Committed, Drafted]
+    assert [type(event) for event in events[place + 1 : place + 4]] == [
+        Repaired,
+        Committed,
+        Drafted,
+    ]
 
 
 def test_errors_of_cancelled_bets_are_ignored() -> None:
@@ -189,11 +221,15 @@ def test_errors_of_cancelled_bets_are_ignored() -> None:
                 raise ConnectionError("broken while closing") from None
 
     small, large = pair(length=4, wrong=(1,))
-    large = Breaking("large", large.script, judge=large.judge, log=small.log, reading=lambda chain: 3.0)
+    large = Breaking(
+        "large", large.script, judge=large.judge, log=small.log, reading=lambda chain: 3.0
+    )
     heard: list[object] = []
 
     async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: heard.append(context)
+        )
         await reason(SpecReason(small, large), PROBLEM, ahead=3)
         gc.collect()
 
@@ -202,7 +238,8 @@ def test_errors_of_cancelled_bets_are_ignored() -> None:
     assert heard == []
 
 
-@pytest.mark.parametrize(("length", "closing", "again"), [(3, 3.0, 2.0), (2, 3.05, 0.0)])  # or is judged at once
+# or is judged at once
+@pytest.mark.parametrize(("length", "closing", "again"), [(3, 3.0, 2.0), (2, 3.05, 0.0)])
 def test_a_bet_that_is_lost_just_as_its_own_deadline_passes_does_not_go_on(
     length: int, closing: float, again: float
 ) -> None:
@@ -215,8 +252,11 @@ def test_a_bet_that_is_lost_just_as_its_own_deadline_passes_does_not_go_on(
 
     small, large = pair(length, wrong=(0,))
     small = Hasty("small", small.script, closing=closing, log=small.log)
-    small.latency = lambda chain: again if small.log.count("small write 1") > 1 else 1.0 + len(chain.steps)
-    large.reading = lambda chain: 1.75  # so that the verdict comes while the second draft is being closed
+    small.latency = lambda chain: (
+        again if small.log.count("small write 1") > 1 else 1.0 + len(chain.steps)
+    )
+    # so that the verdict comes while the second draft is being closed
+    large.reading = lambda chain: 1.75
     assert run(reason(SpecReason(small, large), PROBLEM, ahead=1))[0][1] == "finished"
 
 
@@ -232,7 +272,9 @@ def test_an_error_of_an_observer_ends_the_run_even_for_a_lost_bet() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("verb", ["write", "ask"])
-def test_a_request_cancelled_from_outside_ends_the_run_instead_of_hanging_it(ahead: int, verb: str) -> None:
+def test_a_request_cancelled_from_outside_ends_the_run_instead_of_hanging_it(
+    ahead: int, verb: str
+) -> None:
     def cancelled(called: str, chain: Chain) -> None:
         if called == verb and len(chain.steps) == 2:
             raise asyncio.CancelledError
@@ -265,7 +307,9 @@ def test_a_timeout_that_a_model_raises_is_a_failure_and_not_the_deadline() -> No
         run(reason(SpecReason(small, large), PROBLEM, ahead=1, deadline=100.0))
 
 
-def test_a_deadline_or_a_cancellation_during_the_closing_of_lost_bets_waits_until_they_are_gone() -> None:
+def test_a_deadline_or_a_cancellation_during_the_closing_of_lost_bets_waits_until_they_are_gone() -> (
+    None
+):
     def closing() -> tuple[ScriptedModel, ScriptedModel]:
         small, large = pair(wrong=tuple(range(10)))
         small.closing = 5.0
@@ -293,7 +337,10 @@ def test_a_deadline_or_a_cancellation_during_the_closing_of_lost_bets_waits_unti
 
 def test_a_run_that_finished_before_the_deadline_is_finished_though_closing_takes_longer() -> None:
     small, large = pair(length=2)
-    large.sticky, large.closing = True, 5.0  # The first step is the large model's, whose request is left open.
-    (chain, end), seconds = run(reason(Led(SpecReason(small, large), large, first=1), PROBLEM, ahead=1, deadline=4.0))
+    # The first step is the large model's, whose request is left open.
+    large.sticky, large.closing = True, 5.0
+    (chain, end), seconds = run(
+        reason(Led(SpecReason(small, large), large, first=1), PROBLEM, ahead=1, deadline=4.0)
+    )
     assert (end, seconds) == ("finished", 8.0)
     assert chain.finished

@@ -42,13 +42,20 @@ def test_the_chain_is_the_same_at_any_lookahead_and_never_later_and_the_events_t
     assert replay([Started(PROBLEM.messages, name), *betting.events]) == chain
     expected, ledger = Ledger.of(plain.events), Ledger.of(betting.events)
     fates = Counter(type(event) for event in betting.events)
-    by_large = sum(step.author == "large" for step in chain.steps) - fates[Repaired]  # drafts that nobody judged
+    # drafts that nobody judged
+    by_large = sum(step.author == "large" for step in chain.steps) - fates[Repaired]
     assert fates[Judged] <= fates[Drafted] == ledger.drafts + by_large + fates[Lost]
     assert fates[Repaired] == ledger.drafts - ledger.accepted
     assert (ledger.drafts, ledger.accepted) == (expected.drafts, expected.accepted)
     for account in (ledger.small, ledger.large):
-        calls = [event for event in betting.events if isinstance(event, Called) and event.role == account.role]
-        assert account.kept == sum(len(step.tokens) for step in chain.steps if step.author == account.role)
+        calls = [
+            event
+            for event in betting.events
+            if isinstance(event, Called) and event.role == account.role
+        ]
+        assert account.kept == sum(
+            len(step.tokens) for step in chain.steps if step.author == account.role
+        )
         assert account.written == sum(call.written for call in calls if call.verb == "write")
         assert account.requests == len(calls)
 
@@ -80,7 +87,9 @@ def test_cancelling_at_any_moment_and_again_leaves_nothing_open(
 
 
 @every_arm
-@given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]), sticky=st.booleans(), eighths=st.integers(0, 150))
+@given(
+    seed=SEEDS, ahead=st.sampled_from([0, 1, 3]), sticky=st.booleans(), eighths=st.integers(0, 150)
+)
 @BOUNDED
 def test_a_deadline_ends_the_run_with_the_committed_steps(
     name: str, seed: int, ahead: int, sticky: bool, eighths: int
@@ -105,7 +114,11 @@ def test_a_failure_is_raised_exactly_where_it_would_be_without_bets(
     name: str, seed: int, ahead: LookaheadControl, rate: float
 ) -> None:
     def fails(verb: str, chain: Chain) -> Exception | None:
-        return ConnectionError(verb, chain.text) if taste(seed, "fails", verb, chain.text) < rate else None
+        return (
+            ConnectionError(verb, chain.text)
+            if taste(seed, "fails", verb, chain.text) < rate
+            else None
+        )
 
     async def outcome(ahead: int | LookaheadControl) -> tuple[list[Step], End | tuple[object, ...]]:
         failing = arm(name, seed)
@@ -128,7 +141,12 @@ def test_a_failure_is_raised_exactly_where_it_would_be_without_bets(
 )
 @BOUNDED
 def test_budgets_hold_exactly_with_room_for_the_answer(
-    name: str, seed: int, ahead: LookaheadControl, tokens: int, answer: int | None, steps: int | None
+    name: str,
+    seed: int,
+    ahead: LookaheadControl,
+    tokens: int,
+    answer: int | None,
+    steps: int | None,
 ) -> None:
     budget = Budget(tokens, steps, answer=None if answer is None else min(answer, tokens - 1))
     room = tokens - budget.for_answer
@@ -137,8 +155,15 @@ def test_budgets_hold_exactly_with_room_for_the_answer(
     assert (chain, end) == run(arm(name, seed, budget=budget).run())[0]
     assert chain.tokens <= room
     assert steps is None or len(chain.steps) <= steps
-    assert (end == "budget") == (not chain.finished and (chain.tokens == room or len(chain.steps) == steps))
+    assert (end == "budget") == (
+        not chain.finished and (chain.tokens == room or len(chain.steps) == steps)
+    )
     written, _ = run(
-        write_answer(Budgeted(limited.large, budget.left), chain, limit=budget.for_answer, stream=AnswerStream(print))
+        write_answer(
+            Budgeted(limited.large, budget.left),
+            chain,
+            limit=budget.for_answer,
+            stream=AnswerStream(print),
+        )
     )
     assert 1 <= len(written.tokens) <= budget.for_answer

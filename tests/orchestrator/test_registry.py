@@ -1,4 +1,7 @@
-"""Registries: built-in things, plugins and what a program adds are found by name, and no name changes its meaning."""
+"""
+Registries: built-in things, plugins and what a program adds are found by name, and no name changes
+its meaning.
+"""
 
 from __future__ import annotations
 
@@ -97,9 +100,13 @@ def test_of_two_packages_with_one_name_the_first_has_it(site: Path) -> None:
     assert "another package has this name too" in registry.broken["extra"]
 
 
-def test_another_thing_of_the_same_name_gets_a_number_and_the_first_keeps_the_name(site: Path) -> None:
+def test_another_thing_of_the_same_name_gets_a_number_and_the_first_keeps_the_name(
+    site: Path,
+) -> None:
     install(site, "more", ["extra = json:dumps"])
-    registry = Registry("thing", "things", "stepspec.things", {"own": 0}, lambda name, value: id(value))
+    registry = Registry(
+        "thing", "things", "stepspec.things", {"own": 0}, lambda name, value: id(value)
+    )
 
     def thing(name: str) -> object:
         def function() -> None: ...
@@ -108,7 +115,12 @@ def test_another_thing_of_the_same_name_gets_a_number_and_the_first_keeps_the_na
         return function
 
     first, second, third = (thing("mine") for _ in range(3))
-    assert [registry.add(each) for each in (first, second, third, second)] == ["mine", "mine-2", "mine-3", "mine-2"]
+    assert [registry.add(each) for each in (first, second, third, second)] == [
+        "mine",
+        "mine-2",
+        "mine-3",
+        "mine-2",
+    ]
     assert registry.find("mine") == id(first)
     assert {"mine", "mine-2"} < {*registry}
     assert registry.add(thing("own")) == "own-2"
@@ -116,7 +128,9 @@ def test_another_thing_of_the_same_name_gets_a_number_and_the_first_keeps_the_na
 
 
 def test_what_has_no_name_is_refused_and_so_is_an_unknown_one_with_a_guess(site: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no thing 'wn' \(did you mean 'own'\?\); the things: own$"):
+    with pytest.raises(
+        ConfigurationError, match=r"no thing 'wn' \(did you mean 'own'\?\); the things: own$"
+    ):
         made().find("wn")
     with pytest.raises(ConfigurationError, match="has to have a name"):
         made().add(lambda: None)

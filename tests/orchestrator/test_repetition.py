@@ -1,4 +1,6 @@
-"""Text that counts as a loop, and text that does not: for examples in whole runs see `test_odd_text`."""
+"""
+Text that counts as a loop, and text that does not: for examples in whole runs see `test_odd_text`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ from hypothesis import strategies as st
 
 from stepspec.orchestrator import Budget, Chain, Step, reason
 from stepspec.orchestrator.chain import THINK_END, Stop
-from stepspec.orchestrator.repetition import PER_UNIT, ROUNDS, SPAN, STUCK, TAIL, loops, obstacle, stuck
+from stepspec.orchestrator.repetition import (
+    PER_UNIT,
+    ROUNDS,
+    SPAN,
+    STUCK,
+    TAIL,
+    loops,
+    obstacle,
+    stuck,
+)
 from stepspec.policies import BiLD, Relay, SpeculativeThinking
 from stepspec.policies.baselines import large_alone
 
@@ -45,7 +56,11 @@ def test_what_a_draft_needs_no_judge_for(draft: Step, why: str) -> None:
 
 def test_an_answer_that_ends_before_it_begins_is_empty() -> None:
     closed = chain("A").extend(Step(THINK_END, "small", "end"))
-    assert [obstacle(closed, Step(text, "small", "end")) for text in ("", "\n", "2")] == ["empty", "empty", ""]
+    assert [obstacle(closed, Step(text, "small", "end")) for text in ("", "\n", "2")] == [
+        "empty",
+        "empty",
+        "",
+    ]
 
 
 def pieces(text: str, size: int) -> list[Step]:
@@ -78,7 +93,9 @@ SPANS = [  # with the units of each
 
 @pytest.mark.parametrize(("span", "units"), SPANS)
 @pytest.mark.parametrize("rounds", [ROUNDS, STUCK])
-def test_a_span_of_enough_units_has_to_repeat_several_times(span: str, units: int, rounds: int) -> None:
+def test_a_span_of_enough_units_has_to_repeat_several_times(
+    span: str, units: int, rounds: int
+) -> None:
     """A draft is rejected in the third round, and the run ends in the fourth."""
     times = max(rounds, math.ceil(rounds * SPAN / units))
     assert loops(Chain(()), Step(span * times, "small"), rounds)
@@ -95,14 +112,30 @@ ALGEBRA = [
     )
 ]
 LISTS = [
-    [f"- Item {number}: the remainder of {number} divided by 3 is {number % 3}." for number in range(60)],
+    [
+        f"- Item {number}: the remainder of {number} divided by 3 is {number % 3}."
+        for number in range(60)
+    ],
     [" ".join(f"{place:06b}") + f" has {place.bit_count()} ones." for place in range(64)],
     [f"| {a} | {b} | {a * b} |" for a in range(8) for b in range(8)],
     [f"a{index} = a{index - 1} + a{index - 2}" for index in range(2, 60)],
-    [f"{letter} is to the left of {other}, so {letter} comes first." for letter in "abcdefg" for other in "abcdefg"],
+    [
+        f"{letter} is to the left of {other}, so {letter} comes first."
+        for letter in "abcdefg"
+        for other in "abcdefg"
+    ],
     ALGEBRA,
     [*ALGEBRA[:30], "Let me verify all of this.", *ALGEBRA[:30]],
-    ["Hmm.", "So x = 3.", "Wait.", "So x = 3, as I said.", "Then 2x = 6.", "So x = 3.", "Good.", "The answer is 3."],
+    [
+        "Hmm.",
+        "So x = 3.",
+        "Wait.",
+        "So x = 3, as I said.",
+        "Then 2x = 6.",
+        "So x = 3.",
+        "Good.",
+        "The answer is 3.",
+    ],
     ["0"] * 40,
     ["0", "1"] * 20,
     ["0 & 0 & 0 \\\\"] * 12,
@@ -123,12 +156,18 @@ LEGITIMATE = {
     "a row of zeros": "0 & " * 100 + "1",
     "a matrix of zeros": ("0 & " * 9 + "0 \\\\\n") * 10,
     "a googol": f"10^100 is 1{'0' * 100}.",
-    "a table": "| n | n^2 | even |\n|---|---|---|\n" + "".join(f"| {n} | {n * n} | {n % 2} |\n" for n in range(200)),
+    "a table": (
+        "| n | n^2 | even |\n|---|---|---|\n"
+        + "".join(f"| {n} | {n * n} | {n % 2} |\n" for n in range(200))
+    ),
     "a rule": "-" * 400,
     "numbers": ", ".join(map(str, range(600))),
     "a polynomial": " + ".join(f"{n}x^{n}y^{40 - n}" for n in range(40)),
     "confirmations": "Yes.\n\nSo x = 3.\n\nYes.\n\nSo x = 3, I am sure.\n\nYes, yes.\n\n" * 2,
-    "cases": "".join(f"Case {n}: if x = {n}, then x is {'odd' if n % 2 else 'even'}, as it was.\n" for n in range(99)),
+    "cases": "".join(
+        f"Case {n}: if x = {n}, then x is {'odd' if n % 2 else 'even'}, as it was.\n"
+        for n in range(99)
+    ),
     "binary": " ".join(f"{n:010b}" for n in range(300)),
     "a third": f"1/3 = 0.{'3' * 60}...",
     "Chinese numbers": "\uff0c".join(f"\u7b2c{n}\u6b65" for n in range(200)),
@@ -188,7 +227,9 @@ def test_the_end_of_the_text_alone_decides(length: int, draft: str) -> None:
 
 
 @given(
-    loop=st.text("ab \n.1\u597d", min_size=1, max_size=24), size=st.integers(1, 30), before=st.text("xyz ", max_size=40)
+    loop=st.text("ab \n.1\u597d", min_size=1, max_size=24),
+    size=st.integers(1, 30),
+    before=st.text("xyz ", max_size=40),
 )
 @BOUNDED
 def test_every_endless_repetition_is_a_loop(loop: str, size: int, before: str) -> None:

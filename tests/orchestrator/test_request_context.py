@@ -1,4 +1,7 @@
-"""Every request to a model has its purpose, its step, and whether it is a bet; drafts may leave theirs open."""
+"""
+Every request to a model has its purpose, its step, and whether it is a bet; drafts may leave theirs
+open.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ class Spying:
 
     inner: SpecReason
     contexts: list[RequestContext] = field(default_factory=list[RequestContext])
-    stacks: dict[str, set[AsyncExitStack | None]] = field(default_factory=dict[str, set[AsyncExitStack | None]])
+    stacks: dict[str, set[AsyncExitStack | None]] = field(
+        default_factory=dict[str, set[AsyncExitStack | None]]
+    )
     foreseeable = True
 
     @property
@@ -61,8 +66,18 @@ def calls(events: list[Event]) -> list[Called]:
 
 
 def test_without_lookahead_nothing_is_a_bet() -> None:
-    pairs = (("draft", 0), ("verify", 0), ("draft", 1), ("verify", 1), ("repair", 1), ("draft", 2), ("verify", 2))
-    assert [(one.purpose, one.step, one.bet) for one in spied(0)] == [(*pair, False) for pair in pairs]
+    pairs = (
+        ("draft", 0),
+        ("verify", 0),
+        ("draft", 1),
+        ("verify", 1),
+        ("repair", 1),
+        ("draft", 2),
+        ("verify", 2),
+    )
+    assert [(one.purpose, one.step, one.bet) for one in spied(0)] == [
+        (*pair, False) for pair in pairs
+    ]
 
 
 def test_requests_beyond_the_next_step_and_hedges_are_bets() -> None:
@@ -83,7 +98,10 @@ def test_a_verdict_is_a_bet_while_an_earlier_one_is_awaited() -> None:
     spying = Spying(SpecReason(small, large))
     run(reason(spying, PROBLEM, ahead=2))
     verdicts = [one for one in spying.contexts if one.purpose == "verify"]
-    assert verdicts == [RequestContext("verify", 0), *(RequestContext("verify", at, bet=True) for at in (1, 2))]
+    assert verdicts == [
+        RequestContext("verify", 0),
+        *(RequestContext("verify", at, bet=True) for at in (1, 2)),
+    ]
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -94,12 +112,18 @@ def test_observers_get_the_purpose_of_requests(ahead: int) -> None:
 
     async def main() -> None:
         budget = Budget(512)
-        await run_to_the_answer(RunParts(SpecReason(small, large), budget=budget, ahead=ahead), PROBLEM, events.append)
+        await run_to_the_answer(
+            RunParts(SpecReason(small, large), budget=budget, ahead=ahead), PROBLEM, events.append
+        )
         assert REQUEST.get() == RequestContext()
 
     run(main())
     requests = {(call.role, call.verb, call.purpose, call.step) for call in calls(events)}
-    assert {("small", "write", "draft", 0), ("large", "ask", "verify", 0), ("large", "write", "repair", 1)} <= requests
+    assert {
+        ("small", "write", "draft", 0),
+        ("large", "ask", "verify", 0),
+        ("large", "write", "repair", 1),
+    } <= requests
     assert ("large", "write", "answer", 4) in requests
     assert all(call.step <= call.last_step for call in calls(events))
 
@@ -112,7 +136,8 @@ def test_requests_may_be_left_open_by_drafts_alone_for_one_block_and_with_lookah
         return spying.stacks
 
     found, _ = run(stacks(1))
-    assert (len(found["draft"]), None in found["draft"]) == (2, False)  # before and after the one repair
+    # before and after the one repair
+    assert (len(found["draft"]), None in found["draft"]) == (2, False)
     assert found["verify"] == found["repair"] == {None}
     assert run(stacks(0))[0] == {purpose: {None} for purpose in ("draft", "verify", "repair")}
 
@@ -134,8 +159,8 @@ def test_a_request_that_was_left_open_saves_its_latency_and_is_closed_during_the
         "small write 4 done",
     ]
     assert log.index("small write 0 cancelled") < log.index("large write 3 done")
-    # The fourth draft is complete at 4.25 s, and its judgement at 5.25 s; the repair at 6.25 s; the last two drafts at
-    # 8 s and 9 s, and the last judgement a second later.
+    # The fourth draft is complete at 4.25 s, and its judgement at 5.25 s; the repair at 6.25 s; the
+    # last two drafts at 8 s and 9 s, and the last judgement a second later.
     assert seconds == 10
 
 
@@ -143,6 +168,13 @@ def test_no_bet_continues_while_open_requests_are_closed() -> None:
     small, large = pair(wrong=(0,))
     small.sticky, small.pace, small.closing = True, 0.125, 5.0
     run(reason(SpecReason(small, large), PROBLEM, ahead=9))
-    refused, closed = small.log.index("large ask 1 done"), small.log.index("small write 0 cancelled")
+    refused, closed = (
+        small.log.index("large ask 1 done"),
+        small.log.index("small write 0 cancelled"),
+    )
     assert "large write 0 done" in small.log[refused:closed]
-    assert not [line for line in small.log[refused:closed] if "goes on" in line or line.startswith("small write 1")]
+    assert not [
+        line
+        for line in small.log[refused:closed]
+        if "goes on" in line or line.startswith("small write 1")
+    ]

@@ -42,7 +42,9 @@ class Case:
         assert self.small.open == self.large.open == 0
         return found
 
-    async def solve(self, *, fallback: bool = True, ahead: int | LookaheadControl = 1, **parts: Any) -> Outcome:
+    async def solve(
+        self, *, fallback: bool = True, ahead: int | LookaheadControl = 1, **parts: Any
+    ) -> Outcome:
         models = [Budgeted(model, self.budget.left) for model in (self.small, self.large)]
         policy, alone = (make(name, *models) for name in ("specreason", "large"))
         made = RunParts(policy, self.budget, ahead, alone if fallback else None, **parts)
@@ -74,14 +76,20 @@ def test_a_spent_budget_still_leaves_room_for_an_answer() -> None:
     assert (outcome.chain.tokens, outcome.answer, outcome.reason) == (20, "42", "length")
 
 
-@pytest.mark.parametrize(("more", "text", "reason"), [(3, "So it", "length"), (40, "So it is \\boxed{42}.", "stop")])
-def test_an_answer_may_use_the_rest_of_the_budget_and_is_cut_where_that_ends(more: int, text: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("more", "text", "reason"), [(3, "So it", "length"), (40, "So it is \\boxed{42}.", "stop")]
+)
+def test_an_answer_may_use_the_rest_of_the_budget_and_is_cut_where_that_ends(
+    more: int, text: str, reason: str
+) -> None:
     thought = Case().run()[0].chain.tokens
     outcome, _ = Case(Budget(tokens=thought + more, answer=3)).run()
     assert (outcome.chain.tokens, outcome.text, outcome.reason) == (thought, text, reason)
 
 
-def test_an_answer_of_the_method_that_the_small_model_cannot_write_is_still_one_to_thinking_that_was_cut() -> None:
+def test_an_answer_of_the_method_that_the_small_model_cannot_write_is_still_one_to_thinking_that_was_cut() -> (
+    None
+):
     case = Case(Budget(tokens=40, answer=20))
     case.small.fails = lambda verb, chain: GONE if chain.closed else None
     outcome, _ = case.run(by_method=True)
@@ -90,7 +98,12 @@ def test_an_answer_of_the_method_that_the_small_model_cannot_write_is_still_one_
 
 def test_seconds_are_kept_for_the_answer_of_a_run_that_thinks_too_long() -> None:
     outcome, seconds = Case(Budget(seconds=6.0)).run()
-    assert (len(outcome.chain.steps), outcome.answer, outcome.reason, seconds) == (3, "42", "time", 5.5)
+    assert (len(outcome.chain.steps), outcome.answer, outcome.reason, seconds) == (
+        3,
+        "42",
+        "time",
+        5.5,
+    )
 
 
 def test_no_time_for_an_answer_leaves_it_empty() -> None:
@@ -122,14 +135,20 @@ FAILURES: list[EndpointError] = [
 ]
 
 
-@pytest.mark.parametrize(("failure", "at"), [*[(each, 2) for each in FAILURES], (GONE, 0), (FAILURES[1], 0)])
-def test_without_the_small_model_the_large_one_continues_the_committed_chain(failure: EndpointError, at: int) -> None:
+@pytest.mark.parametrize(
+    ("failure", "at"), [*[(each, 2) for each in FAILURES], (GONE, 0), (FAILURES[1], 0)]
+)
+def test_without_the_small_model_the_large_one_continues_the_committed_chain(
+    failure: EndpointError, at: int
+) -> None:
     case = Case()
     case.small.fails = lambda verb, chain: failure if len(chain.steps) >= at else None
     outcome, _ = case.run()
     assert [step.author for step in outcome.chain.steps] == ["small"] * at + ["large"] * (4 - at)
     assert (outcome.answer, outcome.reason) == ("42", "stop")
-    assert [event for event in case.events if isinstance(event, Degraded)] == [Degraded("small", str(failure))]
+    assert [event for event in case.events if isinstance(event, Degraded)] == [
+        Degraded("small", str(failure))
+    ]
     assert [event.index for event in case.events if isinstance(event, Committed)] == [0, 1, 2, 3]
 
 
@@ -144,7 +163,9 @@ def test_without_the_small_model_the_large_one_continues_the_committed_chain(fai
 )
 def test_any_other_failure_is_raised(failure: Exception) -> None:
     case = Case(Budget(seconds=1000))
-    case.small.fails = case.large.fails = lambda verb, chain: failure if len(chain.steps) == 2 else None
+    case.small.fails = case.large.fails = lambda verb, chain: (
+        failure if len(chain.steps) == 2 else None
+    )
     with pytest.raises(type(failure)):
         case.run()
     assert not [event for event in case.events if isinstance(event, Degraded)]
@@ -152,7 +173,9 @@ def test_any_other_failure_is_raised(failure: Exception) -> None:
 
 def test_a_timeout_of_the_answers_request_is_a_failure_and_not_the_deadline() -> None:
     case = Case(Budget(seconds=1000))
-    case.large.fails = lambda verb, chain: TimeoutError("of its own") if chain.finished and verb == "write" else None
+    case.large.fails = lambda verb, chain: (
+        TimeoutError("of its own") if chain.finished and verb == "write" else None
+    )
     with pytest.raises(TimeoutError, match="of its own"):
         case.run()
 
@@ -160,13 +183,17 @@ def test_a_timeout_of_the_answers_request_is_a_failure_and_not_the_deadline() ->
 def test_a_context_that_is_full_while_thinking_ends_the_thinking() -> None:
     case = Case()
     full = ContextTooLong("full", role="small")
-    case.small.fails = lambda verb, chain: full if len(chain.steps) == 2 and not chain.finished else None
+    case.small.fails = lambda verb, chain: (
+        full if len(chain.steps) == 2 and not chain.finished else None
+    )
     outcome, _ = case.run(fallback=False)
     assert (outcome.answer, outcome.reason, len(outcome.chain.steps)) == ("42", "context", 2)
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_an_answer_that_the_small_model_cannot_begin_is_the_large_models(failure: EndpointError) -> None:
+def test_an_answer_that_the_small_model_cannot_begin_is_the_large_models(
+    failure: EndpointError,
+) -> None:
     case = Case()
     case.small.fails = lambda verb, chain: failure if chain.finished and verb == "write" else None
     outcome, _ = case.run(answerer=case.small)
@@ -176,9 +203,13 @@ def test_an_answer_that_the_small_model_cannot_begin_is_the_large_models(failure
 
 
 @pytest.mark.parametrize("seconds", [None, 600.0])
-def test_a_context_that_is_full_when_the_answer_is_due_leaves_it_empty(seconds: float | None) -> None:
+def test_a_context_that_is_full_when_the_answer_is_due_leaves_it_empty(
+    seconds: float | None,
+) -> None:
     case = Case(Budget(seconds=seconds))
-    case.large.fails = lambda verb, chain: ContextTooLong("full") if chain.finished and verb == "write" else None
+    case.large.fails = lambda verb, chain: (
+        ContextTooLong("full") if chain.finished and verb == "write" else None
+    )
     outcome, _ = case.run()
     assert (outcome.text, outcome.reason, len(outcome.chain.steps)) == ("", "context", 4)
 
@@ -187,7 +218,11 @@ def test_models_without_a_thinking_block_have_answered_when_they_end() -> None:
     case = Case()
     case.small.script = lambda previous: "First.\n\n" if not previous else "So it is \\boxed{7}."
     outcome, _ = case.run(thinks=False)
-    assert (outcome.text, outcome.answer, outcome.reason) == ("First.\n\nSo it is \\boxed{7}.", "7", "stop")
+    assert (outcome.text, outcome.answer, outcome.reason) == (
+        "First.\n\nSo it is \\boxed{7}.",
+        "7",
+        "stop",
+    )
     assert case.emitted == ["First.", "\n\nSo it is \\boxed{7}."]  # as the steps are committed
     assert not [event for event in case.events if isinstance(event, Answered)]
 
@@ -216,9 +251,13 @@ def test_the_end_of_thinking_is_no_part_of_the_text() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1, 9])
 @pytest.mark.parametrize("wrong", [None, 2])
-def test_the_answer_is_emitted_in_pieces_once_all_steps_before_it_are_committed(ahead: int, wrong: int | None) -> None:
+def test_the_answer_is_emitted_in_pieces_once_all_steps_before_it_are_committed(
+    ahead: int, wrong: int | None
+) -> None:
     case = Case()
-    case.large.judge = lambda chain, _: {"2" if chain.text.count("small") == wrong == len(chain.steps) else "9": 1}
+    case.large.judge = lambda chain, _: {
+        "2" if chain.text.count("small") == wrong == len(chain.steps) else "9": 1
+    }
     case.large.pace = 0.25
     outcome, _ = case.run(ahead=ahead)
     assert "".join(case.emitted) == outcome.text
@@ -236,4 +275,6 @@ def test_a_partial_answer_counts_when_the_time_is_up(stop: tuple[str, ...]) -> N
     outcome, seconds = case.run(ahead=0, stop=stop)
     assert (outcome.text, outcome.reason, seconds) == ("So it", "time", 8.0)
     assert "".join(case.emitted) == "So it"
-    assert [event.step.text for event in case.events if isinstance(event, Answered)] == ["\n\nSo it"]
+    assert [event.step.text for event in case.events if isinstance(event, Answered)] == [
+        "\n\nSo it"
+    ]

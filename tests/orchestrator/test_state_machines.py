@@ -57,7 +57,9 @@ class Gate(RuleBasedStateMachine):
     @initialize(running=st.integers(1, 3), waiting=st.integers(0, 4))
     def begin(self, running: int, waiting: int) -> None:
         self.slots, self.limit = running, running + waiting
-        self.gate = Admission(ServiceSettings(max_running=running, max_waiting=waiting, max_wait=LONGEST))
+        self.gate = Admission(
+            ServiceSettings(max_running=running, max_waiting=waiting, max_wait=LONGEST)
+        )
         self.running, self.waiting, self.expected = list[Visit](), list[Visit](), dict[Visit, str]()
         self.tasks = dict[Visit, asyncio.Task[None]]()
         self.handed = 0
@@ -136,13 +138,20 @@ class Gate(RuleBasedStateMachine):
         self.expected[visit] = "running"
 
     def left(self, visit: Visit, how: str) -> None:
-        """One that ran has left: the best of those that wait is next, and every fourth time the oldest."""
+        """
+        One that ran has left: the best of those that wait is next, and every fourth time the
+        oldest.
+        """
         self.running.remove(visit)
         self.expected[visit] = how
         if self.waiting:
             self.handed += 1
             oldest = self.handed % 4 == 0
-            chosen = self.waiting[0] if oldest else min(self.waiting, key=lambda each: (each.priority, each.number))
+            chosen = (
+                self.waiting[0]
+                if oldest
+                else min(self.waiting, key=lambda each: (each.priority, each.number))
+            )
             self.waiting.remove(chosen)
             self.admit(chosen)
 

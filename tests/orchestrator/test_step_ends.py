@@ -35,14 +35,23 @@ def steps(text: str, ends: StepEnds = BLANK_LINES) -> list[str]:
     [
         ("a\n\nb\n\nc", ["a\n\n", "b\n\n", "c"]),
         ("a\n\n\nb", ["a\n\n", "\nb"]),
-        ("a\r\n\r\n```\r\nb\r\n\r\n```\r\n\r\nc", ["a\r\n\r\n", "```\r\nb\r\n\r\n```\r\n\r\n", "c"]),
+        (
+            "a\r\n\r\n```\r\nb\r\n\r\n```\r\n\r\nc",
+            ["a\r\n\r\n", "```\r\nb\r\n\r\n```\r\n\r\n", "c"],
+        ),
         ("```\na\n\nb\n```\n\nc", ["```\na\n\nb\n```\n\n", "c"]),
-        ("1. So:\n   ```py\n   a\n\n   b\n   ```\n\nc", ["1. So:\n   ```py\n   a\n\n   b\n   ```\n\n", "c"]),
+        (
+            "1. So:\n   ```py\n   a\n\n   b\n   ```\n\nc",
+            ["1. So:\n   ```py\n   a\n\n   b\n   ```\n\n", "c"],
+        ),
         ("````\n```\na\n\n```\n\n````\n\nc", ["````\n```\na\n\n```\n\n````\n\n", "c"]),
         ("~~~\na\n\n```\n\n~~~\n\nc", ["~~~\na\n\n```\n\n~~~\n\n", "c"]),
         ("Write ```x``` so.\n\nb", ["Write ```x``` so.\n\n", "b"]),
         ("```x``` is it.\n\nb", ["```x``` is it.\n\n", "b"]),
-        ("\\begin{align}\na\n\nb\n\\end{align}\n\nc", ["\\begin{align}\na\n\nb\n\\end{align}\n\n", "c"]),
+        (
+            "\\begin{align}\na\n\nb\n\\end{align}\n\nc",
+            ["\\begin{align}\na\n\nb\n\\end{align}\n\n", "c"],
+        ),
         (
             "\\begin{a}\\begin{b}\n\n\\end{b}\n\n\\end{a}\n\nc",
             ["\\begin{a}\\begin{b}\n\n\\end{b}\n\n\\end{a}\n\n", "c"],
@@ -68,7 +77,10 @@ def test_an_unclosed_block_ends_at_the_maximum() -> None:
 
 @pytest.mark.parametrize(
     ("delimiter", "text", "divided"),
-    [("\n", "a\nb\n", ["a\n", "b\n"]), (["; ", "\n\n"], "a; b\n\nc\r\n\r\n", ["a; ", "b\n\n", "c\r\n\r\n"])],
+    [
+        ("\n", "a\nb\n", ["a\n", "b\n"]),
+        (["; ", "\n\n"], "a; b\n\nc\r\n\r\n", ["a; ", "b\n\n", "c\r\n\r\n"]),
+    ],
 )
 def test_delimiters_are_texts(delimiter: str | list[str], text: str, divided: list[str]) -> None:
     assert steps(text, StepEnds.of(delimiter)) == divided

@@ -1,4 +1,7 @@
-"""Which steps the loop commits as they are, which it refuses by itself, and where it ends: examples at two depths."""
+"""
+Which steps the loop commits as they are, which it refuses by itself, and where it ends: examples at
+two depths.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,14 +22,18 @@ from .arms import PROBLEM, Keeping, working
 pytestmark = pytest.mark.parametrize("ahead", [0, 2])
 
 
-def pair(small: Callable[[Previous], str], large: Callable[[Previous], str] | None = None) -> tuple[ScriptedModel, ...]:
+def pair(
+    small: Callable[[Previous], str], large: Callable[[Previous], str] | None = None
+) -> tuple[ScriptedModel, ...]:
     writer = ScriptedModel("small", small)
     return writer, ScriptedModel("large", large or counting("large", 4), log=writer.log)
 
 
 def think(small: ScriptedModel, large: ScriptedModel, ahead: int) -> tuple[Chain, End, list[Event]]:
     events: list[Event] = []
-    (chain, end), _ = run(reason(SpecReason(small, large), PROBLEM, ahead=ahead, observe=events.append))
+    (chain, end), _ = run(
+        reason(SpecReason(small, large), PROBLEM, ahead=ahead, observe=events.append)
+    )
     return chain, end, events
 
 
@@ -49,7 +56,10 @@ def test_a_draft_that_completes_a_loop_is_repaired_without_asking_the_judge(ahea
     small, large = pair(saying(*[f"{LONG}\n\n"] * 3, f"Last.\n{THINK_END}"))
     chain, end, events = think(small, large, ahead)
     assert verdicts(events) == {2: "repetition"}
-    assert [step.text[:13] for step in chain.steps] == ["word0 word1 w"] * 2 + ["The large one", "Last.\n</think"]
+    assert [step.text[:13] for step in chain.steps] == ["word0 word1 w"] * 2 + [
+        "The large one",
+        "Last.\n</think",
+    ]
     assert "large ask 3" not in small.log[: small.log.index("large write 2")]
     assert end == "finished"
 
@@ -65,10 +75,16 @@ def test_a_large_model_that_goes_on_with_the_loop_ends_the_run(ahead: int) -> No
 
 
 @pytest.mark.parametrize("author", ["small", "large"])
-def test_one_model_alone_is_not_kept_from_a_loop_unless_that_is_wanted(author: Role, ahead: int) -> None:
+def test_one_model_alone_is_not_kept_from_a_loop_unless_that_is_wanted(
+    author: Role, ahead: int
+) -> None:
     model = ScriptedModel(author, saying(*[f"{LONG}\n\n"] * 9, f"Last.\n{THINK_END}"))
     ends: list[tuple[int, str]] = []
-    for policy in (Solo(model), Guarded(Solo(model)), Guarded(SpecReason(model, model), guarded=False)):
+    for policy in (
+        Solo(model),
+        Guarded(Solo(model)),
+        Guarded(SpecReason(model, model), guarded=False),
+    ):
         (chain, end), _ = run(reason(policy, PROBLEM, ahead=ahead))
         ends.append((len(chain.steps), end))
     assert ends == [(10, "finished"), (3, "repetition"), (10, "finished")]
@@ -80,12 +96,16 @@ def test_a_step_that_the_server_ended_as_a_loop_ends_the_run(ahead: int) -> None
             return Step("A", self.role, "repetition")
 
     alone = Solo(Stopped("large", counting("large", 3)))
-    (chain, end), _ = run(reason(alone, PROBLEM, ahead=ahead, spent=lambda chain: len(chain.steps) > 2))
+    (chain, end), _ = run(
+        reason(alone, PROBLEM, ahead=ahead, spent=lambda chain: len(chain.steps) > 2)
+    )
     assert (len(chain.steps), end) == (1, "repetition")
 
 
 def test_a_repair_in_a_loop_is_another_request_than_its_draft(ahead: int) -> None:
-    """A model that samples by a seed takes another one for it, so that it may write something else."""
+    """
+    A model that samples by a seed takes another one for it, so that it may write something else.
+    """
     contexts: list[RequestContext] = []
 
     class Noting(ScriptedModel):
@@ -100,12 +120,16 @@ def test_a_repair_in_a_loop_is_another_request_than_its_draft(ahead: int) -> Non
         found = {(context.purpose, context.again) for context in contexts} - {("hedge", False)}
         assert found == {("draft", False), ("repair", True)}
     chain, sampling = Chain.of("Why?"), Sampling(seed=7)
-    plain, again = (sampling.seed_for("large", "write", chain, again=again) for again in (False, True))
+    plain, again = (
+        sampling.seed_for("large", "write", chain, again=again) for again in (False, True)
+    )
     assert plain == sampling.seed_for("large", "write", chain) != again
 
 
 def test_a_repair_may_end_the_paragraph_of_a_draft_that_was_kept_in_part(ahead: int) -> None:
-    small, large = pair(saying("It is 4\n\n", f"Last.\n{THINK_END}"), saying("It is\n\n", f"Last.\n{THINK_END}"))
+    small, large = pair(
+        saying("It is 4\n\n", f"Last.\n{THINK_END}"), saying("It is\n\n", f"Last.\n{THINK_END}")
+    )
     large.logprob = lambda before, token: -9.0 if token == " 4" else -0.1
     (chain, end), _ = run(reason(Keeping(small, large), PROBLEM, ahead=ahead))
     assert [(step.text, step.author, step.stop) for step in chain.steps] == [
@@ -120,7 +144,10 @@ def test_a_step_cut_by_length_is_continued_and_not_ended_by_a_forged_paragraph(a
     words = "".join(f" {number}" for number in range(600)) + DELIMITER
     small, large = pair(saying(words, f"Last.\n{THINK_END}"))
     chain, end, _ = think(small, large, ahead)
-    assert [(len(step.tokens), step.stop) for step in chain.steps[:2]] == [(512, "length"), (89, "delimiter")]
+    assert [(len(step.tokens), step.stop) for step in chain.steps[:2]] == [
+        (512, "length"),
+        (89, "delimiter"),
+    ]
     assert chain.text == f"{words}Last.\n{THINK_END}"
     assert end == "finished"
 
@@ -142,15 +169,24 @@ def test_the_kept_part_of_a_draft_is_committed_before_its_repair_starts(ahead: i
         ("The", ""),
         (f" large one says 1.\n{THINK_END}", "doubt"),
     ]
-    assert small.log.index("committed 0") < small.log.index("large write 1") < small.log.index("committed 1")
+    assert (
+        small.log.index("committed 0")
+        < small.log.index("large write 1")
+        < small.log.index("committed 1")
+    )
     rollback = Rollback(3, "doubt")
     assert [e.verdict for e in events if isinstance(e, Judged) and e.index == 0] == [rollback]
-    assert [(e.index, e.rollback) for e in events if isinstance(e, Repaired)] == [(1, rollback), (3, rollback)]
+    assert [(e.index, e.rollback) for e in events if isinstance(e, Repaired)] == [
+        (1, rollback),
+        (3, rollback),
+    ]
 
 
 def test_a_run_continues_the_steps_of_a_chain_unless_it_is_spent(ahead: int) -> None:
     small, large = pair(counting("small", 4))
-    (chain, end), _ = run(reason(SpecReason(small, large), PROBLEM, ahead=ahead, spent=lambda chain: True))
+    (chain, end), _ = run(
+        reason(SpecReason(small, large), PROBLEM, ahead=ahead, spent=lambda chain: True)
+    )
     assert (chain, end, small.log) == (PROBLEM, "budget", [])
     (full, _), _ = run(reason(Solo(small), PROBLEM, ahead=ahead))
     (chain, _), _ = run(reason(Solo(small), Chain(PROBLEM.messages, full.steps[:2]), ahead=ahead))

@@ -25,7 +25,9 @@ def test_values_survive_a_round_trip() -> None:
 
 
 def test_a_dot_puts_a_table_into_another_and_none_is_left_out() -> None:
-    written = document({"told": {"x": 1, "no": None}, "nothing": None, "told.more": {"y": [None, 2]}})
+    written = document(
+        {"told": {"x": 1, "no": None}, "nothing": None, "told.more": {"y": [None, 2]}}
+    )
     assert tomllib.loads(written) == {"told": {"x": 1, "more": {"y": [2]}}}
 
 

@@ -57,7 +57,9 @@ def test_a_token_of_unknown_rank_is_not_the_large_models_own_choice() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_a_sure_run_is_accepted_after_scoring_and_the_large_model_writes_nothing(ahead: int) -> None:
+def test_a_sure_run_is_accepted_after_scoring_and_the_large_model_writes_nothing(
+    ahead: int,
+) -> None:
     small, large = pair(TEXT, TEXT)
     steps, end = think(BiLD(small, large), ahead)
     assert [text for _, text, _ in steps] == [
@@ -73,7 +75,8 @@ def test_a_sure_run_is_accepted_after_scoring_and_the_large_model_writes_nothing
 
 
 @pytest.mark.parametrize(
-    ("logprob", "drafted"), [(SURE, "one two three four five six seven eight nine ten"), (UNSURE, "one two three four")]
+    ("logprob", "drafted"),
+    [(SURE, "one two three four five six seven eight nine ten"), (UNSURE, "one two three four")],
 )
 def test_the_small_model_falls_back_below_the_threshold(logprob: float, drafted: str) -> None:
     small, large = pair(TEXT, TEXT)
@@ -81,11 +84,14 @@ def test_the_small_model_falls_back_below_the_threshold(logprob: float, drafted:
     draft, verdict = judged(BiLD(small, large))
     assert draft.text == drafted
     assert verdict == Accept(0.1)  # It is the large model's first choice too.
-    assert judged(BiLD(small, large, fallback=exp(logprob)))[0].text != "one two three four"  # at the threshold: sure
+    # at the threshold: sure
+    assert judged(BiLD(small, large, fallback=exp(logprob)))[0].text != "one two three four"
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_an_unsure_token_that_the_large_model_would_not_write_is_replaced_by_one_of_its_own(ahead: int) -> None:
+def test_an_unsure_token_that_the_large_model_would_not_write_is_replaced_by_one_of_its_own(
+    ahead: int,
+) -> None:
     small, large = pair(TEXT, TEXT.replace("four", "vier"))
     small.logprob = doubting(" four", logprob=UNSURE)
     steps, _ = think(BiLD(small, large), ahead)
@@ -100,20 +106,29 @@ def test_an_unsure_token_that_the_large_model_would_not_write_is_replaced_by_one
     assert steps[0] == ("large", "eins", "fallback")  # no empty draft before it
     assert steps[1][1].startswith(" two")
     assert end == "finished"
-    both = Step("one two three", "small", "until", (Token("one", SURE), Token(" two three", UNSURE)))
-    refused = run(BiLD(*pair(TEXT, "one two drei.")).verify(PROBLEM, both))[0]  # one token here, and two there
+    both = Step(
+        "one two three", "small", "until", (Token("one", SURE), Token(" two three", UNSURE))
+    )
+    # one token here, and two there
+    refused = run(BiLD(*pair(TEXT, "one two drei.")).verify(PROBLEM, both))[0]
     assert refused == Rollback(3, reason="fallback", score=0.1)
 
 
 @pytest.mark.parametrize("scale", ["token", "step"])
-def test_the_best_tokens_probability_counts_and_not_the_sampled_ones(scale: Literal["token", "step"]) -> None:
+def test_the_best_tokens_probability_counts_and_not_the_sampled_ones(
+    scale: Literal["token", "step"],
+) -> None:
     small, large = pair(TEXT, TEXT)
     small.logprob = doubting(" two", " four", logprob=log(0.1))
-    small.rivals = lambda before, token: [Token(" deux", log(0.8)), Token(token, log(0.1))] if token == " two" else []
+    small.rivals = lambda before, token: (
+        [Token(" deux", log(0.8)), Token(token, log(0.1))] if token == " two" else []
+    )
     assert judged(BiLD(small, large, scale=scale))[0].text == "one two three four"
 
 
-@pytest.mark.parametrize(("logprob", "kept", "score"), [(-5.0, None, None), (-5.125, "one two three four five", 5.125)])
+@pytest.mark.parametrize(
+    ("logprob", "kept", "score"), [(-5.0, None, None), (-5.125, "one two three four five", 5.125)]
+)
 def test_a_draft_is_rolled_back_to_before_the_first_token_that_surprises_the_large_model(
     logprob: float, kept: str | None, score: float | None
 ) -> None:
@@ -124,7 +139,11 @@ def test_a_draft_is_rolled_back_to_before_the_first_token_that_surprises_the_lar
         assert verdict == Accept(5.0)
     else:
         assert isinstance(verdict, Rollback)
-        assert (draft.text[: verdict.keep], verdict.reason, verdict.score) == (kept, "rollback", score)
+        assert (draft.text[: verdict.keep], verdict.reason, verdict.score) == (
+            kept,
+            "rollback",
+            score,
+        )
 
 
 def test_a_rollback_precedes_the_fallback() -> None:
@@ -132,7 +151,9 @@ def test_a_rollback_precedes_the_fallback() -> None:
     small.logprob, large.logprob = doubting(" four", logprob=UNSURE), doubting(" two", logprob=-6.0)
     assert judged(BiLD(small, large))[1] == Rollback(len("one"), reason="rollback", score=6.0)
     large.logprob = doubting(" two", logprob=-4.0)
-    assert judged(BiLD(small, large))[1] == Rollback(len("one two three"), reason="fallback", score=4.0)
+    assert judged(BiLD(small, large))[1] == Rollback(
+        len("one two three"), reason="fallback", score=4.0
+    )
 
 
 def test_a_repair_or_a_turn_that_ends_without_text_ends_the_run() -> None:
@@ -148,9 +169,15 @@ def test_a_repair_or_a_turn_that_ends_without_text_ends_the_run() -> None:
 def test_the_end_of_thinking_is_read_like_any_token() -> None:
     small, large = pair(f"one.{THINK_END}", f"one. two.\n{THINK_END}")
     large.logprob = doubting(THINK_END, logprob=-6.0)
-    assert think(BiLD(small, large))[0][:2] == [("small", "one.", ""), ("large", " two", "rollback")]
+    assert think(BiLD(small, large))[0][:2] == [
+        ("small", "one.", ""),
+        ("large", " two", "rollback"),
+    ]
     small.logprob, large.logprob = doubting(THINK_END, logprob=UNSURE), doubting(logprob=-0.1)
-    assert think(BiLD(small, large))[0][:2] == [("small", "one.", ""), ("large", " two", "fallback")]
+    assert think(BiLD(small, large))[0][:2] == [
+        ("small", "one.", ""),
+        ("large", " two", "fallback"),
+    ]
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -159,7 +186,10 @@ def test_at_the_scale_of_steps_drafts_and_repairs_go_on_to_the_delimiter(ahead: 
         f"one two three.\n\n|four five six.\n\n|seven eight nine.\n{THINK_END}",
         f"one two drei.\n\n|four fuenf sechs.\n\n|seven eight nine.\n{THINK_END}",
     )
-    small.logprob, large.logprob = doubting(" five", logprob=UNSURE), doubting(" three", logprob=-6.0)
+    small.logprob, large.logprob = (
+        doubting(" five", logprob=UNSURE),
+        doubting(" three", logprob=-6.0),
+    )
     steps, end = think(BiLD(small, large, scale="step"), ahead)
     assert steps == [
         ("small", "one two", ""),
@@ -178,13 +208,16 @@ def test_at_the_scale_of_steps_drafts_and_repairs_go_on_to_the_delimiter(ahead: 
         ((Token("one", SURE),), Rollback(3, reason="fallback", score=0.1)),
     ],
 )
-def test_an_unsure_token_without_text_has_the_large_model_go_on(tokens: Sequence[Token], verdict: Verdict) -> None:
+def test_an_unsure_token_without_text_has_the_large_model_go_on(
+    tokens: Sequence[Token], verdict: Verdict
+) -> None:
     small, large = pair(TEXT, TEXT)
     draft = Step("".join(token.text for token in tokens), "small", "until", tuple(tokens))
     assert run(BiLD(small, large).verify(PROBLEM, draft))[0] == verdict
 
 
-# Sampled models: an unsure place keeps the large model's distribution: {.4, .35, .25}, not {.64, .21, .15}.
+# Sampled models: an unsure place keeps the large model's distribution: {.4, .35, .25}, not {.64,
+# .21, .15}.
 
 TRIALS = 2000
 LARGE = {"A": 0.4, "B": 0.35, "C": 0.25}
@@ -192,7 +225,9 @@ LARGE = {"A": 0.4, "B": 0.35, "C": 0.25}
 
 @dataclass
 class Dice:
-    """A model whose every step is one token, drawn from *chances*; its log-probabilities are true."""
+    """
+    A model whose every step is one token, drawn from *chances*; its log-probabilities are true.
+    """
 
     role: Role
     chances: Mapping[str, float]
@@ -207,7 +242,11 @@ class Dice:
     async def write(self, chain: Chain, *, until: Any = None, **options: Any) -> Step:
         (text,) = self.rng.choices(list(self.chances), list(self.chances.values()))
         step = Step(text, self.role, "until", (self.token(text),))
-        return step if until is not None and until(step) else Step(text, self.role, "delimiter", step.tokens)
+        return (
+            step
+            if until is not None and until(step)
+            else Step(text, self.role, "delimiter", step.tokens)
+        )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         self.reads += 1
@@ -218,7 +257,10 @@ def frequencies(policy: Policy, trials: int = TRIALS) -> Mapping[str, float]:
     """How often each text is the first step that the loop commits."""
 
     async def first() -> list[str]:
-        chains = [await reason(policy, PROBLEM, spent=lambda chain: len(chain.steps) > 0) for _ in range(trials)]
+        chains = [
+            await reason(policy, PROBLEM, spent=lambda chain: len(chain.steps) > 0)
+            for _ in range(trials)
+        ]
         return [chain.steps[0].text for chain, _ in chains]
 
     counts = Counter(asyncio.run(first()))
@@ -230,14 +272,18 @@ def dice(small: Mapping[str, float], large: Mapping[str, float]) -> tuple[Any, A
     return Dice("small", small, rng), Dice("large", large, rng)
 
 
-@pytest.mark.parametrize("small", [LARGE, {"A": 0.2, "B": 0.3, "C": 0.5}], ids=["the same", "another"])
+@pytest.mark.parametrize(
+    "small", [LARGE, {"A": 0.2, "B": 0.3, "C": 0.5}], ids=["the same", "another"]
+)
 def test_an_unsure_place_has_the_large_models_own_distribution(small: Mapping[str, float]) -> None:
     found = frequencies(policies.make("bild", *dice(small, LARGE), sampled=True))
     for text, chance in LARGE.items():
         assert abs(found[text] - chance) < 4 * sqrt(chance * (1 - chance) / TRIALS)
 
 
-def test_an_unsure_token_after_sure_ones_is_dropped_though_the_large_model_would_write_it_first() -> None:
+def test_an_unsure_token_after_sure_ones_is_dropped_though_the_large_model_would_write_it_first() -> (
+    None
+):
     small, large = pair(TEXT, TEXT)
     small.logprob = doubting(" four", logprob=UNSURE)
     assert judged(BiLD(small, large)) == (run(BiLD(small, large).draft(PROBLEM))[0], Accept(0.1))
@@ -246,7 +292,8 @@ def test_an_unsure_token_after_sure_ones_is_dropped_though_the_large_model_would
     assert verdict == Rollback(len("one two three"), reason="fallback", score=0.1)
     small.logprob = doubting("one", logprob=UNSURE)
     assert judged(BiLD(small, large, sampled=True))[1] == Rollback(reason="fallback")
-    assert small.log.count("large score 0") == 2  # nothing is left to read where the first token is unsure
+    # nothing is left to read where the first token is unsure
+    assert small.log.count("large score 0") == 2
     assert judged(BiLD(small, large))[1] == Accept(0.0)
     assert (
         judged(BiLD(*pair("one.\n\n|two.\n\n|three.", "")))[0].text == "one.\n\ntwo.\n\nthree."

@@ -12,7 +12,16 @@ from stepspec.orchestrator import Accept, Chain, Ledger, Rollback, Step, Token, 
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import EndpointUnavailable
-from stepspec.orchestrator.events import Answered, Called, Chosen, Committed, Event, Judged, Repaired, Started
+from stepspec.orchestrator.events import (
+    Answered,
+    Called,
+    Chosen,
+    Committed,
+    Event,
+    Judged,
+    Repaired,
+    Started,
+)
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.solution import Solution
@@ -32,7 +41,10 @@ LIKELY: Mapping[str, float] = {" 2": -1.0, " 3": -1.5, " 4": -2.0}
 def pair(
     grades: Mapping[str, int], likely: Mapping[str, float] = LIKELY, length: int = 3
 ) -> tuple[ScriptedModel, ScriptedModel]:
-    """The small model writes DRAFT, and finds the *likely* numbers likely; the judge gives *grades*, or else a 9."""
+    """
+    The small model writes DRAFT, and finds the *likely* numbers likely; the judge gives *grades*,
+    or else a 9.
+    """
 
     def script(previous: tuple[str, ...]) -> str:
         if previous:
@@ -41,7 +53,11 @@ def pair(
 
     def rivals(before: str, token: str) -> Sequence[Token]:
         own = Token(token, -0.25, 1)
-        return [own, *[Token(text, logprob) for text, logprob in likely.items()]] if token == " 1" else [own]
+        return (
+            [own, *[Token(text, logprob) for text, logprob in likely.items()]]
+            if token == " 1"
+            else [own]
+        )
 
     def judge(chain: Chain, question: str) -> Mapping[str, float]:
         return {str(grades.get(chain.steps[-1].text, 9)): 1.0}
@@ -69,14 +85,19 @@ def texts(ruling: Accept | Rollback) -> list[tuple[str, float | None, str]]:
         ({DRAFT: 2, A: 7, B: 9, C: 8}, B, [(A, 7.0, "beaten"), (B, 9.0, ""), (C, 8.0, "beaten")]),
         ({DRAFT: 2, A: 6, B: 3, C: 7}, C, [(A, 6.0, "grade"), (B, 3.0, "grade"), (C, 7.0, "")]),
         ({DRAFT: 2, A: 8, B: 8, C: 8}, A, [(A, 8.0, ""), (B, 8.0, "beaten"), (C, 8.0, "beaten")]),
-        ({DRAFT: 2, A: 6, B: 5, C: 0}, None, [(A, 6.0, "grade"), (B, 5.0, "grade"), (C, 0.0, "grade")]),
+        (
+            {DRAFT: 2, A: 6, B: 5, C: 0},
+            None,
+            [(A, 6.0, "grade"), (B, 5.0, "grade"), (C, 0.0, "grade")],
+        ),
     ],
 )
 def test_the_best_rival_that_passes_is_accepted(
     grades: Mapping[str, int], kept: str | None, others: list[tuple[str, float, str]]
 ) -> None:
     ruling, seconds = verdict(grades)
-    assert seconds == 4.0  # the draft, its grade, its rivals in one request, and their grades at once
+    # the draft, its grade, its rivals in one request, and their grades at once
+    assert seconds == 4.0
     assert isinstance(ruling, Rollback)
     assert (ruling.reason, ruling.score, texts(ruling)) == ("grade", 2.0, others)
     assert (ruling.chosen.step.text if ruling.chosen else None) == kept
@@ -84,7 +105,10 @@ def test_the_best_rival_that_passes_is_accepted(
 
 def test_rivals_are_drawn_by_the_seed_where_there_is_a_temperature() -> None:
     def written(temperature: float) -> set[str]:
-        rulings = [verdict({DRAFT: 2}, candidates=2, temperature=temperature, seed=seed)[0] for seed in range(20)]
+        rulings = [
+            verdict({DRAFT: 2}, candidates=2, temperature=temperature, seed=seed)[0]
+            for seed in range(20)
+        ]
         return {rival.step.text for ruling in rulings for rival in ruling.rivals}
 
     assert written(0.0) == {A}
@@ -96,7 +120,9 @@ def test_rivals_are_drawn_by_the_seed_where_there_is_a_temperature() -> None:
 
 def test_an_equal_or_looping_rival_is_refused_without_a_question() -> None:
     class Odd(ScriptedModel):
-        async def branch(self, chain: Chain, begun: Sequence[Step], **limits: Any) -> tuple[Step, ...]:
+        async def branch(
+            self, chain: Chain, begun: Sequence[Step], **limits: Any
+        ) -> tuple[Step, ...]:
             await super().branch(chain, begun, **limits)
             texts = " So it is 1. \n\n", again, B, B
             return tuple(Step(text, "small") for text in texts)
@@ -127,7 +153,9 @@ def test_a_chosen_rival_is_an_accepted_draft_and_every_token_is_accounted_for(ah
     assert chain.steps[0].text == C  # the judge gives it a 9
     ledger = Ledger.of(events)
     assert (ledger.drafts, ledger.accepted, ledger.chosen, ledger.accept_rate) == (3, 3, 1, 1.0)
-    written = sum(event.written for event in events if isinstance(event, Called) and event.role == "small")
+    written = sum(
+        event.written for event in events if isinstance(event, Called) and event.role == "small"
+    )
     assert ledger.small.kept == chain.tokens
     assert ledger.small.written == written
     assert (ledger.large.kept, ledger.large.discarded) == (0, 0)
@@ -136,7 +164,11 @@ def test_a_chosen_rival_is_an_accepted_draft_and_every_token_is_accounted_for(ah
     assert replay(events) == chain
     assert [parse(dump(Moment(0.0, event))).event for event in events] == events
     solution = Solution.of(Outcome(chain, "", "stop"), [Moment(0.0, event) for event in events])
-    rows = [(step.text, step.grade, step.fate, step.reason) for step in solution.steps if step.index == 0]
+    rows = [
+        (step.text, step.grade, step.fate, step.reason)
+        for step in solution.steps
+        if step.index == 0
+    ]
     assert rows == [
         (DRAFT, 2.0, "rejected", "grade"),
         (A, 6.0, "rejected", "grade"),
@@ -148,7 +180,9 @@ def test_a_chosen_rival_is_an_accepted_draft_and_every_token_is_accounted_for(ah
 def test_a_judge_that_fails_at_the_rivals_approves_of_none() -> None:
     small, large = pair({DRAFT: 2})
     failing = EndpointUnavailable("gone", role="large", url="http://x", verb="ask")
-    large.fails = lambda verb, chain: failing if verb == "ask" and chain.steps[0].text != DRAFT else None
+    large.fails = lambda verb, chain: (
+        failing if verb == "ask" and chain.steps[0].text != DRAFT else None
+    )
     (chain, _), _ = run(reason(Choose(small, large), PROBLEM, spent=Budget(steps=1).spent))
     assert [(step.author, step.note) for step in chain.steps] == [("large", "no verdict")]
 
@@ -157,7 +191,12 @@ def test_a_judge_that_fails_at_the_rivals_approves_of_none() -> None:
 def test_rivals_stay_within_the_budget(tokens: int) -> None:
     tried = arm("choose", 7, budget=Budget(tokens))
     run(tried.run(1))
-    rivals = [rival for event in tried.events if isinstance(event, Judged) for rival in event.verdict.rivals]
+    rivals = [
+        rival
+        for event in tried.events
+        if isinstance(event, Judged)
+        for rival in event.verdict.rivals
+    ]
     assert all(len(rival.step.tokens) <= tokens - Budget(tokens).for_answer for rival in rivals)
 
 
@@ -167,14 +206,20 @@ def test_after_a_rival_that_ends_the_thinking_the_answer_is_its_own() -> None:
     small.script = lambda previous: draft
     large.answer = "\n\nThe answer is 7."
     events: list[Event] = []
-    outcome, seconds = run(solve(RunParts(Choose(small, large), budget=Budget(), ahead=1), PROBLEM, events.append))
+    outcome, seconds = run(
+        solve(RunParts(Choose(small, large), budget=Budget(), ahead=1), PROBLEM, events.append)
+    )
     assert (outcome.chain.text, outcome.reason) == (rival, "stop")
     assert len([event for event in events if isinstance(event, Answered)]) == 1
     assert seconds == 5.0  # four requests as ever, and the answer
 
 
-@pytest.mark.parametrize(("options", "count"), [({}, 4), ({"candidates": 3}, 3), ({"temperature": 0.5}, 20)])
-def test_only_the_needed_number_of_alternatives_is_requested(options: Mapping[str, Any], count: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "count"), [({}, 4), ({"candidates": 3}, 3), ({"temperature": 0.5}, 20)]
+)
+def test_only_the_needed_number_of_alternatives_is_requested(
+    options: Mapping[str, Any], count: int
+) -> None:
     small, large = pair({})
     small.rivals = lambda before, token: [Token(f"w{place}") for place in range(30)]
     draft, _ = run(Choose(small, large, **options).draft(PROBLEM))
@@ -225,12 +270,16 @@ def begun(step: Step, least: float = NEVER) -> list[str]:
 def steps(draw: st.DrawFn) -> Step:
     """Steps of words that tell different words for their places."""
     words = draw(st.lists(st.sampled_from([" a", " b", " c", "d", ""]), min_size=1, max_size=6))
-    likely = st.dictionaries(st.sampled_from([" a", " b", " c", "d", " </s>", "\n\n"]), LOGPROBS, max_size=4)
+    likely = st.dictionaries(
+        st.sampled_from([" a", " b", " c", "d", " </s>", "\n\n"]), LOGPROBS, max_size=4
+    )
     return step(*[token(word, *draw(likely).items()) for word in words])
 
 
 def test_the_likeliest_are_first_and_among_equals_the_earlier() -> None:
-    draft = step(token("So", ("Wait", -2.0)), token(" 7", (" 8", -1.0), (" 9", -2.0)), token(".\n\n"))
+    draft = step(
+        token("So", ("Wait", -2.0)), token(" 7", (" 8", -1.0), (" 9", -2.0)), token(".\n\n")
+    )
     assert begun(draft) == ["So 8", "Wait", "So 9"]
     assert begun(draft, -1.0) == ["So 8"]
     assert begun(draft, -0.99) == []
@@ -238,14 +287,19 @@ def test_the_likeliest_are_first_and_among_equals_the_earlier() -> None:
 
 def test_delimiters_and_tokens_without_words_begin_no_rival() -> None:
     odd = ("\n\n", f"a{THINK_END}", "<|im_end|>", "</s>", "\ufffd", "", " <|eot_id|>", "So")
-    assert begun(step(token("So", *[(text, -1.0) for text in odd], ("1 < 2 > 0", -1.0)))) == ["1 < 2 > 0"]
+    assert begun(step(token("So", *[(text, -1.0) for text in odd], ("1 < 2 > 0", -1.0)))) == [
+        "1 < 2 > 0"
+    ]
     assert begun(step(token("So\n"), token("it", ("\n", -1.0), (" is", -2.0)))) == ["So\n is"]
 
 
 def test_a_token_that_was_cut_and_the_middle_of_a_character_are_no_place_to_fork() -> None:
     assert begun(step(token("So"), token(".\n\n", (" and", -1.0), id=-1))) == []
     half = token("", (" b", -1.0))
-    assert begun(step(token("a"), half, token("é", ("x", -1.0)), token("c", ("y", -1.0)))) == ["a b", "aéy"]
+    assert begun(step(token("a"), half, token("é", ("x", -1.0)), token("c", ("y", -1.0)))) == [
+        "a b",
+        "aéy",
+    ]
     assert begun(step(token("", (" b", -1.0)), token("é", ("x", -1.0)), token(""))) == [" b"]
 
 
@@ -255,12 +309,24 @@ def test_rivals_with_the_text_of_the_draft_are_dropped() -> None:
 
 
 @pytest.mark.parametrize(("temperature", "share"), [(1.0, 4 / 9), (0.5, 16 / 21), (2.0, 2 / 7)])
-def test_the_first_drawn_is_as_likely_as_its_token_at_that_temperature(temperature: float, share: float) -> None:
-    found = forks(PROBLEM, step(token("So", ("a", math.log(0.4)), *[(word, math.log(0.1)) for word in "bcdef"])), NEVER)
+def test_the_first_drawn_is_as_likely_as_its_token_at_that_temperature(
+    temperature: float, share: float
+) -> None:
+    found = forks(
+        PROBLEM,
+        step(token("So", ("a", math.log(0.4)), *[(word, math.log(0.1)) for word in "bcdef"])),
+        NEVER,
+    )
     firsts = [shuffle(found, temperature, seed, PROBLEM)[0].text for seed in range(1500)]
     assert firsts.count("a") / len(firsts) == pytest.approx(share, abs=0.05)
-    orders = [shuffle(found, temperature, seed, chain) for seed in range(9) for chain in (PROBLEM, Chain.of("Why?"))]
-    assert all(sorted(one.text for one in order) == sorted(one.text for one in found) for order in orders)
+    orders = [
+        shuffle(found, temperature, seed, chain)
+        for seed in range(9)
+        for chain in (PROBLEM, Chain.of("Why?"))
+    ]
+    assert all(
+        sorted(one.text for one in order) == sorted(one.text for one in found) for order in orders
+    )
     assert orders[::2] != orders[1::2]
 
 
@@ -276,4 +342,6 @@ def test_no_beginning_is_the_beginning_of_another_or_of_the_step(draft: Step, le
         )
         written.append(tuple(token.text for token in one.tokens))
     for place, words in enumerate(written):
-        assert not any(other[: len(words)] == words for number, other in enumerate(written) if number != place)
+        assert not any(
+            other[: len(words)] == words for number, other in enumerate(written) if number != place
+        )

@@ -1,4 +1,7 @@
-"""GlimpRouter: one token of the small model decides which model writes the step, in the request that may write it."""
+"""
+GlimpRouter: one token of the small model decides which model writes the step, in the request that
+may write it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +26,10 @@ def equal(count: int) -> list[Token]:
 
 
 def pair(hard: Sequence[int], rivals: int = 8) -> tuple[ScriptedModel, ScriptedModel]:
-    """Make a small model that is unsure of the first token of the paragraphs at *hard*, and of no other."""
+    """
+    Make a small model that is unsure of the first token of the paragraphs at *hard*, and of no
+    other.
+    """
 
     def likeliest(before: str, token: str) -> list[Token]:
         *previous, begun = before.split("\n\n")
@@ -40,7 +46,14 @@ def test_a_step_costs_one_request_and_a_glimpse_one_token() -> None:
     small.pace = large.pace = 0.125
     run(reason(Glimpse(small, large), PROBLEM))
     calls = [(event.role, event.written) for event in events if isinstance(event, Called)]
-    assert calls == [("small", 6), ("small", 1), ("large", 6), ("small", 6), ("small", 1), ("large", 8)]
+    assert calls == [
+        ("small", 6),
+        ("small", 1),
+        ("large", 6),
+        ("small", 6),
+        ("small", 1),
+        ("large", 8),
+    ]
 
 
 def test_an_entropy_that_is_just_the_threshold_is_enough_for_both_looks() -> None:
@@ -65,8 +78,12 @@ def test_the_end_of_thinking_as_a_first_token_is_glimpsed_at_too() -> None:
     assert isinstance(run(policy.verify(PROBLEM, draft))[0], Rollback)
 
 
-@pytest.mark.parametrize(("stop", "verdict"), [("until", Rollback(reason="entropy", score=0.0)), ("end", Accept(0.0))])
-def test_a_draft_without_tokens_was_handed_over_or_ends_the_turn(stop: str, verdict: Accept | Rollback) -> None:
+@pytest.mark.parametrize(
+    ("stop", "verdict"), [("until", Rollback(reason="entropy", score=0.0)), ("end", Accept(0.0))]
+)
+def test_a_draft_without_tokens_was_handed_over_or_ends_the_turn(
+    stop: str, verdict: Accept | Rollback
+) -> None:
     draft = Step("", "small", "until" if stop == "until" else "end")
     assert run(Glimpse(*pair([])).verify(PROBLEM, draft))[0] == verdict
 

@@ -1,4 +1,7 @@
-"""Lookahead Reasoning: drafts that mean the same as the large model's step are accepted; its step replaces others."""
+"""
+Lookahead Reasoning: drafts that mean the same as the large model's step are accepted; its step
+replaces others.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from ..orchestrator.arms import PROBLEM
 OWN = "The large one says 0.\n\n"
 
 
-def verdict(draft: str, says: Mapping[str, float], chain: Chain = PROBLEM) -> tuple[Verdict, ScriptedModel]:
+def verdict(
+    draft: str, says: Mapping[str, float], chain: Chain = PROBLEM
+) -> tuple[Verdict, ScriptedModel]:
     small = ScriptedModel("small", counting("small", 3))
     large = ScriptedModel("large", counting("large", 3), judge=lambda chain, question: says)
     return run(LookaheadReasoning(small, large).verify(chain, Step(draft, "small")))[0], large
@@ -74,9 +79,14 @@ SMALL, LARGE = 1.0, 5.0  # seconds per step
 
 
 def pair(script: str = "any") -> tuple[ScriptedModel, ScriptedModel]:
-    """Two models of one mind, unless the *script* is the small one's; the large one takes five times as long."""
+    """
+    Two models of one mind, unless the *script* is the small one's; the large one takes five times
+    as long.
+    """
     small = ScriptedModel("small", counting("small" if script == "small" else "large", STEPS))
-    large = ScriptedModel("large", counting("large", STEPS), log=small.log, judge=lambda chain, question: {"No": 1.0})
+    large = ScriptedModel(
+        "large", counting("large", STEPS), log=small.log, judge=lambda chain, question: {"No": 1.0}
+    )
     small.latency, large.latency = lambda chain: SMALL, lambda chain: LARGE
     return small, large
 
@@ -100,5 +110,7 @@ def test_a_draft_in_a_loop_is_repaired_by_the_step_that_was_begun_with_it() -> N
     assert took == STEPS * LARGE
     assert {step.note for step in chain.steps} == {"repetition"}
     assert [line for line in large.log if line.startswith("large write")] == [
-        line for place in range(STEPS) for line in (f"large write {place}", f"large write {place} done")
+        line
+        for place in range(STEPS)
+        for line in (f"large write {place}", f"large write {place} done")
     ]

@@ -15,7 +15,17 @@ from pydantic import Field, TypeAdapter
 
 from stepspec import Method, Threshold
 from stepspec.evals.calibration.policy_file import find_threshold
-from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback, Step, Verdict, reason
+from stepspec.orchestrator import (
+    Accept,
+    Budget,
+    Chain,
+    Model,
+    Policy,
+    Rollback,
+    Step,
+    Verdict,
+    reason,
+)
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Judged
@@ -48,7 +58,15 @@ def test_every_method_is_made_with_its_defaults_and_is_a_value(name: str) -> Non
 
 def test_a_policy_states_whether_its_repair_depends_on_the_chain_alone() -> None:
     foreseen = {name for name in METHODS if foreseeable(make(name, SMALL, LARGE, critic=CRITIC))}
-    assert foreseen == {"specreason", "bild", "cascade", "choose", "reading", "reflective", "reward"}
+    assert foreseen == {
+        "specreason",
+        "bild",
+        "cascade",
+        "choose",
+        "reading",
+        "reflective",
+        "reward",
+    }
 
 
 def test_options_are_those_of_the_policy_without_its_models_and_their_defaults_the_papers() -> None:
@@ -56,17 +74,30 @@ def test_options_are_those_of_the_policy_without_its_models_and_their_defaults_t
         "large": {},
         "small": {},
         "specreason": {"threshold": 7, "read": "expected", "sure": 0.05},
-        "speculative-thinking": {"n1": 20, "n2": 125, "n3": 125, "limit": 15, "begin": 100, "reasoning": True},
+        "speculative-thinking": {
+            "n1": 20,
+            "n2": 125,
+            "n3": 125,
+            "limit": 15,
+            "begin": 100,
+            "reasoning": True,
+        },
         "bild": {"fallback": 0.6, "rollback": 5.0, "run": 10, "scale": "token"},
         "glimpse": {"threshold": 1.0, "top": 20},
         "cascade": {"sure": 0.9, "threshold": 0.5},
-        "choose": {**{"candidates": 4, "least": 0.05, "temperature": 0.0, "seed": 0}, **defaults("specreason")},
+        "choose": {
+            **{"candidates": 4, "least": 0.05, "temperature": 0.0, "seed": 0},
+            **defaults("specreason"),
+        },
         "random": {"p": 0.5, "seed": 0},
-        "reflective": {**{"alpha": 0.3, "accept": None, "top": None, "epsilon": 0.09, "delta": 0.3}},
+        "reflective": {
+            **{"alpha": 0.3, "accept": None, "top": None, "epsilon": 0.09, "delta": 0.3}
+        },
         "lookahead-reasoning": {"sure": 0.05},
         "reward": {"threshold": 0.7},
     }
-    made = make("specreason", SMALL, LARGE, threshold="5.5", read="expected", sure="0.5")  # as from a command line
+    # as from a command line
+    made = make("specreason", SMALL, LARGE, threshold="5.5", read="expected", sure="0.5")
     assert made == SpecReason(SMALL, LARGE, threshold=5.5, read="expected", sure=0.5)
     assert (make("small", SMALL, LARGE), make("large", SMALL, LARGE)) == (Solo(SMALL), Solo(LARGE))
 
@@ -82,12 +113,28 @@ def test_a_threshold_is_what_scores_are_compared_with(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "chosen", "words"),
     [
-        ("specreson", {}, r"no policy 'specreson' \(did you mean 'specreason'.*; the policies: .*relay"),
-        ("specreason", {"thresholds": 3}, r"no option 'thresholds' \(did you mean 'threshold'.*sure=0.05"),
+        (
+            "specreson",
+            {},
+            r"no policy 'specreson' \(did you mean 'specreason'.*; the policies: .*relay",
+        ),
+        (
+            "specreason",
+            {"thresholds": 3},
+            r"no option 'thresholds' \(did you mean 'threshold'.*sure=0.05",
+        ),
         ("large", {"zzz": 3}, "'large' has no option 'zzz'; its options: none"),
         ("specreason", {"small": 2}, "has no option 'small'"),
-        ("specreason", {"threshold": "high"}, r"option 'threshold': a number from 0 to 9 \(got 'high'"),
-        ("specreason", {"read": "average"}, r"option 'read': 'greedy' or 'expected' \(got 'average'"),
+        (
+            "specreason",
+            {"threshold": "high"},
+            r"option 'threshold': a number from 0 to 9 \(got 'high'",
+        ),
+        (
+            "specreason",
+            {"read": "average"},
+            r"option 'read': 'greedy' or 'expected' \(got 'average'",
+        ),
         ("specreason", {"sure": None}, r"option 'sure': a number from 0 to 1 \(got None"),
         ("specreason", {"threshold": 9.5}, r"option 'threshold': a number from 0 to 9 \(got 9.5"),
         ("specreason", {"threshold": "nan"}, "a number from 0 to 9"),
@@ -114,19 +161,25 @@ def test_a_wrong_name_option_or_value_is_an_error_with_the_valid_ones(
 def test_a_check_needs_no_models_and_finds_the_same_errors() -> None:
     assert check("specreason", {"threshold": "5.5"}) == {"threshold": 5.5}
     assert check("reward", {}) == {}
-    with pytest.raises(ConfigurationError, match=r"'reward' needs a reward model .* STEPSPEC_CRITIC"):
+    with pytest.raises(
+        ConfigurationError, match=r"'reward' needs a reward model .* STEPSPEC_CRITIC"
+    ):
         check("reward", {}, has_critic=False)
     assert check("specreason", {}, has_critic=False) == {}
 
 
 @every_option
-def test_every_option_is_explained_has_a_valid_default_and_a_number_a_range(name: str, option: str) -> None:
+def test_every_option_is_explained_has_a_valid_default_and_a_number_a_range(
+    name: str, option: str
+) -> None:
     described, default = METHODS[name].describe_options()[option], defaults(name)[option]
     assert described.default == default
     assert check(name, {option: default}) == {option: default}
     assert f"*{option}*" in described.means
     if "number" in described.values and option != "seed":
-        assert any(word in described.values for word in (" from ", " above ", " or more")), described.values
+        assert any(word in described.values for word in (" from ", " above ", " or more")), (
+            described.values
+        )
 
 
 @every_option
@@ -162,7 +215,9 @@ def test_at_its_limits_a_method_writes_what_one_model_alone_does(
     name: str, chosen: dict[str, Any], author: str, seed: int, ahead: int
 ) -> None:
     tried = arm(name, seed, trouble=0.0)
-    (chain, end), _ = run(reason(METHODS[name].build(tried.small, tried.large, **chosen), PROBLEM, ahead=ahead))
+    (chain, end), _ = run(
+        reason(METHODS[name].build(tried.small, tried.large, **chosen), PROBLEM, ahead=ahead)
+    )
     (alone, _), _ = run(reason(make(author, tried.small, tried.large), PROBLEM))
     assert (chain.text, end) == (alone.text, "finished")
     assert author == "large" or {step.author for step in chain.steps} == {"small"}
@@ -195,8 +250,11 @@ def test_the_judge_gets_the_methods_prompt_after_the_chain_with_the_draft(
     small.asked = large.asked = []
     draft, loaded = Step("So it is.\n\n", "small"), load(prompt)
     run(make(name, small, large).verify(PROBLEM, draft))
-    question = loaded.fill(step="The large one says 0.")  # its own step, which the draft is compared with
-    assert large.asked == [(role, PROBLEM.extend(draft), question, choices, loaded.opening) for role in judges]
+    # its own step, which the draft is compared with
+    question = loaded.fill(step="The large one says 0.")
+    assert large.asked == [
+        (role, PROBLEM.extend(draft), question, choices, loaded.opening) for role in judges
+    ]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +271,10 @@ def test_types_are_described_in_words(kind: Any, words: str) -> None:
 
 
 def test_the_meaning_of_an_option_is_its_sentences() -> None:
-    text = "Take *this*\n    or *that*. It is 0.5 (see a.b) at first.\n\n*that* is more.\n\nMore on *this*, at last."
+    text = (
+        "Take *this*\n    or *that*. It is 0.5 (see a.b) at first.\n\n*that* is more.\n\nMore on"
+        " *this*, at last."
+    )
     assert meaning(text, "that") == "Take *this* or *that*. *that* is more."
     assert meaning(text, "this") == "Take *this* or *that*. More on *this*, at last."
     assert meaning(text, "other") == ""
@@ -223,14 +284,19 @@ THRESHOLDS = {name: method.threshold for name, method in METHODS.items() if meth
 
 
 def accepted(policy: str, value: float) -> float:
-    """The share of the drafts that *policy* accepts with that *value* of its threshold, over a few seeds."""
+    """
+    The share of the drafts that *policy* accepts with that *value* of its threshold, over a few
+    seeds.
+    """
     verdicts: list[bool] = []
     for seed in range(12):
         tried, critic = arm(policy, seed), ScriptedCritic(lambda chain: taste(chain.text))
         chosen: dict[str, Any] = {THRESHOLDS[policy].option: value}
         tried.policy = make(policy, tried.small, tried.large, critic=critic, **chosen)
         run(tried.run())
-        verdicts += [isinstance(event.verdict, Accept) for event in tried.events if isinstance(event, Judged)]
+        verdicts += [
+            isinstance(event.verdict, Accept) for event in tried.events if isinstance(event, Judged)
+        ]
     return sum(verdicts) / len(verdicts)
 
 
@@ -271,7 +337,9 @@ def test_a_class_or_a_function_is_chosen_by_its_name_and_its_options_are_checked
     name = named(Alternate)
     assert name == named(Alternate) == "Alternate"
     assert make(name, SMALL, LARGE, most="5") == Alternate(SMALL, LARGE, most=5)
-    with pytest.raises(ConfigurationError, match="policy 'Alternate', option 'most': a whole number from 0 to 9"):
+    with pytest.raises(
+        ConfigurationError, match="policy 'Alternate', option 'most': a whole number from 0 to 9"
+    ):
         check(name, {"most": 10})
     assert METHODS[name].about == "Reject every draft at an even place."
     assert METHODS[name].describe_options()["most"].means == "At most *most* drafts are accepted."
@@ -313,7 +381,10 @@ def takes_a_model(small: Model, large: Model, other: Model | None = None) -> Any
         (takes_more, "the option 'threshold' has no default"),
         (takes_anything, "the option 'threshold' has no type"),
         (takes_a_model, "the type of an option cannot be used"),
-        (Method(Alternate, threshold=Threshold("least", (1, 0))), "the threshold 'least' is none of its options"),
+        (
+            Method(Alternate, threshold=Threshold("least", (1, 0))),
+            "the threshold 'least' is none of its options",
+        ),
         (Method(Alternate, prompts=("gone",)), "there is no prompt 'gone'"),
     ],
 )

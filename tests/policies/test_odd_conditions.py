@@ -1,4 +1,7 @@
-"""What real models do now and then: ends in odd places, judges without room, empty drafts, parts of characters."""
+"""
+What real models do now and then: ends in odd places, judges without room, empty drafts, parts of
+characters.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,14 @@ def outcome(policy: Policy, budget: Budget | None = None, **parts: Any) -> Outco
 
 def test_the_end_of_the_thinking_in_a_nested_pair_is_one_whatever_else_ends_its_step() -> None:
     tiny = ScriptedModel("small", saying(f"It is 42.\n{THINK_END}"))
-    tiny.logprob = lambda before, token: log(0.5) if token == THINK_END else -0.1  # where BiLD hands over
+    # where BiLD hands over
+    tiny.logprob = lambda before, token: log(0.5) if token == THINK_END else -0.1
     middle, large = ScriptedModel("large", tiny.script), ScriptedModel("large", tiny.script)
     pair = Nested("small", tiny, middle, partial(policies.make, "specreason"))
-    assert outcome(policies.make("bild", pair, large), Budget(200), by_method=True).text == "So it is \\boxed{42}."
+    assert (
+        outcome(policies.make("bild", pair, large), Budget(200), by_method=True).text
+        == "So it is \\boxed{42}."
+    )
 
 
 def test_a_verdict_that_has_no_room_rejects_and_ends_no_run() -> None:
@@ -42,7 +49,10 @@ def test_a_verdict_that_has_no_room_rejects_and_ends_no_run() -> None:
             return Rating(1.0)
 
     small, large = (ScriptedModel(role, counting(role, 6)) for role in ("small", "large"))
-    assert outcome(policies.make("reward", small, large, critic=Short()), by_method=True).reason == "stop"
+    assert (
+        outcome(policies.make("reward", small, large, critic=Short()), by_method=True).reason
+        == "stop"
+    )
 
 
 def test_a_verifier_that_may_not_fail_fails_the_run() -> None:
@@ -57,7 +67,9 @@ def test_a_verifier_that_may_not_fail_fails_the_run() -> None:
 
 @pytest.mark.parametrize("name", ["reading", "bild", "glimpse", "reflective"])
 def test_an_empty_draft_of_models_that_do_not_think_is_no_answer(name: str) -> None:
-    policy = policies.make(name, ScriptedModel("small", lambda _: ""), ScriptedModel("large", saying("It is 42.")))
+    policy = policies.make(
+        name, ScriptedModel("small", lambda _: ""), ScriptedModel("large", saying("It is 42."))
+    )
     assert outcome(policy, thinks=False).text == "It is 42."
 
 
@@ -65,20 +77,28 @@ def test_a_stop_string_ends_a_run_of_models_that_do_not_think() -> None:
     said = saying("It is 42.\n\n", "Observation: none.\n\n", *[f"More {n}.\n\n" for n in range(50)])
     budget = Budget(60)
     models = [Budgeted(ScriptedModel(role, said), budget.left) for role in ("small", "large")]
-    found = outcome(policies.make("specreason", *models), budget, thinks=False, stop=("Observation:",))
+    found = outcome(
+        policies.make("specreason", *models), budget, thinks=False, stop=("Observation:",)
+    )
     assert (found.reason, found.text, len(found.chain.steps)) == ("stop", "It is 42.", 2)
 
 
 def test_equal_texts_of_which_only_the_draft_ends_the_turn_are_not_the_same() -> None:
     large = ScriptedModel("large", saying("So it is 42.\n\n", "Here is the proof."))
-    policy = policies.make("lookahead-reasoning", ScriptedModel("small", lambda _: "So it is 42."), large)
+    policy = policies.make(
+        "lookahead-reasoning", ScriptedModel("small", lambda _: "So it is 42."), large
+    )
     assert "proof" in outcome(policy, thinks=False).text
 
 
 def test_a_takeover_that_ends_within_a_character_goes_on() -> None:
     class Half(ScriptedModel):
         async def write(self, chain: Chain, *, limit: int = 512, **more: Any) -> Step:
-            return Step("", self.role, "length") if limit < 2 else await super().write(chain, limit=limit, **more)
+            return (
+                Step("", self.role, "length")
+                if limit < 2
+                else await super().write(chain, limit=limit, **more)
+            )
 
     small = ScriptedModel("small", saying("First.\n\n", f"So.\n{THINK_END}"))
     options: dict[str, Any] = {"n1": 1, "begin": 2, "reasoning": False}

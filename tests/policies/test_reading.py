@@ -21,14 +21,19 @@ STEP = "It costs 3 * 4 = 12 euros."
 
 
 class Reader(ScriptedModel):
-    """Reads the tokens of a step with the gaps and log-probabilities that the table *read* has for their texts."""
+    """
+    Reads the tokens of a step with the gaps and log-probabilities that the table *read* has for
+    their texts.
+    """
 
     read_as: dict[str, tuple[float, float]]
     tops: list[int]
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         self.tops.append(top)
-        return [tuple(self._read(token, top) for token in self.read(chain.text, span)) for span in spans]
+        return [
+            tuple(self._read(token, top) for token in self.read(chain.text, span)) for span in spans
+        ]
 
     def _read(self, token: Token, top: int) -> Token:
         behind, logprob = self.read_as.get(token.text, (0.0, -0.25))
@@ -54,10 +59,12 @@ def judged(table: dict[str, tuple[float, float]], **options: Any) -> tuple[str, 
     ("table", "kept", "verdict"),
     [
         ({}, STEP, Accept(0.0)),
-        ({" 12": (2.0, -2.25), " euros": (5.0, -5.5)}, STEP, Accept(2.0)),  # both as far as their thresholds allow
+        # both as far as their thresholds allow
+        ({" 12": (2.0, -2.25), " euros": (5.0, -5.5)}, STEP, Accept(2.0)),
         ({" 12": (2.125, -2.25)}, "It costs 3 * 4 =", Rollback(16, "digits", 2.125)),
         ({" euros": (5.125, -5.5)}, "It costs 3 * 4 = 12", Rollback(19, "words", 0.0)),
-        ({" costs": (6.0, -6.5), " 12": (9.0, -9.5)}, "It", Rollback(2, "words", 0.0)),  # the first, not the worst
+        # the first, not the worst
+        ({" costs": (6.0, -6.5), " 12": (9.0, -9.5)}, "It", Rollback(2, "words", 0.0)),
         ({"It": (6.0, -6.5)}, "", Rollback(0, "words", 0.0)),
     ],
 )
@@ -71,7 +78,8 @@ def test_a_step_is_cut_before_the_first_token_above_its_threshold(
     ("tokens", "strict"),
     [
         ("digits", ["3", "4", "12"]),
-        ("formulas", ["3", "*", "4", "=", "12", "euros"]),  # a unit stands where a missing digit would
+        # a unit stands where a missing digit would
+        ("formulas", ["3", "*", "4", "=", "12", "euros"]),
         ("all", [*STEP.removesuffix(".").split(), "."]),
     ],
 )
@@ -88,11 +96,17 @@ def test_the_mean_of_all_tokens_cuts_before_the_worst_one() -> None:
     assert judged(table, mean=0.4375) == ("It costs 3 * 4 = 12", Rollback(19, "mean", 0.0))
 
 
-def test_a_first_choice_surprises_only_a_model_that_samples_and_is_read_by_its_log_probability() -> None:
+def test_a_first_choice_surprises_only_a_model_that_samples_and_is_read_by_its_log_probability() -> (
+    None
+):
     table = {" 12": (0.0, -3.0)}
-    assert judged(table, threshold=2)[1] == judged(table, threshold=2, sampled=True)[1] == Accept(0.0)
+    assert (
+        judged(table, threshold=2)[1] == judged(table, threshold=2, sampled=True)[1] == Accept(0.0)
+    )
     assert judged(table, threshold=2, measure="logprob")[1] == Accept(0.0)
-    assert judged(table, threshold=2, measure="logprob", sampled=True)[1] == Rollback(16, "digits", 3.0)
+    assert judged(table, threshold=2, measure="logprob", sampled=True)[1] == Rollback(
+        16, "digits", 3.0
+    )
 
 
 def test_the_end_of_the_thinking_is_read_as_strictly_as_a_number() -> None:
@@ -106,7 +120,8 @@ def test_the_end_of_the_thinking_is_read_as_strictly_as_a_number() -> None:
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_the_large_model_goes_on_from_the_good_beginning(ahead: int) -> None:
     small, large = pair(
-        f"two and three are 6, I say.\n\n|so it is.\n{THINK_END}", f"two and three are 5.\n\n|so it is.\n{THINK_END}"
+        f"two and three are 6, I say.\n\n|so it is.\n{THINK_END}",
+        f"two and three are 5.\n\n|so it is.\n{THINK_END}",
     )
     small.logprob = large.logprob = lambda before, token: -4.0 if token == " 6" else -0.1
     large.rivals = lambda before, token: [Token(" 5", -0.1, 1)]
@@ -128,7 +143,10 @@ def test_an_endpoint_without_top_tokens_cannot_read_gaps() -> None:
     large.read_as, large.tops = {" 12": (1.0, -1.0)}, []
     with pytest.raises(MissingCapability, match="top tokens"):
         run(StepReading(large, large).verify(PROBLEM, Step(STEP, "small")))
-    assert isinstance(run(StepReading(large, large, measure="logprob").verify(PROBLEM, Step(STEP, "small")))[0], Accept)
+    assert isinstance(
+        run(StepReading(large, large, measure="logprob").verify(PROBLEM, Step(STEP, "small")))[0],
+        Accept,
+    )
 
 
 SAMPLED = {"A": 0.4, "B": 0.35, "C": 0.25}
@@ -136,10 +154,14 @@ SAMPLED = {"A": 0.4, "B": 0.35, "C": 0.25}
 
 
 @pytest.mark.parametrize(
-    ("measure", "sampled", "first"), [("gap", True, 0.4), ("logprob", True, 0.4), ("logprob", False, 0.64)]
+    ("measure", "sampled", "first"),
+    [("gap", True, 0.4), ("logprob", True, 0.4), ("logprob", False, 0.64)],
 )
 def test_equally_likely_tokens_stay_so_unless_log_probabilities_spare_the_first_choice(
     measure: Measure, sampled: bool, first: float
 ) -> None:
-    found = frequencies(StepReading(*dice(SAMPLED, SAMPLED), words=0.5, measure=measure, sampled=sampled))
-    assert found["A"] == pytest.approx(first, abs=0.04)  # 0.64: A is accepted, B and C are drawn again: 0.4 + 0.6 * 0.4
+    found = frequencies(
+        StepReading(*dice(SAMPLED, SAMPLED), words=0.5, measure=measure, sampled=sampled)
+    )
+    # 0.64: A is accepted, B and C are drawn again: 0.4 + 0.6 * 0.4
+    assert found["A"] == pytest.approx(first, abs=0.04)

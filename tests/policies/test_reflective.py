@@ -1,4 +1,6 @@
-"""Reflective verification: two readings of a draft, blended as stated, and the first token that fails."""
+"""
+Reflective verification: two readings of a draft, blended as stated, and the first token that fails.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,22 @@ def numbered(text: str) -> int:
 
 @dataclass
 class Reader(ScriptedModel):
-    """Reads a draft the first time as *first* says and the second time as *second* does; elsewhere it is sure."""
+    """
+    Reads a draft the first time as *first* says and the second time as *second* does; elsewhere it
+    is sure.
+    """
 
     first: Reading = field(default_factory=dict[int, Mapping[str, float]])
     second: Reading = field(default_factory=dict[int, Mapping[str, float]])
-    calls: list[tuple[Chain, tuple[str, ...], int]] = field(default_factory=list[tuple[Chain, tuple[str, ...], int]])
+    calls: list[tuple[Chain, tuple[str, ...], int]] = field(
+        default_factory=list[tuple[Chain, tuple[str, ...], int]]
+    )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         self.calls.append((chain, spans, top))
         return [
-            self.tokens_for(span, reading) for span, reading in zip(spans, (self.first, {}, self.second), strict=True)
+            self.tokens_for(span, reading)
+            for span, reading in zip(spans, (self.first, {}, self.second), strict=True)
         ]
 
     def tokens_for(self, span: str, reading: Reading) -> tuple[Token, ...]:
@@ -51,7 +59,10 @@ class Reader(ScriptedModel):
         for place, text in enumerate(tokenise(span)):
             known = reading.get(place, {text: -0.001})
             best = sorted(known, key=lambda piece: known[piece], reverse=True)
-            rivals = tuple(Token(piece, known[piece], rank, numbered(piece)) for rank, piece in enumerate(best, 1))
+            rivals = tuple(
+                Token(piece, known[piece], rank, numbered(piece))
+                for rank, piece in enumerate(best, 1)
+            )
             tokens.append(Token(text, known.get(text, -9.0), 0, numbered(text), rivals))
         return tuple(tokens)
 
@@ -59,7 +70,10 @@ class Reader(ScriptedModel):
 def verdict(
     first: Reading, second: Reading, *, chain: Chain = PROBLEM, draft: Step = DRAFT, **options: Any
 ) -> tuple[Verdict, Reader]:
-    small, large = ScriptedModel("small", counting("small", 3)), Reader("large", counting("large", 3))
+    small, large = (
+        ScriptedModel("small", counting("small", 3)),
+        Reader("large", counting("large", 3)),
+    )
     large.first, large.second = first, second
     policy = make("reflective", small, large, **options)
     return run(policy.verify(chain, draft))[0], large
@@ -79,7 +93,8 @@ def test_one_prefill_reads_the_draft_twice_with_the_prompt_and_the_anchor_betwee
 
 
 @pytest.mark.parametrize(
-    ("text", "bridge"), [("Half a", "\n\nWait."), ("Whole.\n\n", "Wait."), ("All.\n</think>", "Wait.")]
+    ("text", "bridge"),
+    [("Half a", "\n\nWait."), ("Whole.\n\n", "Wait."), ("All.\n</think>", "Wait.")],
 )
 def test_the_prompt_begins_a_paragraph_of_its_own(text: str, bridge: str) -> None:
     _, large = verdict({}, {}, draft=Step(text, "small", "length"))
@@ -98,10 +113,14 @@ def test_the_prompt_begins_a_paragraph_of_its_own(text: str, bridge: str) -> Non
         (("Half ", "and half.\n\n"), "Half and half.\n\n"),
     ],
 )
-def test_the_anchor_is_the_last_paragraph_however_many_steps_wrote_it(texts: Sequence[str], found: str) -> None:
+def test_the_anchor_is_the_last_paragraph_however_many_steps_wrote_it(
+    texts: Sequence[str], found: str
+) -> None:
     chain = PROBLEM
     for text in texts:
-        chain = chain.extend(Step(text, "small", "delimiter" if text.endswith("\n\n") else "length"))
+        chain = chain.extend(
+            Step(text, "small", "delimiter" if text.endswith("\n\n") else "length")
+        )
     assert anchor(chain) == found
 
 
@@ -135,7 +154,12 @@ def test_a_match_is_the_likeliest_of_the_full_vocabulary_even_with_short_lists(
 ) -> None:
     def token_with(logprobs: list[float]) -> Token:
         listed = sorted(range(8), key=lambda id: -logprobs[id])[:top]
-        return Token("", logprobs[token], id=token, top=tuple(Token("", logprobs[id], id=id) for id in listed))
+        return Token(
+            "",
+            logprobs[token],
+            id=token,
+            top=tuple(Token("", logprobs[id], id=id) for id in listed),
+        )
 
     first, second = readings
     chances = fuse(token_with(first), token_with(second), alpha)
@@ -157,7 +181,9 @@ def test_the_second_reading_turns_a_token_down_only_with_weight_enough() -> None
 
 def test_the_tokens_before_the_first_failing_one_are_kept() -> None:
     for place in range(len(PLACES)):
-        reading: Reading = {at: {PLACES[at]: -3.0, "else": -0.1} for at in range(place, len(PLACES))}
+        reading: Reading = {
+            at: {PLACES[at]: -3.0, "else": -0.1} for at in range(place, len(PLACES))
+        }
         ruling, _ = verdict(reading, reading)
         assert kept(ruling) == len("".join(PLACES[:place]))
         assert isinstance(ruling, Rollback)
@@ -170,7 +196,8 @@ def test_the_score_of_a_draft_is_its_least_likely_token_and_1_without_any() -> N
     ruling, _ = verdict(even, even)
     assert isinstance(ruling, Accept)
     assert ruling.score == pytest.approx(exp(-0.5) / (exp(-0.5) + exp(-1.0)))
-    assert verdict({}, {}, draft=Step("", "small", "end"))[0] == Accept(1.0)  # a model that ends its turn at once
+    # a model that ends its turn at once
+    assert verdict({}, {}, draft=Step("", "small", "end"))[0] == Accept(1.0)
 
 
 NINE = {str(number): log(0.92 / 9) for number in range(9)}  # exp(-entropy) is about a tenth
@@ -202,11 +229,19 @@ def test_an_endpoint_without_alternatives_cannot_be_used() -> None:
 
 @pytest.mark.parametrize(("sampling", "top"), [(Sampling(seed=1), 20), (GREEDY, 2)])
 @pytest.mark.parametrize("nested", [False, True])
-async def test_typical_is_the_rule_of_a_run_above_temperature_0(sampling: Sampling, top: int, nested: bool) -> None:
+async def test_typical_is_the_rule_of_a_run_above_temperature_0(
+    sampling: Sampling, top: int, nested: bool
+) -> None:
     server = DrawingVllm()
     async with server.serve("small") as small, server.serve("large") as large:
-        within = {"small": small, "large": large.model_copy(update={"role": "large"}), "policy": "reflective"}
-        async with Solver(within if nested else small, large, policy="small" if nested else "reflective") as solver:
+        within = {
+            "small": small,
+            "large": large.model_copy(update={"role": "large"}),
+            "policy": "reflective",
+        }
+        async with Solver(
+            within if nested else small, large, policy="small" if nested else "reflective"
+        ) as solver:
             await solver.solve("What is 1 + 1?", sampling=sampling)
     read = [body.get("sampling_params", body) for _, body in server.requests]
     assert {each["prompt_logprobs"] for each in read if "prompt_logprobs" in each} == {top}

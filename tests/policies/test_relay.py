@@ -1,4 +1,7 @@
-"""RelayGen: the large model leads up to a cue, the small one finishes the sentence, and nothing is judged."""
+"""
+RelayGen: the large model leads up to a cue, the small one finishes the sentence, and nothing is
+judged.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,9 @@ def test_whose_turn_it_is_can_be_read_from_the_chain(step: Step, author: str) ->
     assert run(policy.draft(PROBLEM.extend(step)))[0].author == author
 
 
-@pytest.mark.parametrize("chain", [PROBLEM, PROBLEM.extend(Step("So,", "large"))], ids=["large", "small"])
+@pytest.mark.parametrize(
+    "chain", [PROBLEM, PROBLEM.extend(Step("So,", "large"))], ids=["large", "small"]
+)
 def test_neither_model_writes_on_while_the_other_one_does(chain: Chain) -> None:
     policy, small, large = relay(cues=("So,",))
     small.sticky = large.sticky = True
@@ -104,14 +109,31 @@ def first_end(tokens: Sequence[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "end", [*".!?", ".\n", ".)", '?"', '."\n', ".)\n", ".**", ".$", ". ", *WIDE_MARKS, "\u3002\n", "\u3002\u201d"]
+    "end",
+    [
+        *".!?",
+        ".\n",
+        ".)",
+        '?"',
+        '."\n',
+        ".)\n",
+        ".**",
+        ".$",
+        ". ",
+        *WIDE_MARKS,
+        "\u3002\n",
+        "\u3002\u201d",
+    ],
 )
 def test_a_mark_ends_the_sentence_after_its_token(end: str) -> None:
     assert first_end((" it", " is", " so", end, " Then", " on", ".")) == f" it is so{end}"
-    assert first_end((" 3", ".", "1", "4", ".")) == " 3."  # also in a number, as in the authors' code
+    # also in a number, as in the authors' code
+    assert first_end((" 3", ".", "1", "4", ".")) == " 3."
 
 
-@pytest.mark.parametrize("token", [",", " x", ".\n\n", '."\n\n', "...\n\n\n", ".com", ".5", ".,", "\n", ")", ""])
+@pytest.mark.parametrize(
+    "token", [",", " x", ".\n\n", '."\n\n', "...\n\n\n", ".com", ".5", ".,", "\n", ")", ""]
+)
 def test_other_tokens_do_not(token: str) -> None:
     """The end of a paragraph is a delimiter, which the model itself finds."""
     assert first_end((" it", token)) == f" it{token}"

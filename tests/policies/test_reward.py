@@ -29,7 +29,9 @@ def policy(reward: float, **options: Any) -> Reward:
         (0.9375, {"threshold": 1}, Rollback(reason="reward", score=0.9375)),
     ],
 )
-def test_a_reward_that_reaches_the_threshold_is_enough(reward: float, options: dict[str, Any], ruling: Verdict) -> None:
+def test_a_reward_that_reaches_the_threshold_is_enough(
+    reward: float, options: dict[str, Any], ruling: Verdict
+) -> None:
     assert run(policy(reward, **options).verify(PROBLEM, Step("So.\n\n", "small")))[0] == ruling
 
 

@@ -30,7 +30,9 @@ def verdict(grades: Mapping[str, float], **options: Any) -> Verdict:
         ("8", 8.5, Rollback(reason="grade", score=8.0)),
     ],
 )
-def test_a_grade_that_reaches_the_threshold_is_enough(grade: str, threshold: float, ruling: Verdict) -> None:
+def test_a_grade_that_reaches_the_threshold_is_enough(
+    grade: str, threshold: float, ruling: Verdict
+) -> None:
     assert verdict({grade: 1.0}, threshold=threshold) == ruling
 
 
@@ -39,8 +41,10 @@ def test_a_grade_that_reaches_the_threshold_is_enough(grade: str, threshold: flo
     [
         ({"9": 0.5, "0": 0.25, "1": 0.25}, Accept(9.0), Rollback(reason="grade", score=4.75)),
         ({"6": 0.5, "8": 0.25, "9": 0.25}, Rollback(reason="grade", score=6.0), Accept(7.25)),
-        ({"6": 0.5, "8": 0.5}, Rollback(reason="grade", score=6.0), Accept(7.0)),  # of equals, the lowest
-        ({"3": 0.125, "7": 0.375}, Accept(7.0), Rollback(reason="grade", score=6.0)),  # the rest is on other words
+        # of equals, the lowest
+        ({"6": 0.5, "8": 0.5}, Rollback(reason="grade", score=6.0), Accept(7.0)),
+        # the rest is on other words
+        ({"3": 0.125, "7": 0.375}, Accept(7.0), Rollback(reason="grade", score=6.0)),
     ],
 )
 def test_the_likeliest_grade_and_the_mean_grade_may_disagree(

@@ -1,4 +1,7 @@
-"""Speculative Thinking: the words that hand a paragraph over, for how long, and the sequel; computed by hand."""
+"""
+Speculative Thinking: the words that hand a paragraph over, for how long, and the sequel; computed
+by hand.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +23,9 @@ REFLECTED = Step("Wait, no.\n\n", "large", "length", note="reflection")
 AFFIRMED = Step("Yes, it is.\n\n", "large", "length", note="affirmation")
 
 
-def pair(small: Callable[[Previous], str], large: Callable[[Previous], str]) -> tuple[ScriptedModel, ScriptedModel]:
+def pair(
+    small: Callable[[Previous], str], large: Callable[[Previous], str]
+) -> tuple[ScriptedModel, ScriptedModel]:
     writer = ScriptedModel("small", small)
     return writer, ScriptedModel("large", large, log=writer.log)
 
@@ -48,7 +53,9 @@ def after(*steps: Step) -> Chain:
         ("Waiting, await, checking, yesterday, confidently, recaps", ""),
     ],
 )
-def test_full_words_decide_the_kind_of_a_sentence_and_a_tie_is_a_reflection(sentence: str, kind: str) -> None:
+def test_full_words_decide_the_kind_of_a_sentence_and_a_tie_is_a_reflection(
+    sentence: str, kind: str
+) -> None:
     assert cue(sentence) == kind
 
 
@@ -82,16 +89,22 @@ def test_a_cue_ends_the_draft_and_the_large_model_begins_the_paragraph_anew(ahea
         ("Wait.\n\n", 1, ""),
     ],
 )
-def test_a_cue_counts_among_the_first_tokens_and_once_its_word_is_over(paragraph: str, n1: int, kind: str) -> None:
+def test_a_cue_counts_among_the_first_tokens_and_once_its_word_is_over(
+    paragraph: str, n1: int, kind: str
+) -> None:
     small, large = pair(saying("First.\n\n", paragraph), counting("large", 9))
     policy = SpeculativeThinking(small, large, n1=n1)
     draft = run(policy.draft(after(FIRST)))[0]
-    assert run(policy.verify(after(FIRST), draft))[0] == (Rollback(reason=kind) if kind else Accept())
+    assert run(policy.verify(after(FIRST), draft))[0] == (
+        Rollback(reason=kind) if kind else Accept()
+    )
     assert draft.text == ("So it is, yes.\n\n" if "So" in paragraph else "Wait.\n\n")
     assert draft.stop == ("until" if kind else "delimiter")
 
 
-def test_a_verifying_takeover_continues_and_the_rest_of_the_paragraph_is_not_searched_for_cues() -> None:
+def test_a_verifying_takeover_continues_and_the_rest_of_the_paragraph_is_not_searched_for_cues() -> (
+    None
+):
     small, large = pair(
         saying("First.\n\n", "Alternatively a b c d e f wait wait.\n\n", LAST),
         saying("", "Let me check one two three four five six seven eight.\n\n", LAST),
@@ -107,7 +120,9 @@ def test_a_verifying_takeover_continues_and_the_rest_of_the_paragraph_is_not_sea
 
 
 def test_a_continued_takeover_is_not_continued_again() -> None:
-    small, large = pair(saying("First.\n\n", "Wait, no.\n\n", LAST), saying("", *["Check.\n\n"] * 3, LAST))
+    small, large = pair(
+        saying("First.\n\n", "Wait, no.\n\n", LAST), saying("", *["Check.\n\n"] * 3, LAST)
+    )
     steps, _ = think(SpeculativeThinking(small, large, n1=2, n2=2))
     assert steps[:4] == [
         ("small", "First.\n\n", ""),
@@ -131,13 +146,20 @@ def test_after_too_many_reflections_the_large_model_gets_the_recap_prompt(
     small, large = pair(counting("small", 99), lambda previous: " word" * 999)
     policy = SpeculativeThinking(small, large, **options)
     before = (FIRST, *[REFLECTED] * 40, recap) * recaps
-    uncounted = (AFFIRMED, Step("And wait, another.\n\n", "large"), Step("So we wait.\n\n", "small"))
+    uncounted = (
+        AFFIRMED,
+        Step("And wait, another.\n\n", "large"),
+        Step("So we wait.\n\n", "small"),
+    )
     few = after(FIRST, *before, *uncounted, *[REFLECTED] * (limit - 1))
     assert run(policy.draft(few))[0].author == "small"
     many = few.extend(REFLECTED)
     assert run(policy.draft(many))[0] == recap
     assert run(policy.verify(many, recap))[0] == Accept()
-    assert run(policy.draft(many.extend(Step(f"So.\n{THINK_END}", "small", "end"))))[0].author == "small"
+    assert (
+        run(policy.draft(many.extend(Step(f"So.\n{THINK_END}", "small", "end"))))[0].author
+        == "small"
+    )
     thought = run(policy.draft(many.extend(recap)))[0]
     assert (thought.author, len(thought.tokens), thought.stop) == ("large", length, "length")
     assert run(policy.verify(many.extend(recap), thought))[0] == Accept()
@@ -171,7 +193,9 @@ def test_a_takeover_may_end_the_thinking_and_a_paragraph_with_a_cue_does_not() -
     small, large = pair(saying("First.\n\n", "Yes, that is all.\n\n"), saying("", LAST))
     steps, end = think(SpeculativeThinking(small, large))
     assert (steps[1], end) == (("large", LAST, "affirmation"), "finished")
-    small, large = pair(saying("First.\n\n", f"Wait.{THINK_END}", LAST), saying("", "Go on.\n\n", LAST))
+    small, large = pair(
+        saying("First.\n\n", f"Wait.{THINK_END}", LAST), saying("", "Go on.\n\n", LAST)
+    )
     steps, _ = think(SpeculativeThinking(small, large, n1=3))
     assert steps[1:] == [("large", "Go on.\n\n", "reflection"), ("small", LAST, "")]
 

@@ -1,4 +1,7 @@
-"""One model alone, a policy whose first steps are the large model's, and drafts that are accepted at random."""
+"""
+One model alone, a policy whose first steps are the large model's, and drafts that are accepted at
+random.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,47 @@ from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import ARMS, BOUNDED, PROBLEM, arm
 
 
-@given(seed=st.integers(0, 10_000), ahead=st.sampled_from([0, 2]), first=st.integers(0, 7), name=st.sampled_from(ARMS))
+@given(
+    seed=st.integers(0, 10_000),
+    ahead=st.sampled_from([0, 2]),
+    first=st.integers(0, 7),
+    name=st.sampled_from(ARMS),
+)
 @BOUNDED
 def test_the_first_steps_are_the_large_models_and_the_rest_is_the_policys(
     seed: int, ahead: int, first: int, name: str
 ) -> None:
     tried = arm(name, seed, trouble=0.0)
     (chain, _), _ = run(reason(Led(tried.policy, tried.large, first), PROBLEM, ahead=ahead))
-    alone, _ = run(reason(make("large", tried.small, tried.large), PROBLEM, spent=lambda c: len(c.steps) >= first))
+    alone, _ = run(
+        reason(
+            make("large", tried.small, tried.large), PROBLEM, spent=lambda c: len(c.steps) >= first
+        )
+    )
     assert chain.steps[: len(alone[0].steps)] == alone[0].steps
     rest, _ = run(reason(tried.policy, alone[0]))
     assert chain == rest[0]
 
 
 def test_everything_else_is_the_policys() -> None:
-    models = ScriptedModel("small", counting("small", 4)), ScriptedModel("large", counting("large", 4))
+    models = (
+        ScriptedModel("small", counting("small", 4)),
+        ScriptedModel("large", counting("large", 4)),
+    )
     policy = SpecReason(*models)
     led = Led(policy, models[1], 1)
     assert led.answerer is policy.answerer
     assert foreseeable(led)
     assert not foreseeable(Led(make("large", *models), models[1]))
     draft, rollback = Step("So.\n\n", "small"), Rollback(reason="grade")
-    assert run(led.repair(PROBLEM, draft, rollback))[0] == run(policy.repair(PROBLEM, draft, rollback))[0]
+    assert (
+        run(led.repair(PROBLEM, draft, rollback))[0]
+        == run(policy.repair(PROBLEM, draft, rollback))[0]
+    )
 
 
-# The random control: *p* is the accept rate, and a decision does not depend on whether a step is right.
+# The random control: *p* is the accept rate, and a decision does not depend on whether a step is
+# right.
 
 
 def pair(length: int = 3) -> tuple[ScriptedModel, ScriptedModel]:
@@ -51,15 +70,26 @@ def test_the_share_of_accepted_drafts_is_p(p: float) -> None:
     policy = RandomControl(*pair(), p=p)
     drafts = [Step(f"It is {number}.\n\n", "small") for number in range(1000)]
     accepted = sum(run(policy.verify(PROBLEM, draft))[0] == Accept() for draft in drafts)
-    assert accepted / 1000 == pytest.approx(p, abs=0.05)  # three standard deviations, and the same draws every time
+    # three standard deviations, and the same draws every time
+    assert accepted / 1000 == pytest.approx(p, abs=0.05)
 
 
 def test_a_draw_depends_on_the_seed_the_problem_the_chain_and_the_draft_alone() -> None:
-    def drawn(seed: int = 0, problem: str = "Why?", before: str = "So.\n\n", draft: str = "It is.\n\n") -> float:
-        chain = Chain((Message("user", problem),), (Step(before, "large", note="random"), Step(draft, "small")))
+    def drawn(
+        seed: int = 0, problem: str = "Why?", before: str = "So.\n\n", draft: str = "It is.\n\n"
+    ) -> float:
+        chain = Chain(
+            (Message("user", problem),),
+            (Step(before, "large", note="random"), Step(draft, "small")),
+        )
         return RandomControl(*pair(), seed=seed).drawn(chain)
 
-    others = {drawn(1), drawn(problem="How?"), drawn(before="Now.\n\n"), drawn(draft="It is not.\n\n")}
+    others = {
+        drawn(1),
+        drawn(problem="How?"),
+        drawn(before="Now.\n\n"),
+        drawn(draft="It is not.\n\n"),
+    }
     assert len({drawn(), *others}) == 5
     assert drawn() == drawn()
     assert RandomControl(*pair()).drawn(PROBLEM) == pytest.approx(0.9671349423)  # on every machine
@@ -69,5 +99,7 @@ def test_a_draw_equal_to_p_rejects_the_draft() -> None:
     """So that a *p* of 0 accepts nothing at all."""
     draft = Step("It is.\n\n", "small")
     drawn = RandomControl(*pair()).drawn(PROBLEM.extend(draft))
-    assert run(RandomControl(*pair(), p=drawn).verify(PROBLEM, draft))[0] == Rollback(reason="random")
+    assert run(RandomControl(*pair(), p=drawn).verify(PROBLEM, draft))[0] == Rollback(
+        reason="random"
+    )
     assert run(RandomControl(*pair(), p=drawn + 1e-9).verify(PROBLEM, draft))[0] == Accept()

@@ -19,12 +19,17 @@ def test_every_prompt_has_a_text_without_loose_ends_and_the_hash_of_its_file(nam
     assert not prompt.opening.endswith("\n")
     assert prompts.SEPARATOR not in prompt.text + prompt.opening
     assert prompt.sha256 == sha256(source).hexdigest()
-    assert source.decode() == prompt.text + (prompts.SEPARATOR + prompt.opening if prompt.opening else "") + "\n"
+    assert (
+        source.decode()
+        == prompt.text + (prompts.SEPARATOR + prompt.opening if prompt.opening else "") + "\n"
+    )
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_prompt_names_its_source(name: str) -> None:
-    assert name.removesuffix(".txt") in files(prompts).joinpath("README.md").read_text(encoding="utf-8")
+    assert name.removesuffix(".txt") in files(prompts).joinpath("README.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_line_of_dashes_parts_the_text_from_the_opening_of_the_reply() -> None:

@@ -1,8 +1,10 @@
 """
-Servers that speak vLLM's protocol without a model, for tests and measurements of what stands in front of vLLM.
+Servers that speak vLLM's protocol without a model, for tests and measurements of what stands in
+front of vLLM.
 
-`StandIn` is a program: ``python -m tests.stand_in`` writes steps of a set length at a set pace, judges
-them, and fails on demand. `FakeVllm`, its base, runs inside of a test and writes a script. Both use real sockets.
+`StandIn` is a program: ``python -m tests.stand_in`` writes steps of a set length at a set pace,
+judges them, and fails on demand. `FakeVllm`, its base, runs inside of a test and writes a script.
+Both use real sockets.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ SPECIAL = (IM_START, IM_END, THINK, THINK_END)
 ROOM = 4096
 GENERATE = "/inference/v1/generate"
 RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
-GARBAGE = {"-3": {"logprob": 3e38, "rank": -7, "decoded_token": None}, "9": {"logprob": -1.0, "rank": 0}}
+GARBAGE = {
+    "-3": {"logprob": 3e38, "rank": -7, "decoded_token": None},
+    "9": {"logprob": -1.0, "rank": 0},
+}
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,9 @@ class Slow:
 @dataclass(frozen=True)
 class Spoil:
     """
-    Answer with one thing wrong: no JSON ("garbage"), a stream without its end ("cut"), other token ids ("ids"), no
-    log-probabilities ("bare"), null for each ("null"), or no text and no tokens ("empty").
+    Answer with one thing wrong: no JSON ("garbage"), a stream without its end ("cut"), other token
+    ids ("ids"), no log-probabilities ("bare"), null for each ("null"), or no text and no tokens
+    ("empty").
     """
 
     what: str
@@ -88,7 +94,10 @@ SPOILT = web.RequestKey("spoilt", str)
 
 @dataclass(frozen=True)
 class Latency:
-    """The times of a server: seconds to the *first* token and for each further *token*. A busy server is no slower."""
+    """
+    The times of a server: seconds to the *first* token and for each further *token*. A busy server
+    is no slower.
+    """
 
     first: float = 0.0
     token: float = 0.0
@@ -97,18 +106,21 @@ class Latency:
 @dataclass
 class FakeVllm:
     """
-    Writes *script* after whatever part of it the prompt ends in; ``bytes`` are tokens that end within a character.
+    Writes *script* after whatever part of it the prompt ends in; ``bytes`` are tokens that end
+    within a character.
 
-    *faults* befall the coming completions one by one. With a *gate*, every token waits for a permit. *spelling* shifts
-    all ids, which makes another vocabulary. *lacks* are request fields that are ignored.
+    *faults* befall the coming completions one by one. With a *gate*, every token waits for a
+    permit. *spelling* shifts all ids, which makes another vocabulary. *lacks* are request fields
+    that are ignored.
 
-    Every token is the likeliest of its place, followed by the *rivals*, except that the *unlikely* ones follow those.
-    *digits* are the log-probabilities of a judge's answers; *grades_by_text* holds others for prompts that contain the
-    key. With a *block*, the server caches prompts in blocks of that many tokens and reports it; with a *unit*, as of a
-    hybrid model, only up to the end of an earlier prompt, rounded down to the unit. *scale_out* opens vLLM's own route
-    to it, whose rows of a cached prefix are *garbage* (V1 runner) or left out (V2), and those that parse calls of tools
-    if *parses_tools*. *metrics* is the text of /metrics. *special* are the spellings of its special tokens, of which
-    *begin* stands before every text for which they are requested.
+    Every token is the likeliest of its place, followed by the *rivals*, except that the *unlikely*
+    ones follow those. *digits* are the log-probabilities of a judge's answers; *grades_by_text*
+    holds others for prompts that contain the key. With a *block*, the server caches prompts in
+    blocks of that many tokens and reports it; with a *unit*, as of a hybrid model, only up to the
+    end of an earlier prompt, rounded down to the unit. *scale_out* opens vLLM's own route to it,
+    whose rows of a cached prefix are *garbage* (V1 runner) or left out (V2), and those that parse
+    calls of tools if *parses_tools*. *metrics* is the text of /metrics. *special* are the spellings
+    of its special tokens, of which *begin* stands before every text for which they are requested.
     """
 
     script: Sequence[str | bytes] = ()
@@ -133,7 +145,9 @@ class FakeVllm:
     latency: Latency = Latency()  # frozen
     special: tuple[str, ...] = SPECIAL
     begin: str = ""
-    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+    requests: list[tuple[str, dict[str, Any]]] = field(
+        default_factory=list[tuple[str, dict[str, Any]]]
+    )
     sent: int = 0
     generated: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)  # a client went away before the end
@@ -157,7 +171,9 @@ class FakeVllm:
         pieces = {number: piece for piece, number in self._ids.items()}
         return b"".join(pieces[number - self.spelling] for number in ids).decode(errors="replace")
 
-    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+    def render(
+        self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
         shown = [("system", stand_in_tools.shown(tools))] if tools else []
         spelt = [*shown, *((turn["role"], stand_in_tools.spelt(turn)) for turn in messages)]
         turns = "".join(f"{IM_START}{role}\n{text}{IM_END}\n" for role, text in spelt)
@@ -183,7 +199,11 @@ class FakeVllm:
         self.requests.append(("/tokenize", body))
         messages = body.get("messages")
         tools = body.get("tools") or ()
-        text = self.render(messages, body["add_generation_prompt"], tools) if messages else body["prompt"]
+        text = (
+            self.render(messages, body["add_generation_prompt"], tools)
+            if messages
+            else body["prompt"]
+        )
         text = self.begin + text if body.get("add_special_tokens") else text
         return web.json_response({"tokens": self.encode(text), "max_model_len": self.room})
 
@@ -194,7 +214,11 @@ class FakeVllm:
         """Say how an answer has to call tools, or parse one."""
         body: dict[str, Any] = orjson.loads(await request.read())
         self.requests.append((request.path, body))
-        status, refused = (403, stand_in_tools.NO_SCALE_OUT) if not self.scale_out else (400, stand_in_tools.NO_PARSER)
+        status, refused = (
+            (403, stand_in_tools.NO_SCALE_OUT)
+            if not self.scale_out
+            else (400, stand_in_tools.NO_PARSER)
+        )
         if not (self.scale_out and self.parses_tools):
             return web.json_response({"error": {"message": refused, "code": status}}, status=status)
         if request.path == RENDER:
@@ -202,7 +226,9 @@ class FakeVllm:
         state: dict[str, Any] = body["stream_state"] or {}
         before: list[int] = state.get("output_token_ids", [])
         ids = [*before, *body["generate_chunk"]["choices"][0]["token_ids"]]
-        return web.json_response(stand_in_tools.derendered(body, self.decode(before), self.decode(ids)))
+        return web.json_response(
+            stand_in_tools.derendered(body, self.decode(before), self.decode(ids))
+        )
 
     async def show(self, request: web.Request) -> web.Response:
         return web.Response(body=self.metrics, status=200 if self.metrics else 404)
@@ -210,7 +236,9 @@ class FakeVllm:
     async def models(self, request: web.Request) -> web.Response:
         if not self.opens(request):
             return web.json_response({"error": "Unauthorized"}, status=401)
-        return web.json_response({"data": [{"id": name, "max_model_len": self.room} for name in self.names]})
+        return web.json_response(
+            {"data": [{"id": name, "max_model_len": self.room} for name in self.names]}
+        )
 
     def permit(self, count: int) -> None:
         """Let *count* more tokens pass the gate."""
@@ -244,14 +272,19 @@ class FakeVllm:
             error = orjson.dumps({"error": {"message": fault.message, "code": fault.status}})
             content = error if fault.body is None else fault.body
             return web.Response(
-                body=content, status=fault.status, headers=dict(fault.headers), content_type="application/json"
+                body=content,
+                status=fault.status,
+                headers=dict(fault.headers),
+                content_type="application/json",
             )
         try:
             if body.get("stream"):
                 return await self.stream(request, body, fault)
             if fault:
                 await self.fail(request, fault)
-            await self.wait(request, [body["token_ids"]] if request.path == GENERATE else prompts(body))
+            await self.wait(
+                request, [body["token_ids"]] if request.path == GENERATE else prompts(body)
+            )
             reply = self.score(body) if request.path == GENERATE else self.answer(body)
             if what := request.get(SPOILT):
                 reply = spoilt(reply, what)
@@ -268,11 +301,19 @@ class FakeVllm:
     async def stream(
         self, request: web.Request, body: dict[str, Any], fault: Break | Stall | None
     ) -> web.StreamResponse:
-        slow, what, cached = request.get(SLOWED, 1.0), request.get(SPOILT, ""), self.cache(body["prompt"])
+        slow, what, cached = (
+            request.get(SLOWED, 1.0),
+            request.get(SPOILT, ""),
+            self.cache(body["prompt"]),
+        )
         due = time.perf_counter() + self.latency.first * slow
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
-        envelope = {"id": f"cmpl-{id(request):x}", "object": "text_completion", "created": int(time.time())}
+        envelope = {
+            "id": f"cmpl-{id(request):x}",
+            "object": "text_completion",
+            "created": int(time.time()),
+        }
         envelope["model"], count = body["model"], 0
         for choice in self.pieces(body):
             if (left := due - time.perf_counter()) > 0:
@@ -285,11 +326,15 @@ class FakeVllm:
                 count += 1
             if what == "cut" and choice["finish_reason"]:
                 return response
-            await response.write(event({**envelope, "choices": [spoilt(choice, what)], "usage": None}))
+            await response.write(
+                event({**envelope, "choices": [spoilt(choice, what)], "usage": None})
+            )
             self.sent = count
             due = max(due, time.perf_counter() - 1.0) + self.latency.token * self.chunk * slow
         usage = self.usage([body["prompt"]], cached, count)
-        await response.write(event({**envelope, "choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+        await response.write(
+            event({**envelope, "choices": [], "usage": usage}) + b"data: [DONE]\n\n"
+        )
         return response
 
     async def fail(self, request: web.Request, fault: Break | Stall) -> None:
@@ -304,7 +349,10 @@ class FakeVllm:
         return [*self.continuation(self.decode(body["prompt"])), IM_END.encode()]
 
     def tokens(self, body: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
-        """Yield what each token adds to the text, its spelling among the log-probabilities, and its id."""
+        """
+        Yield what each token adds to the text, its spelling among the log-probabilities, and its
+        id.
+        """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for piece in self.following(body):
             new = decoder.decode(piece)
@@ -316,8 +364,15 @@ class FakeVllm:
         return self.id(IM_END.encode())
 
     def pieces(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the answer to one prompt in chunks, as vLLM does: text up to the stop string, ids of whole tokens."""
-        stops, limit, closing = body.get("stop") or (), body["max_tokens"], body.get("stop_token_ids", ())
+        """
+        Yield the answer to one prompt in chunks, as vLLM does: text up to the stop string, ids of
+        whole tokens.
+        """
+        stops, limit, closing = (
+            body.get("stop") or (),
+            body["max_tokens"],
+            body.get("stop_token_ids", ()),
+        )
         longest = max(map(len, stops), default=0)
         tail, tokens = "", list[tuple[str, str, int]]()
         for count, (new, spelling, number) in enumerate(self.tokens(body), 1):
@@ -333,7 +388,10 @@ class FakeVllm:
                 choice, tokens = self.choice(tokens, body), []
                 if stopped or count == limit:
                     reason = number if number in closing else min(ends)[1] if ends else None
-                    yield choice | {"finish_reason": "stop" if stopped else "length", "stop_reason": reason}
+                    yield choice | {
+                        "finish_reason": "stop" if stopped else "length",
+                        "stop_reason": reason,
+                    }
                     return
                 yield choice
 
@@ -343,12 +401,16 @@ class FakeVllm:
         known = {
             "tokens": [full for _, full, _ in tokens],
             "token_logprobs": [logprob(number - self.spelling) for _, _, number in tokens],
-            "top_logprobs": [{each["decoded_token"]: each["logprob"] for each in row.values()} for row in rows],
+            "top_logprobs": [
+                {each["decoded_token"]: each["logprob"] for each in row.values()} for row in rows
+            ],
         }
         return {
             "index": 0,
             "text": "".join(shown for shown, _, _ in tokens),
-            "token_ids": [number for _, _, number in tokens] if body.get("return_token_ids") else None,
+            "token_ids": (
+                [number for _, _, number in tokens] if body.get("return_token_ids") else None
+            ),
             "logprobs": known if body.get("logprobs") is not None else None,
             "finish_reason": None,
         }
@@ -360,9 +422,14 @@ class FakeVllm:
             choice: dict[str, Any] = {"text": "", "finish_reason": "length"}
             if "prompt_logprobs" in body:
                 count = body["prompt_logprobs"]
-                choice["prompt_logprobs"] = [None, *(self.row(number, count) for number in prompt[1:])]
+                choice["prompt_logprobs"] = [
+                    None,
+                    *(self.row(number, count) for number in prompt[1:]),
+                ]
             if "allowed_token_ids" in body:
-                choice["logprobs"] = {"top_logprobs": [self.grades(prompt, body.get("logprob_token_ids", []))]}
+                choice["logprobs"] = {
+                    "top_logprobs": [self.grades(prompt, body.get("logprob_token_ids", []))]
+                }
                 choice["token_ids"] = body["allowed_token_ids"][:1]
             elif "prompt_logprobs" not in body:
                 choice |= self.written_at_once(body | {"prompt": prompt})
@@ -376,17 +443,27 @@ class FakeVllm:
         """Join the chunks of the answer to one prompt."""
         pieces = list(self.pieces(body))
         ids = [number for piece in pieces for number in piece["token_ids"] or ()]
-        return pieces[-1] | {"text": "".join(piece["text"] for piece in pieces), "token_ids": ids or None}
+        return pieces[-1] | {
+            "text": "".join(piece["text"] for piece in pieces),
+            "token_ids": ids or None,
+        }
 
     def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
         judged = self.judged(prompt, wanted).items()
         known = {f"token_id:{self.id(choice.encode())}": value for choice, value in judged}
-        return {key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]} or known
+        return {
+            key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]
+        } or known
 
     def judged(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
-        """The log-probabilities of a judge's answers to *prompt*, which has to be one of the *wanted* ids."""
+        """
+        The log-probabilities of a judge's answers to *prompt*, which has to be one of the *wanted*
+        ids.
+        """
         text = self.decode(prompt)
-        return next((grades for key, grades in self.grades_by_text.items() if key in text), self.digits)
+        return next(
+            (grades for key, grades in self.grades_by_text.items() if key in text), self.digits
+        )
 
     def score(self, body: dict[str, Any]) -> dict[str, Any]:
         """Score the uncached tokens, as vLLM does if it has to read its cache for scoring."""
@@ -398,15 +475,23 @@ class FakeVllm:
             for known in row.values():
                 known["decoded_token"] = None
         left_out = [GARBAGE] * cached if self.garbage else []
-        return {"prompt_logprobs": [None, *left_out, *rows], "usage": self.usage([prompt], cached, 1)}
+        return {
+            "prompt_logprobs": [None, *left_out, *rows],
+            "usage": self.usage([prompt], cached, 1),
+        }
 
     def usage(self, prompts: list[list[int]], cached: int, written: int) -> dict[str, Any]:
         self.generated += written
-        details = {"prompt_tokens_details": {"cached_tokens": cached}} if self.block or self.unit else {}
+        details = (
+            {"prompt_tokens_details": {"cached_tokens": cached}} if self.block or self.unit else {}
+        )
         return {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": written, **details}
 
     def cache(self, prompt: list[int]) -> int:
-        """Return how many of the first tokens of *prompt* were cached, in whole blocks, and never its last token."""
+        """
+        Return how many of the first tokens of *prompt* were cached, in whole blocks, and never its
+        last token.
+        """
         unit, most, found = self.unit or self.block, len(prompt) - 1, 0
         for other in reversed(self._read) if unit else ():
             same = min(shared(prompt, other), most)
@@ -419,10 +504,19 @@ class FakeVllm:
         return found
 
     def row(self, number: int, count: int) -> dict[str, Any]:
-        """What is known of token *number* and of the *count* likeliest of its place; it comes first, as in vLLM."""
+        """
+        What is known of token *number* and of the *count* likeliest of its place; it comes first,
+        as in vLLM.
+        """
         value, text = logprob(number - self.spelling), self.decode([number])
         likely = text not in self.unlikely
-        row = {str(number): {"logprob": value, "rank": 1 if likely else len(self.rivals) + 1, "decoded_token": text}}
+        row = {
+            str(number): {
+                "logprob": value,
+                "rank": 1 if likely else len(self.rivals) + 1,
+                "decoded_token": text,
+            }
+        }
         for place, rival in enumerate(self.rivals[: max(0, count - likely)], 1 + likely):
             worth = value - 0.5 * (place - 1 if likely else place - len(self.rivals) - 1)
             known = {"logprob": worth, "rank": place, "decoded_token": rival}
@@ -447,7 +541,9 @@ class FakeVllm:
     @asynccontextmanager
     async def listening(self, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str]:
         """Listen at *port* (0: at a free one); yield the URL."""
-        runner = web.AppRunner(self.application(), handler_cancellation=True, shutdown_timeout=0.01, access_log=None)
+        runner = web.AppRunner(
+            self.application(), handler_cancellation=True, shutdown_timeout=0.01, access_log=None
+        )
         await runner.setup()
         site = web.TCPSite(runner, host, port)
         await site.start()
@@ -492,7 +588,9 @@ def without_numbers(value: Any) -> Any:
     if isinstance(value, float):
         return None
     if hasattr(value, "items"):
-        return {key: None if key == "logprob" else without_numbers(each) for key, each in value.items()}
+        return {
+            key: None if key == "logprob" else without_numbers(each) for key, each in value.items()
+        }
     return [without_numbers(each) for each in value] if hasattr(value, "append") else value
 
 
@@ -507,7 +605,9 @@ def event(reply: dict[str, Any]) -> bytes:
 
 
 def shared(one: list[int], other: list[int]) -> int:
-    """Return how many tokens *one* and *other* begin with alike, found by halving: lists compare fast."""
+    """
+    Return how many tokens *one* and *other* begin with alike, found by halving: lists compare fast.
+    """
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high
@@ -534,15 +634,22 @@ SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "a
 WORDS = tuple(f" {first}{second}" for first in SYLLABLES for second in SYLLABLES)
 STEP_END = "." + DELIMITER
 YES_NO = ("Yes", "No")
-PIECES = (*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in (*SPECIAL, STEP_END, *WORDS, *YES_NO)))
-"""The text of every token id: the bytes, so that any text can be encoded, and then longer pieces."""
+PIECES = (
+    *(bytes([byte]) for byte in range(256)),
+    *(piece.encode() for piece in (*SPECIAL, STEP_END, *WORDS, *YES_NO)),
+)
+"""
+The text of every token id: the bytes, so that any text can be encoded, and then longer pieces.
+"""
 IDS = {piece: number for number, piece in enumerate(PIECES)}
 ENDED, THINKING, THOUGHT = (IDS[special.encode()] for special in SPECIAL[1:])
 FIRST_WORD = IDS[WORDS[0].encode()]
 _PIECE = re.compile("|".join(map(re.escape, (*SPECIAL, STEP_END))) + r"| ?\w+|.", re.DOTALL)
 RIGHT, WRONG = {"9": -0.1, "8": -2.5, "1": -6.0}, {"1": -0.1, "2": -2.5, "9": -6.0}
 YES, NO = {"Yes": -0.1, "No": -2.5}, {"Yes": -2.5, "No": -0.1}
-OUT_OF_MEMORY = Refuse(500, "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB")
+OUT_OF_MEMORY = Refuse(
+    500, "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
+)
 
 
 def _encode(text: str) -> list[int]:
@@ -560,12 +667,14 @@ SHOWS_TOOLS = _encode(f"{IM_START}system\n{stand_in_tools.TOOLS}")
 @dataclass
 class StandIn(FakeVllm):
     """
-    Thinks in *steps* steps of *step_tokens* tokens each, and then answers 42; the same text for every problem.
+    Thinks in *steps* steps of *step_tokens* tokens each, and then answers 42; the same text for
+    every problem.
 
-    If JSON is requested, the answer is a value that fits the schema, with 42 for every number. If the conversation has
-    tools and does not end with the result of one, the answer is a call of the first, with such a value. What follows a
-    prompt depends on nothing else but the number of tokens since the thinking began, so that stand-ins agree. A
-    question about a step gets the grade 9, or a yes, for the share *accept* of all prompts, and else 1, or no.
+    If JSON is requested, the answer is a value that fits the schema, with 42 for every number. If
+    the conversation has tools and does not end with the result of one, the answer is a call of the
+    first, with such a value. What follows a prompt depends on nothing else but the number of tokens
+    since the thinking began, so that stand-ins agree. A question about a step gets the grade 9, or
+    a yes, for the share *accept* of all prompts, and else 1, or no.
     """
 
     digits: dict[str, float] = field(default_factory=lambda: dict(RIGHT))
@@ -603,11 +712,17 @@ class StandIn(FakeVllm):
         prompt: list[int] = body["prompt"]
         outputs: dict[str, Any] = body.get("structured_outputs") or {}
         wanted: str | None = outputs.get("structural_tag")
-        answer = self.formatted(outputs) if outputs and not wanted else self.calling(prompt, wanted) or self._answer
+        answer = (
+            self.formatted(outputs)
+            if outputs and not wanted
+            else self.calling(prompt, wanted) or self._answer
+        )
         since = prompt[::-1].index(THINKING) if THINKING in prompt else len(prompt)
         thinking = prompt[len(prompt) - since :]
         if THOUGHT in thinking:
-            yield from [PIECES[number] for number in answer[len(thinking) - 1 - thinking.index(THOUGHT) :]]
+            yield from [
+                PIECES[number] for number in answer[len(thinking) - 1 - thinking.index(THOUGHT) :]
+            ]
             yield PIECES[ENDED]
         place = since - (thinking[:1] == [10])  # without the end of the line that opens the block
         while (token := self.token(place)) != THOUGHT:
@@ -616,26 +731,35 @@ class StandIn(FakeVllm):
         yield from [PIECES[number] for number in (THOUGHT, *answer)]
 
     def formatted(self, outputs: dict[str, Any]) -> list[int]:
-        """The tokens of the answer in the format that vLLM's field ``structured_outputs`` requests."""
+        """
+        The tokens of the answer in the format that vLLM's field ``structured_outputs`` requests.
+        """
         value = filled(outputs["json"]) if "json" in outputs else {"answer": 42}
         return [*self.encode(orjson.dumps(value).decode()), ENDED]
 
     def calling(self, prompt: Sequence[int], wanted: str | None) -> list[int]:
-        """The tokens of an answer to *prompt* that calls the tool *wanted*, or the first; none for a usual answer."""
+        """
+        The tokens of an answer to *prompt* that calls the tool *wanted*, or the first; none for a
+        usual answer.
+        """
         if list(prompt[: len(SHOWS_TOOLS)]) != SHOWS_TOOLS:
             return []
         first, *turns = self.decode(prompt).split(IM_START)[1:]
         last = [turn for turn in turns if not turn.startswith("assistant\n")][-1]
         if wanted is None and last.startswith("tool\n"):
             return []
-        tools = stand_in_tools.listed(first.removeprefix("system\n").removesuffix("\n").removesuffix(IM_END))
+        tools = stand_in_tools.listed(
+            first.removeprefix("system\n").removesuffix("\n").removesuffix(IM_END)
+        )
         functions = {tool["function"]["name"]: tool["function"] for tool in tools}
         name = wanted or next(iter(functions))
         arguments = filled({"type": "object", **functions[name].get("parameters", {})})
         return [*self.encode(stand_in_tools.written(name, orjson.dumps(arguments).decode())), ENDED]
 
     def judged(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
-        accepted = crc32(repr(prompt).encode()) % 1000 < self.accept * 1000 if self.accept < 1 else True
+        accepted = (
+            crc32(repr(prompt).encode()) % 1000 < self.accept * 1000 if self.accept < 1 else True
+        )
         if any(PIECES[number].decode(errors="replace") in YES_NO for number in wanted):
             return YES if accepted else NO
         return self.digits if accepted else WRONG
@@ -653,20 +777,34 @@ class StandIn(FakeVllm):
         body = orjson.loads(await request.read())
         prompt = self.encode(self.render(body["messages"], True))
         await self.wait(request, [prompt])
-        whole = self.written_at_once(body | {"prompt": prompt, "logprobs": None, "return_token_ids": True})
+        whole = self.written_at_once(
+            body | {"prompt": prompt, "logprobs": None, "return_token_ids": True}
+        )
         message, finish, count = whole["text"], whole["finish_reason"], len(whole["token_ids"])
         message = message.removesuffix(whole["stop_reason"] or "").removesuffix(IM_END)
         await asyncio.sleep(self.latency.token * count)
-        usage = self.usage([prompt], self.cache(prompt), count) | {"total_tokens": len(prompt) + count}
-        choice = {"index": 0, "message": {"role": "assistant", "content": message}, "finish_reason": finish}
-        reply = {"id": "chatcmpl-0", "object": "chat.completion", "created": int(time.time()), "model": body["model"]}
+        usage = self.usage([prompt], self.cache(prompt), count) | {
+            "total_tokens": len(prompt) + count
+        }
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": message},
+            "finish_reason": finish,
+        }
+        reply = {
+            "id": "chatcmpl-0",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": body["model"],
+        }
         if body.get("stream"):
             events = (
                 {"choices": [{"index": 0, "delta": choice["message"], "finish_reason": finish}]},
                 {"usage": usage},
             )
             chunks = [
-                orjson.dumps({"choices": [], **reply, "object": "chat.completion.chunk", **each}) for each in events
+                orjson.dumps({"choices": [], **reply, "object": "chat.completion.chunk", **each})
+                for each in events
             ]
             stream = b"".join(b"data: %b\n\n" % chunk for chunk in (*chunks, b"[DONE]"))
             return web.Response(body=stream, content_type="text/event-stream")
@@ -679,7 +817,9 @@ class StandIn(FakeVllm):
             f"vllm:num_requests_running{label} {self.running}",
             f"vllm:num_requests_waiting{label} 0",
             f"vllm:generation_tokens_total{label} {self.generated}",
-            f'vllm:cache_config_info{{block_size="{self.block}",enable_prefix_caching="{bool(self.block)}"}} 1.0',
+            (
+                f'vllm:cache_config_info{{block_size="{self.block}",enable_prefix_caching="{bool(self.block)}"}} 1.0'
+            ),
             f"process_cpu_seconds_total {time.process_time()}",
         )
         return web.Response(text="\n".join(lines) + "\n")
@@ -711,7 +851,10 @@ async def _health(request: web.Request) -> web.Response:
 
 
 def filled(schema: dict[str, Any]) -> Any:
-    """Return a value that fits a JSON *schema* of plain types: 42 for a number, every property of an object."""
+    """
+    Return a value that fits a JSON *schema* of plain types: 42 for a number, every property of an
+    object.
+    """
     match schema.get("type"):
         case "object":
             return {name: filled(each) for name, each in schema.get("properties", {}).items()}
@@ -749,8 +892,8 @@ def parse_fault(text: str) -> Fault | None:
                 return Refuse(int(kind), f"the stand-in was asked for HTTP {kind}", after)
     except ValueError:
         kinds = (
-            f"none, memory, {', '.join(SPOILS)}, reset:TOKENS, stall:TOKENS, slow:FACTOR, or an HTTP status of 400 to "
-            "599, which may have seconds to Retry-After, as in 503:2"
+            f"none, memory, {', '.join(SPOILS)}, reset:TOKENS, stall:TOKENS, slow:FACTOR, or an"
+            " HTTP status of 400 to 599, which may have seconds to Retry-After, as in 503:2"
         )
         raise ConfigurationError(f"no such fault: {text!r}; there are {kinds}") from None
 
@@ -762,7 +905,10 @@ COMMAND = (sys.executable, "-m", "tests.stand_in")
 def environment() -> dict[str, str]:
     """Return this process's environment with the root of the repository on ``PYTHONPATH``."""
     root = str(Path(__file__).parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", "")))),
+    }
 
 
 @contextmanager

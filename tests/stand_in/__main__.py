@@ -24,19 +24,29 @@ Examples:
 
 
 def main(
-    port: Annotated[int, typer.Option(help="Port to listen at; 0: a free one, which is printed.")] = 8000,
+    port: Annotated[
+        int, typer.Option(help="Port to listen at; 0: a free one, which is printed.")
+    ] = 8000,
     model: Annotated[str, typer.Option(help="Name of the model.")] = "stand-in",
     steps: Annotated[int, typer.Option(min=1, help="Steps of the thinking.")] = 40,
     step_tokens: Annotated[int, typer.Option(min=2, help="Tokens of a step.")] = 30,
-    token_ms: Annotated[float, typer.Option(min=0, help="Milliseconds for each token but the first.")] = 0.0,
+    token_ms: Annotated[
+        float, typer.Option(min=0, help="Milliseconds for each token but the first.")
+    ] = 0.0,
     accept: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the questions that get the grade 9, or yes.")
+        float,
+        typer.Option(min=0, max=1, help="Share of the questions that get the grade 9, or yes."),
     ] = 1.0,
-    block: Annotated[int, typer.Option(min=0, help="Block of the prefix cache in tokens; 0: no cache.")] = 16,
+    block: Annotated[
+        int, typer.Option(min=0, help="Block of the prefix cache in tokens; 0: no cache.")
+    ] = 16,
     room: Annotated[int, typer.Option(min=512, help="The longest sequence, in tokens.")] = 32_768,
     scale_out: Annotated[bool, typer.Option("--scale-out", help=f"Open {GENERATE}.")] = False,
 ) -> None:
-    """Serve vLLM's protocol without a model: steps of a set length at a set pace, verdicts, and faults on demand."""
+    """
+    Serve vLLM's protocol without a model: steps of a set length at a set pace, verdicts, and faults
+    on demand.
+    """
     server = StandIn(
         names=(model,),
         steps=steps,

@@ -1,4 +1,7 @@
-"""Qwen3 with a minimum duration per pass: latency on a CPU gets the shape of a memory-bound GPU's. For vLLM only."""
+"""
+Qwen3 with a minimum duration per pass: latency on a CPU gets the shape of a memory-bound GPU's. For
+vLLM only.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,13 @@ BETWEEN_PASSES = 0.004  # seconds; after a longer pause, the model was idle
 
 class PacedQwen3ForCausalLM(Qwen3ForCausalLM):
     """
-    Qwen3 with passes of at least ``paced_seconds_per_pass``, plus ``paced_seconds_per_token`` for each token.
+    Qwen3 with passes of at least ``paced_seconds_per_pass``, plus ``paced_seconds_per_token`` for
+    each token.
 
-    Both are keys of the Hugging Face configuration. The computing time of the model is part of the duration, and so is
-    vLLM's time between two passes: on a GPU, vLLM prepares the next pass during the current one, on a CPU it cannot.
-    A draft model in the same process alternates with its target model, as on one GPU.
+    Both are keys of the Hugging Face configuration. The computing time of the model is part of the
+    duration, and so is vLLM's time between two passes: on a GPU, vLLM prepares the next pass during
+    the current one, on a CPU it cannot. A draft model in the same process alternates with its
+    target model, as on one GPU.
     """
 
     ended: ClassVar[float] = 0.0
@@ -40,7 +45,9 @@ class PacedQwen3ForCausalLM(Qwen3ForCausalLM):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
-        """Compute, then sleep until the end of the duration. vLLM's profiling passes are not delayed."""
+        """
+        Compute, then sleep until the end of the duration. vLLM's profiling passes are not delayed.
+        """
         start = time.perf_counter()
         if start - PacedQwen3ForCausalLM.ended < BETWEEN_PASSES:
             start = PacedQwen3ForCausalLM.ended

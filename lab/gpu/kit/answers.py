@@ -1,15 +1,19 @@
 """
-Solve problems by one method, many at once, until a time: answers.py METHOD.json PROBLEMS.jsonl OUT.jsonl.
+Solve problems by one method, many at once, until a time: answers.py METHOD.json PROBLEMS.jsonl
+OUT.jsonl.
 
 METHOD.json holds a table with the keys
 
-- name, and policy with its options, or plain = true for one ordinary chat request to the large model;
-- overrides: other options of a run, such as ahead; prior, from which `auto` begins; temperature; max_tokens;
-  concurrency; limit (problems at most);
+- name, and policy with its options, or plain = true for one ordinary chat request to the large
+  model;
+- overrides: other options of a run, such as ahead; prior, from which `auto` begins; temperature;
+  max_tokens; concurrency; limit (problems at most);
 - like: for the control `random`, the OUT.jsonl of the method whose accept rate it gets;
-- until: a file that holds the time (seconds since 1970) at which to stop; it is read again for every problem.
+- until: a file that holds the time (seconds since 1970) at which to stop; it is read again for
+  every problem.
 
-Each line of OUT.jsonl is one problem's outcome, written as soon as it is there. Text is graded later, elsewhere.
+Each line of OUT.jsonl is one problem's outcome, written as soon as it is there. Text is graded
+later, elsewhere.
 """
 
 from __future__ import annotations
@@ -68,12 +72,15 @@ class Plain:
     async def __aexit__(self, *_: object) -> None:
         await self.http.close()
 
-    async def outcome(self, prompt: str, seed: int | None, trace_to: Path | None = None) -> dict[str, Any]:
+    async def outcome(
+        self, prompt: str, seed: int | None, trace_to: Path | None = None
+    ) -> dict[str, Any]:
         body = {
             "model": "large",
             "messages": [{"role": "user", "content": prompt}],
             "temperature": self.method["temperature"],
-            "top_p": 1 if self.method["temperature"] == 0 else Sampling().top_p,  # as methods do; it costs vLLM time
+            # as methods do; it costs vLLM time
+            "top_p": 1 if self.method["temperature"] == 0 else Sampling().top_p,
             "max_tokens": self.method["max_tokens"],
             "seed": seed,
             "stream": True,
@@ -109,7 +116,9 @@ class Method:
     async def __aexit__(self, *error: Any) -> None:
         await self.solver.__aexit__(*error)
 
-    async def outcome(self, prompt: str, seed: int | None, trace_to: Path | None = None) -> dict[str, Any]:
+    async def outcome(
+        self, prompt: str, seed: int | None, trace_to: Path | None = None
+    ) -> dict[str, Any]:
         method = self.method
         solution = await self.solver.solve(
             prompt,

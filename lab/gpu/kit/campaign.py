@@ -1,13 +1,16 @@
 """
-The whole campaign, on the machine: everything starts as soon as its parcels are there; results lie under ROOT/results.
+The whole campaign, on the machine: everything starts as soon as its parcels are there; results lie
+under ROOT/results.
 
-1. Two servers of real shapes, whose models write a fixed chain; timings of methods at set accept rates; the doctor.
-2. Meanwhile the weights of the real pair are converted. Then its two servers: the judge, timings, and every method
-   answers the problems, each in a process of its own, all at the same time, until some time before ROOT/deadline; then
-   the estimate and what it is about, and more timings, one by one.
+1. Two servers of real shapes, whose models write a fixed chain; timings of methods at set accept
+  rates; the doctor.
+2. Meanwhile the weights of the real pair are converted. Then its two servers: the judge, timings,
+   and every method answers the problems, each in a process of its own, all at the same time, until
+   some time before ROOT/deadline; then the estimate and what it is about, and more timings, one by
+   one.
 
-Every step has a time limit, a failed step is logged and the next begins, and nothing is lost: results are written line
-by line. `collect.sh` brings them back at any time.
+Every step has a time limit, a failed step is logged and the next begins, and nothing is lost:
+results are written line by line. `collect.sh` brings them back at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ from .targets import ALONE, KIT, ROOT, TARGETS, Phase, Server, turns
 TARGET = TARGETS[os.environ.get("KIT_TARGET", "gpu")]
 IN, SITE, LOGS, RESULTS = (ROOT / name for name in ("in", "site", "logs", "results"))
 DEADLINE, ANSWERS_UNTIL, RATES = (ROOT / name for name in ("deadline", "answers-until", "accept"))
-USUALLY_JUDGED: Mapping[str, Any] = {"options": {"threshold": 0.5, "words": 1.87}, "prior": {"accept_rate": 0.28}}
+USUALLY_JUDGED: Mapping[str, Any] = {
+    "options": {"threshold": 0.5, "words": 1.87},
+    "prior": {"accept_rate": 0.28},
+}
 NEWLINE = b"\n"
 LONGEST = 760.0  # seconds of a campaign if nobody said how long the machine is there
 BEGAN = time.time()
@@ -97,7 +103,14 @@ def install() -> None:
         with tarfile.open(IN / "vllm.tar.xz") as vllm:
             vllm.extractall(SITE, filter="tar")
         say("vLLM installed")
-    script = [TARGET.python, "-m", "kit.make_models", str(ROOT / "models"), str(ROOT / "tokenizer"), *TARGET.shapes]
+    script = [
+        TARGET.python,
+        "-m",
+        "kit.make_models",
+        str(ROOT / "models"),
+        str(ROOT / "tokenizer"),
+        *TARGET.shapes,
+    ]
     subprocess.run(script, env=ENV, check=True)
 
 
@@ -120,11 +133,20 @@ class Servers:
 
     def _start(self, server: Server, entry: Sequence[str], flags: Sequence[str]) -> None:
         log = (LOGS / f"{self.kind}-{server.name}.log").open("ab")
-        names = ["--served-model-name", server.name, "--port", str(server.port), "--host", "127.0.0.1"]
+        names = [
+            "--served-model-name",
+            server.name,
+            "--port",
+            str(server.port),
+            "--host",
+            "127.0.0.1",
+        ]
         command = [TARGET.python, *entry, "--model", str(ROOT / server.model), *names, *flags]
         log.write(f"{' '.join(command)}\n".encode())
         log.flush()
-        self.processes[server.name] = subprocess.Popen(command, env=ENV, stdout=log, stderr=log, start_new_session=True)
+        self.processes[server.name] = subprocess.Popen(
+            command, env=ENV, stdout=log, stderr=log, start_new_session=True
+        )
 
     def wait(self) -> bool:
         """Wait until both answer; a server that died starts once more with its fallback."""
@@ -166,7 +188,10 @@ class Servers:
 
 def settings(kind: str, servers: Sequence[Server]) -> Mapping[str, str]:
     """The environment of a client of these servers."""
-    lines = [f'{s.name}.url = "http://127.0.0.1:{s.port}/v1"\n{s.name}.model = "{s.name}"' for s in servers]
+    lines = [
+        f'{s.name}.url = "http://127.0.0.1:{s.port}/v1"\n{s.name}.model = "{s.name}"'
+        for s in servers
+    ]
     path = ROOT / f"{kind}.toml"
     path.write_text("\n".join(lines) + "\n")
     large = next(server for server in servers if server.name == "large")
@@ -174,7 +199,10 @@ def settings(kind: str, servers: Sequence[Server]) -> Mapping[str, str]:
 
 
 def run(name: str, arguments: Sequence[str], env: Mapping[str, str], seconds: float) -> None:
-    """Run a Python program of the kit or the product, for at most that long; its output goes to the results."""
+    """
+    Run a Python program of the kit or the product, for at most that long; its output goes to the
+    results.
+    """
     say(f"{name} begins, {seconds:.0f} s at most")
     with (RESULTS / f"{name}.txt").open("wb") as out:
         try:
@@ -188,7 +216,11 @@ def run(name: str, arguments: Sequence[str], env: Mapping[str, str], seconds: fl
 
 
 def timings(
-    name: str, cases: Sequence[Mapping[str, Any]], env: Mapping[str, str], seconds: float, problems: str
+    name: str,
+    cases: Sequence[Mapping[str, Any]],
+    env: Mapping[str, str],
+    seconds: float,
+    problems: str,
 ) -> None:
     path = ROOT / f"{name}.json"
     path.write_text(json.dumps(cases))
@@ -209,10 +241,16 @@ def answers(env: Mapping[str, str], methods: Sequence[Mapping[str, Any]]) -> Non
         like = {"like": str(folder / f"{method['like']}.jsonl")} if "like" in method else {}
         whole = {"concurrency": TARGET.concurrency, **method, "until": str(ANSWERS_UNTIL), **like}
         (folder / f"{name}.json").write_text(json.dumps(whole))
-        arguments = [str(folder / f"{name}.json"), str(ROOT / "problems.jsonl"), str(folder / f"{name}.jsonl")]
+        arguments = [
+            str(folder / f"{name}.json"),
+            str(ROOT / "problems.jsonl"),
+            str(folder / f"{name}.jsonl"),
+        ]
         log = (LOGS / f"answers{tag}-{name}.log").open("wb")
         command = [TARGET.python, "-m", "kit.answers", *arguments]
-        running.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
+        running.append(
+            subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        )
     say(f"{len(running)} methods answer, {seconds:.0f} s at most")
     shown = 0.0
     while any(process.poll() is None for process in running) and time.time() < until + 4:
@@ -228,13 +266,26 @@ def answers(env: Mapping[str, str], methods: Sequence[Mapping[str, Any]]) -> Non
 
 def answered() -> str:
     paths = sorted(RESULTS.glob("answers*/*.jsonl"))
-    return ", ".join(f"{path.parent.name[8:]} {path.stem} {path.read_bytes().count(NEWLINE)}" for path in paths)
+    return ", ".join(
+        f"{path.parent.name[8:]} {path.stem} {path.read_bytes().count(NEWLINE)}" for path in paths
+    )
 
 
 def judge(env: Mapping[str, str]) -> Mapping[str, Any]:
-    """Judge the pair; return the options of `reading` that its settings hold, and the prior of `auto`."""
+    """
+    Judge the pair; return the options of `reading` that its settings hold, and the prior of `auto`.
+    """
     path = RESULTS / "judge.toml"
-    words = ["-m", "stepspec", "judge", "--minutes", str(TARGET.judge_minutes), "--json", "--output", str(path)]
+    words = [
+        "-m",
+        "stepspec",
+        "judge",
+        "--minutes",
+        str(TARGET.judge_minutes),
+        "--json",
+        "--output",
+        str(path),
+    ]
     run("judge-real", words, env, 75 * TARGET.judge_minutes + 15)
     written = tomllib.loads(path.read_text()) if path.exists() else {}
     if written.get("policy") != "reading":
@@ -249,10 +300,26 @@ def measured_estimate(env: Mapping[str, str], temperature: float) -> None:
     if not TARGET.estimate or minutes < TARGET.estimate_minutes / 3:
         return
     lines = (ROOT / "chains.jsonl").read_text().splitlines()[-40:]
-    rows = [{"problem": json.loads(line)["prompt"], "id": number} for number, line in enumerate(lines)]
+    rows = [
+        {"problem": json.loads(line)["prompt"], "id": number} for number, line in enumerate(lines)
+    ]
     (ROOT / "estimate.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    methods = [m["policy"] + ":" + ",".join(f"{k}={v}" for k, v in m["options"].items()) for m in TARGET.estimate]
-    words = ["-m", "stepspec", "estimate", "--json", "--users", "", "--minutes", f"{minutes:.2f}", "-n", "40"]
+    methods = [
+        m["policy"] + ":" + ",".join(f"{k}={v}" for k, v in m["options"].items())
+        for m in TARGET.estimate
+    ]
+    words = [
+        "-m",
+        "stepspec",
+        "estimate",
+        "--json",
+        "--users",
+        "",
+        "--minutes",
+        f"{minutes:.2f}",
+        "-n",
+        "40",
+    ]
     words += ["--problems", str(ROOT / "estimate.jsonl"), "--temperature", str(temperature)]
     words += [word for each in methods for word in ("-p", each.rstrip(":"))]
     name = f"estimate-{temperature}"
@@ -264,7 +331,14 @@ def measured_estimate(env: Mapping[str, str], temperature: float) -> None:
         {**method, "overrides": {**method["overrides"], "ahead": depths[method["policy"]]}}
         for method in TARGET.estimate
     ]
-    case = turns(f"ratio-{temperature}", (ALONE, *chosen), 1, TARGET.ratio_problems, 60, temperature=temperature)
+    case = turns(
+        f"ratio-{temperature}",
+        (ALONE, *chosen),
+        1,
+        TARGET.ratio_problems,
+        60,
+        temperature=temperature,
+    )
     timings("timings-ratio", [case], env, left() - 6, "chains.jsonl")
 
 
@@ -286,7 +360,9 @@ def convert() -> None:
 
 
 def converted() -> bool:
-    return not TARGET.arrives or all((ROOT / "pair" / name / "converted").exists() for name in ("large", "small"))
+    return not TARGET.arrives or all(
+        (ROOT / "pair" / name / "converted").exists() for name in ("large", "small")
+    )
 
 
 def doctor(kind: str, env: Mapping[str, str]) -> None:
@@ -312,8 +388,13 @@ def measure_real(env: Mapping[str, str]) -> None:
     timings("timings-real", with_judged(TARGET.last, judged), env, left() - 6, "chains.jsonl")
 
 
-def with_judged(tables: Sequence[Mapping[str, Any]], judged: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Give the methods of *tables* that the judge is to set, also those that take turns, what it wrote."""
+def with_judged(
+    tables: Sequence[Mapping[str, Any]], judged: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """
+    Give the methods of *tables* that the judge is to set, also those that take turns, what it
+    wrote.
+    """
     return [
         {
             **table,
@@ -325,9 +406,14 @@ def with_judged(tables: Sequence[Mapping[str, Any]], judged: Mapping[str, Any]) 
 
 
 def control_mps(*arguments: str, text: bytes = b"") -> None:
-    """Let CUDA's processes run on the card at the same time, not in turns, or say what the daemon knows."""
+    """
+    Let CUDA's processes run on the card at the same time, not in turns, or say what the daemon
+    knows.
+    """
     try:
-        done = subprocess.run(["nvidia-cuda-mps-control", *arguments], input=text, capture_output=True, timeout=10)
+        done = subprocess.run(
+            ["nvidia-cuda-mps-control", *arguments], input=text, capture_output=True, timeout=10
+        )
         say(f"MPS {arguments or text!r}: {done.returncode} {(done.stdout + done.stderr)[-200:]!r}")
     except (OSError, subprocess.TimeoutExpired) as exc:
         say(f"no MPS: {exc}")
@@ -338,14 +424,18 @@ def time_script(phase: Phase) -> Servers:
     if phase.mps:
         control_mps("-d")
     more = {"large": phase.large}
-    servers = [replace(each, flags=[*each.flags, *more.get(each.name, ())]) for each in TARGET.scripted]
+    servers = [
+        replace(each, flags=[*each.flags, *more.get(each.name, ())]) for each in TARGET.scripted
+    ]
     scripted = Servers("scripted", servers)
     try:
         if scripted.wait():
             if phase.mps:
                 control_mps(text=b"get_server_list\n")
             env, after = settings("scripted", servers), 60 if TARGET.real else 8
-            timings(phase.name, TARGET.cases, env, min(TARGET.timings, left() - after), "chains.jsonl")
+            timings(
+                phase.name, TARGET.cases, env, min(TARGET.timings, left() - after), "chains.jsonl"
+            )
     except Exception:
         say(traceback.format_exc())
     return scripted

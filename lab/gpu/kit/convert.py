@@ -1,5 +1,8 @@
 # pyright: basic, reportMissingImports=false
-"""The weights of a GGUF file in bfloat16, for a folder that has all but these: convert.py FILE.gguf FOLDER SHA256."""
+"""
+The weights of a GGUF file in bfloat16, for a folder that has all but these: convert.py FILE.gguf
+FOLDER SHA256.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ def convert(path: Path, folder: Path, digest: str) -> None:
         name = tensor_name(tensor.name)
         assert name is not None, tensor.name
         shape = tuple(int(size) for size in reversed(tensor.shape))
-        weights = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).reshape(shape)
+        weights = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).reshape(
+            shape
+        )
         return name, weights.to(torch.bfloat16).contiguous()
 
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -1,4 +1,7 @@
-"""Make models without weights, of real shapes, for `--load-format dummy`: make_models OUT TOKENIZER-FOLDER SHAPE..."""
+"""
+Make models without weights, of real shapes, for `--load-format dummy`: make_models OUT
+TOKENIZER-FOLDER SHAPE...
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ COMMON: dict[str, Any] = {
     "attention_bias": False,
     "use_cache": True,
 }
-# As in the published config.json of each model; "tiny" is for a dry run, with the vocabulary of its tokenizer.
+# As in the published config.json of each model; "tiny" is for a dry run, with the vocabulary of its
+# tokenizer.
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-32b": {
         "hidden_size": 5120,
@@ -59,7 +63,12 @@ MEMORY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nouni
 
 def on_smaller_card() -> bool:
     try:
-        return int(subprocess.run(MEMORY, capture_output=True, text=True, check=True).stdout.split()[0]) < 100_000
+        return (
+            int(
+                subprocess.run(MEMORY, capture_output=True, text=True, check=True).stdout.split()[0]
+            )
+            < 100_000
+        )
     except (OSError, subprocess.CalledProcessError):
         return False
 
@@ -67,11 +76,17 @@ def on_smaller_card() -> bool:
 def make(out: Path, tokenizer: Path, shape: str) -> None:
     folder = out / shape
     folder.mkdir(parents=True, exist_ok=True)
-    files = [tokenizer / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
+    files = [
+        tokenizer / name
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    ]
     for file in files:
         shutil.copy(file, folder)
     words = json.loads(files[0].read_text())
-    ids = {**words["model"]["vocab"], **{each["content"]: each["id"] for each in words["added_tokens"]}}
+    ids = {
+        **words["model"]["vocab"],
+        **{each["content"]: each["id"] for each in words["added_tokens"]},
+    }
     config = {**COMMON, **SHAPES[shape], "eos_token_id": ids["<|im_end|>"]}
     if shape == "tiny":
         config["vocab_size"] = max(ids.values()) + 1

@@ -1,8 +1,8 @@
 """
 Put the pieces of one parcel in their places: receive.py PARCEL ROOT.
 
-A piece is a file NAME@OFFSET. `manifest.json` says how long each file is; when all of its bytes are there, ROOT/in/NAME
-gets a file NAME.ready beside it.
+A piece is a file NAME@OFFSET. `manifest.json` says how long each file is; when all of its bytes are
+there, ROOT/in/NAME gets a file NAME.ready beside it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def receive(parcel: Path, root: Path) -> list[str]:
 
 def _complete(folder: Path, name: str, size: int) -> bool:
     lines = (folder / f"{name}.pieces").read_text().splitlines()
-    pieces = {offset: int(length) for offset, length in map(str.split, lines)}  # a piece may arrive twice
+    # a piece may arrive twice
+    pieces = {offset: int(length) for offset, length in map(str.split, lines)}
     if sum(pieces.values()) < size:
         return False
     (folder / f"{name}.ready").touch()

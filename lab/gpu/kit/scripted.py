@@ -2,15 +2,16 @@
 """
 A logits processor with which a model without weights writes a set chain of steps, at its real cost.
 
-For vLLM's ``--logits-processors kit.scripted:Scripted --load-format dummy --logprobs-mode processed_logprobs``, on its
-V1 runner. The next token depends only on how far the text is behind the last start of an assistant's turn, so that two
-models write the same chain:
+For vLLM's ``--logits-processors kit.scripted:Scripted --load-format dummy --logprobs-mode
+processed_logprobs``, on its V1 runner. The next token depends only on how far the text is behind
+the last start of an assistant's turn, so that two models write the same chain:
 
-- steps of 20 to 80 tokens, each closed by a blank line; after SCRIPT_TOKENS (default 800) tokens the boxed answer, then
-  the end of the turn;
-- a request for a single token is a judge's: the digit 9 with the probability in SCRIPT_ACCEPT_FILE (default 0.8),
-  otherwise 1, drawn from the prompt's length, so that a run is the same each time;
-- a pass of the model NAME takes SCRIPT_PACE_NAME seconds more (default 0), so that a CPU has the pace of a GPU.
+- steps of 20 to 80 tokens, each closed by a blank line; after SCRIPT_TOKENS (default 800) tokens
+  the boxed answer, then the end of the turn;
+- a request for a single token is a judge's: the digit 9 with the probability in SCRIPT_ACCEPT_FILE
+  (default 0.8), otherwise 1, drawn from the prompt's length, so that a run is the same each time;
+- a pass of the model NAME takes SCRIPT_PACE_NAME seconds more (default 0), so that a CPU has the
+  pace of a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from transformers import AutoTokenizer
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 TOTAL = int(os.environ.get("SCRIPT_TOKENS", "800"))
-RATE_FILE = Path(os.environ.get("SCRIPT_ACCEPT_FILE", ""))  # read for every verdict: one server serves several rates
+# read for every verdict: one server serves several rates
+RATE_FILE = Path(os.environ.get("SCRIPT_ACCEPT_FILE", ""))
 WORDS = """
 then number sum step total left each value group result equals count side half angle term square root line point circle
 area length width height first second third next last even odd prime factor multiple ratio rate speed time distance
@@ -46,7 +48,10 @@ def accept_rate() -> float:
 
 
 class Scripted(LogitsProcessor):
-    """Keeps, for each row of the batch, the judge's digit or 0, the place in the script, and the row's output."""
+    """
+    Keeps, for each row of the batch, the judge's digit or 0, the place in the script, and the row's
+    output.
+    """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         tokenizer: Any = AutoTokenizer.from_pretrained(vllm_config.model_config.tokenizer)
@@ -55,7 +60,9 @@ class Scripted(LogitsProcessor):
             return list(tokenizer.encode(text, add_special_tokens=False))
 
         self.pinned = is_pin_memory
-        self.pace = float(os.environ.get(f"SCRIPT_PACE_{vllm_config.model_config.served_model_name}", "0"))
+        self.pace = float(
+            os.environ.get(f"SCRIPT_PACE_{vllm_config.model_config.served_model_name}", "0")
+        )
         self.marker = ids("<|im_start|>assistant\n")
         self.end, self.nine, self.one = ids("<|im_end|>")[0], ids("9")[0], ids("1")[0]
         rng, left = random.Random(1), TOTAL
@@ -81,7 +88,9 @@ class Scripted(LogitsProcessor):
         """The place in *prompt* where the text of the last assistant's turn begins."""
         size = len(self.marker)
         places = range(len(prompt) - size, -1, -1)
-        return next((at + size for at in places if list(prompt[at : at + size]) == self.marker), len(prompt))
+        return next(
+            (at + size for at in places if list(prompt[at : at + size]) == self.marker), len(prompt)
+        )
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if batch_update is None:
@@ -111,6 +120,11 @@ class Scripted(LogitsProcessor):
         time.sleep(self.pace)
         if not self.rows:
             return logits
-        # A blocking copy waits for the whole pass, and vLLM then schedules the next one before it sends this token.
-        wanted = torch.tensor([self.wanted(index) for index in range(logits.shape[0])], pin_memory=self.pinned)
-        return logits.fill_(NO).scatter_(1, wanted.to(logits.device, non_blocking=True).unsqueeze(1), YES)
+        # A blocking copy waits for the whole pass, and vLLM then schedules the next one before it
+        # sends this token.
+        wanted = torch.tensor(
+            [self.wanted(index) for index in range(logits.shape[0])], pin_memory=self.pinned
+        )
+        return logits.fill_(NO).scatter_(
+            1, wanted.to(logits.device, non_blocking=True).unsqueeze(1), YES
+        )

@@ -1,5 +1,7 @@
 # pyright: basic, reportMissingImports=false
-"""vLLM's `serve` with several API processes for one engine, without its command line's other imports."""
+"""
+vLLM's `serve` with several API processes for one engine, without its command line's other imports.
+"""
 
 from typing import Any
 

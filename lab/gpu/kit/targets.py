@@ -12,15 +12,21 @@ ROOT = Path(os.environ.get("KIT_ROOT", "/tmp/k"))
 KIT = Path(__file__).parent
 
 COMMON = (
-    "--enable-prefix-caching --enable-prompt-tokens-details --generation-config vllm --scheduling-policy priority "
-    "--disable-uvicorn-access-log"
+    "--enable-prefix-caching --enable-prompt-tokens-details --generation-config vllm"
+    " --scheduling-policy priority --disable-uvicorn-access-log"
 )
-SCRIPTED = "--load-format dummy --logits-processors kit.scripted:Scripted --logprobs-mode processed_logprobs"
+SCRIPTED = (
+    "--load-format dummy --logits-processors kit.scripted:Scripted --logprobs-mode"
+    " processed_logprobs"
+)
 
 
 @dataclass(frozen=True)
 class Server:
-    """One server: its name, port, the folder of its model under ROOT, and its flags. *entry* is what Python runs."""
+    """
+    One server: its name, port, the folder of its model under ROOT, and its flags. *entry* is what
+    Python runs.
+    """
 
     name: str
     port: int
@@ -28,12 +34,18 @@ class Server:
     flags: Sequence[str]
     entry: Sequence[str]
     fallback: Sequence[str] = ()
-    """What Python runs if *entry* does not live; with the same flags but for those of several API processes."""
+    """
+    What Python runs if *entry* does not live; with the same flags but for those of several API
+    processes.
+    """
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One start of the scripted servers: *large* are further flags of the large one; with *mps* they share the card."""
+    """
+    One start of the scripted servers: *large* are further flags of the large one; with *mps* they
+    share the card.
+    """
 
     name: str = "timings"
     large: Sequence[str] = ()
@@ -55,7 +67,10 @@ class Target:
     timings: float = 145
     first_timings: float = 150
     answers_end: float = 80
-    """Seconds before the end of the campaign at which the answers stop and the last measurements begin."""
+    """
+    Seconds before the end of the campaign at which the answers stop and the last measurements
+    begin.
+    """
     concurrency: int = 64
     start: float = 300
     doctor: bool = True
@@ -75,7 +90,9 @@ class Target:
 SCRIPT: Mapping[str, Any] = {"temperature": 0, "max_tokens": 2000}
 
 
-def case(name: str, accept: float = 0.8, at: int = 1, rounds: int = 1, **overrides: Any) -> Mapping[str, Any]:
+def case(
+    name: str, accept: float = 0.8, at: int = 1, rounds: int = 1, **overrides: Any
+) -> Mapping[str, Any]:
     chosen = {"policy": "specreason", "overrides": {"auto": False, **overrides}}
     return {**SCRIPT, **chosen, "name": name, "accept": accept, "at": at, "rounds": rounds}
 
@@ -101,13 +118,25 @@ GPU_CASES = (
 ANSWER: Mapping[str, Any] = {"temperature": 0, "max_tokens": 1024}
 
 
-def method(name: str, policy: str, options: Mapping[str, Any] | None = None, **more: Any) -> Mapping[str, Any]:
+def method(
+    name: str, policy: str, options: Mapping[str, Any] | None = None, **more: Any
+) -> Mapping[str, Any]:
     overrides = {"auto": False, **more.pop("overrides", {})}
-    return {**ANSWER, "name": name, "policy": policy, "options": dict(options or {}), "overrides": overrides, **more}
+    return {
+        **ANSWER,
+        "name": name,
+        "policy": policy,
+        "options": dict(options or {}),
+        "overrides": overrides,
+        **more,
+    }
 
 
 ALONE: Mapping[str, Any] = {**ANSWER, "name": "plain", "plain": True, "concurrency": 64}
-SPECREASON, READING = method("specreason", "specreason", concurrency=64), method("reading", "reading")
+SPECREASON, READING = (
+    method("specreason", "specreason", concurrency=64),
+    method("reading", "reading"),
+)
 BILD_STEP = method("bild-step", "bild", {"scale": "step", "fallback": 0, "rollback": 5})
 AUTO = method("auto", "reading", overrides={"auto": True})
 METHODS = (
@@ -126,14 +155,20 @@ METHODS = (
 
 V026 = ("-m", "vllm.entrypoints.openai.api_server")
 V032 = ("-m", "vllm.entrypoints.launchers.api_server.entry")
-LITTLE = "--gpu-memory-utilization 0.05"  # the caches have a set size, so that no server waits for the other's memory
-SHAPED = f"--max-model-len 8192 --max-num-seqs 64 --cudagraph-capture-sizes 1 2 4 8 16 32 64 {LITTLE}"
+# the caches have a set size, so that no server waits for the other's memory
+LITTLE = "--gpu-memory-utilization 0.05"
+SHAPED = (
+    f"--max-model-len 8192 --max-num-seqs 64 --cudagraph-capture-sizes 1 2 4 8 16 32 64 {LITTLE}"
+)
 MANY = (
-    f"--max-model-len 4096 --max-num-seqs 512 --cudagraph-capture-sizes 1 2 4 8 16 32 64 128 192 256 384 512 {LITTLE}"
+    "--max-model-len 4096 --max-num-seqs 512 --cudagraph-capture-sizes 1 2 4 8 16 32 64 128 192"
+    f" 256 384 512 {LITTLE}"
 )
 
 
-def scripted(name: str, port: int, model: str, cache: float, flags: str, entry: Sequence[str] = V026) -> Server:
+def scripted(
+    name: str, port: int, model: str, cache: float, flags: str, entry: Sequence[str] = V026
+) -> Server:
     """A server of dummy weights, with a cache of that many gigabytes."""
     words = f"{COMMON} {SCRIPTED} --kv-cache-memory-bytes {cache * 1e9:.0f} {flags}"
     return Server(name, port, f"models/{model}", words.split(), entry)
@@ -141,14 +176,19 @@ def scripted(name: str, port: int, model: str, cache: float, flags: str, entry: 
 
 def real(name: str, port: int, cache: float, processes: int) -> Server:
     """A server of the real pair, for many requests at once."""
-    words = f"{COMMON} {MANY} --kv-cache-memory-bytes {cache * 1e9:.0f} --api-server-count {processes}"
+    words = (
+        f"{COMMON} {MANY} --kv-cache-memory-bytes {cache * 1e9:.0f} --api-server-count {processes}"
+    )
     return Server(name, port, f"pair/{name}", words.split(), ("-m", "kit.serve"), V026)
 
 
 GPU = Target(
     python="python3",
     shapes=("qwen3-32b", "qwen3-1.7b"),
-    scripted=(scripted("large", 9302, "qwen3-32b", 10, SHAPED), scripted("small", 9301, "qwen3-1.7b", 4, SHAPED)),
+    scripted=(
+        scripted("large", 9302, "qwen3-32b", 10, SHAPED),
+        scripted("small", 9301, "qwen3-1.7b", 4, SHAPED),
+    ),
     real=(real("large", 9312, 20, 3), real("small", 9311, 8, 2)),
     env={"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
     cases=GPU_CASES,
@@ -156,8 +196,9 @@ GPU = Target(
     last=[{**each, "at": 1, "rounds": 5, "seconds": 10} for each in METHODS if "like" not in each],
 )
 
-# The second campaign asks what `auto` does: with the script, where drafts pay and where none is accepted, on the first
-# problem of a new solver and on the second; then with the real pair, also with many at once.
+# The second campaign asks what `auto` does: with the script, where drafts pay and where none is
+# accepted, on the first problem of a new solver and on the second; then with the real pair, also
+# with many at once.
 JUDGED = {**READING, "name": "judged", "judged": True}
 """`reading` with what `stepspec judge` wrote: options, and the prior from which `auto` begins."""
 FRESH = (
@@ -183,7 +224,10 @@ def turns(
     seconds: float = 300,
     **more: Any,
 ) -> Any:
-    """A case in which *methods* take turns, with a new solver in each round; *more* holds for each of them."""
+    """
+    A case in which *methods* take turns, with a new solver in each round; *more* holds for each of
+    them.
+    """
     table = {"name": name, "rounds": rounds, "at": at, "start": start, "seconds": seconds}
     return {**table, "turns": shorter(methods, **more)}
 
@@ -192,7 +236,10 @@ SCRIPTED_TURNS = (ALONE, FRESH[2])
 
 REAL = replace(
     GPU,
-    scripted=(scripted("large", 9302, "qwen3-32b", 5, SHAPED), scripted("small", 9301, "qwen3-1.7b", 2.5, SHAPED)),
+    scripted=(
+        scripted("large", 9302, "qwen3-32b", 5, SHAPED),
+        scripted("small", 9301, "qwen3-1.7b", 2.5, SHAPED),
+    ),
     env={**GPU.env, "SCRIPT_TOKENS": "600"},
     timings=185,
     first_timings=400,
@@ -208,18 +255,26 @@ REAL = replace(
     first=(
         turns("warm", FRESH, 1, 1, 159),
         turns("first", FRESH, 14, 3, seconds=150),
-        *({**each, "name": f"{each['name']}-32", "at": 32, "rounds": 2} for each in (*FRESH[:3], FRESH[4])),
+        *(
+            {**each, "name": f"{each['name']}-32", "at": 32, "rounds": 2}
+            for each in (*FRESH[:3], FRESH[4])
+        ),
         turns("first, 0.6", FRESH, 26, 3, 78, seconds=210, temperature=0.6),
     ),
     methods=(),
     last=(),
 )
 
-# The third asks what keeps one shared card above the floor: vLLM's scheduling ahead, and processes that take turns.
+# The third asks what keeps one shared card above the floor: vLLM's scheduling ahead, and processes
+# that take turns.
 FLOOR = replace(
     GPU,
     real=(),
-    phases=(Phase(), Phase("timings-sync", large=("--no-async-scheduling",)), Phase("timings-mps", mps=True)),
+    phases=(
+        Phase(),
+        Phase("timings-sync", large=("--no-async-scheduling",)),
+        Phase("timings-mps", mps=True),
+    ),
     cases=shorter((*GPU_CASES[:5], *GPU_CASES[6:8], GPU_CASES[9]), seconds=30),
     timings=125,
 )
@@ -231,7 +286,10 @@ EAGER = (
 
 
 def miniature(name: str, port: int, entry: Sequence[str] = V032, flags: str = "") -> Server:
-    words = f"{COMMON} {EAGER} --kv-cache-memory-bytes {256 * 2**20} --max-num-batched-tokens 32768 {flags}"
+    words = (
+        f"{COMMON} {EAGER} --kv-cache-memory-bytes {256 * 2**20} --max-num-batched-tokens 32768"
+        f" {flags}"
+    )
     return Server(name, port, f"pair/{name}", words.split(), entry)
 
 
@@ -242,7 +300,10 @@ CPU = Target(
         scripted("large", 9402, "tiny", 0.2, EAGER, entry=V032),
         scripted("small", 9401, "tiny", 0.2, EAGER, entry=V032),
     ),
-    real=(miniature("large", 9412, ("-m", "kit.serve"), "--api-server-count 2"), miniature("small", 9411)),
+    real=(
+        miniature("large", 9412, ("-m", "kit.serve"), "--api-server-count 2"),
+        miniature("small", 9411),
+    ),
     arrives=False,
     env={
         "OMP_NUM_THREADS": "1",
@@ -268,12 +329,27 @@ CPU = Target(
     estimate_minutes=0.1,
     ratio_problems=2,
 )
-# The fourth runs on a CPU too: new solvers with 32 chains at once; the large model takes PACE seconds for a token.
-PACED = {"SCRIPT_TOKENS": "500", "SCRIPT_PACE_large": os.environ.get("PACE", "0.02"), "SCRIPT_PACE_small": "0.001"}
+# The fourth runs on a CPU too: new solvers with 32 chains at once; the large model takes PACE
+# seconds for a token.
+PACED = {
+    "SCRIPT_TOKENS": "500",
+    "SCRIPT_PACE_large": os.environ.get("PACE", "0.02"),
+    "SCRIPT_PACE_small": "0.001",
+}
 WIDE = [replace(each, flags=[*each.flags, "--max-num-seqs", "64"]) for each in CPU.scripted]
-CROWD = (plain("plain-32"), case("specreason-32", 0.95, auto=True), {**AUTO, **SCRIPT, "name": "reading-32"})
+CROWD = (
+    plain("plain-32"),
+    case("specreason-32", 0.95, auto=True),
+    {**AUTO, **SCRIPT, "name": "reading-32"},
+)
 SCRIPT_ONLY = replace(CPU, real=())
-LOAD = replace(SCRIPT_ONLY, scripted=WIDE, env={**CPU.env, **PACED}, timings=240, cases=shorter(CROWD, at=32, rounds=3))
+LOAD = replace(
+    SCRIPT_ONLY,
+    scripted=WIDE,
+    env={**CPU.env, **PACED},
+    timings=240,
+    cases=shorter(CROWD, at=32, rounds=3),
+)
 # The fifth as well: do hedges pay where each model has hardware of its own?
 HEDGES = [
     {**case(f"accept{share}{'-hedged' * hedge}", rate, 1, 6, hedge=float(hedge)), "seconds": 120}
@@ -282,4 +358,11 @@ HEDGES = [
 ]
 LONGER = {**CPU.env, **PACED, "SCRIPT_TOKENS": "800"}
 ONE = replace(SCRIPT_ONLY, env=LONGER, timings=400, cases=(plain("plain"), *HEDGES))
-TARGETS: Mapping[str, Target] = {"gpu": GPU, "real": REAL, "floor": FLOOR, "cpu": CPU, "load": LOAD, "hedges": ONE}
+TARGETS: Mapping[str, Target] = {
+    "gpu": GPU,
+    "real": REAL,
+    "floor": FLOOR,
+    "cpu": CPU,
+    "load": LOAD,
+    "hedges": ONE,
+}

@@ -1,1 +1,4 @@
-"""The APIs of OpenAI and Anthropic: what requests may contain, what runs they ask for, and how runs are answered."""
+"""
+The APIs of OpenAI and Anthropic: what requests may contain, what runs they ask for, and how runs
+are answered.
+"""

@@ -1,4 +1,6 @@
-"""Chat completions and the page's own runs: what a request may contain, and how its runs are answered."""
+"""
+Chat completions and the page's own runs: what a request may contain, and how its runs are answered.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,12 @@ COMPLETION, CHUNK = "chat.completion", "chat.completion.chunk"
 
 class Turn(Part):
     """
-    A message of the conversation: of the client, of an earlier answer with its calls, or with the result of a call.
+    A message of the conversation: of the client, of an earlier answer with its calls, or with the
+    result of a call.
 
-    The reasoning of an earlier answer may be sent back in either field; the models' own chat templates keep or drop it.
-    Dropped are ``provider_specific_fields``, in which LiteLLM keeps it a second time, and annotations.
+    The reasoning of an earlier answer may be sent back in either field; the models' own chat
+    templates keep or drop it. Dropped are ``provider_specific_fields``, in which LiteLLM keeps it a
+    second time, and annotations.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -82,7 +86,9 @@ class Turn(Part):
 
     @field_validator("tool_calls")
     @classmethod
-    def _by_the_assistant(cls, calls: list[ToolCallPart] | None, known: ValidationInfo) -> list[ToolCallPart] | None:
+    def _by_the_assistant(
+        cls, calls: list[ToolCallPart] | None, known: ValidationInfo
+    ) -> list[ToolCallPart] | None:
         if calls and known.data.get("role", "assistant") != "assistant":
             raise ValueError("only a message of the assistant makes calls: leave them out")
         return calls
@@ -91,14 +97,24 @@ class Turn(Part):
     @classmethod
     def _of_a_result(cls, call_id: str | None, known: ValidationInfo) -> str | None:
         if (known.data.get("role", "user") == "tool") != (call_id is not None):
-            raise ValueError("a message of the role tool, and no other, has a tool_call_id: the id of the call")
+            raise ValueError(
+                "a message of the role tool, and no other, has a tool_call_id: the id of the call"
+            )
         return call_id
 
     @property
     def message(self) -> Message:
-        reasoning = (self.reasoning or self.reasoning_content or "") if self.role == "assistant" else ""
+        reasoning = (
+            (self.reasoning or self.reasoning_content or "") if self.role == "assistant" else ""
+        )
         calls = tuple([call.call for call in self.tool_calls or ()])
-        return Message(SPEAKERS[self.role], joined_text(self.content), calls, self.tool_call_id or "", reasoning)
+        return Message(
+            SPEAKERS[self.role],
+            joined_text(self.content),
+            calls,
+            self.tool_call_id or "",
+            reasoning,
+        )
 
 
 class StreamOptions(Part):
@@ -154,7 +170,9 @@ class ChatRequest(OpenaiRequest):
             raise bad_request("stream_options is for streams: set stream to true", "stream_options")
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
-            raise bad_request("max_tokens and max_completion_tokens differ: send one of them", "max_tokens")
+            raise bad_request(
+                "max_tokens and max_completion_tokens differ: send one of them", "max_tokens"
+            )
         format, choice = self.response_format, self.tool_choice
         return Wanted(
             tuple([turn.message for turn in self.messages]),
@@ -183,12 +201,17 @@ class LiveRequest(Request):
 
 
 class ChatReply:
-    """Writes the *runs* of a chat completion, one for each choice, as OpenAI's API does. A `ReplyFormat`."""
+    """
+    Writes the *runs* of a chat completion, one for each choice, as OpenAI's API does. A
+    `ReplyFormat`.
+    """
 
     keep_alive = deltas.KEEP_ALIVE
     starts_at = PROGRESS
 
-    def __init__(self, runs: Runs, request: ServiceRequest, chat: ChatRequest, thinking: Thinking) -> None:
+    def __init__(
+        self, runs: Runs, request: ServiceRequest, chat: ChatRequest, thinking: Thinking
+    ) -> None:
         self._runs, self._model, self._streamed = runs, chat.model, bool(chat.stream)
         self._include_usage = chat.stream_options is not None and chat.stream_options.include_usage
         self._id, self._created = f"chatcmpl-{request.id}", int(time.time())
@@ -197,7 +220,10 @@ class ChatReply:
         self._texts = [dict.fromkeys(("content", *fields), "") for _ in runs.run_requests]
 
     async def opening(self) -> bytes:
-        return b"".join(self._chunk(choice, {"role": "assistant", "content": ""}) for choice in range(len(self._texts)))
+        return b"".join(
+            self._chunk(choice, {"role": "assistant", "content": ""})
+            for choice in range(len(self._texts))
+        )
 
     def render(self, item: RunItem) -> bytes:
         delta = self._builders[item.choice].add(item)
@@ -212,7 +238,10 @@ class ChatReply:
     async def closing(self) -> bytes:
         if not self._include_usage:
             return deltas.DONE
-        return deltas.event(self._head(CHUNK) | {"choices": [], "usage": await self._runs.usage()}) + deltas.DONE
+        return (
+            deltas.event(self._head(CHUNK) | {"choices": [], "usage": await self._runs.usage()})
+            + deltas.DONE
+        )
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         return deltas.FAILED % body
@@ -228,7 +257,8 @@ class ChatReply:
         if solution.calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [
-                _call(call.id, {"name": call.name, "arguments": written_arguments(call)}) for call in solution.calls
+                _call(call.id, {"name": call.name, "arguments": written_arguments(call)})
+                for call in solution.calls
             ]
         return _choice(choice, "message", message, deltas.finish_reason(solution))
 
@@ -255,7 +285,9 @@ class ChatReply:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
 
-def _choice(index: int, kind: str, content: Mapping[str, Any], finish_reason: str | None) -> dict[str, Any]:
+def _choice(
+    index: int, kind: str, content: Mapping[str, Any], finish_reason: str | None
+) -> dict[str, Any]:
     return {"index": index, kind: content, "logprobs": None, "finish_reason": finish_reason}
 
 
@@ -264,7 +296,10 @@ def _call(call_id: str, function: Mapping[str, str]) -> dict[str, Any]:
 
 
 class LiveReply:
-    """Writes a run for the page: every event as a line of a trace, and then the solution. A `ReplyFormat`."""
+    """
+    Writes a run for the page: every event as a line of a trace, and then the solution. A
+    `ReplyFormat`.
+    """
 
     keep_alive = deltas.KEEP_ALIVE
     starts_at = (Drafted, *PROGRESS)

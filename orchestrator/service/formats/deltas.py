@@ -22,7 +22,8 @@ from .schemas import has_arguments
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-FAILED, FAILED_EVENT = b"data: %b\n\n" + DONE, b"event: error\ndata: %b\n\n"  # %b: the body of the error
+# %b: the body of the error
+FAILED, FAILED_EVENT = b"data: %b\n\n" + DONE, b"event: error\ndata: %b\n\n"
 OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
 FIELDS: Mapping[Thinking, tuple[str, ...]] = {
     "both": ("reasoning", "reasoning_content"),
@@ -35,15 +36,20 @@ FIELDS: Mapping[Thinking, tuple[str, ...]] = {
 
 
 def one_field(thinking: Thinking) -> Thinking:
-    """Return the place of the *thinking* in an API whose messages have one field for it, ``reasoning``."""
+    """
+    Return the place of the *thinking* in an API whose messages have one field for it,
+    ``reasoning``.
+    """
     return "reasoning" if thinking in ("both", "reasoning_content") else thinking
 
 
 class CallPieces:
     """
-    The pieces of an answer's calls as clients may join them to JSON: a call without arguments has ``{}``.
+    The pieces of an answer's calls as clients may join them to JSON: a call without arguments has
+    ``{}``.
 
-    What may still become ``null`` is held back. Calls are told apart by their index: servers may repeat an id.
+    What may still become ``null`` is held back. Calls are told apart by their index: servers may
+    repeat an id.
     """
 
     def __init__(self) -> None:
@@ -77,7 +83,8 @@ def written_arguments(call: ToolCall) -> str:
 @dataclass(frozen=True, slots=True)
 class Delta:
     """
-    A further part of a message: what *ended* a call, text by field, and then pieces of *calls*. It may be empty.
+    A further part of a message: what *ended* a call, text by field, and then pieces of *calls*. It
+    may be empty.
 
     *step* describes the step that it is; None if it is no step.
     """
@@ -89,13 +96,19 @@ class Delta:
 
 
 class ThinkingBlock:
-    """Follows the steps of one run: those in its thinking block, which is *open* at first or opened by the text."""
+    """
+    Follows the steps of one run: those in its thinking block, which is *open* at first or opened by
+    the text.
+    """
 
     def __init__(self, *, open: bool = True) -> None:
         self._open, self._over, self._begun = open, False, ""
 
     def add(self, step: Step) -> str | None:
-        """Return what *step* adds to the thinking, without the marks; None if it is not, or not yet, in the block."""
+        """
+        Return what *step* adds to the thinking, without the marks; None if it is not, or not yet,
+        in the block.
+        """
         if self._over:
             return None
         text = step.reasoning
@@ -105,17 +118,21 @@ class ThinkingBlock:
             self._open, self._over = opened is not None, not may_open_block(self._begun)
             if opened is None:
                 return None
-            text = self._begun.removesuffix(THINK_END if step.closes else "")[len(opened.begun(self._begun)) :]
+            text = self._begun.removesuffix(THINK_END if step.closes else "")[
+                len(opened.begun(self._begun)) :
+            ]
         self._over = step.closes
         return text
 
 
 class DeltaBuilder:
     """
-    Builds the message of one run as deltas; those of a field join to the same text, streamed or not.
+    Builds the message of one run as deltas; those of a field join to the same text, streamed or
+    not.
 
-    Steps outside of a thinking block are the content, which `Answering` has: all of them with a model that does not
-    think, and those after the thinking with a method that reasons through the answer.
+    Steps outside of a thinking block are the content, which `Answering` has: all of them with a
+    model that does not think, and those after the thinking with a method that reasons through the
+    answer.
     """
 
     def __init__(self, thinking: Thinking) -> None:
@@ -125,7 +142,11 @@ class DeltaBuilder:
         self._calls = CallPieces()
 
     def add(self, item: RunEvent | RunResult) -> Delta:
-        return self.finish(item.solution) if isinstance(item, RunResult) else self.add_event(item.event)
+        return (
+            self.finish(item.solution)
+            if isinstance(item, RunResult)
+            else self.add_event(item.event)
+        )
 
     def add_event(self, event: Event) -> Delta:
         match event:
@@ -133,7 +154,13 @@ class DeltaBuilder:
                 self._block = ThinkingBlock(open=thinks)
                 return Delta({})
             case Committed(index=index, step=step, score=score):
-                about = {"index": index, "author": step.author, "grade": score, "fate": "kept", "reason": step.note}
+                about = {
+                    "index": index,
+                    "author": step.author,
+                    "grade": score,
+                    "fate": "kept",
+                    "reason": step.note,
+                }
                 thought = self._block.add(step)
                 return Delta({} if thought is None else self._think(thought), about)
             case Answering(text=text):
@@ -145,8 +172,15 @@ class DeltaBuilder:
                 return Delta({})
 
     def finish(self, solution: Solution) -> Delta:
-        """Return the rest of the message when the run is over. A call without arguments is complete unless cut off."""
-        rest = solution.text.removeprefix(self._answer) if solution.text.startswith(self._answer) else ""
+        """
+        Return the rest of the message when the run is over. A call without arguments is complete
+        unless cut off.
+        """
+        rest = (
+            solution.text.removeprefix(self._answer)
+            if solution.text.startswith(self._answer)
+            else ""
+        )
         ended = tuple(self._calls.close()) if solution.finish_reason == "stop" else ()
         return Delta(_content(self._close() + rest), ended=ended)
 
@@ -166,7 +200,9 @@ def _content(text: str) -> Mapping[str, str]:
 
 
 class TokenCounts:
-    """An observer of one run that counts its tokens, and the seconds in which a served model was busy."""
+    """
+    An observer of one run that counts its tokens, and the seconds in which a served model was busy.
+    """
 
     def __init__(self) -> None:
         self.reasoning = self.answer = self.written = 0
@@ -207,7 +243,9 @@ class TokenCounts:
     def upstream(self) -> float:
         """Seconds in which at least one request to a model was open."""
         busy = end = 0.0
-        for start, stop in sorted((call.started, call.started + call.seconds) for call in self._calls):
+        for start, stop in sorted(
+            (call.started, call.started + call.seconds) for call in self._calls
+        ):
             busy += max(0.0, stop - max(start, end))
             end = max(end, stop)
         return busy
@@ -215,7 +253,8 @@ class TokenCounts:
 
 def usage(prompt: int, counts: Sequence[TokenCounts]) -> dict[str, Any]:
     """
-    Return the usage as one model alone would report it: the conversation once, and the tokens that were kept.
+    Return the usage as one model alone would report it: the conversation once, and the tokens that
+    were kept.
 
     Discarded tokens and those of judging are in the ledger.
     """
@@ -225,7 +264,9 @@ def usage(prompt: int, counts: Sequence[TokenCounts]) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": min(prompt, max((count.cached for count in counts), default=0))},
+        "prompt_tokens_details": {
+            "cached_tokens": min(prompt, max((count.cached for count in counts), default=0))
+        },
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
@@ -255,7 +296,10 @@ def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
 
 
 def steps(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
-    """Return every written step with its fate, and with the index of its choice if there are several choices."""
+    """
+    Return every written step with its fate, and with the index of its choice if there are several
+    choices.
+    """
     return [
         dataclasses.asdict(step) | ({"choice": choice} if len(solutions) > 1 else {})
         for choice, solution in enumerate(solutions)
@@ -265,17 +309,31 @@ def steps(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
 
 def ledger(ledger: Ledger) -> dict[str, Any]:
     """Return the *ledger* of a run with its rates."""
-    return dataclasses.asdict(ledger) | {"accept_rate": ledger.accept_rate, "share_large": ledger.share_large}
+    return dataclasses.asdict(ledger) | {
+        "accept_rate": ledger.accept_rate,
+        "share_large": ledger.share_large,
+    }
 
 
 def response_error(status: int, message: str) -> dict[str, Any]:
-    """Return the error of a failed response; *status* is the HTTP status that it would have had before the stream."""
-    code = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"
+    """
+    Return the error of a failed response; *status* is the HTTP status that it would have had before
+    the stream.
+    """
+    code = (
+        "rate_limit_exceeded"
+        if status == 429
+        else "server_error"
+        if status >= 500
+        else "invalid_prompt"
+    )
     return {"code": code, "message": message}
 
 
 def response_failed(response: Mapping[str, Any], number: int, status: int, message: str) -> bytes:
-    """Return the last event, with this sequence *number*, of a stream of the Responses API that fails."""
+    """
+    Return the last event, with this sequence *number*, of a stream of the Responses API that fails.
+    """
     failed = {**response, "status": "failed", "error": response_error(status, message)}
     return named_event("response.failed", sequence_number=number, response=failed)
 

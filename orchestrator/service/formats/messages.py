@@ -1,9 +1,10 @@
 """
-Anthropic's Messages API: what a request may contain and means for a method, and how its run is answered.
+Anthropic's Messages API: what a request may contain and means for a method, and how its run is
+answered.
 
-Unknown fields are refused. Hints about Anthropic's own caches and tiers are accepted without effect. A reply is a
-message of content blocks, in one piece or as events: the thinking is a block, in which each verified step is one delta
-with the field ``stepspec``; the answer is the next.
+Unknown fields are refused. Hints about Anthropic's own caches and tiers are accepted without
+effect. A reply is a message of content blocks, in one piece or as events: the thinking is a block,
+in which each verified step is one delta with the field ``stepspec``; the answer is the next.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ from .schemas import (
 )
 
 BILLING = "x-anthropic-billing-header"
-"""The beginning of a system block that Claude Code changes with every request, so that no prefix cache could hit."""
+"""
+The beginning of a system block that Claude Code changes with every request, so that no prefix cache
+could hit.
+"""
 
 OWN_TOOLS = "the service runs no tools; send tools with an input_schema, which the client runs"
 TEXT_ONLY = f"the methods read text only; send text blocks, or {SERVED}"
@@ -77,7 +81,12 @@ class RedactedThinkingBlock(Part):
     data: str
 
 
-TURNS = {"tool_use": "assistant", "thinking": "assistant", "redacted_thinking": "assistant", "tool_result": "user"}
+TURNS = {
+    "tool_use": "assistant",
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+    "tool_result": "user",
+}
 
 
 def _supported(block: object, kinds: Sequence[str]) -> object:
@@ -120,7 +129,9 @@ class ToolResultBlock(Part):
     @property
     def message(self) -> Message:
         text = joined_text(self.content or "")
-        return Message("tool", f"Error: {text}" if self.is_error else text, call_id=self.tool_use_id)
+        return Message(
+            "tool", f"Error: {text}" if self.is_error else text, call_id=self.tool_use_id
+        )
 
 
 UserBlock: TypeAlias = Annotated[
@@ -128,8 +139,13 @@ UserBlock: TypeAlias = Annotated[
     BeforeValidator(partial(_supported, kinds=("text", "tool_result"))),
 ]
 AssistantBlock: TypeAlias = Annotated[
-    Annotated[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")],
-    BeforeValidator(partial(_supported, kinds=("text", "thinking", "redacted_thinking", "tool_use"))),
+    Annotated[
+        TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock,
+        Field(discriminator="type"),
+    ],
+    BeforeValidator(
+        partial(_supported, kinds=("text", "thinking", "redacted_thinking", "tool_use"))
+    ),
 ]
 
 
@@ -162,7 +178,9 @@ class SystemTurn(Part):
 
 
 class AssistantTurn(Part):
-    """An earlier answer, as it was received; the models' own chat templates keep or drop its thinking."""
+    """
+    An earlier answer, as it was received; the models' own chat templates keep or drop its thinking.
+    """
 
     role: Literal["assistant"]
     content: str | Items[AssistantBlock]
@@ -172,19 +190,25 @@ class AssistantTurn(Part):
         if isinstance(self.content, str):
             return (Message("assistant", self.content),)
         calls = tuple([block.call for block in self.content if isinstance(block, ToolUseBlock)])
-        thinking = "".join([block.thinking for block in self.content if isinstance(block, ThinkingBlock)])
+        thinking = "".join(
+            [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]
+        )
         text = joined_text([block for block in self.content if isinstance(block, TextBlock)])
         return (Message("assistant", text, calls, reasoning=thinking),)
 
 
-MessageTurn: TypeAlias = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
+MessageTurn: TypeAlias = Annotated[
+    UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")
+]
 
 
 class ThinkingConfig(Part):
     """
-    Thinking of at most *budget_tokens* tokens, if they are set; what is left of `max_tokens` is for the answer.
+    Thinking of at most *budget_tokens* tokens, if they are set; what is left of `max_tokens` is for
+    the answer.
 
-    A method always thinks: ``disabled`` thinking has the least effort, and the reply does not show it.
+    A method always thinks: ``disabled`` thinking has the least effort, and the reply does not show
+    it.
     """
 
     type: Literal["enabled", "adaptive", "disabled"]
@@ -216,7 +240,8 @@ class CustomTool(Part):
     """
     A tool that the answer may call; the client runs it.
 
-    *strict* asks the server to keep its arguments to the schema. The fields after it are hints without effect.
+    *strict* asks the server to keep its arguments to the schema. The fields after it are hints
+    without effect.
     """
 
     type: Literal["custom"] | None = None
@@ -231,7 +256,9 @@ class CustomTool(Part):
 
     @property
     def tool(self) -> Tool:
-        return Tool(self.name, self.description or "", orjson.dumps(self.input_schema).decode(), self.strict)
+        return Tool(
+            self.name, self.description or "", orjson.dumps(self.input_schema).decode(), self.strict
+        )
 
 
 def _client_tool(tool: object) -> object:
@@ -245,7 +272,9 @@ OfferedTool: TypeAlias = Annotated[CustomTool, BeforeValidator(_client_tool)]
 
 
 class ToolChoice(Part):
-    """Whether the answer calls tools as the model likes, at least one, none, or the one called *name*."""
+    """
+    Whether the answer calls tools as the model likes, at least one, none, or the one called *name*.
+    """
 
     type: Literal["auto", "any", "none", "tool"]
     name: Name | None = None
@@ -260,7 +289,8 @@ class Conversation(Part):
     system: str | Items[PlainBlock] | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    tools: Items[OfferedTool] | None = None  # MCP servers bring hundreds, which Anthropic's API takes
+    # MCP servers bring hundreds, which Anthropic's API takes
+    tools: Items[OfferedTool] | None = None
     tool_choice: ToolChoice | None = None
 
     # Features that no method has; clients may send the values that turn them off.
@@ -272,13 +302,21 @@ class Conversation(Part):
 
     @property
     def wanted(self) -> Wanted:
-        blocks = [self.system] if isinstance(self.system, str) else [block.text for block in self.system or ()]
+        blocks = (
+            [self.system]
+            if isinstance(self.system, str)
+            else [block.text for block in self.system or ()]
+        )
         system = "\n".join(text for text in blocks if not text.startswith(BILLING))
         first = (Message("system", system),) if system else ()
         choice = self.tool_choice
         return Wanted(
             (*first, *_merged(message for turn in self.messages for message in turn.messages)),
-            format=self.output_config.format.rules if self.output_config and self.output_config.format else None,
+            format=(
+                self.output_config.format.rules
+                if self.output_config and self.output_config.format
+                else None
+            ),
             format_name="output_config.format",
             tools=tuple([tool.tool for tool in self.tools or ()]),
             tool_choice=_choice(choice),
@@ -333,7 +371,10 @@ class MessagesRequest(Conversation, Request):
         effort = self.output_config.effort if self.output_config else None
         most = self.thinking.budget_tokens if self.thinking else None
         if most is not None and most >= self.max_tokens:
-            message = f"thinking.budget_tokens is {most}: send less than max_tokens, which is {self.max_tokens}"
+            message = (
+                f"thinking.budget_tokens is {most}: send less than max_tokens, which is"
+                f" {self.max_tokens}"
+            )
             raise bad_request(message, "thinking.budget_tokens")
         return replace(
             super().wanted,
@@ -353,13 +394,16 @@ class MessagesRequest(Conversation, Request):
         return self.metadata.user_id if self.metadata else None
 
     def place_of_thinking(self, usual: Thinking) -> Thinking:
-        hidden = self._disabled or (self.thinking is not None and self.thinking.display == "omitted")
+        hidden = self._disabled or (
+            self.thinking is not None and self.thinking.display == "omitted"
+        )
         return super().place_of_thinking("none" if hidden else usual)
 
 
 SIGNATURE = "stepspec"
 """
-The signature of every block of thinking. Clients send it back unread, and nothing here depends on it.
+The signature of every block of thinking. Clients send it back unread, and nothing here depends on
+it.
 
 Anthropic's own API refuses it: it accepts the thinking of its own models only.
 """
@@ -396,12 +440,16 @@ class ContentBlocks:
     def _add_call(self, piece: Calling) -> bytes:
         events = b""
         if not self._open or self.blocks[-1]["type"] != "tool_use" or piece.index != self._call:
-            events = self.close() + self._start({"type": "tool_use", "id": piece.id, "name": piece.name})
+            events = self.close() + self._start(
+                {"type": "tool_use", "id": piece.id, "name": piece.name}
+            )
             self._call = piece.index
         block = len(self.blocks) - 1
         self._inputs[block] = self._inputs.get(block, "") + piece.arguments
         return events + (
-            self._delta({"type": "input_json_delta", "partial_json": piece.arguments}) if piece.arguments else b""
+            self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
+            if piece.arguments
+            else b""
         )
 
     def close(self) -> bytes:
@@ -416,9 +464,11 @@ class ContentBlocks:
 
     def finish(self, *, cut: bool) -> bytes:
         """
-        Complete the last block; return the events. A message has one at least: clients read the first unasked.
+        Complete the last block; return the events. A message has one at least: clients read the
+        first unasked.
 
-        Of an answer that was *cut* off, calls whose arguments are no JSON are left out. A stream has begun them.
+        Of an answer that was *cut* off, calls whose arguments are no JSON are left out. A stream
+        has begun them.
         """
         events = self.close()
         for block, text in self._inputs.items():
@@ -433,7 +483,10 @@ class ContentBlocks:
     def _start(self, block: dict[str, Any]) -> bytes:
         self.blocks.append(block)
         self._open = True
-        more: Mapping[str, dict[str, Any]] = {"thinking": {"signature": ""}, "tool_use": {"input": {}}}
+        more: Mapping[str, dict[str, Any]] = {
+            "thinking": {"signature": ""},
+            "tool_use": {"input": {}},
+        }
         begun = block | more.get(block["type"], {})
         return named_event("content_block_start", index=len(self.blocks) - 1, content_block=begun)
 
@@ -442,7 +495,10 @@ class ContentBlocks:
 
 
 class RawAnswer:
-    """An observer of one run that keeps the answer as the model wrote it, with the stop sequence that ended it."""
+    """
+    An observer of one run that keeps the answer as the model wrote it, with the stop sequence that
+    ended it.
+    """
 
     def __init__(self) -> None:
         self._text = ""
@@ -473,7 +529,9 @@ class MessagesReply:
     keep_alive = PING
     starts_at = PROGRESS
 
-    def __init__(self, runs: Runs, request: ServiceRequest, body: MessagesRequest, thinking: Thinking) -> None:
+    def __init__(
+        self, runs: Runs, request: ServiceRequest, body: MessagesRequest, thinking: Thinking
+    ) -> None:
         self._runs, self._model = runs, body.model
         (self._run_request,) = runs.run_requests
         self._builder = DeltaBuilder(deltas.one_field(thinking))
@@ -491,7 +549,9 @@ class MessagesReply:
 
     async def closing(self) -> bytes:
         events, used = self._finish(), await self._used()
-        ended = named_event("message_delta", delta=self._ended(), usage=used, **self._runs.extension([0]))
+        ended = named_event(
+            "message_delta", delta=self._ended(), usage=used, **self._runs.extension([0])
+        )
         return events + ended + named_event("message_stop")
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
@@ -499,7 +559,12 @@ class MessagesReply:
 
     async def body(self) -> dict[str, Any]:
         self._finish()
-        return self._message() | self._ended() | {"usage": await self._used() | TIER} | self._runs.extension([0])
+        return (
+            self._message()
+            | self._ended()
+            | {"usage": await self._used() | TIER}
+            | self._runs.extension([0])
+        )
 
     def _finish(self) -> bytes:
         return self._content.finish(cut=self._runs.solutions[0].finish_reason != "stop")
@@ -511,7 +576,10 @@ class MessagesReply:
     def _ended(self) -> dict[str, Any]:
         solution, stopped = self._runs.solutions[0], self._raw.stopped_by(self._run_request.stop)
         reason = stop_reason(solution, stopped)
-        return {"stop_reason": reason, "stop_sequence": stopped if reason == "stop_sequence" else None}
+        return {
+            "stop_reason": reason,
+            "stop_sequence": stopped if reason == "stop_sequence" else None,
+        }
 
     def _message(self) -> dict[str, Any]:
         return {
@@ -526,7 +594,10 @@ class MessagesReply:
 
 
 def stop_reason(solution: Solution, stopped: str | None) -> str:
-    """Return Anthropic's reason for the end of a message, whose answer was *stopped* by a stop sequence or not."""
+    """
+    Return Anthropic's reason for the end of a message, whose answer was *stopped* by a stop
+    sequence or not.
+    """
     match solution.finish_reason:
         case "stop" if stopped is not None and not solution.calls:
             return "stop_sequence"
@@ -543,7 +614,10 @@ TIER = {"service_tier": "standard"}
 
 
 def _usage(prompt: int, counted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the usage of a message: of the *prompt*, the tokens in the prefix cache are counted separately."""
+    """
+    Return the usage of a message: of the *prompt*, the tokens in the prefix cache are counted
+    separately.
+    """
     cached = counted["prompt_tokens_details"]["cached_tokens"] if counted else 0
     thinking = counted["completion_tokens_details"]["reasoning_tokens"] if counted else 0
     return {

@@ -1,8 +1,10 @@
 """
-What a service offers, and from the body of a request to the runs that it asks for, resolved and validated once.
+What a service offers, and from the body of a request to the runs that it asks for, resolved and
+validated once.
 
-The service imports no policy and no solver: the builder of a service passes in the `Offer`. The model of a request is a
-method, ``auto`` (the default method), or one of the two served models, to which the request is forwarded.
+The service imports no policy and no solver: the builder of a service passes in the `Offer`. The
+model of a request is a method, ``auto`` (the default method), or one of the two served models, to
+which the request is forwarded.
 """
 
 from __future__ import annotations
@@ -32,14 +34,17 @@ ROLES: tuple[Role, ...] = ("small", "large")
 EFFORT: Mapping[Effort, float] = {
     "minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0, "max": 1.0,
 }  # fmt: skip
-"""The share of the configured tokens for thinking that a request gets; the tokens for the answer stay."""
+"""
+The share of the configured tokens for thinking that a request gets; the tokens for the answer stay.
+"""
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MOST_PRIORITY = 1000  # either way, as for runs
 PENALTIES = ("presence_penalty", "frequency_penalty")
 NO_PENALTY = (
-    "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0 and set "
-    "repetition_penalty, which counts the whole chain, or send the request to the served model itself"
+    "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0"
+    " and set repetition_penalty, which counts the whole chain, or send the request to the served"
+    " model itself"
 )
 
 
@@ -65,7 +70,8 @@ class Engine(Protocol):
         clock: Stopwatch | None = None,
     ) -> Solution:
         """
-        Solve one *problem* with the options *run*; cancelling the call closes all its requests to the models.
+        Solve one *problem* with the options *run*; cancelling the call closes all its requests to
+        the models.
 
         The runs of one *session* use the same replica of each model while it is up.
 
@@ -85,11 +91,12 @@ class ServedMethod:
 @dataclass(frozen=True, slots=True)
 class Offer:
     """
-    What a service offers: the *engine*, its *methods* by name, and *defaults*, the options of a run that sets none.
+    What a service offers: the *engine*, its *methods* by name, and *defaults*, the options of a run
+    that sets none.
 
-    The policy of the *defaults* is the default method. *session_header* is the header that keeps the requests of one
-    session on one server; "" if there is none. *check* raises `ConfigurationError`, which names the option, if the
-    options are wrong for the method.
+    The policy of the *defaults* is the default method. *session_header* is the header that keeps
+    the requests of one session on one server; "" if there is none. *check* raises
+    `ConfigurationError`, which names the option, if the options are wrong for the method.
     """
 
     engine: Engine
@@ -100,7 +107,10 @@ class Offer:
     check: Callable[[str, Mapping[str, Any]], object] = lambda method, options: options
 
     def configured_options(self, method: str) -> Mapping[str, Any]:
-        """The options of *method* that the settings set: those of the default method, none of any other."""
+        """
+        The options of *method* that the settings set: those of the default method, none of any
+        other.
+        """
         return self.defaults.options if method == self.defaults.policy else {}
 
     def default_options(self, method: str) -> Mapping[str, Any]:
@@ -129,16 +139,24 @@ class ModelCatalog:
     @property
     def served(self) -> Mapping[str, ServedModel]:
         """
-        The served models by name. A name that is not unique has the role as a prefix: ``small:NAME``.
+        The served models by name. A name that is not unique has the role as a prefix:
+        ``small:NAME``.
 
         A model that was never up is not among them, as its name is not known.
         """
-        names: dict[Role, str] = {role: self.endpoint(role).name for role in ROLES if known(self.endpoint(role))}
+        names: dict[Role, str] = {
+            role: self.endpoint(role).name for role in ROLES if known(self.endpoint(role))
+        }
         taken = {*self.methods, *([names["large"]] if names.get("small") == names["large"] else [])}
-        return {(f"{role}:{name}" if name in taken else name): ServedModel(role, name) for role, name in names.items()}
+        return {
+            (f"{role}:{name}" if name in taken else name): ServedModel(role, name)
+            for role, name in names.items()
+        }
 
     def find(self, name: str) -> str | ServedModel:
-        """Return the method or the served model called *name*. Raise `ApiError` if there is none."""
+        """
+        Return the method or the served model called *name*. Raise `ApiError` if there is none.
+        """
         if name == AUTO:
             return self.offer.defaults.policy
         if name in self.offer.methods:
@@ -165,7 +183,13 @@ class ModelCatalog:
         roles: tuple[Role, ...] = (model.role,) if isinstance(model, ServedModel) else ROLES
         owner = "vllm" if isinstance(model, ServedModel) else "stepspec"
         room = min(self.endpoint(role).room for role in roles if known(self.endpoint(role)))
-        return {"id": name, "object": "model", "created": created, "owned_by": owner, "max_model_len": room}
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": owner,
+            "max_model_len": room,
+        }
 
     def endpoint(self, role: Role) -> ModelEndpoint:
         return self.offer.engine.small if role == "small" else self.offer.engine.large
@@ -173,7 +197,10 @@ class ModelCatalog:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run that a request asks for; the fields are arguments of `Engine.solve`, and *run* has all options."""
+    """
+    One run that a request asks for; the fields are arguments of `Engine.solve`, and *run* has all
+    options.
+    """
 
     problem: tuple[Message, ...]
     run: RunOptions
@@ -190,7 +217,11 @@ class RunRequest:
     def with_seed_offset(self, offset: int) -> RunRequest:
         """Return a copy whose seed, if it has one, is larger by *offset*."""
         sampling = self.run.sampling
-        return self if sampling.seed is None else self._with(sampling=sampling.with_seed(sampling.seed + offset))
+        return (
+            self
+            if sampling.seed is None
+            else self._with(sampling=sampling.with_seed(sampling.seed + offset))
+        )
 
     def _with(self, **values: Sampling | Limits) -> RunRequest:
         return replace(self, run=self.run.model_copy(update=values))
@@ -199,11 +230,13 @@ class RunRequest:
 @dataclass(frozen=True, slots=True)
 class Resolver:
     """
-    Resolves the requests to one *method*: defaults of the *offer*, limits of the *settings*. Raises `ApiError`.
+    Resolves the requests to one *method*: defaults of the *offer*, limits of the *settings*. Raises
+    `ApiError`.
 
-    With *auto*, as for the model of this name, the run may leave the method where it does not pay, unless the request
-    or the settings decide otherwise, or the request has a seed: who writes then must not depend on the time. The
-    priority of the run is *best_priority* or a worse one; None: any.
+    With *auto*, as for the model of this name, the run may leave the method where it does not pay,
+    unless the request or the settings decide otherwise, or the request has a seed: who writes then
+    must not depend on the time. The priority of the run is *best_priority* or a worse one; None:
+    any.
     """
 
     method: str
@@ -218,7 +251,9 @@ class Resolver:
         if wanted.choices > most:
             raise bad_request(f"n={wanted.choices}: at most {most} choices are allowed", "n")
         if wanted.choices > 1 and sampling.temperature == 0:
-            raise bad_request("n is above 1 and the temperature 0: all choices would be the same answer", "n")
+            raise bad_request(
+                "n is above 1 and the temperature 0: all choices would be the same answer", "n"
+            )
         self._check_conversation(wanted)
         run = RunRequest(
             wanted.conversation,
@@ -227,10 +262,14 @@ class Resolver:
             wanted.format,
             _toolset(wanted),
         )
-        return tuple([run.with_seed_offset(choice) if choice else run for choice in range(wanted.choices)])
+        return tuple(
+            [run.with_seed_offset(choice) if choice else run for choice in range(wanted.choices)]
+        )
 
     def _run_options(self, request: Request, sampling: Sampling, budget: Budget) -> RunOptions:
-        """Return all options of the run; the schema has validated them, but for those of the method."""
+        """
+        Return all options of the run; the schema has validated them, but for those of the method.
+        """
         overrides = request.overrides
         choices = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
         values: dict[str, Any] = {
@@ -244,7 +283,9 @@ class Resolver:
             values["priority"] = _allowed_priority(asked, self.best_priority, "stepspec.priority")
         run = self.offer.defaults.model_copy(update=choices | values)
         if run.auto is None:  # a seed repeats a run, and a method that is named is wanted as it is
-            run = run.model_copy(update={"auto": self.auto and getattr(request, "seed", None) is None})
+            run = run.model_copy(
+                update={"auto": self.auto and getattr(request, "seed", None) is None}
+            )
         return run
 
     def _check_conversation(self, wanted: Wanted) -> None:
@@ -255,13 +296,16 @@ class Resolver:
         elif not conversation:
             wrong = "the conversation is empty: send a message to answer"
         elif conversation[-1].role == "assistant":
-            wrong = "the last message is the assistant's: the conversation has to end with a message to answer"
+            wrong = (
+                "the last message is the assistant's: the conversation has to end with a message to"
+                " answer"
+            )
         called: set[str] = set()
         for turn in conversation:
             if turn.role == "tool" and turn.call_id not in called:
                 wrong = wrong or (
-                    f"a tool's result is for the call {turn.call_id!r}, which no message before it makes: send the "
-                    "assistant's message with its calls too"
+                    f"a tool's result is for the call {turn.call_id!r}, which no message before it"
+                    " makes: send the assistant's message with its calls too"
                 )
             called |= {call.id for call in turn.calls}
         if wrong:
@@ -285,7 +329,10 @@ class Resolver:
         return options
 
     def _sampling(self, request: Request) -> Sampling:
-        """Return the sampling of *request*; without a seed it has none, as the configured one would repeat answers."""
+        """
+        Return the sampling of *request*; without a seed it has none, as the configured one would
+        repeat answers.
+        """
         for name in PENALTIES:
             if getattr(request, name, None):
                 raise bad_request(f"{name}: {NO_PENALTY}", name)
@@ -297,15 +344,23 @@ class Resolver:
         return self.offer.defaults.sampling.model_copy(update=update)
 
     def _budget(self, overrides: StepspecOptions, wanted: Wanted) -> Budget:
-        """Return the budget of the run: the configured one with the limits that the request wants."""
+        """
+        Return the budget of the run: the configured one with the limits that the request wants.
+        """
         requested = overrides.budget.tokens if overrides.budget else None
         tokens, name, least = wanted.tokens, wanted.tokens_name, wanted.least
-        if least is not None and tokens is not None and least > tokens:  # as vLLM does; it has no other effect
-            raise bad_request(f"min_tokens is {least} and {name} {tokens}: send at most {tokens}", "min_tokens")
+        # as vLLM does; it has no other effect
+        if least is not None and tokens is not None and least > tokens:
+            raise bad_request(
+                f"min_tokens is {least} and {name} {tokens}: send at most {tokens}", "min_tokens"
+            )
         if tokens == 1:
             raise bad_request(f"{name}=1 has no room to think and to answer: send at least 2", name)
         if tokens is not None and requested is not None and tokens != requested:
-            message = f"{name} is {tokens} and stepspec.budget.tokens {requested}: both are one limit, send one of them"
+            message = (
+                f"{name} is {tokens} and stepspec.budget.tokens {requested}: both are one limit,"
+                " send one of them"
+            )
             raise bad_request(message, "stepspec.budget.tokens")
         budget = self.offer.defaults.budget.budget()
         budget = replace(budget, tokens=tokens, answer=None) if tokens else budget
@@ -317,10 +372,17 @@ class Resolver:
             thinking = min(thinking, wanted.thinking)
         if wanted.rest_for_answer:
             return replace(budget, answer=max(answer, budget.tokens - thinking))
-        return budget if wanted.effort is None else replace(budget, tokens=answer + thinking, answer=answer)
+        return (
+            budget
+            if wanted.effort is None
+            else replace(budget, tokens=answer + thinking, answer=answer)
+        )
 
     def _limited(self, budget: Budget, overrides: StepspecOptions) -> Budget:
-        """Limit the tokens as the settings say; the tokens that the request reserves for the answer stay."""
+        """
+        Limit the tokens as the settings say; the tokens that the request reserves for the answer
+        stay.
+        """
         most = self.settings.max_tokens
         if most is None or budget.tokens <= most:
             return budget
@@ -331,21 +393,28 @@ class Resolver:
 
 def forwarded_priority(content: Mapping[str, Any], best: int | None) -> int | None:
     """
-    Return the priority, among runs, of a request that is forwarded; None if the client's own stays as it is.
+    Return the priority, among runs, of a request that is forwarded; None if the client's own stays
+    as it is.
 
-    *best* is what the client may have at best, and what a request without one gets. Raise `ApiError` for a better one.
+    *best* is what the client may have at best, and what a request without one gets. Raise
+    `ApiError` for a better one.
     """
     if best is None:
         return None
     asked = content.get("priority")
     if asked is not None and not (type(asked) is int and abs(asked) <= MOST_PRIORITY):
-        raise bad_request(f"priority: send an integer from -{MOST_PRIORITY} to {MOST_PRIORITY}", "priority")
+        raise bad_request(
+            f"priority: send an integer from -{MOST_PRIORITY} to {MOST_PRIORITY}", "priority"
+        )
     return _allowed_priority(asked, best, "priority")
 
 
 def _allowed_priority(asked: int | None, best: int, param: str) -> int:
     if asked is not None and asked < best:
-        message = f"{param} is {asked}, and the API key allows {best} at best: send {best} or more; lower is first"
+        message = (
+            f"{param} is {asked}, and the API key allows {best} at best: send {best} or more; lower"
+            " is first"
+        )
         raise bad_request(message, param)
     return best if asked is None else asked
 
@@ -361,7 +430,10 @@ def _with_overrides(budget: Budget, overrides: StepspecOptions) -> Budget:
 
 def _check_answer(answer: int | None, tokens: int) -> None:
     if answer is not None and answer >= tokens:
-        raise bad_request(f"{answer} tokens for the answer leave none of {tokens} to think", "stepspec.budget.answer")
+        raise bad_request(
+            f"{answer} tokens for the answer leave none of {tokens} to think",
+            "stepspec.budget.answer",
+        )
 
 
 def _toolset(wanted: Wanted) -> Toolset | None:
@@ -380,7 +452,8 @@ def _toolset(wanted: Wanted) -> Toolset | None:
         raise bad_request(f"tool_choice names {choice!r}, which is no tool{hint}", "tool_choice")
     if wanted.format is not None and choice != "none":
         raise bad_request(
-            "an answer has either a format or tools to call: leave out one of them, or send tool_choice none",
+            "an answer has either a format or tools to call: leave out one of them, or send"
+            " tool_choice none",
             wanted.format_name,
         )
     return Toolset(tools, choice, wanted.parallel)

@@ -1,7 +1,9 @@
 """
-The Responses API: what a request may contain, and how its run is answered, as items and as numbered events.
+The Responses API: what a request may contain, and how its run is answered, as items and as numbered
+events.
 
-The reasoning is an item, in which each verified step is a delta with the field ``stepspec``; the message is the next.
+The reasoning is an item, in which each verified step is a delta with the field ``stepspec``; the
+message is the next.
 """
 
 from __future__ import annotations
@@ -102,26 +104,37 @@ OWN_CALLS = ("function_call", "function_call_output")
 
 def _with_type(item: object) -> object:
     """
-    Add the type of a message to an item with a role, and drop what is null: the SDK dumps all fields that it knows.
+    Add the type of a message to an item with a role, and drop what is null: the SDK dumps all
+    fields that it knows.
 
     Raise `ValueError` for what only another server can answer.
     """
     if not isinstance(item, dict):
         return item
-    fields = {name: value for name, value in cast("dict[str, Any]", item).items() if value is not None}
+    fields = {
+        name: value for name, value in cast("dict[str, Any]", item).items() if value is not None
+    }
     kind = str(fields.get("type"))
     if kind.endswith(("_call", "_call_output")) and kind not in OWN_CALLS:
         raise ValueError(f"an item of the type {kind!r}: {FUNCTIONS}")
     if kind == "item_reference" or fields.keys() == {"id"}:
-        raise ValueError("an item_reference: nothing is stored; send the item itself, as clients do after store: false")
+        raise ValueError(
+            "an item_reference: nothing is stored; send the item itself, as clients do after store:"
+            " false"
+        )
     return {"type": "message", **fields} if "role" in fields else fields
 
 
-InputItem: TypeAlias = Annotated[Annotated[TypedItem, Field(discriminator="type")], BeforeValidator(_with_type)]
+InputItem: TypeAlias = Annotated[
+    Annotated[TypedItem, Field(discriminator="type")], BeforeValidator(_with_type)
+]
 
 
 def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
-    """Yield the messages of *items*: the reasoning, the text and the calls of one answer are one message."""
+    """
+    Yield the messages of *items*: the reasoning, the text and the calls of one answer are one
+    message.
+    """
     thoughts, texts, calls = list[str](), list[str](), list[ToolCall]()
     for item in (*items, None):
         match item:
@@ -134,7 +147,9 @@ def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
                     texts.append(text)
             case MessageItem() | FunctionCallOutputItem() | None:
                 if texts or calls:
-                    yield Message("assistant", "\n".join(texts), tuple(calls), reasoning="".join(thoughts))
+                    yield Message(
+                        "assistant", "\n".join(texts), tuple(calls), reasoning="".join(thoughts)
+                    )
                 thoughts, texts, calls = [], [], []
                 if isinstance(item, MessageItem):
                     yield Message(SPEAKERS[item.role], joined_text(item.content))
@@ -187,7 +202,8 @@ class ResponsesRequest(OpenaiRequest):
 
     # Features that no method has; clients may send the values that turn them off.
     background: Literal[False] | None = None
-    include: Items[Literal["reasoning.encrypted_content"]] | None = None  # agents ask always; the text is in the output
+    # agents ask always; the text is in the output
+    include: Items[Literal["reasoning.encrypted_content"]] | None = None
     truncation: Literal["disabled"] | None = None
     max_tool_calls: None = None
 
@@ -221,14 +237,23 @@ class ResponsesRequest(OpenaiRequest):
             "model": self.model,
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
+            "reasoning": {
+                "effort": self.reasoning.effort if self.reasoning else None,
+                "summary": None,
+            },
             "store": False,
             "text": {
-                "format": format.model_dump(by_alias=True, exclude={"cache_control"}) if format else {"type": "text"}
+                "format": (
+                    format.model_dump(by_alias=True, exclude={"cache_control"})
+                    if format
+                    else {"type": "text"}
+                )
             },
-            "tool_choice": choice.model_dump(exclude={"cache_control"})
-            if isinstance(choice, ChosenFunction)
-            else choice or ("auto" if self.tools else "none"),
+            "tool_choice": (
+                choice.model_dump(exclude={"cache_control"})
+                if isinstance(choice, ChosenFunction)
+                else choice or ("auto" if self.tools else "none")
+            ),
             "tools": [
                 {"strict": None} | tool.model_dump(exclude_none=True, exclude={"cache_control"})
                 for tool in self.tools or ()
@@ -267,13 +292,19 @@ class ResponseEvents:
         events = b""
         if not self.items or self.items[-1]["type"] != "function_call" or piece.index != self._call:
             events, self._call = self.close(), piece.index
-            item = {"id": f"fc_{self._request_id}_{piece.index}", "type": "function_call", "status": "in_progress"}
+            item = {
+                "id": f"fc_{self._request_id}_{piece.index}",
+                "type": "function_call",
+                "status": "in_progress",
+            }
             self.items.append({**item, "call_id": piece.id, "name": piece.name, "arguments": ""})
             events += self._item_event("added")
         if not piece.arguments:
             return events
         self._texts.append(piece.arguments)
-        return events + self.event("response.function_call_arguments.delta", **self._place, delta=piece.arguments)
+        return events + self.event(
+            "response.function_call_arguments.delta", **self._place, delta=piece.arguments
+        )
 
     def close(self, status: str = "completed") -> bytes:
         """End the open item, if there is one, with this *status*; return the events."""
@@ -285,16 +316,24 @@ class ResponseEvents:
         if item["type"] == "function_call":
             item["arguments"] = text
             ended = self.event(
-                "response.function_call_arguments.done", **self._place, name=item["name"], arguments=text
+                "response.function_call_arguments.done",
+                **self._place,
+                name=item["name"],
+                arguments=text,
             )
         else:
             item["content"] = [_part(item["type"], text)]
-            ended = self._text_event("done", text=text) + self._part_event("done", item["content"][0])
+            ended = self._text_event("done", text=text) + self._part_event(
+                "done", item["content"][0]
+            )
         return ended + self._item_event("done")
 
     def _open(self, kind: str) -> bytes:
         place = f"{self._request_id}_{len(self.items)}"  # text may go on after a call
-        item: dict[str, Any] = {"id": f"{'rs' if kind == 'reasoning' else 'msg'}_{place}", "type": kind}
+        item: dict[str, Any] = {
+            "id": f"{'rs' if kind == 'reasoning' else 'msg'}_{place}",
+            "type": kind,
+        }
         more: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
         self.items.append(item | more | {"content": [], "status": "in_progress"})
         return self._item_event("added") + self._part_event("added", _part(kind, ""))
@@ -304,15 +343,23 @@ class ResponseEvents:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
 
     def _item_event(self, stage: str) -> bytes:
-        return self.event(f"response.output_item.{stage}", output_index=len(self.items) - 1, item=self.items[-1])
+        return self.event(
+            f"response.output_item.{stage}", output_index=len(self.items) - 1, item=self.items[-1]
+        )
 
     def _part_event(self, stage: str, part: Mapping[str, Any]) -> bytes:
-        return self.event(f"response.content_part.{stage}", **self._place, content_index=0, part=part)
+        return self.event(
+            f"response.content_part.{stage}", **self._place, content_index=0, part=part
+        )
 
     def _text_event(self, stage: str, **fields: Any) -> bytes:
         if self.items[-1]["type"] == "reasoning":
-            return self.event(f"response.reasoning_text.{stage}", **self._place, content_index=0, **fields)
-        return self.event(f"response.output_text.{stage}", **self._place, content_index=0, logprobs=[], **fields)
+            return self.event(
+                f"response.reasoning_text.{stage}", **self._place, content_index=0, **fields
+            )
+        return self.event(
+            f"response.output_text.{stage}", **self._place, content_index=0, logprobs=[], **fields
+        )
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:
@@ -327,7 +374,9 @@ class ResponsesReply:
     keep_alive = deltas.KEEP_ALIVE
     starts_at = PROGRESS
 
-    def __init__(self, runs: Runs, request: ServiceRequest, body: ResponsesRequest, thinking: Thinking) -> None:
+    def __init__(
+        self, runs: Runs, request: ServiceRequest, body: ResponsesRequest, thinking: Thinking
+    ) -> None:
         self._runs, self._request = runs, body
         (self._run_request,) = runs.run_requests
         self._builder = DeltaBuilder(deltas.one_field(thinking))
@@ -336,7 +385,9 @@ class ResponsesReply:
 
     async def opening(self) -> bytes:
         kinds = ("response.created", "response.in_progress")
-        return b"".join(self._events.event(kind, response=self._response("in_progress")) for kind in kinds)
+        return b"".join(
+            self._events.event(kind, response=self._response("in_progress")) for kind in kinds
+        )
 
     def render(self, item: RunItem) -> bytes:
         return self._events.add(self._builder.add(item))
@@ -347,13 +398,19 @@ class ResponsesReply:
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         events = self._events.close("incomplete")
-        response = self._response("failed") | {"error": deltas.response_error(error.status, error.message)}
+        response = self._response("failed") | {
+            "error": deltas.response_error(error.status, error.message)
+        }
         return events + self._events.event("response.failed", response=response)
 
     async def body(self) -> dict[str, Any]:
         self._events.close(self._status)
         items = self._events.items
-        items[:] = [each for each in items if each["status"] == "completed" or is_json(each.get("arguments", "{}"))]
+        items[:] = [
+            each
+            for each in items
+            if each["status"] == "completed" or is_json(each.get("arguments", "{}"))
+        ]
         return await self._ended()
 
     @property

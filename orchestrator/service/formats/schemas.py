@@ -1,9 +1,10 @@
 """
-What the bodies of all requests share: bounds, parts that refuse unknown fields, texts, tools, and ``stepspec``.
+What the bodies of all requests share: bounds, parts that refuse unknown fields, texts, tools, and
+``stepspec``.
 
-A body is read and checked before it is validated: without bounds one of 4 MiB with 100,000 wrong values, or as many
-small lists, keeps the process busy for seconds. Values that no method can honour are refused too; `validation` says
-what to send instead. No I/O.
+A body is read and checked before it is validated: without bounds one of 4 MiB with 100,000 wrong
+values, or as many small lists, keeps the process busy for seconds. Values that no method can honour
+are refused too; `validation` says what to send instead. No I/O.
 """
 
 from __future__ import annotations
@@ -23,14 +24,19 @@ from ...run_options import Count, Delimiter, option_types, service_options
 from ..http.errors import bad_request
 from ..settings import Thinking
 
-MAX_DEPTH = 128  # orjson writes at most 254 levels, and a request gets some more on its way to a server
+# orjson writes at most 254 levels, and a request gets some more on its way to a server
+MAX_DEPTH = 128
 MAX_ITEMS = 4096  # of one list or object
 MAX_VALUES = 65_536  # of a request: what takes a tenth of a second to validate
 MAX_TOOLS = 128  # OpenAI's limit
 FUNCTIONS = "send tools of the type function; the client runs them and sends their results back"
 MAX_DELIMITERS, MAX_DELIMITER = 8, 1024  # texts, and characters of each
-_OTHERS = bytes({*range(256)} - {*b'"[{'})  # what neither begins a list or an object nor delimits a string
-SERVED = "ask one of the served models by its own name (GET /v1/models): such requests are forwarded unchanged"
+# what neither begins a list or an object nor delimits a string
+_OTHERS = bytes({*range(256)} - {*b'"[{'})
+SERVED = (
+    "ask one of the served models by its own name (GET /v1/models): such requests are forwarded"
+    " unchanged"
+)
 SPEAKERS: Mapping[str, Speaker] = {
     "system": "system",
     "developer": "system",
@@ -41,7 +47,9 @@ SPEAKERS: Mapping[str, Speaker] = {
 
 T = TypeVar("T")
 Items: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
-"""A list that is validated up to its first wrong item: a hundred thousand errors would take seconds."""
+"""
+A list that is validated up to its first wrong item: a hundred thousand errors would take seconds.
+"""
 
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 NotNegative: TypeAlias = Annotated[int, Field(ge=0)]
@@ -65,7 +73,9 @@ Effort: TypeAlias = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 def parse_json(body: bytes) -> dict[str, Any]:
     """Read a JSON object. Raise `ApiError`."""
     if (containers := _containers(body)) > MAX_VALUES:
-        raise bad_request(f"the body has more than {MAX_VALUES} lists and objects", code="invalid_json")
+        raise bad_request(
+            f"the body has more than {MAX_VALUES} lists and objects", code="invalid_json"
+        )
     try:
         content: object = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
@@ -80,7 +90,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
 def _containers(text: bytes) -> int:
     """Count the lists and objects of a JSON *text*: millions of them take seconds to build."""
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    signs = unescaped.translate(None, _OTHERS).replace(b'""', b"")  # most strings are gone: a split takes time for each
+    # most strings are gone: a split takes time for each
+    signs = unescaped.translate(None, _OTHERS).replace(b'""', b"")
     return sum(map(len, signs.split(b'"')[::2]))
 
 
@@ -103,11 +114,17 @@ def check_bounds(content: Mapping[str, Any]) -> None:
         level = _containers_in([value])
         while level:
             if (longest := max(map(len, level))) > MAX_ITEMS:
-                message = f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are allowed"
+                message = (
+                    f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are"
+                    " allowed"
+                )
                 raise bad_request(message, name)
             values += sum(map(len, level))
             if values > MAX_VALUES:
-                message = f"{name}: the request has more than {MAX_VALUES} values; write long texts as one value"
+                message = (
+                    f"{name}: the request has more than {MAX_VALUES} values; write long texts as"
+                    " one value"
+                )
                 raise bad_request(message, name)
             level = _containers_in(_items(level))
 
@@ -128,7 +145,10 @@ class Options(BaseModel):
 
 
 class Part(Options):
-    """A part of a request. Prefix caches need no ``cache_control``, a hint for Anthropic's: it has no effect."""
+    """
+    A part of a request. Prefix caches need no ``cache_control``, a hint for Anthropic's: it has no
+    effect.
+    """
 
     cache_control: Any = None
 
@@ -136,7 +156,9 @@ class Part(Options):
 class Schema(Part):
     """A part with a JSON schema, its *rules*."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=(), populate_by_name=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, protected_namespaces=(), populate_by_name=True
+    )
 
 
 Rules: TypeAlias = Annotated[dict[str, Any], Field(alias="schema")]
@@ -153,7 +175,10 @@ class NamedSchema(Schema):
 
 
 def kind_of(value: object) -> object:
-    """Return the type that *value*, a part that is not validated yet, says it has; None if it says none."""
+    """
+    Return the type that *value*, a part that is not validated yet, says it has; None if it says
+    none.
+    """
     return cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
 
 
@@ -163,10 +188,14 @@ def parts_of(content: object) -> list[object]:
 
 
 def only_text(content: object, kinds: Collection[str] = ("text",)) -> object:
-    """Return *content* if all its parts are of these *kinds* of text. Raise `ValueError` with a cure."""
+    """
+    Return *content* if all its parts are of these *kinds* of text. Raise `ValueError` with a cure.
+    """
     for part in parts_of(content):
         if (kind := kind_of(part)) not in kinds:
-            raise ValueError(f"a part of type {kind!r}: the methods read text only; send text parts, or {SERVED}")
+            raise ValueError(
+                f"a part of type {kind!r}: the methods read text only; send text parts, or {SERVED}"
+            )
     return content
 
 
@@ -193,7 +222,9 @@ class ItemPart(Part):
 
 
 Content: TypeAlias = Annotated[str | Items[TextPart], BeforeValidator(only_text)]
-ItemContent: TypeAlias = Annotated[str | Items[ItemPart], BeforeValidator(partial(only_text, kinds=TEXT_KINDS))]
+ItemContent: TypeAlias = Annotated[
+    str | Items[ItemPart], BeforeValidator(partial(only_text, kinds=TEXT_KINDS))
+]
 
 
 def joined_text(content: str | Sequence[TextPart | ItemPart]) -> str:
@@ -202,10 +233,12 @@ def joined_text(content: str | Sequence[TextPart | ItemPart]) -> str:
 
 def arguments_object(value: Any) -> str:
     """
-    Return the arguments of a call in a history as the text of a JSON object: chat templates read nothing else.
+    Return the arguments of a call in a history as the text of a JSON object: chat templates read
+    nothing else.
 
-    No arguments are an empty object, as for vLLM. A text of more than `MAX_VALUES` lists, and what is no object, as a
-    number or JSON that was cut off, is kept as the only argument: an answer may have it, and clients send it back.
+    No arguments are an empty object, as for vLLM. A text of more than `MAX_VALUES` lists, and what
+    is no object, as a number or JSON that was cut off, is kept as the only argument: an answer may
+    have it, and clients send it back.
     """
     text: str = value if isinstance(value, str) else orjson.dumps(value).decode()
     if not has_arguments(text):
@@ -226,7 +259,10 @@ Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object, json_sch
 
 
 class CalledFunction(Part):
-    """The tool that an earlier answer called, perhaps by a name that no tool has, with its arguments as JSON text."""
+    """
+    The tool that an earlier answer called, perhaps by a name that no tool has, with its arguments
+    as JSON text.
+    """
 
     name: str
     arguments: Arguments = "{}"
@@ -247,7 +283,10 @@ class ToolCallPart(Part):
 
 
 class FunctionPart(Part):
-    """What the models read about a function; *strict* asks the server to keep its arguments to the schema."""
+    """
+    What the models read about a function; *strict* asks the server to keep its arguments to the
+    schema.
+    """
 
     name: Name
     description: str | None = None
@@ -342,22 +381,33 @@ NARROWER: Mapping[str, Any] = {
     "ahead": Annotated[Count, Field(le=64)],
     "delimiter": Annotated[Delimiter, AfterValidator(_few)],
 }
-"""The types of options of which a client may not choose every value that the service's own settings may have."""
+"""
+The types of options of which a client may not choose every value that the service's own settings
+may have.
+"""
 
 
 def _with_run_options(model: type[P]) -> type[P]:
-    """Add to *model* the options of a run that a request may set. A request may leave each of them out."""
+    """
+    Add to *model* the options of a run that a request may set. A request may leave each of them
+    out.
+    """
     types = option_types() | dict(NARROWER)
     fields: dict[str, Any] = {
-        name: (types[name] | None, None) for name in service_options() if name not in model.model_fields
+        name: (types[name] | None, None)
+        for name in service_options()
+        if name not in model.model_fields
     }
-    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields)
+    return create_model(
+        model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields
+    )
 
 
 @_with_run_options
 class StepspecOptions(Options):
     """
-    The options that only this service has: the object ``stepspec``, which clients send in ``extra_body``.
+    The options that only this service has: the object ``stepspec``, which clients send in
+    ``extra_body``.
 
     The fields of `RunOptions` that a request may set are added to those below.
     """
@@ -370,10 +420,12 @@ class StepspecOptions(Options):
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """
-    What a request wants, whatever its API is. Fields that end in *_name* are the names of parameters, for errors.
+    What a request wants, whatever its API is. Fields that end in *_name* are the names of
+    parameters, for errors.
 
-    *tokens* is the limit of the whole answer, *thinking* that of its thinking, and *least* its fewest tokens. With
-    *rest_for_answer*, tokens that the *effort* takes from the thinking are added to the answer.
+    *tokens* is the limit of the whole answer, *thinking* that of its thinking, and *least* its
+    fewest tokens. With *rest_for_answer*, tokens that the *effort* takes from the thinking are
+    added to the answer.
     """
 
     conversation: tuple[Message, ...]
@@ -408,7 +460,9 @@ class Request(Part):
         return getattr(self, "safety_identifier", None) or getattr(self, "user", None)
 
     def place_of_thinking(self, usual: Thinking) -> Thinking:
-        """Where the reply has the thinking; *usual* is the place that the service has configured."""
+        """
+        Where the reply has the thinking; *usual* is the place that the service has configured.
+        """
         return self.overrides.thinking or usual
 
     @property
@@ -434,8 +488,8 @@ class OpenaiRequest(Request):
     prompt_cache_retention: Label | None = None
     prompt_cache_options: dict[str, Any] | None = None
 
-    # Load generators send them. A run ends with its answer, or with its budget: what two models would write beyond the
-    # answer says nothing about a method.
+    # Load generators send them. A run ends with its answer, or with its budget: what two models
+    # would write beyond the answer says nothing about a method.
     ignore_eos: bool | None = None
     min_tokens: NotNegative | None = None
 

@@ -1,4 +1,7 @@
-"""From the JSON of a request to a validated one, or to an error that names the parameter and a cure. No I/O."""
+"""
+From the JSON of a request to a validated one, or to an error that names the parameter and a cure.
+No I/O.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ EFFORT = "send low, medium or high: a method always thinks"
 
 CURES: Mapping[str, str] = {
     **dict.fromkeys(("tools.type", "messages.tool_calls.type", "tool_choice.type"), FUNCTIONS),
-    **dict.fromkeys(("functions", "function_call", "messages.function_call"), "send tools, which have replaced it"),
+    **dict.fromkeys(
+        ("functions", "function_call", "messages.function_call"),
+        "send tools, which have replaced it",
+    ),
     "tools.function.strict": "send true or false",
     **dict.fromkeys(
         ("logprobs", "top_logprobs", "prompt_logprobs"),
@@ -32,7 +38,15 @@ CURES: Mapping[str, str] = {
         f"the token ids of two models do not agree; {SERVED}",
     ),
     **dict.fromkeys(
-        ("previous_response_id", "conversation", "prompt", "store", "background", "compaction", "thread"),
+        (
+            "previous_response_id",
+            "conversation",
+            "prompt",
+            "store",
+            "background",
+            "compaction",
+            "thread",
+        ),
         "nothing is stored; send the whole conversation",
     ),
     **dict.fromkeys(
@@ -40,7 +54,8 @@ CURES: Mapping[str, str] = {
         f"send response_format with a JSON schema, or {SERVED}",
     ),
     **dict.fromkeys(
-        ("chat_template_kwargs", "enable_thinking"), f"a method always thinks; send reasoning_effort, or {SERVED}"
+        ("chat_template_kwargs", "enable_thinking"),
+        f"a method always thinks; send reasoning_effort, or {SERVED}",
     ),
     **dict.fromkeys(("reasoning_effort", "reasoning.effort", "output_config.effort"), EFFORT),
     "thinking_token_budget": "send max_completion_tokens or reasoning_effort",
@@ -50,7 +65,10 @@ CURES: Mapping[str, str] = {
 """The cure for a parameter, by its path without indices."""
 
 CODES: Mapping[str, str] = {"thread": "thread_unsupported_request"}
-"""The codes that clients wait for, by parameter: after this one, Anthropic's SDK sends the whole conversation."""
+"""
+The codes that clients wait for, by parameter: after this one, Anthropic's SDK sends the whole
+conversation.
+"""
 
 SAME: Sequence[tuple[str, ...]] = (
     ("max_completion_tokens", "max_tokens", "max_output_tokens"),
@@ -67,14 +85,20 @@ Path: TypeAlias = tuple[int | str, ...]
 
 EXPECTED = "Input should be "
 LISTED = f"/openapi.json lists all parameters of a method; or {SERVED}"
-OBJECTS = ("model_type", "model_attributes_type", "dict_type")  # pydantic names its class, which clients do not know
+# pydantic names its class, which clients do not know
+OBJECTS = ("model_type", "model_attributes_type", "dict_type")
 
 
 def parse_request(schema: type[P], content: Mapping[str, Any]) -> P:
-    """Validate a request; null counts as left out. Raise `ApiError`, which names the wrong parameter and a cure."""
+    """
+    Validate a request; null counts as left out. Raise `ApiError`, which names the wrong parameter
+    and a cure.
+    """
     check_bounds(content)
     try:
-        return schema.model_validate({name: value for name, value in content.items() if value is not None})
+        return schema.model_validate(
+            {name: value for name, value in content.items() if value is not None}
+        )
     except ValidationError as exc:
         raise explain(schema, content, exc) from exc
 
@@ -87,24 +111,36 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
     param = format_path(path)
     if error["type"] == "missing":
         return bad_request(f"{param} is missing", param, "missing")
-    name, unknown = ".".join(part for part in path if isinstance(part, str)), error["type"] == "extra_forbidden"
-    others = [other for names in SAME if name in names for other in names if other in schema.model_fields]
+    name, unknown = (
+        ".".join(part for part in path if isinstance(part, str)),
+        error["type"] == "extra_forbidden",
+    )
+    others = [
+        other for names in SAME if name in names for other in names if other in schema.model_fields
+    ]
     if unknown and others:
         return bad_request(f"{param} is called {others[0]} in this API", param, "unknown_parameter")
     if (cure := CURES.get(name)) is not None:
         verb = "is not supported" if unknown else "cannot have this value"
-        return bad_request(f"{param} {verb}: {cure}", param, CODES.get(name, "unsupported_parameter"))
+        return bad_request(
+            f"{param} {verb}: {cure}", param, CODES.get(name, "unsupported_parameter")
+        )
     if unknown:
         hint = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
         return bad_request(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
     if error["type"] == "none_required":
-        return bad_request(f"{param} is not supported: leave it out", param, "unsupported_parameter")
+        return bad_request(
+            f"{param} is not supported: leave it out", param, "unsupported_parameter"
+        )
     messages = _joined(_message(other) for other, other_path in errors if other_path == path)
     return bad_request(f"{param}: {messages}", param)
 
 
 def body_path(location: Path, body: object, kind: str) -> Path:
-    """Return the part of an error's *location* that exists in *body*: pydantic adds the names of alternatives."""
+    """
+    Return the part of an error's *location* that exists in *body*: pydantic adds the names of
+    alternatives.
+    """
     path, value = list[int | str](), body
     for part, later in zip_longest(location, location[1:]):
         inner = _at(value, part)
@@ -127,13 +163,20 @@ def _at(body: object, part: int | str) -> tuple[object] | None:
 
 
 def _weight(error_at: tuple[ErrorDetails, Path]) -> tuple[bool, int]:
-    """Order unknown parameters first; among failed alternatives, the one that matched the longest path first."""
+    """
+    Order unknown parameters first; among failed alternatives, the one that matched the longest path
+    first.
+    """
     error, path = error_at
     return error["type"] != "extra_forbidden", -len(path)
 
 
 def _message(error: ErrorDetails) -> str:
-    return EXPECTED + "an object" if error["type"] in OBJECTS else error["msg"].removeprefix("Value error, ")
+    return (
+        EXPECTED + "an object"
+        if error["type"] in OBJECTS
+        else error["msg"].removeprefix("Value error, ")
+    )
 
 
 def _joined(messages: Iterable[str]) -> str:

@@ -1,1 +1,4 @@
-"""The HTTP side of the service: the application, its middleware, routes and limits, and the pass-through."""
+"""
+The HTTP side of the service: the application, its middleware, routes and limits, and the
+pass-through.
+"""

@@ -1,10 +1,11 @@
 """
 Who may run: keys and limits of each client, slots with a queue, and how a service ends in order.
 
-A limit (requests per minute, tokens of the large model per minute) is a token bucket that holds one minute's worth and
-fills continuously. What a request costs the large model is known only when it is over. It is charged then, so that a
-bucket may be in debt: requests are refused until that is paid off. The libraries `limits`, `aiolimiter` and
-`pyrate-limiter` decide before the work and know no debt.
+A limit (requests per minute, tokens of the large model per minute) is a token bucket that holds one
+minute's worth and fills continuously. What a request costs the large model is known only when it is
+over. It is charged then, so that a bucket may be in debt: requests are refused until that is paid
+off. The libraries `limits`, `aiolimiter` and `pyrate-limiter` decide before the work and know no
+debt.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from .errors import QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 
 MINUTE = 60.0
 ROUNDING = 1e-6  # of a unit: what waiting for exactly the announced time may lack
-OLDEST_EVERY = 4  # slots, one of which goes to the request that has waited longest, whatever its priority
+# slots, one of which goes to the request that has waited longest, whatever its priority
+OLDEST_EVERY = 4
 
 
 @dataclass(eq=False)
 class Bucket:
-    """A token bucket of *size* units that fills in a minute; it is full at first, and below 0 it is in debt."""
+    """
+    A token bucket of *size* units that fills in a minute; it is full at first, and below 0 it is in
+    debt.
+    """
 
     size: int
     clock: Callable[[], float]
@@ -64,21 +69,25 @@ class Clients:
     """
     The clients of a service, found by their keys, and what each has left.
 
-    Without any keys in the settings every request is accepted. The comparison takes the same time however much of a key
-    is right. Times are of the event loop's clock.
+    Without any keys in the settings every request is accepted. The comparison takes the same time
+    however much of a key is right. Times are of the event loop's clock.
     """
 
     def __init__(self, settings: ServiceSettings, clock: Callable[[], float] = _now) -> None:
         self._clock = clock
         unnamed: Iterable[tuple[str, str]] = (("", key.get_secret_value()) for key in settings.keys)
         named = ((name, client.key.get_secret_value()) for name, client in settings.clients.items())
-        self._digests = [(name, hashlib.sha256(key.strip().encode()).digest()) for name, key in (*unnamed, *named)]
+        self._digests = [
+            (name, hashlib.sha256(key.strip().encode()).digest())
+            for name, key in (*unnamed, *named)
+        ]
         self._clients: Mapping[str, Client] = settings.clients
         self._buckets: dict[str, tuple[Bucket | None, Bucket | None]] = {}
 
     def find(self, authorization: str | None, api_key: str | None = None) -> str | None:
         """
-        Return the name of the client whose key an ``Authorization`` header, or Anthropic's ``x-api-key``, has.
+        Return the name of the client whose key an ``Authorization`` header, or Anthropic's
+        ``x-api-key``, has.
 
         It is "" for a key without a name, and where no key is needed; None if no key is right.
         """
@@ -126,27 +135,34 @@ class Clients:
             tokens.take(max(0, request.large_tokens))
 
     def _buckets_of(self, name: str) -> tuple[Bucket | None, Bucket | None]:
-        """The buckets of the requests and of the tokens of a client; None if it has no such limit."""
+        """
+        The buckets of the requests and of the tokens of a client; None if it has no such limit.
+        """
         if name not in self._buckets:
             client = self._clients[name]
             sizes = client.requests_per_minute, client.large_tokens_per_minute
-            requests, tokens = (Bucket(size, self._clock) if size is not None else None for size in sizes)
+            requests, tokens = (
+                Bucket(size, self._clock) if size is not None else None for size in sizes
+            )
             self._buckets[name] = requests, tokens
         return self._buckets[name]
 
 
 class Admission:
     """
-    Lets `max_running` requests run at the same time; `max_waiting` more may wait, each `max_wait` seconds at most.
+    Lets `max_running` requests run at the same time; `max_waiting` more may wait, each `max_wait`
+    seconds at most.
 
-    Of those, the one with the best priority is admitted first (the lowest number, and the earliest of equal ones). So
-    that no request is passed over for ever, every fourth slot that becomes free goes to the one that has waited
-    longest. After `close` no request is admitted. Those that run or wait may finish, until *aborted* is set.
+    Of those, the one with the best priority is admitted first (the lowest number, and the earliest
+    of equal ones). So that no request is passed over for ever, every fourth slot that becomes free
+    goes to the one that has waited longest. After `close` no request is admitted. Those that run or
+    wait may finish, until *aborted* is set.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
         self._settings = settings
-        self._queue: list[tuple[int, asyncio.Future[None]]] = []  # priorities, in the order of arrival
+        # priorities, in the order of arrival
+        self._queue: list[tuple[int, asyncio.Future[None]]] = []
         self._handed = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -160,12 +176,25 @@ class Admission:
 
     @asynccontextmanager
     async def enter(self, priority: int = 0) -> AsyncGenerator[float]:
-        """Wait for a slot, hold it while the block lasts, and yield the seconds waited. Raise `ApiError`."""
+        """
+        Wait for a slot, hold it while the block lasts, and yield the seconds waited. Raise
+        `ApiError`.
+        """
         settings = self._settings
         if self.closed:
-            raise ApiError(503, "the service is shutting down and takes no new requests", code="draining", retry=True)
+            raise ApiError(
+                503,
+                "the service is shutting down and takes no new requests",
+                code="draining",
+                retry=True,
+            )
         if self.running + self.waiting >= settings.max_running + settings.max_waiting:
-            raise ApiError(429, "too many requests are running and waiting already", code=QUEUE_FULL, retry=True)
+            raise ApiError(
+                429,
+                "too many requests are running and waiting already",
+                code=QUEUE_FULL,
+                retry=True,
+            )
         arrived = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(settings.max_wait):
@@ -211,25 +240,41 @@ class Admission:
             return
         self._handed += 1
         oldest = self._handed % OLDEST_EVERY == 0
-        first = 0 if oldest else min(range(len(self._queue)), key=lambda index: (self._queue[index][0], index))
+        first = (
+            0
+            if oldest
+            else min(range(len(self._queue)), key=lambda index: (self._queue[index][0], index))
+        )
         _, slot = self._queue.pop(first)
         slot.set_result(None)
 
     def _waiting(self) -> list[tuple[int, asyncio.Future[None]]]:
-        return [place for place in self._queue if not place[1].done()]  # A cancelled request has yet to leave.
+        # A cancelled request has yet to leave.
+        return [place for place in self._queue if not place[1].done()]
 
 
 class Drain:
     """
-    Ends a service: the first `signal` closes its *admission*, and calls *end* when all requests are answered.
+    Ends a service: the first `signal` closes its *admission*, and calls *end* when all requests are
+    answered.
 
-    This takes `drain_seconds` at most; then, or on the second signal, the others are aborted. *log* receives messages.
+    This takes `drain_seconds` at most; then, or on the second signal, the others are aborted. *log*
+    receives messages.
     """
 
     def __init__(
-        self, admission: Admission, settings: ServiceSettings, log: Callable[[str], None], end: Callable[[], None]
+        self,
+        admission: Admission,
+        settings: ServiceSettings,
+        log: Callable[[str], None],
+        end: Callable[[], None],
     ) -> None:
-        self._admission, self._seconds, self._log, self._end = admission, settings.drain_seconds, log, end
+        self._admission, self._seconds, self._log, self._end = (
+            admission,
+            settings.drain_seconds,
+            log,
+            end,
+        )
         self._draining: asyncio.Task[None] | None = None
 
     def signal(self) -> None:

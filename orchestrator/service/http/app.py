@@ -1,7 +1,9 @@
 """
-The application: routes, errors and middleware over an offer; and the server that runs it and drains at the end.
+The application: routes, errors and middleware over an offer; and the server that runs it and drains
+at the end.
 
-Its HTTP is that of uvicorn with limits for the size of a request's headers and the time they may take.
+Its HTTP is that of uvicorn with limits for the size of a request's headers and the time they may
+take.
 """
 
 from __future__ import annotations
@@ -51,9 +53,11 @@ class Unlimited(int):
 
 class LimitedProtocol(HttpToolsProtocol):
     """
-    A connection whose client has as long for the headers of a request as an idle connection is kept.
+    A connection whose client has as long for the headers of a request as an idle connection is
+    kept.
 
-    Whatever else is no part of a body counts as headers, such as trailers, extensions of chunks, and blank lines.
+    Whatever else is no part of a body counts as headers, such as trailers, extensions of chunks,
+    and blank lines.
     """
 
     _packet = b""  # the one that is read now
@@ -93,7 +97,10 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def _count(self, size: int) -> None:
-        """Count *size* bytes of headers, all of which may be in one packet. Raise if they are too many."""
+        """
+        Count *size* bytes of headers, all of which may be in one packet. Raise if they are too
+        many.
+        """
         self._headers += size
         if self._headers > MAX_HEADERS:
             self.send_400_response(TOO_LARGE)
@@ -104,17 +111,26 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         if not self._offers_upgrade:
             super().on_headers_complete()
-            if self.scope["http_version"] == "1.0":  # knows no chunks: the end of the connection ends a stream
+            # knows no chunks: the end of the connection ends a stream
+            if self.scope["http_version"] == "1.0":
                 self.cycle.chunked_encoding, self.cycle.expected_content_length = False, Unlimited()
 
     @property
     def _offers_upgrade(self) -> bool:
-        """Whether the client offers to go on in another protocol than HTTP/1.1, none of which is spoken here."""
-        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT" and not self._should_upgrade()
+        """
+        Whether the client offers to go on in another protocol than HTTP/1.1, none of which is
+        spoken here.
+        """
+        return (
+            self.parser.should_upgrade()
+            and self.parser.get_method() != b"CONNECT"
+            and not self._should_upgrade()
+        )
 
     def _unsupported_upgrade_warning(self) -> None:
         """
-        Read the request again without the offer, which may be ignored: Java's client makes it with every first request.
+        Read the request again without the offer, which may be ignored: Java's client makes it with
+        every first request.
 
         The parser takes the body of such a request for the other protocol's.
         """
@@ -138,12 +154,15 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete and not self.transport.is_closing():  # else the next request is there already
+        # else the next request is there already
+        if self.cycle.response_complete and not self.transport.is_closing():
             self._wait()
 
     def _wait(self) -> None:
         self._stop_waiting()
-        self._waiting = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._waiting = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def _stop_waiting(self) -> None:
         if self._waiting is not None:
@@ -157,7 +176,9 @@ CLOSE_SECONDS = 5.0  # to close open connections when the time to drain is over
 class Service:
     """One service: the `app` that a server runs, its shared `context`, and its `metrics`."""
 
-    def __init__(self, offer: Offer, settings: ServiceSettings, observers: Sequence[ServiceObserver] = ()) -> None:
+    def __init__(
+        self, offer: Offer, settings: ServiceSettings, observers: Sequence[ServiceObserver] = ()
+    ) -> None:
         all_observers: list[ServiceObserver] = [*observers]
         observe = notify(all_observers)
         self.context = context = ServiceContext(offer, settings, observe)
@@ -207,7 +228,9 @@ class Service:
 
 async def _error_response(request: Request, exc: Exception) -> Response:
     record = service_request(request)
-    record.error = error = record.in_its_api(exc if isinstance(exc, ApiError) else _http_error(request, exc))
+    record.error = error = record.in_its_api(
+        exc if isinstance(exc, ApiError) else _http_error(request, exc)
+    )
     return error_response(error, record)
 
 
@@ -216,7 +239,9 @@ def _http_error(request: Request, exc: Exception) -> ApiError:
     path = request.scope["path"]
     if exc.status_code == 404:
         hint = near(path, (route.path for route in request.app.routes))
-        return ApiError(404, f"there is no path {path}{hint}; /openapi.json lists all paths", code="not_found")
+        return ApiError(
+            404, f"there is no path {path}{hint}; /openapi.json lists all paths", code="not_found"
+        )
     message = f"{path} does not support {request.method}" if exc.status_code == 405 else exc.detail
     return ApiError(exc.status_code, message, code="method_not_allowed", headers=exc.headers)
 
@@ -232,25 +257,33 @@ def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
         listening = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as exc:
         raise ConfigurationError(
-            f"cannot listen at {host} port {port}: {exc.strerror or exc}; choose another with --port (0: any)"
+            f"cannot listen at {host} port {port}: {exc.strerror or exc}; choose another with"
+            " --port (0: any)"
         ) from exc
-    # Without it a step waits up to 40 ms for the client to acknowledge the one before. Connections inherit it.
+    # Without it a step waits up to 40 ms for the client to acknowledge the one before. Connections
+    # inherit it.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(1000 * send_seconds)))
+        listening.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(1000 * send_seconds))
+        )
     return listening
 
 
 class ServiceServer(uvicorn.Server):
     """
-    A uvicorn server that drains on the first signal: it admits no more requests, and exits when all are answered.
+    A uvicorn server that drains on the first signal: it admits no more requests, and exits when all
+    are answered.
 
     The signals are SIGTERM, SIGINT and SIGHUP.
 
-    Draining takes `drain_seconds` at most. On the second signal it exits at once. *log* receives its messages.
+    Draining takes `drain_seconds` at most. On the second signal it exits at once. *log* receives
+    its messages.
     """
 
-    def __init__(self, service: Service, settings: ServiceSettings, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, service: Service, settings: ServiceSettings, log: Callable[[str], None]
+    ) -> None:
         config = uvicorn.Config(
             service.app,
             host=settings.host,
@@ -281,9 +314,17 @@ class ServiceServer(uvicorn.Server):
 
 
 @contextmanager
-def _handled(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
-    """Have *handler* handle a signal while the block lasts, unless the process ignores it, as under ``nohup``."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) is signal.SIG_IGN:
+def _handled(
+    number: signal.Signals, handler: Callable[[int, FrameType | None], None]
+) -> Generator[None]:
+    """
+    Have *handler* handle a signal while the block lasts, unless the process ignores it, as under
+    ``nohup``.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(number) is signal.SIG_IGN
+    ):
         yield
         return
     before = signal.signal(number, handler)

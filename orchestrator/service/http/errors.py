@@ -1,4 +1,7 @@
-"""API errors: every failure in OpenAI's or Anthropic's shape, with its status and whether to try again. No I/O."""
+"""
+API errors: every failure in OpenAI's or Anthropic's shape, with its status and whether to try
+again. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,14 @@ ANTHROPIC_TYPES: Mapping[int, str] = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-OVERLOADED = 529  # in Anthropic's API alone: too many requests at once; there, 429 is for the limits of one client
+# in Anthropic's API alone: too many requests at once; there, 429 is for the limits of one client
+OVERLOADED = 529
 QUEUE_FULL, QUEUE_TIMEOUT = "queue_full", "queue_timeout"  # the codes of an overloaded service
 RETRY_AFTER = 2  # seconds; a full queue and a restarting server both move on in about that time
 INTERNAL_ERROR = "internal_error"
 MAX_MESSAGE, MAX_PARAM = 2000, 200  # characters
-CLIENT_CLOSED = 499  # the status in logs and metrics of a request whose client disconnected; nginx's number
+# the status in logs and metrics of a request whose client disconnected; nginx's number
+CLIENT_CLOSED = 499
 
 
 @dataclass(eq=False)
@@ -47,8 +52,9 @@ class ApiError(Exception):
     """
     A request that gets no answer, or only the beginning of one.
 
-    *param* names the wrong parameter of the request. *retry* says whether the same request may succeed soon; None
-    leaves that to the client's own rules. *headers* are added to those of the response.
+    *param* names the wrong parameter of the request. *retry* says whether the same request may
+    succeed soon; None leaves that to the client's own rules. *headers* are added to those of the
+    response.
     """
 
     status: int
@@ -68,7 +74,9 @@ class ApiError(Exception):
 
     @property
     def body(self) -> bytes:
-        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        kind = TYPES.get(
+            self.status, "server_error" if self.status >= 500 else "invalid_request_error"
+        )
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
 
@@ -83,9 +91,14 @@ class ApiError(Exception):
 
     def anthropic_body(self, request_id: str) -> bytes:
         """The body in Anthropic's shape, whose message alone says which parameter is wrong."""
-        kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        kind = ANTHROPIC_TYPES.get(
+            self.status, "api_error" if self.status >= 500 else "invalid_request_error"
+        )
         named = self.param is None or self.param in self.message
-        error: dict[str, Any] = {"type": kind, "message": self.message if named else f"{self.param}: {self.message}"}
+        error: dict[str, Any] = {
+            "type": kind,
+            "message": self.message if named else f"{self.param}: {self.message}",
+        }
         if self.code is not None:
             error["details"] = {"error_code": self.code}
         return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
@@ -108,7 +121,8 @@ def api_error(exc: BaseException, *, partial: bool = False) -> ApiError:
     """
     Translate *exc* for the client.
 
-    After *partial* work (a served model has written tokens) the client is asked not to retry by itself.
+    After *partial* work (a served model has written tokens) the client is asked not to retry by
+    itself.
     """
     retry = False if partial else None
     match exc:
@@ -116,7 +130,8 @@ def api_error(exc: BaseException, *, partial: bool = False) -> ApiError:
             return exc
         case ContextTooLong():
             return ApiError(400, str(exc), "messages", "context_length_exceeded")
-        case ConfigurationError() | MissingCapability():  # what the method of the request cannot do with these models
+        # what the method of the request cannot do with these models
+        case ConfigurationError() | MissingCapability():
             return ApiError(400, str(exc), "model", "invalid_value")
         case EndpointRejected() if exc.cause.startswith(("HTTP 400", "HTTP 422")):
             return ApiError(400, str(exc), code="upstream_rejected")
@@ -128,7 +143,12 @@ def api_error(exc: BaseException, *, partial: bool = False) -> ApiError:
         case TimeoutError():
             return ApiError(504, "no answer before the deadline", code="deadline", retry=False)
         case _:
-            return ApiError(500, "the service failed; see its log for the cause", code=INTERNAL_ERROR, retry=retry)
+            return ApiError(
+                500,
+                "the service failed; see its log for the cause",
+                code=INTERNAL_ERROR,
+                retry=retry,
+            )
 
 
 def format_path(location: Sequence[int | str]) -> str:

@@ -1,8 +1,9 @@
 """
-Between the server and the routes: the record of a request, its key and size, and the response while a client waits.
+Between the server and the routes: the record of a request, its key and size, and the response while
+a client waits.
 
-`RequestMiddleware` is the outermost layer of the application. A `StreamedResponse` is produced while the client waits,
-and cancelled as soon as the client disconnects.
+`RequestMiddleware` is the outermost layer of the application. A `StreamedResponse` is produced
+while the client waits, and cancelled as soon as the client disconnects.
 """
 
 from __future__ import annotations
@@ -34,9 +35,12 @@ from .admission import Clients
 from .errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
 
 PUBLIC_PATHS = HEALTH_PATHS | {"/", "/version", "/metrics", "/openapi.json"}
-"""The only paths that need no key: health and metrics, and the page, which asks for a key itself."""
+"""
+The only paths that need no key: health and metrics, and the page, which asks for a key itself.
+"""
 
-LOCAL_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".test")  # nobody can register a name below them
+# nobody can register a name below them
+LOCAL_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".test")
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -54,12 +58,13 @@ def request_id(header: str | None) -> str:
 
 class RequestMiddleware:
     """
-    Makes a `ServiceRequest` of every HTTP request; refuses those without a key, over a limit, and too large.
+    Makes a `ServiceRequest` of every HTTP request; refuses those without a key, over a limit, and
+    too large.
 
     Where no key is needed, it refuses those of other sites' pages, unless *settings* allow them.
 
-    *observe* receives `RequestArrived`, `RequestFailed` and `RequestFinished`. The *session_header* of a request is
-    forwarded to the served models; "" if there is none.
+    *observe* receives `RequestArrived`, `RequestFailed` and `RequestFinished`. The *session_header*
+    of a request is forwarded to the served models; "" if there is none.
     """
 
     def __init__(
@@ -75,7 +80,10 @@ class RequestMiddleware:
         self._app, self._version, self._observe = app, version, observe
         self._clients = clients
         self._max_bytes, self._body_seconds = settings.max_body_bytes, settings.send_seconds
-        self._checks_origin, self._origins = not (settings.locked or settings.insecure), settings.cors_origins
+        self._checks_origin, self._origins = (
+            not (settings.locked or settings.insecure),
+            settings.cors_origins,
+        )
         self._session_header = session_header.lower()
         self._forward = (*TRACE_HEADERS, *([self._session_header] if session_header else []))
 
@@ -85,7 +93,11 @@ class RequestMiddleware:
             return
         headers = Headers(scope=scope)
         request = ServiceRequest(
-            request_id(headers.get("x-request-id")), scope["method"], request_path(scope), headers, self._forward
+            request_id(headers.get("x-request-id")),
+            scope["method"],
+            request_path(scope),
+            headers,
+            self._forward,
         )
         request.session = request.forwarded.get(self._session_header, "")
         scope["stepspec.request"] = request
@@ -97,7 +109,9 @@ class RequestMiddleware:
             self._clients.charge(request)
             self._observe(RequestFinished(request))
 
-    async def _handle(self, request: ServiceRequest, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle(
+        self, request: ServiceRequest, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         try:
             self._check(request)
             await self._app(scope, self._limited(receive), send)
@@ -109,17 +123,20 @@ class RequestMiddleware:
                 self._observe(RequestFailed(request, exc))
             if not request.status:
                 response = error_response(error, request)
-                await response(scope, receive, send)  # A response that has begun is broken off by the server.
+                # A response that has begun is broken off by the server.
+                await response(scope, receive, send)
 
     def _check(self, request: ServiceRequest) -> None:
         if self._checks_origin:
             check_origin(request.headers, self._origins)
-        client = self._clients.find(request.headers.get("authorization"), request.headers.get("x-api-key"))
+        client = self._clients.find(
+            request.headers.get("authorization"), request.headers.get("x-api-key")
+        )
         if client is None and request.path not in PUBLIC_PATHS:
             raise ApiError(
                 401,
-                "an API key is needed: send the header Authorization: Bearer KEY, or x-api-key: KEY, with one of the "
-                "service's keys",
+                "an API key is needed: send the header Authorization: Bearer KEY, or x-api-key:"
+                " KEY, with one of the service's keys",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -151,7 +168,9 @@ class RequestMiddleware:
         return limited
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self._max_bytes} bytes", code="body_too_large")
+        return ApiError(
+            413, f"the body is larger than {self._max_bytes} bytes", code="body_too_large"
+        )
 
     def _with_headers(self, request: ServiceRequest, send: Send) -> Send:
         async def send_with_headers(message: Message) -> None:
@@ -169,7 +188,10 @@ class RequestMiddleware:
 
 
 def request_path(scope: Scope) -> str:
-    """Return the path without the prefix that a proxy may leave in it; routes are found by the same rule."""
+    """
+    Return the path without the prefix that a proxy may leave in it; routes are found by the same
+    rule.
+    """
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     return path.removeprefix(root) or "/" if root and f"{path}/".startswith(f"{root}/") else path
 
@@ -180,30 +202,42 @@ def error_response(error: ApiError, request: ServiceRequest) -> Response:
 
 def check_origin(headers: Mapping[str, str], origins: Sequence[str]) -> None:
     """
-    Raise `ApiError` if a request to a service without keys comes from a page other than its own and *origins*.
+    Raise `ApiError` if a request to a service without keys comes from a page other than its own and
+    *origins*.
 
-    A browser sends a page's requests to any address, this machine's own included, and a page whose name is made to
-    point there (DNS rebinding) may read the answers too. Keys stop both; without them, `Host` and `Origin` do.
+    A browser sends a page's requests to any address, this machine's own included, and a page whose
+    name is made to point there (DNS rebinding) may read the answers too. Keys stop both; without
+    them, `Host` and `Origin` do.
     """
     host, origin = headers.get("host", ""), headers.get("origin")
-    if origin is not None and "*" not in origins and origin not in origins and origin.partition("://")[2] != host:
+    if (
+        origin is not None
+        and "*" not in origins
+        and origin not in origins
+        and origin.partition("://")[2] != host
+    ):
         raise ApiError(
             403,
-            f"pages of {origin!r} may not use this service: list it in STEPSPEC_SERVICE__CORS_ORIGINS (or "
-            "--cors-origin), or set STEPSPEC_SERVICE__KEYS (or --key)",
+            f"pages of {origin!r} may not use this service: list it in"
+            " STEPSPEC_SERVICE__CORS_ORIGINS (or --cors-origin), or set STEPSPEC_SERVICE__KEYS (or"
+            " --key)",
             code="origin_not_allowed",
         )
     if registrable(host):
         raise ApiError(
             403,
-            f"the service has no key, and {host!r} is not a name of this machine alone: use its address, set "
-            "STEPSPEC_SERVICE__KEYS (or --key), or add --insecure to admit every client",
+            f"the service has no key, and {host!r} is not a name of this machine alone: use its"
+            " address, set STEPSPEC_SERVICE__KEYS (or --key), or add --insecure to admit every"
+            " client",
             code="host_not_allowed",
         )
 
 
 def registrable(host: str) -> bool:
-    """Whether *host*, with or without a port, is a name that others can own: no address, and no name of a local net."""
+    """
+    Whether *host*, with or without a port, is a name that others can own: no address, and no name
+    of a local net.
+    """
     before, _, port = host.rpartition(":")
     name = (before if port.isdecimal() else host).lower().rstrip(".")
     try:
@@ -234,10 +268,15 @@ class ClientConnection:
         self._failure: Failure | None = None
         self.started = self.finished = False
 
-    async def start(self, headers: Mapping[str, str], status: int = 200, *, failure: Failure | None = None) -> None:
+    async def start(
+        self, headers: Mapping[str, str], status: int = 200, *, failure: Failure | None = None
+    ) -> None:
         """Send status and *headers*. *failure* makes the last event of a stream that fails."""
         self._failure = failure
-        raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        raw = [
+            (name.lower().encode(), value.encode("latin-1", "replace"))
+            for name, value in headers.items()
+        ]
         self.started = True
         await self._deliver({"type": "http.response.start", "status": status, "headers": raw})
 
@@ -251,7 +290,10 @@ class ClientConnection:
         self.finished = True
 
     async def fail(self, error: ApiError) -> None:
-        """End a stream that has started with *error*. Any other response stays incomplete: the server cuts it off."""
+        """
+        End a stream that has started with *error*. Any other response stays incomplete: the server
+        cuts it off.
+        """
         if self._failure is not None and not self.finished:
             error = self._request.in_its_api(error)
             await self.finish(self._failure(error, self._request.error_body(error)))
@@ -277,20 +319,30 @@ class StreamedResponse(Response):
     """
     Runs *work*, which sends the response over its connection.
 
-    When the client disconnects, or *aborted* is set, *work* is cancelled, and this waits until all that it started is
-    cancelled too. A client that is still connected receives an error.
+    When the client disconnects, or *aborted* is set, *work* is cancelled, and this waits until all
+    that it started is cancelled too. A client that is still connected receives an error.
     """
 
-    def __init__(self, request: ServiceRequest, work: Work, send_seconds: float, aborted: asyncio.Event) -> None:
+    def __init__(
+        self, request: ServiceRequest, work: Work, send_seconds: float, aborted: asyncio.Event
+    ) -> None:
         super().__init__()
-        self._request, self._work, self._send_seconds, self._aborted = request, work, send_seconds, aborted
+        self._request, self._work, self._send_seconds, self._aborted = (
+            request,
+            work,
+            send_seconds,
+            aborted,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = ClientConnection(self._request, send, self._send_seconds)
-        async with background(self._work(connection), _disconnected(receive), self._aborted.wait()) as tasks:
+        async with background(
+            self._work(connection), _disconnected(receive), self._aborted.wait()
+        ) as tasks:
             working, disconnecting, _ = tasks
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if connection.finished and not working.done():  # A complete response counts as a disconnect.
+            # A complete response counts as a disconnect.
+            if connection.finished and not working.done():
                 await asyncio.wait([working])
             done, disconnected = working.done(), disconnecting.done()
         if done:

@@ -1,4 +1,7 @@
-"""The routes, described for ``/openapi.json``: OpenAI's and Anthropic's APIs, the page with its own runs, health."""
+"""
+The routes, described for ``/openapi.json``: OpenAI's and Anthropic's APIs, the page with its own
+runs, health.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ DESCRIPTIONS: Mapping[int, str] = {
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    429: "Too many requests at once, or a client is over its limit; Retry-After says when to retry.",
+    429: (
+        "Too many requests at once, or a client is over its limit; Retry-After says when to retry."
+    ),
     500: "The service failed, or a server sent a malformed reply.",
     503: "The service is shutting down, or a served model is down; Retry-After says when to retry.",
     504: "No answer before the deadline.",
@@ -59,11 +64,18 @@ def _object(**properties: Any) -> dict[str, Any]:
 
 
 ERROR = _object(error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL))
-ANTHROPIC_ERROR = _object(type={"const": "error"}, error=_object(type=TEXT, message=TEXT), request_id=TEXT)
+ANTHROPIC_ERROR = _object(
+    type={"const": "error"}, error=_object(type=TEXT, message=TEXT), request_id=TEXT
+)
 
 
-def _answers(success: str, kinds: Iterable[str], *statuses: int, error: str = "Error") -> dict[str, Any]:
-    """Describe a route that answers with a body of one of these *kinds*, or with an *error* of these *statuses*."""
+def _answers(
+    success: str, kinds: Iterable[str], *statuses: int, error: str = "Error"
+) -> dict[str, Any]:
+    """
+    Describe a route that answers with a body of one of these *kinds*, or with an *error* of these
+    *statuses*.
+    """
     failure = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     schemas = {kind: {"schema": {"type": "object"} if kind == JSON else {}} for kind in kinds}
     responses: dict[int | str, Any] = {200: {"description": success, "content": schemas}}
@@ -75,7 +87,9 @@ def _answers(success: str, kinds: Iterable[str], *statuses: int, error: str = "E
 def _calls(success: str, request: str, *kinds: str) -> dict[str, Any]:
     """Describe a route that calls models for a body of the schema *request*."""
     anthropic = request in ("MessagesRequest", "CountTokensRequest")
-    statuses, error = ((*MODEL_ERRORS, 529), "AnthropicError") if anthropic else (MODEL_ERRORS, "Error")
+    statuses, error = (
+        ((*MODEL_ERRORS, 529), "AnthropicError") if anthropic else (MODEL_ERRORS, "Error")
+    )
     body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}
     more = {"openapi_extra": {"requestBody": {"required": True, "content": body}}}
     return _answers(success, kinds, *statuses, error=error) | more
@@ -83,7 +97,9 @@ def _calls(success: str, request: str, *kinds: str) -> dict[str, Any]:
 
 READY = _answers('New requests are admitted, if "degraded" by the large model alone.', [JSON])
 READY["responses"][503] = {
-    "description": "New requests are not admitted: the service is shutting down, or the large model is down.",
+    "description": (
+        "New requests are not admitted: the service is shutting down, or the large model is down."
+    ),
     "content": {JSON: {"schema": {"type": "object"}}},
 }
 
@@ -91,12 +107,18 @@ READY["responses"][503] = {
 def api_router(context: ServiceContext) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", **_calls("The completion, or its stream.", "ChatRequest", JSON, STREAM))
+    @router.post(
+        "/v1/chat/completions",
+        **_calls("The completion, or its stream.", "ChatRequest", JSON, STREAM),
+    )
     async def chat(http_request: Request) -> Response:
         """Answer a conversation, and stream every step of the reasoning as it is verified."""
         return await answer(context, http_request, ChatRequest, ChatReply)
 
-    @router.post("/v1/completions", **_calls("The model's answer, or its stream.", "ServedModelRequest", JSON, STREAM))
+    @router.post(
+        "/v1/completions",
+        **_calls("The model's answer, or its stream.", "ServedModelRequest", JSON, STREAM),
+    )
     async def completions(http_request: Request) -> Response:
         """Forward a completion to one of the served models."""
         call = await ModelCall.read(context, http_request)
@@ -104,13 +126,15 @@ def api_router(context: ServiceContext) -> APIRouter:
             return call.forward(call.model)
         names = ", ".join(context.models.served)
         raise bad_request(
-            f"{call.content['model']!r} is a method, and methods answer conversations: POST /v1/chat/completions, or "
-            f"ask a served model by its own name ({names})",
+            f"{call.content['model']!r} is a method, and methods answer conversations: POST"
+            f" /v1/chat/completions, or ask a served model by its own name ({names})",
             "model",
             "unsupported_model",
         )
 
-    @router.post("/v1/responses", **_calls("The response, or its stream.", "ResponsesRequest", JSON, STREAM))
+    @router.post(
+        "/v1/responses", **_calls("The response, or its stream.", "ResponsesRequest", JSON, STREAM)
+    )
     async def responses(http_request: Request) -> Response:
         """Answer in the Responses API, and stream every step of the reasoning as it is verified."""
         return await answer(context, http_request, ResponsesRequest, ResponsesReply)
@@ -131,9 +155,14 @@ def api_router(context: ServiceContext) -> APIRouter:
 def messages_router(context: ServiceContext) -> APIRouter:
     router = APIRouter()
 
-    @router.post(MESSAGES_PATH, **_calls("The message, or its stream.", "MessagesRequest", JSON, STREAM))
+    @router.post(
+        MESSAGES_PATH, **_calls("The message, or its stream.", "MessagesRequest", JSON, STREAM)
+    )
     async def messages(http_request: Request) -> Response:
-        """Answer a conversation as Anthropic's API does, and stream every step of the thinking as it is verified."""
+        """
+        Answer a conversation as Anthropic's API does, and stream every step of the thinking as it
+        is verified.
+        """
         return await answer(context, http_request, MessagesRequest, MessagesReply)
 
     @router.post(COUNT_PATH, **_calls("The number of tokens.", "CountTokensRequest", JSON))
@@ -160,14 +189,18 @@ def page_router(context: ServiceContext) -> APIRouter:
 
     @router.get("/live/methods", **_answers("The methods.", [JSON], 401))
     async def methods() -> Response:
-        """List the methods with their options, the default method, and the names of the served models."""
+        """
+        List the methods with their options, the default method, and the names of the served models.
+        """
         offer = context.offer
         methods = [
             {"name": name, "about": method.description, "options": offer.default_options(name)}
             for name, method in offer.methods.items()
         ]
         served = {"small": offer.engine.small.name, "large": offer.engine.large.name}
-        return json_response({"default": offer.defaults.policy, "methods": methods, "models": served})
+        return json_response(
+            {"default": offer.defaults.policy, "methods": methods, "models": served}
+        )
 
     @router.post("/live", **_calls("The events of the run.", "LiveRequest", STREAM))
     async def live(http_request: Request) -> Response:
@@ -175,14 +208,19 @@ def page_router(context: ServiceContext) -> APIRouter:
         call = await ModelCall.read(context, http_request, AUTO)
         call.request.stream = True
         if isinstance(call.model, ServedModel):
-            raise bad_request("model is a served model, and only the runs of methods have events", "model")
+            raise bad_request(
+                "model is a served model, and only the runs of methods have events", "model"
+            )
         return call.reply(call.runs(call.model, call.parsed(LiveRequest)), LiveReply(), stream=True)
 
     return router
 
 
 def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str]]) -> APIRouter:
-    """Make the routes for operators, none of which calls a model. *scrape* returns metrics and their content type."""
+    """
+    Make the routes for operators, none of which calls a model. *scrape* returns metrics and their
+    content type.
+    """
     router = APIRouter()
 
     async def alive() -> Response:
@@ -191,20 +229,25 @@ def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
 
     for path in ("/health", "/health/liveness"):
         name = path.strip("/").replace("/", "_")
-        router.add_api_route(path, alive, methods=["GET"], operation_id=name, **_answers("The process answers.", []))
+        router.add_api_route(
+            path, alive, methods=["GET"], operation_id=name, **_answers("The process answers.", [])
+        )
         router.add_api_route(path, alive, methods=["HEAD"], include_in_schema=False)
 
     @router.head("/health/readiness", include_in_schema=False)
     @router.get("/health/readiness", **READY)
     async def ready() -> Response:
         """
-        Say whether new requests are admitted: not while shutting down, nor while the large model is down.
+        Say whether new requests are admitted: not while shutting down, nor while the large model is
+        down.
 
         The status is "degraded" while only the small model is down: the large one answers alone.
         """
         status = "draining" if context.admission.closed else context.health.status
         roles: dict[str, bool] = {role: role_up for role, role_up in context.health.up.items()}
-        return json_response({"status": status, **roles}, 200 if status in ("ready", "degraded") else 503)
+        return json_response(
+            {"status": status, **roles}, 200 if status in ("ready", "degraded") else 503
+        )
 
     @router.get("/version", **_answers("The version.", [JSON]))
     async def version() -> Response:
@@ -231,11 +274,16 @@ class ModelCall:
     model: str | ServedModel
 
     @classmethod
-    async def read(cls, context: ServiceContext, http_request: Request, usual: str | None = None) -> ModelCall:
+    async def read(
+        cls, context: ServiceContext, http_request: Request, usual: str | None = None
+    ) -> ModelCall:
         """Read the body and find the model, by default the *usual* one. Raise `ApiError`."""
         request = service_request(http_request)
         if (coding := http_request.headers.get("content-encoding", "identity")) != "identity":
-            raise bad_request(f"the body has the Content-Encoding {coding}: send it uncompressed", code="invalid_json")
+            raise bad_request(
+                f"the body has the Content-Encoding {coding}: send it uncompressed",
+                code="invalid_json",
+            )
         body = await http_request.body()
         content = parse_json(body)
         name = content.get("model", usual)
@@ -267,11 +315,20 @@ class ModelCall:
         """Answer with what the server of *model* answers."""
 
         async def work(connection: ClientConnection) -> None:
-            priority = forwarded_priority(self.content, self.context.clients.best_priority(self.request.client))
+            priority = forwarded_priority(
+                self.content, self.context.clients.best_priority(self.request.client)
+            )
             async with self.context.admitted(self.request, priority or 0) as seconds:
                 endpoint = leaves(self.context.models.endpoint(model.role))[-1]
                 forwarding = Forwarding(
-                    self.context.http, endpoint, self.request, model, self.content, self.body, connection, priority
+                    self.context.http,
+                    endpoint,
+                    self.request,
+                    model,
+                    self.content,
+                    self.body,
+                    connection,
+                    priority,
                 )
                 await forwarding.run(seconds)
 
@@ -297,7 +354,9 @@ async def answer(
     schema: type[B],
     format: Callable[[Runs, ServiceRequest, B, Thinking], ReplyFormat],
 ) -> Response:
-    """Answer a request of *schema* with runs, written in *format*, or forward it to a served model."""
+    """
+    Answer a request of *schema* with runs, written in *format*, or forward it to a served model.
+    """
     call = await ModelCall.read(context, http_request)
     if isinstance(call.model, ServedModel):
         return call.forward(call.model)
@@ -308,7 +367,10 @@ async def answer(
 
 
 def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[], dict[str, Any]]:
-    """Return a function that describes *app* with the current models; *locked* says that it needs an API key."""
+    """
+    Return a function that describes *app* with the current models; *locked* says that it needs an
+    API key.
+    """
     generate = app.openapi
 
     @cache  # it takes a tenth of a second, and needs no key

@@ -1,7 +1,9 @@
 """
-What all requests of one service share, and the runs of one request: an asynchronous iterator over what happens.
+What all requests of one service share, and the runs of one request: an asynchronous iterator over
+what happens.
 
-`reply` answers a request with its runs, as a stream or in one piece, written by the format of its API.
+`reply` answers a request with its runs, as a stream or in one piece, written by the format of its
+API.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ RunItem: TypeAlias = RunEvent | RunResult
 
 PROGRESS = (Committed, Answering, Calling, Finished)  # the events that show that a run goes well
 LEAST_SECONDS = 0.001  # for a run whose deadline was over before it began
-GRACE = 10.0  # seconds that a run may exceed its deadline; it keeps the deadline unless a server does not even tokenize
+# seconds that a run may exceed its deadline; it keeps the deadline unless a server does not even
+# tokenize
+GRACE = 10.0
 
 
 class ServiceContext:
@@ -51,15 +55,24 @@ class ServiceContext:
 
     def __init__(self, offer: Offer, settings: ServiceSettings, observe: ServiceObserver) -> None:
         self.offer, self.settings, self.observe = offer, settings, observe
-        self.admission, self.models, self.clients = Admission(settings), ModelCatalog(offer), Clients(settings)
+        self.admission, self.models, self.clients = (
+            Admission(settings),
+            ModelCatalog(offer),
+            Clients(settings),
+        )
         self.created = int(time.time())
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
-        """Hold the connections of the service itself, and check the servers' health, while the block lasts."""
+        """
+        Hold the connections of the service itself, and check the servers' health, while the block
+        lasts.
+        """
         small, large = self.offer.engine.small, self.offer.engine.large
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)
-        async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as http:
+        async with aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar()
+        ) as http:
             self.http = http
             self.health = HealthMonitor({"small": small, "large": large}, self.observe)
             async with self.health.checking(self.settings.health_every):
@@ -67,7 +80,9 @@ class ServiceContext:
 
     @asynccontextmanager
     async def admitted(self, request: ServiceRequest, priority: int = 0) -> AsyncGenerator[float]:
-        """Wait for admission, and yield the seconds that *request* may still take. Raise `ApiError`."""
+        """
+        Wait for admission, and yield the seconds that *request* may still take. Raise `ApiError`.
+        """
         async with self.admission.enter(priority) as waited:
             request.queued, request.admitted = waited, request.seconds
             yield max(self.settings.max_seconds - waited, LEAST_SECONDS)
@@ -80,12 +95,14 @@ class Runs:
     """
     One run for each of the *run_requests* of a request.
 
-    Iterating yields everything that happened since the last iteration, in order; an empty list if that was nothing for
-    `keep_alive` seconds. The exception that ended a run is raised after what happened before it. `solutions` has the
-    runs that are over, by the index of their choice.
+    Iterating yields everything that happened since the last iteration, in order; an empty list if
+    that was nothing for `keep_alive` seconds. The exception that ended a run is raised after what
+    happened before it. `solutions` has the runs that are over, by the index of their choice.
     """
 
-    def __init__(self, context: ServiceContext, request: ServiceRequest, run_requests: Sequence[RunRequest]) -> None:
+    def __init__(
+        self, context: ServiceContext, request: ServiceRequest, run_requests: Sequence[RunRequest]
+    ) -> None:
         self._context, self._request, self.run_requests = context, request, run_requests
         self.counts = [TokenCounts() for _ in run_requests]
         self.solutions: dict[int, Solution] = {}
@@ -98,7 +115,8 @@ class Runs:
     @asynccontextmanager
     async def started(self) -> AsyncGenerator[Self]:
         """
-        Wait for admission and run everything while the block lasts. Raise `ApiError` if it is refused.
+        Wait for admission and run everything while the block lasts. Raise `ApiError` if it is
+        refused.
 
         Leaving the block cancels the runs that are not over, and waits until they are gone.
         """
@@ -107,12 +125,19 @@ class Runs:
             try:
                 async with asyncio.timeout(seconds + GRACE):
                     async with background(
-                        *(self._run(choice, each.within(seconds)) for choice, each in enumerate(self.run_requests))
+                        *(
+                            self._run(choice, each.within(seconds))
+                            for choice, each in enumerate(self.run_requests)
+                        )
                     ):
                         yield self
             finally:
-                ledgers = self._request.ledgers = [Ledger.of(counts.events) for counts in self.counts]
-                self._request.large_tokens = sum(each.large.written + each.large.judging for each in ledgers)
+                ledgers = self._request.ledgers = [
+                    Ledger.of(counts.events) for counts in self.counts
+                ]
+                self._request.large_tokens = sum(
+                    each.large.written + each.large.judging for each in ledgers
+                )
 
     def __aiter__(self) -> Self:
         return self
@@ -124,9 +149,11 @@ class Runs:
 
     async def until(self, events: tuple[type[Event], ...]) -> list[RunItem]:
         """
-        Wait for the first of these *events*, or for `keep_alive` seconds; return everything that happened until then.
+        Wait for the first of these *events*, or for `keep_alive` seconds; return everything that
+        happened until then.
 
-        The headers of a stream wait for it, so that an early failure is answered with its own status.
+        The headers of a stream wait for it, so that an early failure is answered with its own
+        status.
         """
         loop = asyncio.get_running_loop()
         ends, items = loop.time() + self._keep_alive, list[RunItem]()
@@ -202,7 +229,9 @@ class Runs:
         """The fields beyond OpenAI's API, about the runs of some *choices* that are over."""
         solutions = [self.solutions[choice] for choice in choices]
         ledgers = [payloads.ledger(solution.ledger) for solution in solutions]
-        about = [payloads.about(self.solutions[choice], self.run_requests[choice]) for choice in choices]
+        about = [
+            payloads.about(self.solutions[choice], self.run_requests[choice]) for choice in choices
+        ]
         return {
             "steps": payloads.steps(solutions),
             "ledger": ledgers[0] if len(ledgers) == 1 else ledgers,
@@ -210,9 +239,13 @@ class Runs:
         }
 
     async def fail(self, exc: Exception, connection: ClientConnection) -> None:
-        """Answer with the error: raise it as `ApiError`, or end with it a stream that has started."""
+        """
+        Answer with the error: raise it as `ApiError`, or end with it a stream that has started.
+        """
         request = self._request
-        error = request.error = api_error(exc, partial=any(counts.written for counts in self.counts))
+        error = request.error = api_error(
+            exc, partial=any(counts.written for counts in self.counts)
+        )
         if error.code == INTERNAL_ERROR:
             self._context.observe(RequestFailed(request, exc))
         if not connection.started:
@@ -227,9 +260,10 @@ class ReplyFormat(Protocol):
     """
     How one API writes a reply. `render` is called with every item in order, streamed or not.
 
-    A stream starts with the first event of *starts_at*. Its bytes are the `opening`, what `render` returns, and the
-    `closing`; *keep_alive* is sent while nothing happens. If it fails, the last event is `failed`, whose *body* is the
-    error in the shape of the API. The reply to a request that does not stream is the `body`.
+    A stream starts with the first event of *starts_at*. Its bytes are the `opening`, what `render`
+    returns, and the `closing`; *keep_alive* is sent while nothing happens. If it fails, the last
+    event is `failed`, whose *body* is the error in the shape of the API. The reply to a request
+    that does not stream is the `body`.
     """
 
     @property
@@ -249,8 +283,13 @@ class ReplyFormat(Protocol):
     async def body(self) -> dict[str, Any]: ...
 
 
-async def reply(runs: Runs, format: ReplyFormat, connection: ClientConnection, *, stream: bool) -> None:
-    """Run *runs* and answer over *connection*. Raise `ApiError` before the response starts; later errors end it."""
+async def reply(
+    runs: Runs, format: ReplyFormat, connection: ClientConnection, *, stream: bool
+) -> None:
+    """
+    Run *runs* and answer over *connection*. Raise `ApiError` before the response starts; later
+    errors end it.
+    """
     try:
         async with runs.started():
             await (_stream if stream else _whole)(runs, format, connection)

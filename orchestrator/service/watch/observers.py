@@ -1,7 +1,9 @@
 """
-Two observers of the service: the log, a line for each request and for what goes wrong, and the metrics.
+Two observers of the service: the log, a line for each request and for what goes wrong, and the
+metrics.
 
-The metrics are in Prometheus' text format, in a registry of their own. Labels have few values, whatever clients send.
+The metrics are in Prometheus' text format, in a registry of their own. Labels have few values,
+whatever clients send.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ QUIET_PATHS = HEALTH_PATHS | {"/metrics"}  # polled every few seconds, so logged
 
 
 class RequestLog:
-    """An observer that writes the log. Problems and answers appear in it only if `log_prompts` is set."""
+    """
+    An observer that writes the log. Problems and answers appear in it only if `log_prompts` is set.
+    """
 
     def __init__(self, settings: ServiceSettings) -> None:
         self._prompts = settings.log_prompts
@@ -54,7 +58,9 @@ class RequestLog:
             case RunResult(request, choice, solution):
                 self._run_result(request, choice, solution)
             case RequestFailed(request, exception):
-                self.log.error("failed", request_id=request.id, path=request.path, exc_info=exception)
+                self.log.error(
+                    "failed", request_id=request.id, path=request.path, exc_info=exception
+                )
             case RequestFinished(request):
                 self._request(request)
             case HealthChecked(role, up):
@@ -68,7 +74,9 @@ class RequestLog:
         log = self.log.bind(request_id=request.id, choice=choice)
         match event:
             case Started(messages=messages) if self._prompts:
-                log.info("started", messages=[(message.role, message.content) for message in messages])
+                log.info(
+                    "started", messages=[(message.role, message.content) for message in messages]
+                )
             case Degraded(role=role, cause=cause):
                 log.warning("degraded", role=role, cause=cause)
             case FellBack(stage=stage, cause=cause, fallback=fallback):
@@ -119,8 +127,12 @@ def _logger(settings: ServiceSettings) -> Any:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if settings.log_format == "json":
-        traceback = ExceptionDictTransformer(show_locals=False)  # Keys and problems are among the variables.
-        last: list[Any] = [structlog.processors.ExceptionRenderer(traceback), structlog.processors.JSONRenderer()]
+        # Keys and problems are among the variables.
+        traceback = ExceptionDictTransformer(show_locals=False)
+        last: list[Any] = [
+            structlog.processors.ExceptionRenderer(traceback),
+            structlog.processors.JSONRenderer(),
+        ]
     else:
         plain = structlog.dev.plain_traceback
         shared.append(_printable)
@@ -134,9 +146,14 @@ def _logger(settings: ServiceSettings) -> Any:
 
 
 def _printable(logger: Any, name: str, fields: Any) -> Any:
-    """Escape control characters: clients choose paths and users, and a terminal obeys its escape sequences."""
+    """
+    Escape control characters: clients choose paths and users, and a terminal obeys its escape
+    sequences.
+    """
     escaped = {
-        k: v.encode("unicode_escape").decode() for k, v in fields.items() if isinstance(v, str) and not v.isprintable()
+        k: v.encode("unicode_escape").decode()
+        for k, v in fields.items()
+        if isinstance(v, str) and not v.isprintable()
     }
     return {**fields, **escaped}
 
@@ -163,34 +180,70 @@ class Metrics:
         def gauge(name: str, help: str, *labels: str) -> Gauge:
             return Gauge(f"stepspec_{name}", help, labels, registry=registry)
 
-        self._requests = counter("requests", "Answered requests, by HTTP status.", *labels, "status")
-        self._seconds = histogram("request_seconds", "Seconds from request to end of answer.", SECONDS, *labels)
+        self._requests = counter(
+            "requests", "Answered requests, by HTTP status.", *labels, "status"
+        )
+        self._seconds = histogram(
+            "request_seconds", "Seconds from request to end of answer.", SECONDS, *labels
+        )
         self._first = histogram(
-            "first_step_seconds", "Seconds from a request to its first verified step.", SECONDS, *labels
+            "first_step_seconds",
+            "Seconds from a request to its first verified step.",
+            SECONDS,
+            *labels,
         )
-        self._queued = histogram("queue_seconds", "Seconds that a request waited for admission.", SECONDS)
+        self._queued = histogram(
+            "queue_seconds", "Seconds that a request waited for admission.", SECONDS
+        )
         self._overhead = histogram(
-            "overhead_seconds", "Seconds in the service itself: no queue, no model.", MILLISECONDS, *labels
+            "overhead_seconds",
+            "Seconds in the service itself: no queue, no model.",
+            MILLISECONDS,
+            *labels,
         )
-        self._refused = counter("refusals", "Requests without an answer or with an incomplete one.", "endpoint", "code")
+        self._refused = counter(
+            "refusals", "Requests without an answer or with an incomplete one.", "endpoint", "code"
+        )
         self._steps = counter("steps", "Written steps, by fate.", "model", "author", "fate")
         self._tokens = counter("tokens", "Written tokens, by fate.", "model", "role", "fate")
-        self._prompt = counter("prompt_tokens", "Prompt tokens sent to a server.", "model", "role", "cached")
-        self._waste = histogram("waste_ratio", "Discarded tokens over written ones, per run.", RATIOS, "model", "role")
-        self._accepted = histogram("accept_ratio", "Accepted drafts over judged ones, per run.", RATIOS, "model")
+        self._prompt = counter(
+            "prompt_tokens", "Prompt tokens sent to a server.", "model", "role", "cached"
+        )
+        self._waste = histogram(
+            "waste_ratio", "Discarded tokens over written ones, per run.", RATIOS, "model", "role"
+        )
+        self._accepted = histogram(
+            "accept_ratio", "Accepted drafts over judged ones, per run.", RATIOS, "model"
+        )
         self._ended = counter("runs", "Finished runs, by finish reason.", "model", "reason")
-        self._upstream = histogram("upstream_seconds", "Seconds of requests to a model.", SECONDS, "role", "verb")
+        self._upstream = histogram(
+            "upstream_seconds", "Seconds of requests to a model.", SECONDS, "role", "verb"
+        )
         self._failed = counter("upstream_errors", "Failed requests to a model.", "role", "verb")
-        self._decisions = counter("decisions", "Decisions of auto: the method, or the large model.", "model", "choice")
-        self._answers = counter("judged_answers", "Answers that a verifier judged.", "model", "outcome")
-        self._fallbacks = counter("verifier_failures", "Failures of the verifier, by fallback.", "stage", "fallback")
-        self._clients = counter("client_requests", "Answered requests of a named client.", "client", "status")
+        self._decisions = counter(
+            "decisions", "Decisions of auto: the method, or the large model.", "model", "choice"
+        )
+        self._answers = counter(
+            "judged_answers", "Answers that a verifier judged.", "model", "outcome"
+        )
+        self._fallbacks = counter(
+            "verifier_failures", "Failures of the verifier, by fallback.", "stage", "fallback"
+        )
+        self._clients = counter(
+            "client_requests", "Answered requests of a named client.", "client", "status"
+        )
         self._client_tokens = counter(
-            "client_large_tokens", "Tokens that the large model wrote, or read to judge, for a client.", "client"
+            "client_large_tokens",
+            "Tokens that the large model wrote, or read to judge, for a client.",
+            "client",
         )
         self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
-        gauge("requests_running", "Requests that are running.").set_function(lambda: admission.running)
-        gauge("requests_waiting", "Requests that wait for admission.").set_function(lambda: admission.waiting)
+        gauge("requests_running", "Requests that are running.").set_function(
+            lambda: admission.running
+        )
+        gauge("requests_waiting", "Requests that wait for admission.").set_function(
+            lambda: admission.waiting
+        )
         self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.")
         Info("stepspec", "Version of the service.", registry=registry).info({"version": version})
 
@@ -236,20 +289,30 @@ class Metrics:
         for account in (solution.ledger.small, solution.ledger.large):
             if account.written:
                 self._waste.labels(model, account.role).observe(account.waste)
-        if solution.ledger.accept_rate is not None and model not in ROLES:  # the baselines judge nothing
+        # the baselines judge nothing
+        if solution.ledger.accept_rate is not None and model not in ROLES:
             self._accepted.labels(model).observe(solution.ledger.accept_rate)
 
     def _request(self, request: ServiceRequest) -> None:
-        endpoint, model = request.path if request.path in MODEL_PATHS else "other", request.model or NO_MODEL
+        endpoint, model = (
+            (request.path if request.path in MODEL_PATHS else "other"),
+            request.model or NO_MODEL,
+        )
         self._requests.labels(endpoint, model, str(request.status)).inc()
         if request.client:
             self._clients.labels(request.client, str(request.status)).inc()
             self._client_tokens.labels(request.client).inc(request.large_tokens)
-        for account in [each for ledger in request.ledgers for each in (ledger.small, ledger.large, ledger.critic)]:
+        for account in [
+            each
+            for ledger in request.ledgers
+            for each in (ledger.small, ledger.large, ledger.critic)
+        ]:
             for fate in ("kept", "discarded", "judging"):
                 self._tokens.labels(model, account.role, fate).inc(getattr(account, fate))
             self._prompt.labels(model, account.role, "true").inc(account.cached)
-            self._prompt.labels(model, account.role, "false").inc(max(0, account.prompt - account.cached))
+            self._prompt.labels(model, account.role, "false").inc(
+                max(0, account.prompt - account.cached)
+            )
         if request.error is not None:
             self._refused.labels(endpoint, request.error.code or str(request.error.status)).inc()
         if endpoint == "other":

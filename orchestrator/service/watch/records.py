@@ -1,8 +1,9 @@
 """
 Observing the service: the record of each request, and the events that observers receive.
 
-An observer is a callable that receives frozen events, as an observer of a run is (`orchestrator.events`). Observers
-decide nothing. The metrics, the traces and the log are observers.
+An observer is a callable that receives frozen events, as an observer of a run is
+(`orchestrator.events`). Observers decide nothing. The metrics, the traces and the log are
+observers.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 @dataclass(slots=True, eq=False)
 class UpstreamCall:
     """
-    One forwarded request to the served *model* at *url*. *started* is in seconds since the request arrived.
+    One forwarded request to the served *model* at *url*. *started* is in seconds since the request
+    arrived.
 
-    *first* is the seconds from *started* to the beginning of the answer, None without an answer. *status* is the
-    answer's, 0 without one. *failure* names the error; None if there was none.
+    *first* is the seconds from *started* to the beginning of the answer, None without an answer.
+    *status* is the answer's, 0 without one. *failure* names the error; None if there was none.
     """
 
     role: Role
@@ -59,12 +61,14 @@ class ServiceRequest:
     """
     The record of one HTTP request. Seconds count from *arrived*, on the monotonic clock.
 
-    *queued* is the seconds in the queue, *admitted* the second at which the work began, *upstream* the seconds that a
-    served model was busy with it, and *first_step* the second at which its first step was verified; the last three are
-    None while unknown. *session* is the value of the session header, *client* the name of the client; "" without one.
-    *large_tokens* are those that the large model has written, or read to judge, so far, *ledgers* those of its runs at
-    their end. *forwarded* are the headers that served models receive, at first those named by *forward*.
-    *log_fields* are added to its line in the log. *calls* has one entry for each server that it was forwarded to.
+    *queued* is the seconds in the queue, *admitted* the second at which the work began, *upstream*
+    the seconds that a served model was busy with it, and *first_step* the second at which its first
+    step was verified; the last three are None while unknown. *session* is the value of the session
+    header, *client* the name of the client; "" without one. *large_tokens* are those that the large
+    model has written, or read to judge, so far, *ledgers* those of its runs at their end.
+    *forwarded* are the headers that served models receive, at first those named by *forward*.
+    *log_fields* are added to its line in the log. *calls* has one entry for each server that it was
+    forwarded to.
     """
 
     id: str
@@ -111,7 +115,10 @@ class ServiceRequest:
 
     @property
     def anthropic(self) -> bool:
-        """Whether the client uses Anthropic's API: all of its requests have the header ``anthropic-version``."""
+        """
+        Whether the client uses Anthropic's API: all of its requests have the header
+        ``anthropic-version``.
+        """
         return "anthropic-version" in self.headers or self.path in (MESSAGES_PATH, COUNT_PATH)
 
     def in_its_api(self, error: ApiError) -> ApiError:
@@ -125,7 +132,10 @@ class ServiceRequest:
 
     @property
     def overhead(self) -> float:
-        """Seconds spent in the service itself; of a stream that has only begun, those before it was admitted."""
+        """
+        Seconds spent in the service itself; of a stream that has only begun, those before it was
+        admitted.
+        """
         if self.admitted is not None and self.upstream is None:
             return max(0.0, self.admitted - self.queued)
         return max(0.0, self.seconds - self.queued - (self.upstream or 0.0))
@@ -180,12 +190,17 @@ class HealthChecked:
     up: bool
 
 
-ServiceEvent: TypeAlias = RequestArrived | RunEvent | RunResult | RequestFailed | RequestFinished | HealthChecked
+ServiceEvent: TypeAlias = (
+    RequestArrived | RunEvent | RunResult | RequestFailed | RequestFinished | HealthChecked
+)
 ServiceObserver: TypeAlias = Callable[[ServiceEvent], None]
 
 
 def notify(observers: Sequence[ServiceObserver]) -> ServiceObserver:
-    """Make one observer that calls all *observers* in order. One that raises is logged, and harms no request."""
+    """
+    Make one observer that calls all *observers* in order. One that raises is logged, and harms no
+    request.
+    """
 
     def observe(event: ServiceEvent) -> None:
         for observer in observers:

@@ -1,8 +1,10 @@
 """
-Traces in OpenTelemetry: one span for each request, and below it one for each request to a served model.
+Traces in OpenTelemetry: one span for each request, and below it one for each request to a served
+model.
 
-Names and attributes follow OpenTelemetry's conventions for generative AI. Tokens are attributes of the requests to
-models only, so that a sum over spans counts nothing twice. No span contains text of problems or answers.
+Names and attributes follow OpenTelemetry's conventions for generative AI. Tokens are attributes of
+the requests to models only, so that a sum over spans counts nothing twice. No span contains text of
+problems or answers.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ try:
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as exc:
-    raise ConfigurationError(f"tracing needs the OpenTelemetry SDK: {install_command('otel')}") from exc
+    raise ConfigurationError(
+        f"tracing needs the OpenTelemetry SDK: {install_command('otel')}"
+    ) from exc
 
 log = logging.getLogger("stepspec")
 
@@ -54,7 +58,9 @@ OPERATIONS: Mapping[str, str] = {"/v1/completions": CALL, COUNT_PATH: "count_tok
 def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvider:
     """Make the provider that sends spans with *exporter*, or where the ``OTEL_*`` variables say."""
     name = os.environ.get("OTEL_SERVICE_NAME", "stepspec")
-    provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": version}))
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": name, "service.version": version})
+    )
     provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter()))
     return provider
 
@@ -64,11 +70,14 @@ class _Open:
     """
     The *span* of a request that is not answered yet, with its *runs* by the index of their choice.
 
-    Of a run there is the time at which it began, in nanoseconds since 1970, and its models' names by role or path.
+    Of a run there is the time at which it began, in nanoseconds since 1970, and its models' names
+    by role or path.
     """
 
     span: Span
-    runs: dict[int, tuple[int, Mapping[str, str]]] = field(default_factory=dict[int, tuple[int, Mapping[str, str]]])
+    runs: dict[int, tuple[int, Mapping[str, str]]] = field(
+        default_factory=dict[int, tuple[int, Mapping[str, str]]]
+    )
 
 
 class Tracing:
@@ -82,24 +91,37 @@ class Tracing:
 
     @asynccontextmanager
     async def flushed(self) -> AsyncGenerator[None]:
-        """Send the remaining spans at the end of the block; those not sent within `FLUSH_SECONDS` are lost."""
+        """
+        Send the remaining spans at the end of the block; those not sent within `FLUSH_SECONDS` are
+        lost.
+        """
         try:
             yield
         finally:
             if not await _finishes(self._provider.shutdown, FLUSH_SECONDS):
-                log.warning("the last spans are lost: their receiver did not take them within %g s", FLUSH_SECONDS)
+                log.warning(
+                    "the last spans are lost: their receiver did not take them within %g s",
+                    FLUSH_SECONDS,
+                )
 
     def __call__(self, event: ServiceEvent) -> None:
         if isinstance(event, RequestArrived):
             if event.request.path in MODEL_PATHS:
                 self._arrived(event.request)
-        elif not isinstance(event, HealthChecked) and (traced := self._open.get(event.request)) is not None:
+        elif (
+            not isinstance(event, HealthChecked)
+            and (traced := self._open.get(event.request)) is not None
+        ):
             self._traced(event, traced)
 
     def _arrived(self, request: ServiceRequest) -> None:
         parent = self._propagator.extract(request.headers)
         span = self._tracer.start_span(f"{request.method} {request.path}", parent, SpanKind.SERVER)
-        about = {"http.request.method": request.method, "url.path": request.path, "stepspec.request": request.id}
+        about = {
+            "http.request.method": request.method,
+            "url.path": request.path,
+            "stepspec.request": request.id,
+        }
         span.set_attributes(about)
         self._open[request] = _Open(span)
         headers: dict[str, str] = {}
@@ -107,7 +129,9 @@ class Tracing:
         request.forwarded = {**request.forwarded, **headers}
         request.log_fields["trace_id"] = f"{span.get_span_context().trace_id:032x}"
 
-    def _traced(self, event: RunEvent | RunResult | RequestFailed | RequestFinished, traced: _Open) -> None:
+    def _traced(
+        self, event: RunEvent | RunResult | RequestFailed | RequestFinished, traced: _Open
+    ) -> None:
         match event:
             case RunEvent(_, choice, at, run_event):
                 self._run_event(traced, choice, at, run_event)
@@ -141,7 +165,9 @@ class Tracing:
 
     def _finished(self, request: ServiceRequest, span: Span) -> None:
         operation, error = OPERATIONS.get(request.path, "chat"), request.error
-        span.update_name(f"{operation} {request.model}" if request.model else f"{request.method} {request.path}")
+        span.update_name(
+            f"{operation} {request.model}" if request.model else f"{request.method} {request.path}"
+        )
         about = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "stepspec",
@@ -174,7 +200,10 @@ class Tracing:
         times: tuple[int, float],
         attributes: Mapping[str, Any],
     ) -> None:
-        """Make the span of a request to a model. *times* are its start in nanoseconds since 1970, and its seconds."""
+        """
+        Make the span of a request to a model. *times* are its start in nanoseconds since 1970, and
+        its seconds.
+        """
         (start, seconds), address = times, urlsplit(url)
         about = {
             "gen_ai.operation.name": operation,
@@ -185,7 +214,8 @@ class Tracing:
             **attributes,
         }
         span = self._tracer.start_span(
-            *(f"{operation} {model}", set_span_in_context(parent), SpanKind.CLIENT, _known(about)), start_time=start
+            *(f"{operation} {model}", set_span_in_context(parent), SpanKind.CLIENT, _known(about)),
+            start_time=start,
         )
         if attributes["error.type"] is not None:
             span.set_status(Status(StatusCode.ERROR))

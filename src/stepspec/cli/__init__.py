@@ -42,7 +42,9 @@ file of --config. docs/command-line.md has the whole grammar.
 """
 
 app = new_app(
-    help="Reasoning-step-level speculation over two vLLM endpoints.", epilog=verbatim(EXAMPLES), no_args_is_help=True
+    help="Reasoning-step-level speculation over two vLLM endpoints.",
+    epilog=verbatim(EXAMPLES),
+    no_args_is_help=True,
 )
 
 
@@ -61,7 +63,13 @@ def _print_version(requested: bool) -> None:
 def _root(  # pyright: ignore[reportUnusedFunction]
     version: Annotated[
         bool,
-        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
+        typer.Option(
+            "--version",
+            "-V",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
     ] = False,
 ) -> None:
     pass

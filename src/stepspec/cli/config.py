@@ -33,18 +33,27 @@ app = new_app(help="Show where the settings come from.", no_args_is_help=True)
 @with_settings("serve", SERVERS, SAMPLING, SEED, BUDGET)
 def show(json: Json = False) -> None:
     """
-    Print every setting with its value and where it comes from: a flag, a variable, a key of a file, or the default.
+    Print every setting with its value and where it comes from: a flag, a variable, a key of a file,
+    or the default.
 
-    API keys are hidden. The flags are those of `solve` and `serve`: with them, show what such a command would use.
+    API keys are hidden. The flags are those of `solve` and `serve`: with them, show what such a
+    command would use.
     """
     found = layers(Settings, {})
-    shown = {".".join(place): _shown(place, value, found) for place, value in _leaves(configuration.load())}
+    shown = {
+        ".".join(place): _shown(place, value, found)
+        for place, value in _leaves(configuration.load())
+    }
     if json:
         print_json(shown)
         return
     rows = [("setting", "value", "from")]
     rows += [
-        (name, "none" if each["value"] is None else one_line(each["value"]), each["name"] or each["source"])
+        (
+            name,
+            "none" if each["value"] is None else one_line(each["value"]),
+            each["name"] or each["source"],
+        )
         for name, each in shown.items()
     ]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
@@ -61,7 +70,9 @@ def _leaves(model: BaseModel) -> Iterator[tuple[Place, object]]:
         if isinstance(value, BaseModel):
             yield from (((name, *place), leaf) for place, leaf in _leaves(value))
         elif isinstance(value, dict) and value:
-            yield from (((name, str(key)), leaf) for key, leaf in cast("dict[Any, object]", value).items())
+            yield from (
+                ((name, str(key)), leaf) for key, leaf in cast("dict[Any, object]", value).items()
+            )
         else:
             yield (name,), value
 

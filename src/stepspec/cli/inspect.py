@@ -11,7 +11,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from stepspec.evals.command_line import STDOUT, print_json, stderr, stdout, wait, writable, write_file
+from stepspec.evals.command_line import (
+    STDOUT,
+    print_json,
+    stderr,
+    stdout,
+    wait,
+    writable,
+    write_file,
+)
 from stepspec.evals.flags import SERVERS, Json, with_settings
 from stepspec.orchestrator.doctor import examine, render, report_json
 from stepspec.orchestrator.errors import ConfigurationError
@@ -57,13 +65,20 @@ Examples:
 
 
 def show_trace(
-    file: Annotated[Path, typer.Argument(help="A trace, as `stepspec solve --trace FILE` writes it.")],
+    file: Annotated[
+        Path, typer.Argument(help="A trace, as `stepspec solve --trace FILE` writes it.")
+    ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where to write the page; - is standard output.", metavar="OUT"),
+        typer.Option(
+            "--output", "-o", help="Where to write the page; - is standard output.", metavar="OUT"
+        ),
     ] = None,
 ) -> None:
-    """Render a trace as one HTML file for any browser; unless --output is set, FILE with the ending .html."""
+    """
+    Render a trace as one HTML file for any browser; unless --output is set, FILE with the ending
+    .html.
+    """
     try:
         page = html(file.read_bytes())
     except ConfigurationError as exc:
@@ -72,7 +87,9 @@ def show_trace(
         raise ConfigurationError(f"{file}: {exc.strerror}") from exc
     target = output or file.with_suffix(".html")
     if target == file:
-        raise ConfigurationError(f"{file} is the trace itself: name another file for the page with --output")
+        raise ConfigurationError(
+            f"{file} is the trace itself: name another file for the page with --output"
+        )
     if target == STDOUT:
         sys.stdout.buffer.write(page.encode())
         return
@@ -84,11 +101,12 @@ def show_trace(
 @with_settings("doctor", SERVERS, before="json")
 def doctor(json: Json = False) -> None:
     """
-    Test what all endpoints can do; report what does not work, what costs, and the cure of each. Exit with 1 if
-    anything cannot work.
+    Test what all endpoints can do; report what does not work, what costs, and the cure of each.
+    Exit with 1 if anything cannot work.
 
-    Each line begins with its outcome: "works"; "costs", which is slower or less exact; "cannot work"; "unknown".
-    In a nested pair, every model is tested together with the next larger one, which judges it.
+    Each line begins with its outcome: "works"; "costs", which is slower or less exact; "cannot
+    work"; "unknown". In a nested pair, every model is tested together with the next larger one,
+    which judges it.
     """
     solver = Solver()
     grade, settings = load("specreason.grade"), solver.settings
@@ -99,15 +117,20 @@ def doctor(json: Json = False) -> None:
         print_json(report_json(report))
     else:
         for part in render(report):
-            stdout.print(part, soft_wrap=isinstance(part, Text))  # A finding is one line, also for grep.
+            # A finding is one line, also for grep.
+            stdout.print(part, soft_wrap=isinstance(part, Text))
     if not report.ok:
         raise typer.Exit(1)
 
 
 def list_policies(
-    name: Annotated[str | None, typer.Argument(help="Describe this method in full.")] = None, json: Json = False
+    name: Annotated[str | None, typer.Argument(help="Describe this method in full.")] = None,
+    json: Json = False,
 ) -> None:
-    """List the methods with their options, the endpoint features they need and their costs; or describe one method."""
+    """
+    List the methods with their options, the endpoint features they need and their costs; or
+    describe one method.
+    """
     if json:
         print_json(_full(name) if name else {name: _brief(name) for name in policies.METHODS})
     elif name:
@@ -124,8 +147,15 @@ def _brief(name: str) -> dict[str, Any]:
 
 
 def _full(name: str) -> dict[str, Any]:
-    options = {key: dataclasses.asdict(each) for key, each in policies.METHODS.find(name).describe_options().items()}
-    return {**_brief(name), "options": options, "documentation": policies.METHODS[name].documentation}
+    options = {
+        key: dataclasses.asdict(each)
+        for key, each in policies.METHODS.find(name).describe_options().items()
+    }
+    return {
+        **_brief(name),
+        "options": options,
+        "documentation": policies.METHODS[name].documentation,
+    }
 
 
 def _print_brief(name: str) -> None:

@@ -1,4 +1,7 @@
-"""Many problems for ``solve``: read them, solve them, and keep the solutions in a file that can be continued."""
+"""
+Many problems for ``solve``: read them, solve them, and keep the solutions in a file that can be
+continued.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ from ..api import Solver
 
 
 def settings_digest(solver: Solver) -> str:
-    """A hash of what solutions depend on, of an entered *solver*: its models, and the options of its runs."""
+    """
+    A hash of what solutions depend on, of an entered *solver*: its models, and the options of its
+    runs.
+    """
     run = solver.settings.run
     values = [asdict(solver.conditions(run)), solver.templates, run.sampling.model_dump(), run.auto]
     return text_digest(orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode())
@@ -31,9 +37,9 @@ class SolutionFile:
     """
     A file with a line of JSON for each problem: its id, its text, and its solution or its error.
 
-    On entering, the solutions in it are kept, unless it is *fresh*; errors, and a line that is incomplete, are dropped.
-    Raise `ConfigurationError` if they were made with other settings, of another *digest*. *path* None is standard
-    output. It has one writer at a time.
+    On entering, the solutions in it are kept, unless it is *fresh*; errors, and a line that is
+    incomplete, are dropped. Raise `ConfigurationError` if they were made with other settings, of
+    another *digest*. *path* None is standard output. It has one writer at a time.
     """
 
     def __init__(self, path: Path | None, digest: str, *, fresh: bool = False) -> None:
@@ -47,7 +53,9 @@ class SolutionFile:
         try:
             self._file = self.path.open("a+b")
         except io.UnsupportedOperation as exc:
-            raise ConfigurationError(f"{self.path} is no file to go on in: leave --output out, or name one") from exc
+            raise ConfigurationError(
+                f"{self.path} is no file to go on in: leave --output out, or name one"
+            ) from exc
         lock(self._file, self.path)
         try:
             self._file.seek(0)
@@ -71,27 +79,38 @@ class SolutionFile:
         self._file.write(orjson.dumps(line) + b"\n")
         self._file.flush()
 
-    def _solutions(self, path: Path, content: bytes) -> Iterator[tuple[bytes, tuple[str | int, str]]]:
+    def _solutions(
+        self, path: Path, content: bytes
+    ) -> Iterator[tuple[bytes, tuple[str | int, str]]]:
         """The complete lines of the file that hold a solution, with the keys of their problems."""
         for number, line in enumerate(content.splitlines(keepends=True), 1):
             if not line.endswith(b"\n"):
                 return
             try:
                 fields = cast("dict[str, Any]", orjson.loads(line))
-                key, made_with, failed = (fields["id"], fields["problem"]), fields["settings"], "error" in fields
+                key, made_with, failed = (
+                    (fields["id"], fields["problem"]),
+                    fields["settings"],
+                    "error" in fields,
+                )
             except (orjson.JSONDecodeError, KeyError, TypeError) as exc:
-                raise ConfigurationError(f"{path}, line {number}, is no solution: choose another --output") from exc
+                raise ConfigurationError(
+                    f"{path}, line {number}, is no solution: choose another --output"
+                ) from exc
             if failed:
                 continue
             if made_with != self._digest:
                 raise ConfigurationError(
-                    f"{path} holds solutions that were made with other models or settings: choose another file with "
-                    "--output, or begin anew with --fresh"
+                    f"{path} holds solutions that were made with other models or settings: choose"
+                    " another file with --output, or begin anew with --fresh"
                 )
             yield line, key
 
     def _replace(self, path: Path, content: bytes) -> None:
-        """Let the file hold *content*: all at once, so that no solution is lost if this is interrupted."""
+        """
+        Let the file hold *content*: all at once, so that no solution is lost if this is
+        interrupted.
+        """
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_bytes(content)
         with self._file:
@@ -110,9 +129,11 @@ async def solve_all(
     on_problem: Callable[[], object] = lambda: None,
 ) -> int:
     """
-    Solve *problems*, up to *concurrency* at the same time, and write each into *file*; return how many failed.
+    Solve *problems*, up to *concurrency* at the same time, and write each into *file*; return how
+    many failed.
 
-    With a folder for *traces*, each run leaves its trace there. *on_problem* is called after each problem.
+    With a folder for *traces*, each run leaves its trace there. *on_problem* is called after each
+    problem.
     """
     waiting = iter(problems)
     failed = 0

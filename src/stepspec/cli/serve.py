@@ -27,16 +27,30 @@ THINKING = "Field of replies for the thinking: both, reasoning, reasoning_conten
 SERVICE = (
     flag("service.host", str, "The address; default 127.0.0.1."),
     flag("service.port", int, "The port; default 8765, 0 for any free one."),
-    flag("service.keys", list[str], "An API key that clients must send; better set STEPSPEC_SERVICE__KEYS.", "--key"),
+    flag(
+        "service.keys",
+        list[str],
+        "An API key that clients must send; better set STEPSPEC_SERVICE__KEYS.",
+        "--key",
+    ),
     flag("service.insecure", bool, "Without a key, serve a public address, and any name and page."),
-    flag("service.cors_origins", list[str], "Origin of web pages that may use the service.", "--cors-origin"),
+    flag(
+        "service.cors_origins",
+        list[str],
+        "Origin of web pages that may use the service.",
+        "--cors-origin",
+    ),
     flag("service.thinking", str, THINKING),
     flag("service.max_running", int, "Number of requests processed at the same time."),
     flag("service.max_waiting", int, "Number of requests that may wait; more are rejected."),
     flag(
-        "service.max_seconds", float, "Deadline of a request in seconds; then it is answered from the thinking so far."
+        "service.max_seconds",
+        float,
+        "Deadline of a request in seconds; then it is answered from the thinking so far.",
     ),
-    flag("service.drain_seconds", float, "Seconds that running requests have to finish at shutdown."),
+    flag(
+        "service.drain_seconds", float, "Seconds that running requests have to finish at shutdown."
+    ),
     flag("service.root_path", str, "Path under which a proxy serves the service."),
     flag("service.log_format", str, "console or json."),
     flag("service.log_level", str, "debug, info, warning or error."),
@@ -44,14 +58,18 @@ SERVICE = (
 )
 
 
-@with_settings("serve", SERVERS, SAMPLING, SEED, SERVICE, help={"policy": "The method that `auto` means."})
+@with_settings(
+    "serve", SERVERS, SAMPLING, SEED, SERVICE, help={"policy": "The method that `auto` means."}
+)
 def serve() -> None:
     """
     Serve an OpenAI-compatible endpoint in front of both models, and a dashboard at /.
 
-    These settings and more may also come from STEPSPEC_* variables and from stepspec.toml; docs/service.md lists them.
+    These settings and more may also come from STEPSPEC_* variables and from stepspec.toml;
+    docs/service.md lists them.
     """
     service_factory.require()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # PID 1 would ignore it until the server handles it
+    # PID 1 would ignore it until the server handles it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     solver = Solver()
     wait(service_factory.serve(solver, solver.settings.service))

@@ -10,8 +10,26 @@ from typing import Annotated
 import orjson
 import typer
 
-from stepspec.evals.command_line import STDOUT, progress_bars, stderr, stdout, wait, writable, write_file
-from stepspec.evals.flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Limit, with_settings
+from stepspec.evals.command_line import (
+    STDOUT,
+    progress_bars,
+    stderr,
+    stdout,
+    wait,
+    writable,
+    write_file,
+)
+from stepspec.evals.flags import (
+    BUDGET,
+    SAMPLING,
+    SEED,
+    SERVERS,
+    Concurrency,
+    Fresh,
+    Json,
+    Limit,
+    with_settings,
+)
 from stepspec.evals.problems import Problem, read_problems, read_text
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 from stepspec.orchestrator.events import Observer
@@ -41,13 +59,19 @@ Examples:
 @with_settings("solve", SERVERS, SAMPLING, SEED, BUDGET, before="trace")
 def solve(
     problem: Annotated[
-        str | None, typer.Argument(help="The problem, or - to read it from standard input.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="The problem, or - to read it from standard input.", show_default=False
+        ),
     ] = None,
     problems: Annotated[
         Path | None,
         typer.Option(
-            help="A file of problems, one a line: a text, or JSON with its problem and perhaps its id; - is standard "
-            "input.",
+            help=(
+                "A file of problems, one a line: a text, or JSON with its problem and perhaps its"
+                " id; - is standard "
+                "input."
+            ),
             metavar="FILE",
         ),
     ] = None,
@@ -58,8 +82,11 @@ def solve(
         typer.Option(
             "--output",
             "-o",
-            help="Write the answer to this file; with --problems a line of JSON for each. An interrupted command "
-            "continues there.",
+            help=(
+                "Write the answer to this file; with --problems a line of JSON for each. An"
+                " interrupted command "
+                "continues there."
+            ),
             metavar="FILE",
         ),
     ] = None,
@@ -67,22 +94,29 @@ def solve(
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="Write every event to this file, one JSON object per line; with --problems to a file for each in "
-            "this folder.",
+            help=(
+                "Write every event to this file, one JSON object per line; with --problems to a"
+                " file for each in "
+                "this folder."
+            ),
             metavar="PATH",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
     """
-    Solve one problem, showing every step as it is committed; or all problems of a file, several at a time.
+    Solve one problem, showing every step as it is committed; or all problems of a file, several at
+    a time.
 
-    With --problems, the solutions are lines of JSON. A problem that fails has its error in its line, the others go on,
-    and the exit code is 1. The same command goes on where it was interrupted, and tries failed problems again.
-    Endpoints and all other settings may also come from STEPSPEC_* variables and from stepspec.toml.
+    With --problems, the solutions are lines of JSON. A problem that fails has its error in its
+    line, the others go on, and the exit code is 1. The same command goes on where it was
+    interrupted, and tries failed problems again. Endpoints and all other settings may also come
+    from STEPSPEC_* variables and from stepspec.toml.
     """
     if (problem is None) == (problems is None):
-        raise ConfigurationError("name one problem, - for standard input, or a file of them with --problems")
+        raise ConfigurationError(
+            "name one problem, - for standard input, or a file of them with --problems"
+        )
     output = None if output == STDOUT else output
     if output is not None:
         writable("--output", output)
@@ -91,7 +125,9 @@ def solve(
         return
     alone = {"--limit": limit is not None, "--concurrency": concurrency > 1, "--fresh": fresh}
     if beside := [flag for flag, is_set in alone.items() if is_set]:
-        raise ConfigurationError(f"{beside[0]} is only for a file of problems: name it with --problems")
+        raise ConfigurationError(
+            f"{beside[0]} is only for a file of problems: name it with --problems"
+        )
     _solve_one(problem or "", output, trace, json=json)
 
 
@@ -101,7 +137,8 @@ def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: b
         raise ConfigurationError("the problem is empty")
     if os.path.isfile(text):  # False for what can be no name, where a Path raises an error
         raise ConfigurationError(
-            f"{text} is a file: write --problems {text} for the problems in it, or - < {text} for it as one problem"
+            f"{text} is a file: write --problems {text} for the problems in it, or - < {text} for"
+            " it as one problem"
         )
     if trace is not None:
         writable("--trace", trace)
@@ -124,7 +161,13 @@ def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: b
 
 
 def _solve_many(
-    file: Path, limit: int | None, concurrency: int, output: Path | None, traces: Path | None, *, fresh: bool
+    file: Path,
+    limit: int | None,
+    concurrency: int,
+    output: Path | None,
+    traces: Path | None,
+    *,
+    fresh: bool,
 ) -> None:
     if fresh and output is None:
         raise ConfigurationError("--fresh discards what is in the file of --output: name it")
@@ -132,21 +175,43 @@ def _solve_many(
     solver = Solver()
     if traces is not None:
         writable("--trace", traces / "0.jsonl")
-    if failed := wait(_many(solver, problems, concurrency, output, traces, fresh=fresh), resumable=output is not None):
-        stderr.print(f"{failed} of {len(problems)} problems failed; their lines have the errors", style="yellow")
+    if failed := wait(
+        _many(solver, problems, concurrency, output, traces, fresh=fresh),
+        resumable=output is not None,
+    ):
+        stderr.print(
+            f"{failed} of {len(problems)} problems failed; their lines have the errors",
+            style="yellow",
+        )
         raise typer.Exit(1)
 
 
 async def _many(
-    solver: Solver, problems: list[Problem], concurrency: int, output: Path | None, traces: Path | None, *, fresh: bool
+    solver: Solver,
+    problems: list[Problem],
+    concurrency: int,
+    output: Path | None,
+    traces: Path | None,
+    *,
+    fresh: bool,
 ) -> int:
     """Solve the *problems* that are not solved yet; return how many failed."""
     async with solver:
-        with SolutionFile(output, settings_digest(solver), fresh=fresh) as file, progress_bars(stderr) as progress:
+        with (
+            SolutionFile(output, settings_digest(solver), fresh=fresh) as file,
+            progress_bars(stderr) as progress,
+        ):
             missing = [problem for problem in problems if problem.key not in file.solved]
-            bar = progress.add_task("solving", total=len(problems), completed=len(problems) - len(missing))
+            bar = progress.add_task(
+                "solving", total=len(problems), completed=len(problems) - len(missing)
+            )
             return await solve_all(
-                solver, missing, file, concurrency, traces=traces, on_problem=lambda: progress.advance(bar)
+                solver,
+                missing,
+                file,
+                concurrency,
+                traces=traces,
+                on_problem=lambda: progress.advance(bar),
             )
 
 

@@ -33,9 +33,14 @@ class RunPrinter:
     def _line(self, event: Event) -> Text | None:
         match event:
             case Degraded(path=path, role=role, cause=cause):
-                return Text(f"the {path or role} model failed, going on without it: {cause}", "yellow")
+                return Text(
+                    f"the {path or role} model failed, going on without it: {cause}", "yellow"
+                )
             case FellBack(stage=stage, fallback=by, cause=cause):
-                return Text(f"the verifier failed, its fallback decides about the {stage} ({by}): {cause}", "yellow")
+                return Text(
+                    f"the verifier failed, its fallback decides about the {stage} ({by}): {cause}",
+                    "yellow",
+                )
             case Moved(path=path, role=role, url=url, to=to):
                 return Text(f"the {path or role} model at {url} failed, going on at {to}", "yellow")
             case AnswerJudged() if event.final or event.accepted:
@@ -52,8 +57,12 @@ def _verdict(event: AnswerJudged) -> Text:
     """Return one line: what the verifier said in the end about the answer."""
     if event.accepted is None:
         return Text("answer not judged: the verifier failed", "yellow")
-    verdict = "answer accepted by the verifier" if event.accepted else "answer REJECTED by the verifier"
-    return Text(f"{verdict}{event.reason and f': {event.reason}'}", "green" if event.accepted else "red")
+    verdict = (
+        "answer accepted by the verifier" if event.accepted else "answer REJECTED by the verifier"
+    )
+    return Text(
+        f"{verdict}{event.reason and f': {event.reason}'}", "green" if event.accepted else "red"
+    )
 
 
 def step_line(step: SolvedStep) -> Text:
@@ -69,20 +78,39 @@ def step_line(step: SolvedStep) -> Text:
 def summary(solution: Solution) -> Text:
     """Return the cost of the run in one line."""
     ledger = solution.ledger
-    rate = "" if ledger.accept_rate is None else f"{ledger.accept_rate:.0%} of {ledger.drafts} drafts accepted, "
+    rate = (
+        ""
+        if ledger.accept_rate is None
+        else f"{ledger.accept_rate:.0%} of {ledger.drafts} drafts accepted, "
+    )
     wasted = ledger.small.discarded + ledger.large.discarded
-    alone = f"{solution.share_alone:.0%} of the steps by the large model alone, " if solution.stretches else ""
+    alone = (
+        f"{solution.share_alone:.0%} of the steps by the large model alone, "
+        if solution.stretches
+        else ""
+    )
     return Text(
-        f"{solution.seconds:.2f} s, {rate}{ledger.share_large:.0%} of the kept tokens by the large model, "
-        f"{alone}{wasted} {'token' if wasted == 1 else 'tokens'} discarded, finish reason: {solution.finish_reason}"
+        f"{solution.seconds:.2f} s, {rate}{ledger.share_large:.0%} of the kept tokens by the large"
+        " model, "
+        f"{alone}{wasted} {'token' if wasted == 1 else 'tokens'} discarded, finish reason:"
+        f" {solution.finish_reason}"
         f"{'' if solution.seed is None else f', seed: {solution.seed}'}{VERIFIED[solution.verified]}",
         style="dim",
     )
 
 
 def nested_lines(ledger: Ledger) -> Iterator[Text]:
-    """Yield a line per model of a nested pair: its tokens, and how many of its drafts the pair itself accepted."""
-    sifted = {f"{path}.small": f", {stood} of {judged} drafts stood" for path, judged, stood in ledger.sifted}
+    """
+    Yield a line per model of a nested pair: its tokens, and how many of its drafts the pair itself
+    accepted.
+    """
+    sifted = {
+        f"{path}.small": f", {stood} of {judged} drafts stood"
+        for path, judged, stood in ledger.sifted
+    }
     for model in ledger.nested:
         drafts = sifted.get(model.path, "")
-        yield Text(f"{model.path}: {model.kept} tokens kept, {model.discarded} discarded{drafts}", style="dim")
+        yield Text(
+            f"{model.path}: {model.kept} tokens kept, {model.discarded} discarded{drafts}",
+            style="dim",
+        )

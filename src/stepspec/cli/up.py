@@ -45,42 +45,63 @@ Examples:
 
 
 def up(
-    pair: Annotated[Path | None, typer.Argument(help="A pair of models as a TOML file; see recipes/.")] = None,
-    use_testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair, on this CPU.")] = False,
+    pair: Annotated[
+        Path | None, typer.Argument(help="A pair of models as a TOML file; see recipes/.")
+    ] = None,
+    use_testbed: Annotated[
+        bool, typer.Option("--testbed", help="Start the miniature pair, on this CPU.")
+    ] = False,
     profile: Pace = "paced",
     speculation: Annotated[
-        str, typer.Option(help="Token-level speculation under the miniature pair: none, ngram, draft_model.")
+        str,
+        typer.Option(
+            help="Token-level speculation under the miniature pair: none, ngram, draft_model."
+        ),
     ] = "none",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the file and print the commands.")] = False,
-    log_dir: Annotated[Path | None, typer.Option(help="Folder for the servers' logs.", metavar="FOLDER")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check the file and print the commands.")
+    ] = False,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the servers' logs.", metavar="FOLDER")
+    ] = None,
     json: Json = False,
 ) -> None:
     """
     Start the vLLM servers of a pair, print where they are, and stop them on Ctrl-C.
 
-    For a file, the settings of a solver are printed. A pair that cannot run is refused before anything is downloaded or
-    started, with what to change. If a server dies, all stop, the end of its log is printed, and the exit code is 1.
+    For a file, the settings of a solver are printed. A pair that cannot run is refused before
+    anything is downloaded or started, with what to change. If a server dies, all stop, the end of
+    its log is printed, and the exit code is 1.
     """
     if use_testbed == (pair is not None):
-        raise ConfigurationError("name a pair's file, as in recipes/, or pass --testbed for the miniature pair")
+        raise ConfigurationError(
+            "name a pair's file, as in recipes/, or pass --testbed for the miniature pair"
+        )
     if log_dir is not None:
         writable("--log-dir", log_dir / "large.log")
     if pair is not None:
         if (profile, speculation) != ("paced", "none"):
             raise ConfigurationError(
-                "--profile and --speculation are only for --testbed: write `flags.hf-overrides` and `speculation` "
-                f"of each model into {pair}"
+                "--profile and --speculation are only for --testbed: write `flags.hf-overrides`"
+                f" and `speculation` of each model into {pair}"
             )
         checked = launcher.load_checked(pair)
         check_nested_policies(checked.nested)
         if dry_run:
-            print(launcher.command_lines(checked))  # A console would change tabs, and words such as :key: to emoji.
+            # A console would change tabs, and words such as :key: to emoji.
+            print(launcher.command_lines(checked))
         else:
             wait(launcher.up(checked, stderr, json_output=json, log_dir=log_dir))
         return
     if dry_run:
-        raise ConfigurationError("--dry-run is for a pair's file: recipes/miniature.toml has the miniature pair")
-    wait(testbed.up(profile, json_output=json, log_dir=log_dir, speculation=speculations(speculation)))
+        raise ConfigurationError(
+            "--dry-run is for a pair's file: recipes/miniature.toml has the miniature pair"
+        )
+    wait(
+        testbed.up(
+            profile, json_output=json, log_dir=log_dir, speculation=speculations(speculation)
+        )
+    )
 
 
 def demo(
@@ -90,9 +111,11 @@ def demo(
     json: Json = False,
 ) -> None:
     """
-    Start the miniature pair and solve a few problems: the large model as it is, the small one alone, SpecReason.
+    Start the miniature pair and solve a few problems: the large model as it is, the small one
+    alone, SpecReason.
 
-    The models are tiny and their passes are paced like a GPU's, so that it runs anywhere; all else is real.
+    The models are tiny and their passes are paced like a GPU's, so that it runs anywhere; all else
+    is real.
     """
     results = wait(testbed.demo(limit, seed, profile, stderr, RunPrinter))
     if json:

@@ -1,4 +1,7 @@
-"""The calibrated configuration is the served one: the arm, its seeds, and the file with the scope of the guarantee."""
+"""
+The calibrated configuration is the served one: the arm, its seeds, and the file with the scope of
+the guarantee.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,9 @@ class Noting:
         self.settings = NON_DEFAULT
         self.calls: list[dict[str, Any]] = []
 
-    async def solve(self, problem: str, run: RunOptions, *, observe: Observer, clock: Stopwatch) -> Any:
+    async def solve(
+        self, problem: str, run: RunOptions, *, observe: Observer, clock: Stopwatch
+    ) -> Any:
         self.calls.append({"problem": problem, **dict(run)})
         return solution("7")
 
@@ -73,13 +78,17 @@ async def test_the_method_gets_the_settings_and_the_large_model_runs_alone() -> 
     expected = {name: getattr(NON_DEFAULT, name) for name in ("ahead", "hedge", "lead")}
     assert {name: method[name] for name in expected} == expected
     assert method["options"] == {"threshold": 8.5, "read": "greedy"}
-    assert {name: large[name] for name in expected} == {name: getattr(LARGE.run, name) for name in expected}
+    assert {name: large[name] for name in expected} == {
+        name: getattr(LARGE.run, name) for name in expected
+    }
     assert large["policy"] == "large"
 
 
 async def test_the_seed_is_that_of_the_sampling() -> None:
     places = ((0, None), (0, 9.0), (0, 8.0), (1, 9.0), (2, 9.0))
-    first, again, other = [[each["sampling"] for each in await recorded_calls(base, *places)] for base in (4, 4, 5)]
+    first, again, other = [
+        [each["sampling"] for each in await recorded_calls(base, *places)] for base in (4, 4, 5)
+    ]
     assert first == again
     assert len({one.seed for one in first[:3]}) == 1
     assert len({one.seed for one in (*first, *other)}) == 6
@@ -113,7 +122,10 @@ async def urls() -> AsyncGenerator[tuple[tuple[str, ...], FakeVllm]]:
 
 
 async def calibrate(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """Run the command beside the servers of this loop; return its exit code and its standard error, as one line."""
+    """
+    Run the command beside the servers of this loop; return its exit code and its standard error, as
+    one line.
+    """
     code = await asyncio.to_thread(call, "calibrate", *words)
     return code, " ".join(capfd.readouterr().err.split())
 
@@ -150,14 +162,19 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
     assert tomllib.loads(path.read_text())["sampling"] == {"temperature": 0.7}
 
 
-async def test_trials_with_other_settings_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_trials_with_other_settings_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     words = ("arithmetic", "--limit", "3", "--max-loss", "0.9", "--values", "9")
     async with urls() as (servers, large):
         assert (await calibrate(capfd, *words, *servers))[0] == 0
         before = len(large.requests)
         (tmp_path / "stepspec.toml").write_text("lead = 1\n")
         code, output = await calibrate(capfd, *words, *servers)
-        assert (code, "holds another run (other: besides, conditions)" in output) == (2, True), output
+        assert (code, "holds another run (other: besides, conditions)" in output) == (
+            2,
+            True,
+        ), output
         for changed in ("--seed", "1"), ("--values", "8"):
             code, output = await calibrate(capfd, *words, *servers, *changed)
             assert (code, f"other: {changed[0].removeprefix('--')}" in output) == (2, True), output
@@ -169,18 +186,28 @@ async def test_more_problems_are_another_attempt_with_the_same_trials(
 ) -> None:
     words = ("arithmetic", "--max-loss", "0.9", "--values", "9,0.5", "--limit")
     async with urls() as (servers, large):
-        code, output = await calibrate(capfd, *words, "1", *servers)  # whose outcome would choose the next number
-        assert (code, "too few problems, 1: this promise takes 2 even" in output) == (2, True), output
+        # whose outcome would choose the next number
+        code, output = await calibrate(capfd, *words, "1", *servers)
+        assert (code, "too few problems, 1: this promise takes 2 even" in output) == (
+            2,
+            True,
+        ), output
         assert not [path for path, _ in large.requests if path == "/v1/completions"]
         counts: list[int] = []
         for count in ("3", "3", "8"):
             before = len(large.requests)
             code, output = await calibrate(capfd, *words, count, *servers)
             assert code == 0, output
-            counts.append(len([path for path, _ in large.requests[before:] if path == "/v1/completions"]))
-            attempt = tomllib.loads((tmp_path / "policy.toml").read_text())["calibration"]["attempt"]
+            counts.append(
+                len([path for path, _ in large.requests[before:] if path == "/v1/completions"])
+            )
+            attempt = tomllib.loads((tmp_path / "policy.toml").read_text())["calibration"][
+                "attempt"
+            ]
             assert attempt == (2 if count == "8" else 1)
         assert counts[0] > counts[1] == 0
-        assert "at 95% confidence, all 2 attempts together." in (tmp_path / "policy.toml").read_text()
+        assert (
+            "at 95% confidence, all 2 attempts together." in (tmp_path / "policy.toml").read_text()
+        )
         code, output = await calibrate(capfd, *words, "5", *servers)
         assert (code, "holds runs on 8 problems, and these are 5" in output) == (2, True), output

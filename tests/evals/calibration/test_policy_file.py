@@ -27,7 +27,9 @@ def found(*outcomes: tuple[float, int, int, bool], n: int = 500) -> CalibrationR
 
 
 def promise(calibrated: CalibrationResult, **more: Any) -> CalibrationSettings:
-    return CalibrationSettings("specreason", find_threshold("specreason"), "gsm8k, calibration half", calibrated, more)
+    return CalibrationSettings(
+        "specreason", find_threshold("specreason"), "gsm8k, calibration half", calibrated, more
+    )
 
 
 def test_a_promise_is_one_sentence() -> None:
@@ -36,10 +38,14 @@ def test_a_promise_is_one_sentence() -> None:
     assert "95% confidence" in summary
 
 
-def test_without_a_guarantee_there_is_no_file_and_the_needed_number_of_problems_is_printed() -> None:
+def test_without_a_guarantee_there_is_no_file_and_the_needed_number_of_problems_is_printed() -> (
+    None
+):
     made = promise(found((9, 1, 0, False), n=100))
     assert "At these rates" in made.summary()
-    assert "in another attempt with these trials, and with nothing lost at all 317:" in made.summary()
+    assert (
+        "in another attempt with these trials, and with nothing lost at all 317:" in made.summary()
+    )
     with pytest.raises(ConfigurationError, match="No threshold of specreason can be promised"):
         made.toml()
 
@@ -48,9 +54,13 @@ def test_a_loss_that_no_sample_can_talk_away_is_called_that() -> None:
     assert "Nor would more problems" in promise(found((9, 30, 0, False))).summary()
 
 
-def test_neither_the_seed_nor_the_template_moves_a_problem_to_the_other_half(tmp_path: Path) -> None:
+def test_neither_the_seed_nor_the_template_moves_a_problem_to_the_other_half(
+    tmp_path: Path,
+) -> None:
     wrong = {f"Incorrect Answer {at}": f"wrong {at}" for at in (1, 2, 3)}
-    rows = [{"Question": f"What is it, {n}?", "Correct Answer": "right", **wrong} for n in range(60)]
+    rows = [
+        {"Question": f"What is it, {n}?", "Correct Answer": "right", **wrong} for n in range(60)
+    ]
     path = tmp_path / "gpqa.jsonl"
     path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
@@ -67,7 +77,9 @@ def test_neither_the_seed_nor_the_template_moves_a_problem_to_the_other_half(tmp
 
 def test_only_the_calibration_half_of_a_file_is_used(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
-    path.write_text("".join(f'{{"problem": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(40)))
+    path.write_text(
+        "".join(f'{{"problem": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(40))
+    )
     tasks = problems(own(path), path, seed=0, count=None)
     assert 0 < len(tasks) < 40
     assert {half(task) for task in tasks} == {"calibration"}
@@ -85,11 +97,15 @@ def test_made_problems_are_others_than_those_reported_on() -> None:
 
 def test_the_calibrated_option_can_be_named() -> None:
     assert find_threshold("specreason").option == "threshold"
-    with pytest.raises(ConfigurationError, match=r"no policy 'specreasn' .did you mean 'specreason'"):
+    with pytest.raises(
+        ConfigurationError, match=r"no policy 'specreasn' .did you mean 'specreason'"
+    ):
         find_threshold("specreasn")
     assert find_threshold("specreason", values=[8, 7]).values == (8, 7)
     assert find_threshold("bild", "fallback", [0.9, 0.5]).option == "fallback"
-    with pytest.raises(ConfigurationError, match=r"'relay' has no known threshold.*known threshold: specreason"):
+    with pytest.raises(
+        ConfigurationError, match=r"'relay' has no known threshold.*known threshold: specreason"
+    ):
         find_threshold("relay")
     with pytest.raises(ConfigurationError, match="needs --values"):
         find_threshold("bild", "fallback")

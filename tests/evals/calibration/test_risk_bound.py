@@ -18,8 +18,12 @@ def chance(n: int, lost: int, gained: int, p_lost: float, p_gained: float) -> fl
     return ways * p_lost**lost * p_gained**gained * (1 - p_lost - p_gained) ** rest
 
 
-@pytest.mark.parametrize(("n", "limit", "level"), [(1, 0.3, 0.2), (7, 0.3, 0.05), (24, 0.02, 0.2), (24, 0.1, 0.05)])
-def test_a_loss_at_the_limit_or_above_passes_no_more_often_than_the_level(n: int, limit: float, level: float) -> None:
+@pytest.mark.parametrize(
+    ("n", "limit", "level"), [(1, 0.3, 0.2), (7, 0.3, 0.05), (24, 0.02, 0.2), (24, 0.1, 0.05)]
+)
+def test_a_loss_at_the_limit_or_above_passes_no_more_often_than_the_level(
+    n: int, limit: float, level: float
+) -> None:
     passing = [
         (lost, gained)
         for lost, gained in product(range(n + 1), repeat=2)
@@ -37,7 +41,8 @@ def test_the_test_can_pass_at_all() -> None:
     assert p_value(Paired(2000, 100, 100), 0.05) < 0.01
     assert p_value(Paired(100, 12, 0), 0.1) > 0.5
     assert p_value(Paired(0, 0, 0), 0.5) == 1
-    assert p_value(Paired(2000, 100, 1000), 0.02, 0.05) >= 0.005  # what the interval of the gains may miss
+    # what the interval of the gains may miss
+    assert p_value(Paired(2000, 100, 1000), 0.02, 0.05) >= 0.005
 
 
 def test_more_losses_are_worse_and_more_gains_are_no_worse() -> None:
@@ -83,7 +88,10 @@ def test_a_further_attempt_takes_more_problems_than_the_first() -> None:
     first, again = (LossTest(0.02, 0.05, again=again) for again in (False, True))
     assert (first.needed() or 0) < (again.needed() or 0) < 2 * (first.needed() or 0)
     for test in (first, again):
-        assert (test.p(Paired(0, 0, 0)), LossTest(1.0, 0.05, test.again).p(Paired(1, 1, 0))) == (1.0, 0.0)
+        assert (test.p(Paired(0, 0, 0)), LossTest(1.0, 0.05, test.again).p(Paired(1, 1, 0))) == (
+            1.0,
+            0.0,
+        )
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -1,4 +1,7 @@
-"""A calibration makes only the trials that it needs, keeps them, and finds the result of their outcomes."""
+"""
+A calibration makes only the trials that it needs, keeps them, and finds the result of their
+outcomes.
+"""
 
 import asyncio
 import random
@@ -10,7 +13,13 @@ import pytest
 from lab.calibration_simulation import SEARCH_KINDS, missed
 from lab.calibration_simulation import search as simulate_search
 from stepspec.evals.calibration.risk_bound import LossTest, Paired
-from stepspec.evals.calibration.search import AttemptEnd, CalibrationResult, CalibrationRun, RunStore, search
+from stepspec.evals.calibration.search import (
+    AttemptEnd,
+    CalibrationResult,
+    CalibrationRun,
+    RunStore,
+    search,
+)
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import Threshold
 
@@ -20,7 +29,10 @@ KNOB = Threshold("threshold", (9.0, 7.0, 5.0, 3.0, 1.0))
 
 
 class World:
-    """Problems whose worst accepted grade decides: below 5 the answer is wrong. Grades are fixed for each problem."""
+    """
+    Problems whose worst accepted grade decides: below 5 the answer is wrong. Grades are fixed for
+    each problem.
+    """
 
     def __init__(self, problems: int, seed: int = 0) -> None:
         rng = random.Random(seed)
@@ -41,7 +53,9 @@ class World:
 
     def calibrate(self, path: Path, concurrency: int = 4) -> CalibrationResult:
         with RunStore(path, {"knob": "threshold"}) as trials:
-            return run(search(self.solve, len(self.grades), KNOB, LossTest(0.1, 0.05), trials, concurrency))[0]
+            return run(
+                search(self.solve, len(self.grades), KNOB, LossTest(0.1, 0.05), trials, concurrency)
+            )[0]
 
 
 def test_the_loosest_value_that_loses_nothing_is_found(tmp_path: Path) -> None:
@@ -49,7 +63,8 @@ def test_the_loosest_value_that_loses_nothing_is_found(tmp_path: Path) -> None:
     assert [each.threshold for each in found.tested] == [9, 7, 5, 3]
     assert [each.holds for each in found.tested] == [True, True, True, False]
     assert world.most == 4
-    assert len(world.runs) == len(set(world.runs)) == 5 * 80  # the large model alone, and four values
+    # the large model alone, and four values
+    assert len(world.runs) == len(set(world.runs)) == 5 * 80
     assert found.loosest is not None
     assert (found.loosest.threshold, found.loosest.paired) == (5, Paired(80, 0, 0))
     assert found.problems_needed is None  # at 3 it loses far more than may be
@@ -77,7 +92,9 @@ def test_trials_of_something_else_and_foreign_lines_are_refused(tmp_path: Path) 
     path = tmp_path / "trials.jsonl"
     with RunStore(path, {"knob": "threshold"}) as trials:
         trials.add(CalibrationRun(0, 9, True))
-    with pytest.raises(ConfigurationError, match=r"holds another run \(other: knob\).*--output.*--fresh"):
+    with pytest.raises(
+        ConfigurationError, match=r"holds another run \(other: knob\).*--output.*--fresh"
+    ):
         RunStore(path, {"knob": "p"})
     with path.open("ab") as file:
         file.write(b'{"problem": 1}\n')
@@ -101,7 +118,10 @@ async def test_a_failure_ends_all_of_it(tmp_path: Path) -> None:
             raise RuntimeError("the server is gone")
         return await world.solve(problem, value)
 
-    with RunStore(tmp_path / "trials.jsonl", {}) as trials, pytest.raises(RuntimeError, match="the server is gone"):
+    with (
+        RunStore(tmp_path / "trials.jsonl", {}) as trials,
+        pytest.raises(RuntimeError, match="the server is gone"),
+    ):
         await search(solve, 9, KNOB, LossTest(0.02, 0.05), trials, 9)
     assert len(asyncio.all_tasks()) == 1
 
@@ -120,7 +140,9 @@ def test_a_further_attempt_counts_and_a_repeated_one_does_not(tmp_path: Path) ->
         trials.end_attempt(second)
         trials.end_attempt(first)
         assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 2)
-        with pytest.raises(ConfigurationError, match=r"runs on 8 problems, and these are 4.*--fresh"):
+        with pytest.raises(
+            ConfigurationError, match=r"runs on 8 problems, and these are 4.*--fresh"
+        ):
             trials.start_attempt(digests[:5])
         with pytest.raises(ConfigurationError, match=r"holds runs on other problems.*--output"):
             trials.start_attempt([*digests[:8], "other", "9"])

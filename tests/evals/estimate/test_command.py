@@ -29,11 +29,17 @@ def estimate(*arguments: str) -> int:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Any]]:
-    """Have the command estimate from measurements made by hand; the list gets what was to be measured."""
+    """
+    Have the command estimate from measurements made by hand; the list gets what was to be measured.
+    """
     calls: list[Sequence[Any]] = []
 
     async def measure(
-        solver: Solver, methods: Sequence[Arm], problems: Sequence[str], loads: Sequence[int], *more: Any
+        solver: Solver,
+        methods: Sequence[Arm],
+        problems: Sequence[str],
+        loads: Sequence[int],
+        *more: Any,
     ) -> Measurements:
         calls.append((methods, problems, loads, more))
         trial = GOOD if methods[0].options.get("threshold") != 9 else BAD
@@ -48,7 +54,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Any]]:
     ("arguments", "complaint"),
     [
         ([], "no small model and no large model: pass --small "),
-        (["--small", "http://h:1", "--large", "http://h:1/v1"], "--small and --large are the same server, http://h:1"),
+        (
+            ["--small", "http://h:1", "--large", "http://h:1/v1"],
+            "--small and --large are the same server, http://h:1",
+        ),
         ([*DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
         ([*DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9"),
         ([*DEAD, "-p", "bild:ahead=1"], "an estimate knows no ahead"),
@@ -84,13 +93,17 @@ def test_a_nested_pair_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 def test_a_dead_server_is_named_and_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:
     assert estimate(*DEAD) == 1
-    assert "the large model at http://127.0.0.1:19: no connection" in capfd.readouterr().err  # the small one may be
+    # the small one may be
+    assert "the large model at http://127.0.0.1:19: no connection" in capfd.readouterr().err
 
 
 def test_the_verdict_comes_first_and_the_settings_are_written(
     asked: list[Sequence[Any]], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert estimate(*DEAD, "-p", "specreason", "--users", "4", "--output", "settings.toml", "-n", "7") == 0
+    assert (
+        estimate(*DEAD, "-p", "specreason", "--users", "4", "--output", "settings.toml", "-n", "7")
+        == 0
+    )
     printed = capfd.readouterr()
     assert printed.out.startswith("It pays: specreason")
     assert "wrote settings.toml" in printed.err

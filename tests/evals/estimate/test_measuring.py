@@ -70,10 +70,17 @@ class World:
 
     def model(self, role: Any) -> ScriptedModel:
         def judge(chain: Chain, question: str) -> Mapping[str, float]:
-            drawn = (crc32(chain.messages[0].content.encode()) * 0.7548 + len(chain.steps) * 0.618) % 1  # even draws
+            # even draws
+            drawn = (
+                crc32(chain.messages[0].content.encode()) * 0.7548 + len(chain.steps) * 0.618
+            ) % 1
             return {"9" if drawn < self.accepted else "1": 1.0}
 
-        pace, waiting = (self.large_pace, self.waiting) if role == "large" else (self.small_pace, self.waiting / 4)
+        pace, waiting = (
+            (self.large_pace, self.waiting)
+            if role == "large"
+            else (self.small_pace, self.waiting / 4)
+        )
         return ScriptedModel(
             role, steps(self.length), judge=judge, sticky=True, pace=pace,
             latency=lambda chain: waiting, reading=lambda chain: 1.25 * waiting,
@@ -84,12 +91,16 @@ class World:
 
     async def solve(self, problem: str, run: RunOptions, *, observe: Observer) -> None:
         assert not run.auto
-        await reason(self.policy(run.policy, run.options), Chain.of(problem), ahead=1, observe=observe)
+        await reason(
+            self.policy(run.policy, run.options), Chain.of(problem), ahead=1, observe=observe
+        )
 
     async def warm_up(self) -> None:
         await asyncio.sleep(1)
 
-    async def plain(self, solver: Any, problem: str, sampling: Any, budget: Any, clock: Any) -> tuple[None, Any]:
+    async def plain(
+        self, solver: Any, problem: str, sampling: Any, budget: Any, clock: Any
+    ) -> tuple[None, Any]:
         await asyncio.sleep(self.waiting + budget.tokens * self.large_pace)
         return None, {"large": self.large_pace}
 
@@ -103,7 +114,11 @@ async def unknown() -> None:
 
 
 def measured(
-    world: World, monkeypatch: pytest.MonkeyPatch, *arms: Arm, minutes: float = 5.0, problems: int = 3
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    *arms: Arm,
+    minutes: float = 5.0,
+    problems: int = 3,
 ) -> Measurements:
     monkeypatch.setattr(measuring, "solve_plain", world.plain)
     measurement = measure(world, arms or (SHIPPED,), PROBLEMS[:problems], [4], minutes)  # type: ignore[arg-type]
@@ -129,7 +144,8 @@ def test_known_costs_and_accept_rates_give_the_ratio_of_the_loop(
     (method,) = predict(found).methods
     assert method.drafts > 100
     assert abs(method.accepted.value - accepted) < 0.12
-    world.accepted = method.accepted.value  # what is compared is the arithmetic, not the luck of the draws
+    # what is compared is the arithmetic, not the luck of the draws
+    world.accepted = method.accepted.value
     _, seconds = run(seconds_of(world, LookaheadControl(method.alone.ahead, method.alone.hedge)))
     chain = found.chains[1]
     assert chain.answer
@@ -154,9 +170,13 @@ def test_chains_that_never_end_still_give_an_answer_within_the_minutes(
         assert estimate.methods[0].alone.gain.high > 1.5 * estimate.methods[0].alone.gain.low
 
 
-def test_a_server_that_writes_nothing_is_an_error_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_writes_nothing_is_an_error_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World(waiting=1000.0)
-    with pytest.raises(StepspecError, match=r"the large model at http://large wrote no two tokens.*stepspec solve"):
+    with pytest.raises(
+        StepspecError, match=r"the large model at http://large wrote no two tokens.*stepspec solve"
+    ):
         measured(world, monkeypatch)
 
 
@@ -168,14 +188,19 @@ def test_a_method_whose_requests_fail_is_left_out(monkeypatch: pytest.MonkeyPatc
             return super().policy(name, options)
 
     found = measured(Deaf(), monkeypatch, SHIPPED, READING)
-    assert ([arm.name for arm in found.arms], found.skipped) == ([SHIPPED.name], {"reading": "no scores"})
+    assert ([arm.name for arm in found.arms], found.skipped) == (
+        [SHIPPED.name],
+        {"reading": "no scores"},
+    )
     with pytest.raises(StepspecError, match="no method can be measured: reading: no scores"):
         measured(Deaf(), monkeypatch, READING)
 
 
 def test_the_two_best_methods_run_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
     bild = Arm.of("bild", "bild", {"scale": "step"})
-    found = measured(World(), monkeypatch, SHIPPED, Arm.of("stricter", "specreason", {"threshold": 8}), bild)
+    found = measured(
+        World(), monkeypatch, SHIPPED, Arm.of("stricter", "specreason", {"threshold": 8}), bild
+    )
     estimate = predict(found, [4])
     assert [len(method.gains) for method in estimate.methods] == [2, 2, 1]
     assert set(found.runs) == {(method.arm.name, 4) for method in estimate.methods[:2]}
@@ -195,7 +220,10 @@ def test_a_step_that_is_cut_counts_with_its_seconds() -> None:
 
 
 def test_places_are_of_all_chains_before_any_chain_has_its_share() -> None:
-    first, second = [(Chain.of(f"{number}"), number) for number in range(20)], [(Chain.of("x"), None)]
+    first, second = (
+        [(Chain.of(f"{number}"), number) for number in range(20)],
+        [(Chain.of("x"), None)],
+    )
     places = list(spread([first, second, []], 0))
     assert len(places) == measuring.PLACES + 1
     assert second[0] in places[:2]
@@ -203,13 +231,22 @@ def test_places_are_of_all_chains_before_any_chain_has_its_share() -> None:
 
 async def test_a_pair_is_measured_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "TOKENS", 12)
-    small = StandIn(names=("tiny",), steps=4, step_tokens=8, latency=Latency(first=0.001, token=0.001))
-    large = StandIn(names=("big",), steps=4, step_tokens=8, latency=Latency(first=0.008, token=0.008), accept=0.6)
+    small = StandIn(
+        names=("tiny",), steps=4, step_tokens=8, latency=Latency(first=0.001, token=0.001)
+    )
+    large = StandIn(
+        names=("big",),
+        steps=4,
+        step_tokens=8,
+        latency=Latency(first=0.008, token=0.008),
+        accept=0.6,
+    )
     async with (
         small.serve("small") as one, large.serve("large") as other, Solver(one, other, sampling=GREEDY) as solver,
     ):  # fmt: skip
         found = await measure(solver, [SHIPPED, READING], PROBLEMS[:2], [3], 0.3)
-    assert found.large.token > 1.5 * found.small.token  # eight to one; this machine may be slow, but for both
+    # eight to one; this machine may be slow, but for both
+    assert found.large.token > 1.5 * found.small.token
     assert (found.small.model, found.large.model, found.cut) == ("tiny", "big", 0)
     assert set(found.large.between) == {1, 3}
     assert set(found.runs) == {(SHIPPED.name, 3), (READING.name, 3)}
@@ -221,12 +258,23 @@ async def test_a_pair_is_measured_over_http(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_one_model_twice_and_servers_that_cannot_score() -> None:
-    same, lacking = StandIn(names=("same",)), StandIn(names=("big",), lacks=frozenset({"prompt_logprobs"}))
+    same, lacking = (
+        StandIn(names=("same",)),
+        StandIn(names=("big",), lacks=frozenset({"prompt_logprobs"})),
+    )
     twice = StandIn(names=("same",))
-    async with same.serve("small") as one, twice.serve("large") as other, Solver(one, other) as solver:
+    async with (
+        same.serve("small") as one,
+        twice.serve("large") as other,
+        Solver(one, other) as solver,
+    ):
         with pytest.raises(ConfigurationError, match=r"both servers serve 'same'.*--small"):
             await measure(solver, [SHIPPED], PROBLEMS, [], 1.0)
-    async with same.serve("small") as one, lacking.serve("large") as other, Solver(one, other) as solver:
+    async with (
+        same.serve("small") as one,
+        lacking.serve("large") as other,
+        Solver(one, other) as solver,
+    ):
         with pytest.raises(StepspecError, match="does not score text"):
             await measure(solver, [READING], PROBLEMS[:1], [], 2.0)
 
@@ -254,7 +302,9 @@ def test_the_time_between_tokens_is_that_of_all_streams_together() -> None:
 
 def test_tokens_that_come_in_one_piece_count_together() -> None:
     pieces = [
-        (at + 1e-6 * place, 4 * number + place + 1) for number, at in enumerate((0.0, 0.4, 0.8)) for place in range(4)
+        (at + 1e-6 * place, 4 * number + place + 1)
+        for number, at in enumerate((0.0, 0.4, 0.8))
+        for place in range(4)
     ]
     assert pace([pieces]) == pytest.approx((0.1, 1), rel=1e-4)
     assert pace([pieces[:4]]) == pytest.approx((1e-6, 1))

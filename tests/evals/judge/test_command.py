@@ -45,7 +45,10 @@ def nothing(name: str, total: int) -> Any:
     ("arguments", "complaint"),
     [
         ([], "no small model and no large model: pass --small "),
-        (["--small", "http://h:1", "--large", "http://h:1/v1"], "--small and --large are the same server, http://h:1"),
+        (
+            ["--small", "http://h:1", "--large", "http://h:1/v1"],
+            "--small and --large are the same server, http://h:1",
+        ),
         ([*DEAD, "--problems", "nowhere.txt"], "no problems in nowhere.txt"),
         ([*DEAD, "--minutes", "inf"], "--minutes inf: a finite number"),
         ([*DEAD, "--output", "."], "no file that can be written"),
@@ -72,12 +75,18 @@ async def test_all_cases_are_read_in_every_way_and_the_first_ones_are_timed() ->
 
 async def test_a_deadline_leaves_too_few_steps() -> None:
     async with pair() as solver:
-        with pytest.raises(StepspecError, match=r"only 0 steps were judged in 0 minutes.*more --minutes"):
+        with pytest.raises(
+            StepspecError, match=r"only 0 steps were judged in 0 minutes.*more --minutes"
+        ):
             await judge_cases(solver, built_in(), 0, 0, nothing)
 
 
 async def test_one_server_for_both_is_refused() -> None:
-    async with StandIn().serve("small") as small, StandIn().serve("large") as large, Solver(small, large) as solver:
+    async with (
+        StandIn().serve("small") as small,
+        StandIn().serve("large") as large,
+        Solver(small, large) as solver,
+    ):
         with pytest.raises(ConfigurationError, match="both servers serve 'stand-in': no model"):
             await judge_cases(solver, built_in(), 5, 0, nothing)
 
@@ -97,7 +106,9 @@ async def test_a_server_that_cannot_score_is_refused_with_the_cure() -> None:
 
 async def test_steps_of_own_chains_need_something_to_slip_on() -> None:
     async with pair() as solver:  # a stand-in writes words alone
-        with pytest.raises(ConfigurationError, match=rf"only 0 steps to judge, and {FEWEST} are needed"):
+        with pytest.raises(
+            ConfigurationError, match=rf"only 0 steps to judge, and {FEWEST} are needed"
+        ):
             await make_cases(solver, ["What is 1 + 1?"], 0, nothing)
 
 
@@ -107,12 +118,16 @@ async def test_drafts_of_the_small_model_are_judged_by_the_method_that_fits() ->
         assert (drafts.drafts, drafts.accepted.value) == (40, 1.0)
         rejected = await try_drafts(solver, built_in()[:8], "random", {"p": 0}, 5, nothing)
         assert (rejected.drafts, rejected.accepted.value) == (8, 0.0)
-        assert (await try_drafts(solver, built_in(), "random", {"p": 1}, 0, nothing)).drafts == 1  # no time is left
+        # no time is left
+        assert (await try_drafts(solver, built_in(), "random", {"p": 1}, 0, nothing)).drafts == 1
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Have the command print figures of steps made by hand; what the dictionary holds is the largest gap of slips."""
+    """
+    Have the command print figures of steps made by hand; what the dictionary holds is the largest
+    gap of slips.
+    """
     slip = {"gap": 9.0}
 
     async def judge(solver: Solver, cases: Sequence[Case], *more: Any) -> JudgedSteps:
@@ -121,7 +136,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
             return JudgedStep(at, right, {"largest gap, digits": -gap, "grade, mean": 5.0 + at % 3})
 
         steps = [step(at, right) for at in range(20) for right in (True, False)]
-        return JudgedSteps(20, steps, {"score": [0.02], "grade": [0.01]}, {"reflect": "no top tokens"})
+        return JudgedSteps(
+            20, steps, {"score": [0.02], "grade": [0.01]}, {"reflect": "no top tokens"}
+        )
 
     async def drafts(*more: Any) -> DraftFigures:
         return DraftFigures(40, Interval(0.75, 0.6, 0.86), 0.02, 0.9)
@@ -138,11 +155,13 @@ def test_a_method_that_fits_is_named_last_and_its_settings_are_written(
     printed = capsys.readouterr().out.splitlines()
     assert printed[1].split("  ")[0] == "largest gap, digits"
     assert "- reflect was left out: no top tokens" in printed
-    assert printed[-1] == (
-        "The method reading with threshold = 1.0, tokens = digits, words = 1.0 fits this pair: it accepts 100% of the "
-        "right steps and lets 0% of the slips through, and it accepts 75% [60%, 86%] of 40 drafts of the small model, "
-        "which writes a token in 90% of the large model's time: no draft can save time, choose a smaller model. Only "
-        "slips were tried: `stepspec eval` measures whether answers stay right."
+    assert (
+        printed[-1]
+        == "The method reading with threshold = 1.0, tokens = digits, words = 1.0 fits this pair:"
+        " it accepts 100% of the right steps and lets 0% of the slips through, and it accepts"
+        " 75% [60%, 86%] of 40 drafts of the small model, which writes a token in 90% of the"
+        " large model's time: no draft can save time, choose a smaller model. Only slips were"
+        " tried: `stepspec eval` measures whether answers stay right."
     )
     written = tomllib.loads(Path("fit.toml").read_text())
     assert written["options"] == {"threshold": 1.0, "tokens": "digits", "words": 1.0}

@@ -31,8 +31,12 @@ def steps(right: Sequence[float], wrong: Sequence[float], name: str = GAP) -> li
 
 
 def test_the_figures_of_a_reading() -> None:
-    # Ten right steps; the threshold that accepts 9 of them is -4. Of four slips, -3 passes, by hand 1 of 4.
-    (row,) = figures(steps([-9, -4, -3.5, -2, -2, -1, -1, 0, 0, 0], [-3, -5, -8, -10]), {"score": [0.3, 0.1, 0.2]})
+    # Ten right steps; the threshold that accepts 9 of them is -4. Of four slips, -3 passes, by hand
+    # 1 of 4.
+    (row,) = figures(
+        steps([-9, -4, -3.5, -2, -2, -1, -1, 0, 0, 0], [-3, -5, -8, -10]),
+        {"score": [0.3, 0.1, 0.2]},
+    )
     assert (row.reading.name, row.seconds, row.threshold, row.accepted) == (GAP, 0.2, -4, 0.9)
     assert row.passed.value == 0.25
     above = 7 + 9 + 9 + 10  # right steps that are better than each slip
@@ -61,7 +65,9 @@ def test_few_problems_and_areas_close_to_1_make_no_judge_better_than_it_is(
     for _ in range(60):
         right, wrong = ([rng.gauss(mean, 1) for _ in range(count)] for mean in (apart, 0))
         made = [replace(step, problem=at % problems) for at, step in enumerate(steps(right, wrong))]
-        above += figures(made, {"score": [1]})[0].areas[0].low > NormalDist().cdf(apart / math.sqrt(2))
+        above += figures(made, {"score": [1]})[0].areas[0].low > NormalDist().cdf(
+            apart / math.sqrt(2)
+        )
     assert above <= 3
 
 
@@ -75,8 +81,13 @@ def test_own_steps_set_the_threshold_and_words_have_one_too() -> None:
     def both(gap: float, **more: Any) -> JudgedStep:
         return JudgedStep(values={GAP: -gap, "largest gap, all": -gap - 1}, **more)
 
-    written = [both(gap, problem=at, right=gap < 9) for at, gap in enumerate((7, 7, 7, 7, 9, 9, 9, 9))]
-    own = [both(gap, problem=at, right=gap < 5, own=True) for at, gap in enumerate((0, 1, 1, 2, 3, 5, 6, 7, 1.5, 8))]
+    written = [
+        both(gap, problem=at, right=gap < 9) for at, gap in enumerate((7, 7, 7, 7, 9, 9, 9, 9))
+    ]
+    own = [
+        both(gap, problem=at, right=gap < 5, own=True)
+        for at, gap in enumerate((0, 1, 1, 2, 3, 5, 6, 7, 1.5, 8))
+    ]
     rows = {row.reading.name: row for row in figures([*written, *own], {"score": [1]})}
     row = rows[GAP]
     assert [area.value for area in row.areas] == [1.0, 1.0]
@@ -90,7 +101,9 @@ def test_a_threshold_is_no_stricter_than_what_a_model_samples_itself() -> None:
     assert row.options["threshold"] == 0.5
     (row,) = figures(steps([-0.1] * 10, [-1, -2, -3, -4], "mean gap, all"), {"score": [1]})
     assert row.options["mean"] == 0.1  # a mean has a scale of its own
-    (row,) = figures(steps([-at for at in range(20)], [-30] * 4, "largest gap, all"), {"score": [1]})
+    (row,) = figures(
+        steps([-at for at in range(20)], [-30] * 4, "largest gap, all"), {"score": [1]}
+    )
     assert (row.threshold, row.words) == (-17, 18)  # 90% and 95% of the right steps
 
 
@@ -98,28 +111,41 @@ def test_readings_that_some_steps_lack_have_no_figures() -> None:
     assert figures([*steps([1, 1, 1], [0, 0, 0]), JudgedStep(9, True, {})], {"score": [1]}) == []
 
 
-def row(name: str, area: float, passed: float, seconds: float = 1.0, low: float | None = None) -> ReadingFigures:
+def row(
+    name: str, area: float, passed: float, seconds: float = 1.0, low: float | None = None
+) -> ReadingFigures:
     interval = Interval(area, area - 0.1 if low is None else low, 1.0)
-    return ReadingFigures(BY_NAME[name], (interval,), seconds, 5.0, 0.9, Interval(passed - 0.2, 0, passed), 6.0)
+    return ReadingFigures(
+        BY_NAME[name], (interval,), seconds, 5.0, 0.9, Interval(passed - 0.2, 0, passed), 6.0
+    )
 
 
 @pytest.mark.parametrize(
     ("rows", "name"),
     [
         ([row("grade, mean", 0.8, 0.3), row(GAP, 0.9, 0.2)], GAP),
-        ([row("grade, mean", 0.895, 0.3, seconds=0.5), row(GAP, 0.9, 0.2)], "grade, mean"),  # as good, and cheaper
-        ([row("largest gap, all", 0.89, 0.2), row(GAP, 0.9, 0.2)], GAP),  # of those that cost the same, the better
+        # as good, and cheaper
+        ([row("grade, mean", 0.895, 0.3, seconds=0.5), row(GAP, 0.9, 0.2)], "grade, mean"),
+        # of those that cost the same, the better
+        ([row("largest gap, all", 0.89, 0.2), row(GAP, 0.9, 0.2)], GAP),
         ([row("grade, mean", 0.8, 0.51)], None),  # lets most slips through
         ([row("grade, mean", 0.8, 0.1, low=0.49)], None),  # may be chance
-        ([row("reflective, match", 0.99, 0.0), row(GAP, 0.7, 0.4)], GAP),  # no option has this threshold
+        # no option has this threshold
+        ([row("reflective, match", 0.99, 0.0), row(GAP, 0.7, 0.4)], GAP),
     ],
 )
-def test_the_best_method_separates_well_and_is_cheap(rows: list[ReadingFigures], name: str | None) -> None:
+def test_the_best_method_separates_well_and_is_cheap(
+    rows: list[ReadingFigures], name: str | None
+) -> None:
     chosen = best(rows)
     assert (chosen.reading.name if chosen else None) == name
     sentence = conclusion(rows, chosen, None)
     assert sentence.startswith(
-        "No method fits this pair" if name is None else f"The method {chosen.reading.policy}" if chosen else ""
+        "No method fits this pair"
+        if name is None
+        else f"The method {chosen.reading.policy}"
+        if chosen
+        else ""
     )
 
 
@@ -130,9 +156,13 @@ class Judge(ScriptedModel):
         def token(piece: str, at: int) -> Token:
             behind = 3.0 if piece == " 12" else 0.0
             best = Token("other", -0.25, 1, 999) if behind else Token(piece, -0.25, 1, at)
-            return Token(piece, -0.25 - behind, 2 if behind else 1, at, (best, Token("never", -9.0, 3, 1000)))
+            return Token(
+                piece, -0.25 - behind, 2 if behind else 1, at, (best, Token("never", -9.0, 3, 1000))
+            )
 
-        return [tuple(token(t.text, at) for at, t in enumerate(self.read("", span))) for span in spans]
+        return [
+            tuple(token(t.text, at) for at, t in enumerate(self.read("", span))) for span in spans
+        ]
 
 
 def judged(**digits: float) -> Judge:
@@ -161,15 +191,20 @@ def test_every_reading_of_a_step_by_hand() -> None:
         "mean gap, all": pytest.approx(-0.6),
     }
     assert set(seconds) == {"score", "grade", "check", "reflect"}
-    _, others = run(Judges(judge).read(PROBLEM, Step("It costs 12 euros.\n\n", "small"), ("grade", "reflect")))[0]
+    _, others = run(
+        Judges(judge).read(PROBLEM, Step("It costs 12 euros.\n\n", "small"), ("grade", "reflect"))
+    )[0]
     assert set(others) == {"score", "check"}
 
 
 @pytest.mark.parametrize(
-    "name", [reading.name for reading in READINGS if reading.options and reading.request != "reward"]
+    "name",
+    [reading.name for reading in READINGS if reading.options and reading.request != "reward"],
 )
 @pytest.mark.parametrize("margin", [-0.125, 0.125])
-def test_the_options_of_a_reading_accept_what_reaches_its_threshold(name: str, margin: float) -> None:
+def test_the_options_of_a_reading_accept_what_reaches_its_threshold(
+    name: str, margin: float
+) -> None:
     judge = judged(**{"2": 0.25, "8": 0.5, "Yes": 0.25})
     step = Step("It costs 12 euros.\n\n", "small")
     value = run(Judges(judge).read(PROBLEM, step))[0][0][name]
@@ -197,4 +232,5 @@ def test_a_step_without_digits_is_read_as_good() -> None:
     assert (values[GAP], values["mean log-probability, digits"]) == (0.0, 0.0)
     assert math.isfinite(values["reflective, match"])
     values, _ = run(Judges(judged()).read(PROBLEM, Step("So it is.\n\n", "small")))[0]
-    assert (values["grade, mean"], values["grade, digit"]) == (0.0, 0.0)  # a reply without any grade
+    # a reply without any grade
+    assert (values["grade, mean"], values["grade, digit"]) == (0.0, 0.0)

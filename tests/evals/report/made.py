@@ -16,7 +16,8 @@ from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.ledger import Account, Ledger
 
 ARMS = (LARGE, SMALL, SHIPPED)
-RECORDED = Path(__file__).parent / "run"  # a real one, cut down to some problems, arms and traces without tokens
+# a real one, cut down to some problems, arms and traces without tokens
+RECORDED = Path(__file__).parent / "run"
 NOBODY = Account("small")
 
 KEPT = StepRecord("small", "kept", 8.0, "", 0.4)
@@ -29,30 +30,58 @@ BY_LARGE = StepRecord("large", "kept", None, "", 0.8)
 
 def large(seconds: float, *, correct: bool = True) -> Sample:
     account = Account("large", kept=100, prompt=40, cached=10, requests=2, writing=seconds)
-    return Sample(LARGE.name, correct, seconds, Ledger(NOBODY, account), {"large": 0.03}, steps=(BY_LARGE,) * 4)
+    return Sample(
+        LARGE.name,
+        correct,
+        seconds,
+        Ledger(NOBODY, account),
+        {"large": 0.03},
+        steps=(BY_LARGE,) * 4,
+    )
 
 
 def small(seconds: float, *, correct: bool = True) -> Sample:
     account = Account("small", kept=80, prompt=40, cached=20, requests=2, writing=seconds)
     return Sample(
-        SMALL.name, correct, seconds, Ledger(account, Account("large")), {"small": 0.01}, steps=(BY_SMALL,) * 4
+        SMALL.name,
+        correct,
+        seconds,
+        Ledger(account, Account("large")),
+        {"small": 0.01},
+        steps=(BY_SMALL,) * 4,
     )
 
 
-def mixed(seconds: float, *, correct: bool = True, arm: Arm = SHIPPED, grade: float = 8.0) -> Sample:
+def mixed(
+    seconds: float, *, correct: bool = True, arm: Arm = SHIPPED, grade: float = 8.0
+) -> Sample:
     """Four drafts, one of which falls and takes a bet along."""
     ledger = Ledger(
         Account("small", kept=60, discarded=20, prompt=50, cached=25, requests=2, writing=0.5),
-        Account("large", kept=20, judging=200, prompt=400, cached=300, requests=5, writing=0.6, judged=0.4),
+        Account(
+            "large",
+            kept=20,
+            judging=200,
+            prompt=400,
+            cached=300,
+            requests=5,
+            writing=0.6,
+            judged=0.4,
+        ),
         drafts=4,
         accepted=3,
     )
     graded = StepRecord("small", "kept", grade, "", 0.4)
-    return Sample(arm.name, correct, seconds, ledger, {}, steps=(graded, KEPT, REJECTED, LOST, REPAIR, KEPT))
+    return Sample(
+        arm.name, correct, seconds, ledger, {}, steps=(graded, KEPT, REJECTED, LOST, REPAIR, KEPT)
+    )
 
 
 def samples() -> dict[tuple[int, str], Sample]:
-    """Four problems: the small model fails at two of them, the mixture at one, which is not the large one's."""
+    """
+    Four problems: the small model fails at two of them, the mixture at one, which is not the large
+    one's.
+    """
     return {
         **{(n, LARGE.name): large(4.0, correct=n != 3) for n in range(4)},
         **{(n, SMALL.name): small(1.0, correct=n < 2) for n in range(4)},
@@ -77,7 +106,9 @@ def folder(
     with SampleStore(path / "samples.jsonl", head) as kept:
         for (number, _), sample in (samples() if done is None else done).items():
             kept.add(number, sample)
-    lines = ({"number": n, "name": "", "problem": text, "answer": "2"} for n, text in enumerate(texts))
+    lines = (
+        {"number": n, "name": "", "problem": text, "answer": "2"} for n, text in enumerate(texts)
+    )
     (path / "problems.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
     (path / "run.json").write_bytes(orjson.dumps(record(head)))
     return path
@@ -91,7 +122,13 @@ def record(about: Mapping[str, Any]) -> dict[str, Any]:
         "versions": {"stepspec": "0.1.0"},
         "servers": [{**server, "role": role, "url": f"http://{role}:1"} for role in ("small", "large")],
     }  # fmt: skip
-    benchmark = {"name": about["benchmark"], "source": "", "subset": None, "split": "test", "licence": "MIT"}
+    benchmark = {
+        "name": about["benchmark"],
+        "source": "",
+        "subset": None,
+        "split": "test",
+        "licence": "MIT",
+    }
     return {"about": about, "benchmark": benchmark, "sessions": [session]}
 
 
@@ -99,13 +136,19 @@ def crowd(count: int, problems: int = 20) -> tuple[tuple[Arm, ...], dict[tuple[i
     """
     Arms with long names and their samples: both baselines, a control, and methods, *count* in all.
 
-    Three of the methods are at the same place, and all others but one are nearly as fast and as accurate.
+    Three of the methods are at the same place, and all others but one are nearly as fast and as
+    accurate.
     """
-    methods = [Arm.of(f"speculative-thinking:{place:x}", "specreason") for place in range(count - 3)]
+    methods = [
+        Arm.of(f"speculative-thinking:{place:x}", "specreason") for place in range(count - 3)
+    ]
     control = Arm.of("random like speculative-thinking:0", "random", like=methods[0].name)
     done = {(n, LARGE.name): large(4.0 + n / 9, correct=n != 3) for n in range(problems)}
     done |= {(n, SMALL.name): small(1.0 + n / 40, correct=n % 3 == 0) for n in range(problems)}
-    done |= {(n, control.name): mixed(1.9 + n / 20, correct=n % 2 == 0, arm=control) for n in range(problems)}
+    done |= {
+        (n, control.name): mixed(1.9 + n / 20, correct=n % 2 == 0, arm=control)
+        for n in range(problems)
+    }
     for place, arm in enumerate(methods):
         seconds = 9.0 if place == len(methods) - 1 else 2.0 + max(0, place - 2) / 25
         for n in range(problems):

@@ -1,4 +1,6 @@
-"""``python -m tests.evals.report.pictures``: the picture of the report in docs/images, taken again."""
+"""
+``python -m tests.evals.report.pictures``: the picture of the report in docs/images, taken again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The charts of a report: what they say, in words and in marks, and that they follow the page's theme and policy."""
+"""
+The charts of a report: what they say, in words and in marks, and that they follow the page's theme
+and policy.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ def parsed(drawn: Markup) -> ElementTree.Element:
 
 
 def texts(drawn: Markup) -> list[str]:
-    return ["".join(one.itertext()) for one in parsed(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    return [
+        "".join(one.itertext()) for one in parsed(drawn).iter("{http://www.w3.org/2000/svg}text")
+    ]
 
 
 def label(drawn: Markup) -> str:
@@ -38,9 +43,14 @@ def label(drawn: Markup) -> str:
 
 
 def test_the_front_has_the_arms_that_no_other_arm_dominates(arms: list[ArmFigures]) -> None:
-    assert [f.arm.name for f in charts.front(arms)] == [SMALL.name, SHIPPED.name]  # as accurate as large, and faster
+    # as accurate as large, and faster
+    assert [f.arm.name for f in charts.front(arms)] == [SMALL.name, SHIPPED.name]
     slow = {**samples(), **{(n, SHIPPED.name): mixed(9.0) for n in range(4)}}
-    assert [f.arm.name for f in charts.front(compute_figures(slow, ARMS))] == [SMALL.name, LARGE.name, SHIPPED.name]
+    assert [f.arm.name for f in charts.front(compute_figures(slow, ARMS))] == [
+        SMALL.name,
+        LARGE.name,
+        SHIPPED.name,
+    ]
 
 
 def test_accuracy_and_time_of_every_arm_are_drawn_and_said(arms: list[ArmFigures]) -> None:
@@ -60,7 +70,9 @@ def test_no_two_methods_have_the_same_mark() -> None:
     assert (found[LARGE.name], found[SMALL.name]) == ("s", "o")
 
 
-def test_the_speed_chart_has_a_row_for_every_arm_that_ran_the_fastest_first(arms: list[ArmFigures]) -> None:
+def test_the_speed_chart_has_a_row_for_every_arm_that_ran_the_fastest_first(
+    arms: list[ArmFigures],
+) -> None:
     drawn = charts.speed_chart(arms)
     names = [text for text in texts(drawn) if text in {f.arm.name for f in arms}]
     assert names[:3] == [SMALL.name, SHIPPED.name, LARGE.name]
@@ -70,7 +82,9 @@ def test_the_speed_chart_has_a_row_for_every_arm_that_ran_the_fastest_first(arms
     assert drawn.count('class="mark"') == 3
 
 
-def test_differences_have_the_acceptable_loss_and_no_row_for_the_large_model(arms: list[ArmFigures]) -> None:
+def test_differences_have_the_acceptable_loss_and_no_row_for_the_large_model(
+    arms: list[ArmFigures],
+) -> None:
     drawn = charts.differences(arms, 0.02)
     assert {"-2", "0"} <= {*texts(drawn)}
     assert LARGE.name not in texts(drawn)
@@ -79,7 +93,9 @@ def test_differences_have_the_acceptable_loss_and_no_row_for_the_large_model(arm
 
 
 def test_what_is_outside_of_the_scale_of_the_methods_is_an_arrow() -> None:
-    done = {(n, LARGE.name): large(4.0) for n in range(40)} | {(n, SHIPPED.name): mixed(3.0) for n in range(40)}
+    done = {(n, LARGE.name): large(4.0) for n in range(40)} | {
+        (n, SHIPPED.name): mixed(3.0) for n in range(40)
+    }
     done |= {(n, SMALL.name): small(1.0, correct=False) for n in range(40)}
     drawn = charts.differences(compute_figures(done, ARMS), 0.02)
     assert "small alone: -100.0" in label(drawn)
@@ -110,7 +126,10 @@ def test_a_drawing_follows_the_theme_and_the_policy_of_the_page(arms: list[ArmFi
 
 
 def test_text_only_ever_becomes_text(arms: list[ArmFigures]) -> None:
-    assert element("p", HOSTILE, title='"') == ('<p title="&quot;">&lt;script&gt;alert(1)&lt;/script&gt;&amp;$x$</p>')
+    assert (
+        element("p", HOSTILE, title='"')
+        == '<p title="&quot;">&lt;script&gt;alert(1)&lt;/script&gt;&amp;$x$</p>'
+    )
     named = Arm.of(HOSTILE, "specreason")
     done = {**samples(), **{(n, HOSTILE): replace(mixed(3.0), arm=HOSTILE) for n in range(4)}}
     figures = compute_figures(done, [LARGE, SMALL, named])

@@ -37,27 +37,40 @@ def test_only_drafts_that_were_judged_are_accepted(found: dict[str, ArmFigures])
     assert found[SMALL.name].result.accept_rate is None
 
 
-def test_methods_are_distinguished_from_baselines_and_controls(found: dict[str, ArmFigures]) -> None:
+def test_methods_are_distinguished_from_baselines_and_controls(
+    found: dict[str, ArmFigures],
+) -> None:
     assert [f.method for f in found.values()] == [False, False, True, False]
     assert [f.bound for f in found.values()] == [False, False, False, True]
     control = Arm.of("random like SpecReason", "random", like=SHIPPED.name)
     drawn = mixed(2.0, arm=control)
-    drawn = replace(drawn, ledger=replace(drawn.ledger, large=replace(drawn.ledger.large, judging=0)))  # nobody judges
+    # nobody judges
+    drawn = replace(
+        drawn, ledger=replace(drawn.ledger, large=replace(drawn.ledger.large, judging=0))
+    )
     done = {**samples(), **{(n, control.name): drawn for n in range(4)}}
     last = compute_figures(done, (*ARMS, control))[-2]
     assert (last.arm, last.method, last.result.accept_rate) == (control, False, 0.75)
 
 
 def test_samples_keep_their_numbers() -> None:
-    found = samples_by_number({place: s for place, s in samples().items() if place != (0, SMALL.name)}, ARMS, 1)
-    assert {name: list(each) for name, each in found.items()} == {arm.name: [1, 2, 3] for arm in ARMS}
+    found = samples_by_number(
+        {place: s for place, s in samples().items() if place != (0, SMALL.name)}, ARMS, 1
+    )
+    assert {name: list(each) for name, each in found.items()} == {
+        arm.name: [1, 2, 3] for arm in ARMS
+    }
     assert found[SHIPPED.name][2].seconds == 4.0
 
 
 def test_cases_are_the_failed_and_the_slow_problems() -> None:
-    chosen = choose_cases(compute_figures(samples(), ARMS), samples_by_number(samples(), ARMS, 1), 1)
+    chosen = choose_cases(
+        compute_figures(samples(), ARMS), samples_by_number(samples(), ARMS, 1), 1
+    )
     assert [case.seconds for case in chosen["slowest"]] == [5.0, 4.0, 3.0, 2.0]
     assert {case.arm for case in chosen["slowest"]} == {SHIPPED.name}
     assert [(case.problem, case.outcome) for case in chosen["lost"]] == [(2, "wrong")]
-    assert [(case.problem, case.outcome, case.baseline_seconds) for case in chosen["gained"]] == [(3, "right", 4.0)]
+    assert [(case.problem, case.outcome, case.baseline_seconds) for case in chosen["gained"]] == [
+        (3, "right", 4.0)
+    ]
     assert [(case.rejected, case.drafts) for case in chosen["slowest"]] == [(1, 4)] * 4

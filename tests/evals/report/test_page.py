@@ -1,4 +1,7 @@
-"""The report in a real browser: legible in light and dark, on a phone and on paper, alone, and careful with text."""
+"""
+The report in a real browser: legible in light and dark, on a phone and on paper, alone, and careful
+with text.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from .made import RECORDED, crowd, make_section
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
-HOSTILE = '</title></script><script>document.title = "owned"</script><img src=x onerror="document.title=1">{{style}}'
+HOSTILE = (
+    '</title></script><script>document.title = "owned"</script><img src=x'
+    ' onerror="document.title=1">{{style}}'
+)
 CROWD_TEXTS = [f"What is {n} + 1?" for n in range(20)]
 EACH = """
 elements => elements.map((element) => {
@@ -58,7 +64,9 @@ async def test_the_report_is_accessible_on_a_desk_on_a_phone_and_on_paper(
     region = page.get_by_role("region", name="Tokens of a problem, by model and fate")
     await region.focus()
     await page.keyboard.press("ArrowRight")
-    await page.wait_for_function("element => element.scrollLeft > 0", arg=await region.element_handle())
+    await page.wait_for_function(
+        "element => element.scrollLeft > 0", arg=await region.element_handle()
+    )
     first = await region.locator("tbody th").first.bounding_box()
     assert first is not None
     assert first["x"] >= 0  # the name of the row stays
@@ -71,11 +79,13 @@ async def test_the_report_is_accessible_on_a_desk_on_a_phone_and_on_paper(
     assert await page.get_by_role("link", name="look").count() >= len(section.cases["slowest"])
     await page.set_viewport_size({"width": 718, "height": 1000})
     await page.emulate_media(media="print", color_scheme="dark")
-    assert await page.evaluate("getComputedStyle(document.documentElement).color") == "rgb(30, 28, 25)"
+    assert (
+        await page.evaluate("getComputedStyle(document.documentElement).color") == "rgb(30, 28, 25)"
+    )
     await expect(page.get_by_role("button", name="Theme")).to_be_hidden()
     cut = await page.evaluate(
-        "[...document.querySelectorAll('.scroll, .drawing')].filter(one => one.scrollWidth > one.clientWidth + 1)"
-        ".map(one => one.ariaLabel)"
+        "[...document.querySelectorAll('.scroll, .drawing')].filter(one => one.scrollWidth >"
+        " one.clientWidth + 1).map(one => one.ariaLabel)"
     )
     assert cut == []
 
@@ -98,7 +108,9 @@ async def test_ten_arms_fit_and_their_verdict_and_chart_are_on_the_first_screen(
         assert chart["y"] + chart["height"] <= height
 
 
-async def test_plots_are_legible_in_light_and_dark(opened: Open, saved: Callable[[str], str], document: str) -> None:
+async def test_plots_are_legible_in_light_and_dark(
+    opened: Open, saved: Callable[[str], str], document: str
+) -> None:
     """Axe leaves text in SVG alone."""
     page = await opened(saved(document), viewport={"width": 1280, "height": 800})
     ground = "getComputedStyle(document.documentElement).backgroundColor"
@@ -110,7 +122,10 @@ async def test_plots_are_legible_in_light_and_dark(opened: Open, saved: Callable
         texts = await page.locator(".drawing text").evaluate_all(EACH)
         assert len(texts) > 50
         assert min(texts) >= 4.5
-        marks = ".drawing .mark use:not([fill*='card']), .drawing .part path[fill^='var(']:not([fill*='card'])"
+        marks = (
+            ".drawing .mark use:not([fill*='card']), .drawing .part"
+            " path[fill^='var(']:not([fill*='card'])"
+        )
         filled = await page.locator(marks).evaluate_all(EACH)
         assert len(filled) > 10
         assert min(filled) >= 3
@@ -121,7 +136,9 @@ async def test_nothing_in_a_run_becomes_part_of_the_page(
     opened: Open, saved: Callable[[str], str], tmp_path: Path
 ) -> None:
     models = {"small": HOSTILE, "large": "huge"}
-    document = to_html([(make_section(tmp_path / "run", texts=[HOSTILE] * 4, models=models), {})], HOSTILE)
+    document = to_html(
+        [(make_section(tmp_path / "run", texts=[HOSTILE] * 4, models=models), {})], HOSTILE
+    )
     page = await opened(saved(document))
     await expect(page.locator(".generated")).to_have_text(HOSTILE)
     await expect(page.locator("td.long").first).to_contain_text(HOSTILE[:40])

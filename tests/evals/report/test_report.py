@@ -1,4 +1,7 @@
-"""``stepspec report`` on a recorded run, and on other folders; the page as text, which breaks no rule of its policy."""
+"""
+``stepspec report`` on a recorded run, and on other folders; the page as text, which breaks no rule
+of its policy.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,40 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(shutil.copytree(RECORDED, tmp_path / "run"))
 
 
-def test_a_report_is_written_into_the_run_folder(recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_report_is_written_into_the_run_folder(
+    recorded: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert call("report", "run") == 0
     printed = capfd.readouterr()
     stamp, summary, *sentences = printed.out.splitlines()
     assert stamp.startswith("arithmetic, n = 12; ")
-    assert summary == "Too few problems to tell whether any of the faster methods loses at most 2 points of accuracy."
-    assert [line.split(":")[0].strip() for line in sentences] == ["bild", "random like specreason", "specreason"]
-    assert sentences[0] == (
-        "  bild: 1.9x faster [1.6, 2.2], accuracy +0.0 points [-24.3, +24.3]: "
+    assert (
+        summary
+        == "Too few problems to tell whether any of the faster methods loses at most 2 points of"
+        " accuracy."
+    )
+    assert [line.split(":")[0].strip() for line in sentences] == [
+        "bild",
+        "random like specreason",
+        "specreason",
+    ]
+    assert (
+        sentences[0] == "  bild: 1.9x faster [1.6, 2.2], accuracy +0.0 points [-24.3, +24.3]: "
         "too few problems to exclude a loss above 2 points; about 180 more would."
     )
-    assert [line.split("/")[-1] for line in printed.err.splitlines()] == ["report.md", "report.json", "report.html"]
+    assert [line.split("/")[-1] for line in printed.err.splitlines()] == [
+        "report.md",
+        "report.json",
+        "report.html",
+    ]
     found = orjson.loads((recorded / "report.json").read_bytes())
     (section,) = found["sections"]
     assert "Made by stepspec" in found["made"]
     assert section["about"].startswith("arithmetic, n = ")
-    assert any(row["name"] == "command" and "stepspec eval arithmetic" in row["value"] for row in section["origin"])
+    assert any(
+        row["name"] == "command" and "stepspec eval arithmetic" in row["value"]
+        for row in section["origin"]
+    )
     summary = orjson.loads((recorded / "summary.json").read_bytes())
     assert [arm["standing"] for arm in section["arms"]] == summary["arms"]
 
@@ -50,13 +70,25 @@ def test_every_format_begins_with_the_verdict(recorded: Path) -> None:
     assert call("report", "run", "--max-loss", "0.3") == 0
     (section,) = orjson.loads((recorded / "report.json").read_bytes())["sections"]
     verdict, first = section["verdict"], section["verdict"]["arms"][0]
-    headline = "Of 2 methods, bild is the fastest that excludes a loss above 30 points: 1.9x faster [1.6, 2.2]."
+    headline = (
+        "Of 2 methods, bild is the fastest that excludes a loss above 30 points: 1.9x faster [1.6,"
+        " 2.2]."
+    )
     assert (verdict["max_loss"], verdict["headline"]) == (0.3, headline)
-    assert [first[key] for key in ("arm", "speed", "loss", "further_for_loss")] == ["bild", "faster", "excluded", None]
+    assert [first[key] for key in ("arm", "speed", "loss", "further_for_loss")] == [
+        "bild",
+        "faster",
+        "excluded",
+        None,
+    ]
     assert first["sentence"].endswith("no loss above 24.3 points at 95%")
     for name, begins in {
         "report.md": ("Of 2 methods, bild", "- **bild**: 1.9x faster", "> The miniature"),
-        "report.html": ('class="headline">Of 2 methods', "<strong>bild</strong>: 1.9x", 'class="notice"'),
+        "report.html": (
+            'class="headline">Of 2 methods',
+            "<strong>bild</strong>: 1.9x",
+            'class="notice"',
+        ),
     }.items():
         written = (recorded / name).read_text(encoding="utf-8")
         places = [written.index(words) for words in begins]
@@ -74,7 +106,9 @@ def test_every_link_leads_to_the_page_of_a_trace(recorded: Path) -> None:
     document = Path("elsewhere/report.html").read_text(encoding="utf-8")
     linked = set(re.findall(r'href="(traces/[^"]+)"', document))
     assert linked
-    assert linked == set(re.findall(r"\]\((traces/[^)]+)\)", Path("elsewhere/report.md").read_text(encoding="utf-8")))
+    assert linked == set(
+        re.findall(r"\]\((traces/[^)]+)\)", Path("elsewhere/report.md").read_text(encoding="utf-8"))
+    )
     assert linked == {f"traces/{path.name}" for path in Path("elsewhere/traces").iterdir()}
     for link in linked:
         trace = recorded / Path(link).with_suffix(".jsonl")
@@ -92,7 +126,9 @@ def test_other_measurements_get_sections_of_their_own(tmp_path: Path) -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_folder_without_a_report_is_an_error_of_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_report_is_an_error_of_one_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     assert call("report", "nowhere") == 2
     assert "expected a folder of `stepspec eval`" in " ".join(capfd.readouterr().err.split())
     Path("file").write_text("")
@@ -106,7 +142,9 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> str:
     recorded = build_section(run)
     case = recorded.cases["slowest"][0]
     links = {(case.number, case.arm): "traces/one.html"}
-    return to_html([(recorded, links), (make_section(tmp_path_factory.mktemp("made")), {})], "Made for a test")
+    return to_html(
+        [(recorded, links), (make_section(tmp_path_factory.mktemp("made")), {})], "Made for a test"
+    )
 
 
 def test_the_document_needs_nothing_else(document: str) -> None:
@@ -123,7 +161,9 @@ def test_the_document_breaks_no_rule_of_its_policy(document: str) -> None:
 
 
 def test_words_stand_to_the_left_and_numbers_to_the_right(document: str) -> None:
-    (row,) = re.findall(r'<tr><th scope="row" class="prose">SpecReason</th><td>3 of 4</td>.*?</tr>', document)
+    (row,) = re.findall(
+        r'<tr><th scope="row" class="prose">SpecReason</th><td>3 of 4</td>.*?</tr>', document
+    )
     assert row.count("prose") == 1
     assert '<td class="prose">SpecReason</td><td class="prose">wrong</td><td>4.00</td>' in document
 

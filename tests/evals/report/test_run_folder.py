@@ -26,7 +26,9 @@ def test_written_folders_are_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no run in .*: expected a folder of `stepspec eval`"):
+    with pytest.raises(
+        ConfigurationError, match=r"no run in .*: expected a folder of `stepspec eval`"
+    ):
         read_folder(tmp_path)
     (folder(tmp_path / "a") / "run.json").unlink()
     with pytest.raises(ConfigurationError, match=r"run\.json: No such file"):
@@ -38,9 +40,14 @@ def test_a_folder_that_is_no_run_folder_is_refused(tmp_path: Path) -> None:
 
 def test_arms_of_the_same_measurement_are_put_together(tmp_path: Path) -> None:
     other = Arm.of("loose", "specreason", {"threshold": 3})
-    more = {(n, LARGE.name): large(9.0) for n in range(4)} | {(n, other.name): mixed(3.0, arm=other) for n in range(4)}
+    more = {(n, LARGE.name): large(9.0) for n in range(4)} | {
+        (n, other.name): mixed(3.0, arm=other) for n in range(4)
+    }
     (run,) = merge_folders(
-        [read_folder(folder(tmp_path / "a")), read_folder(folder(tmp_path / "b", more, (LARGE, other)))]
+        [
+            read_folder(folder(tmp_path / "a")),
+            read_folder(folder(tmp_path / "b", more, (LARGE, other))),
+        ]
     )
     assert [arm.name for arm in run.arms] == [LARGE.name, SMALL.name, SHIPPED.name, "loose"]
     assert run.done[0, LARGE.name].seconds == 4.0  # the first one's
@@ -51,12 +58,17 @@ def test_arms_of_the_same_measurement_are_put_together(tmp_path: Path) -> None:
 
 def test_a_run_that_was_made_longer_has_all_of_its_problems(tmp_path: Path) -> None:
     more = read_folder(folder(tmp_path / "b", {}, texts=["one", "two", "three", "four", "five"]))
-    for folders in ([read_folder(folder(tmp_path / "a")), more], [more, read_folder(folder(tmp_path / "c"))]):
+    for folders in (
+        [read_folder(folder(tmp_path / "a")), more],
+        [more, read_folder(folder(tmp_path / "c"))],
+    ):
         (run,) = merge_folders(folders)
         assert (len(run.problems), len(run.done)) == (5, 12)
 
 
-@pytest.mark.parametrize("changed", [{"problems": "c0de"}, {"models": {"small": "tiny", "large": "other"}}])
+@pytest.mark.parametrize(
+    "changed", [{"problems": "c0de"}, {"models": {"small": "tiny", "large": "other"}}]
+)
 def test_other_measurements_are_kept_apart(changed: dict[str, Any], tmp_path: Path) -> None:
     one, other = read_folder(folder(tmp_path / "a")), read_folder(folder(tmp_path / "b", **changed))
     assert [len(run.folders) for run in merge_folders([one, other, one])] == [2, 1]
@@ -65,7 +77,9 @@ def test_other_measurements_are_kept_apart(changed: dict[str, Any], tmp_path: Pa
 def test_arms_of_one_name_that_differ_are_kept_apart(tmp_path: Path) -> None:
     arms = (LARGE, replace(SHIPPED, run=SHIPPED.run.with_overrides({"options": {"threshold": 3}})))
     done = {place: sample for place, sample in samples().items() if place[1] != SMALL.name}
-    runs = merge_folders([read_folder(folder(tmp_path / "a")), read_folder(folder(tmp_path / "b", done, arms))])
+    runs = merge_folders(
+        [read_folder(folder(tmp_path / "a")), read_folder(folder(tmp_path / "b", done, arms))]
+    )
     assert len(runs) == 2
 
 
@@ -101,20 +115,29 @@ def test_the_baseline_is_that_of_the_run_or_another_arm_of_it(tmp_path: Path) ->
     assert [case.baseline_seconds for case in section.cases["slowest"]] == [
         case.seconds for case in section.cases["slowest"]
     ]
-    with pytest.raises(ConfigurationError, match="--baseline medium: the run has no such arm; its arms: large alone"):
+    with pytest.raises(
+        ConfigurationError,
+        match="--baseline medium: the run has no such arm; its arms: large alone",
+    ):
         build_section(run, baseline="medium")
 
 
 def test_the_limits_of_the_figures_are_stated(tmp_path: Path) -> None:
     assert make_section(tmp_path / "a").remarks == []
     assert any(
-        "5 runs were executed at the same time" in r for r in make_section(tmp_path / "b", concurrency=5).remarks
+        "5 runs were executed at the same time" in r
+        for r in make_section(tmp_path / "b", concurrency=5).remarks
     )
     shared, apart = (
-        make_section(tmp_path / name, concurrency=5, apart=name == "apart").remarks for name in ("i", "apart")
+        make_section(tmp_path / name, concurrency=5, apart=name == "apart").remarks
+        for name in ("i", "apart")
     )
-    assert [any("`stepspec eval --apart`" in r for r in remarks) for remarks in (shared, apart)] == [True, False]
-    assert any("half" in r and "report" in r for r in make_section(tmp_path / "c", half="report").remarks)
+    assert [
+        any("`stepspec eval --apart`" in r for r in remarks) for remarks in (shared, apart)
+    ] == [True, False]
+    assert any(
+        "half" in r and "report" in r for r in make_section(tmp_path / "c", half="report").remarks
+    )
     testbed = {"small": "testbed-small", "large": "testbed-large"}
     assert make_section(tmp_path / "d", models=testbed).remarks[0].startswith("The miniature pair")
     assert "miniature" in make_section(tmp_path / "d2", models=testbed).stamp

@@ -1,4 +1,7 @@
-"""Tables that are going to be quoted: their figures, their definitions, and that no cell slips into another column."""
+"""
+Tables that are going to be quoted: their figures, their definitions, and that no cell slips into
+another column.
+"""
 
 from __future__ import annotations
 
@@ -67,29 +70,55 @@ def test_a_session_that_was_interrupted_is_called_that(tmp_path: Path) -> None:
     home = section.run.folders[0]
     open_ = {key: value for key, value in section.run.sessions[0].items() if key != "ended"}
     again = Run((replace(home, record={**home.record, "sessions": [open_]}),))
-    assert dict(provenance(replace(section, run=again)))["measured"] == "2026-11-21T20:00:00+00:00 to interrupted"
+    assert (
+        dict(provenance(replace(section, run=again)))["measured"]
+        == "2026-11-21T20:00:00+00:00 to interrupted"
+    )
 
 
 def test_prompts_are_quoted_by_hash_also_those_of_a_plugin_and_of_a_file(tmp_path: Path) -> None:
     section = make_section(tmp_path, prompt="f" * 64, prompts={"plugin.check": "a" * 64})
     home = section.run.folders[0]
     benchmark = {**home.record["benchmark"], "prompt": "mine.txt"}
-    told = replace(section, run=Run((replace(home, record={**home.record, "benchmark": benchmark}),)))
-    assert dict(provenance(told))["prompts"] == f"mine.txt {'f' * 12}, plugin.check {'a' * 12} (replaced)"
+    told = replace(
+        section, run=Run((replace(home, record={**home.record, "benchmark": benchmark}),))
+    )
+    assert (
+        dict(provenance(told))["prompts"]
+        == f"mine.txt {'f' * 12}, plugin.check {'a' * 12} (replaced)"
+    )
 
 
 def test_time_tokens_and_steps(section: Section) -> None:
     shipped = row(tables.time_table(section), SHIPPED.name)
-    assert [shipped[name] for name in ("mean", "median", "p95", "first step")] == ["3.50", "3.50", "5.00", "0.40"]
-    assert (shipped["small busy"], shipped["large busy"], shipped["judging"]) == ("0.50", "1.00", "0.40")
+    assert [shipped[name] for name in ("mean", "median", "p95", "first step")] == [
+        "3.50",
+        "3.50",
+        "5.00",
+        "0.40",
+    ]
+    assert (shipped["small busy"], shipped["large busy"], shipped["judging"]) == (
+        "0.50",
+        "1.00",
+        "0.40",
+    )
     assert shipped["vs large alone"] == "0.88 [0.50, 1.25]"
     shipped = row(tables.tokens_table(section), SHIPPED.name)
-    assert (shipped["small kept"], shipped["small discarded"], shipped["large kept"]) == ("60.0", "20.0", "20.0")
+    assert (shipped["small kept"], shipped["small discarded"], shipped["large kept"]) == (
+        "60.0",
+        "20.0",
+        "20.0",
+    )
     assert (shipped["waste"], shipped["judging"], shipped["by large"]) == ("20%", "200", "25%")
     assert (shipped["small cached"], shipped["large cached"]) == ("50%", "75%")
     shipped = row(tables.steps_table(section), SHIPPED.name)
     assert (shipped["share by small"], shipped["drafts accepted"]) == ("75%", "75%")
-    assert [shipped[name] for name in ("by small", "by large", "rejected", "lost")] == ["3.0", "1.0", "1.00", "1.00"]
+    assert [shipped[name] for name in ("by small", "by large", "rejected", "lost")] == [
+        "3.0",
+        "1.0",
+        "1.00",
+        "1.00",
+    ]
     assert shipped["reasons of repairs"] == "grade 4"
 
 
@@ -108,7 +137,7 @@ def test_markdown_has_every_table_and_its_stamp(section: Section) -> None:
 def test_markdown_leaves_no_sign_of_a_problem_to_be_read_as_its_own(tmp_path: Path) -> None:
     hostile = "a | b\n\n# c <img src=x> [d](e) *f* `g` $h$"
     section = make_section(tmp_path, texts=[hostile] * 4)
-    (line, *_) = [line for line in to_markdown([(section, {})], "").splitlines() if "img" in line]
+    line, *_ = [line for line in to_markdown([(section, {})], "").splitlines() if "img" in line]
     assert r"a \| b # c \<img src=x\> \[d\](e) \*f\* \`g\` \$h\$" in line
     assert line.replace(r"\|", "").count("|") == 8
 

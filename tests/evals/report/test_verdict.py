@@ -1,4 +1,7 @@
-"""The verdicts: worked out on paper, and by simulation, that intervals cover the truth and predictions come true."""
+"""
+The verdicts: worked out on paper, and by simulation, that intervals cover the truth and predictions
+come true.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,10 @@ def test_the_further_problems_are_just_enough() -> None:
 
 
 def test_the_speedup_is_the_reciprocal_of_the_ratio_of_the_tables() -> None:
-    done = {**measured(LARGE, [3.0, 4.0, 5.0, 9.0], [True] * 4), **measured(METHOD, [2.0, 2.0, 2.0, 5.0], [True] * 4)}
+    done = {
+        **measured(LARGE, [3.0, 4.0, 5.0, 9.0], [True] * 4),
+        **measured(METHOD, [2.0, 2.0, 2.0, 5.0], [True] * 4),
+    }
     (found,) = judged(done, METHOD)
     tables = compute_figures(done, (LARGE, METHOD))[-1].standing.result
     assert found.speedup.value == pytest.approx(21 / 11)
@@ -98,7 +104,11 @@ def test_the_speedup_is_the_reciprocal_of_the_ratio_of_the_tables() -> None:
 
 @pytest.mark.parametrize(
     ("right", "words"),
-    [(10, "better than chance"), (40, "not shown to differ from chance"), (100, "worse than chance")],
+    [
+        (10, "better than chance"),
+        (40, "not shown to differ from chance"),
+        (100, "worse than chance"),
+    ],
 )
 def test_the_control_says_what_the_judge_is_worth(right: int, words: str) -> None:
     done = against(100, gained=0, lost=60)
@@ -116,20 +126,47 @@ def test_the_control_says_what_the_judge_is_worth(right: int, words: str) -> Non
 
 def test_the_headline_names_the_fastest_method_that_loses_nothing() -> None:
     done = against(400, 0, 0) | against(400, 0, 40, seconds=1.0, arm=OTHER)
-    assert headline(judged(done, METHOD, OTHER)) == (
-        "Of 2 methods, method is the fastest that excludes a loss above 2 points: 2.0x faster [2.0, 2.0]."
+    assert (
+        headline(judged(done, METHOD, OTHER))
+        == "Of 2 methods, method is the fastest that excludes a loss above 2 points: 2.0x faster"
+        " [2.0, 2.0]."
     )
-    assert headline(judged(against(400, 0, 0), METHOD)).startswith("method: 2.0x faster [2.0, 2.0], accuracy +0.0")
+    assert headline(judged(against(400, 0, 0), METHOD)).startswith(
+        "method: 2.0x faster [2.0, 2.0], accuracy +0.0"
+    )
     assert headline([]) == ""
 
 
 @pytest.mark.parametrize(
     ("n", "lost", "seconds", "words"),
     [
-        (12, 0, 2.0, "Too few problems to tell whether any of the faster methods loses at most 2 points of accuracy."),
-        (400, 0, 4.0, "No method is shown to be faster than large alone without a loss above 2 points."),
-        (400, 80, 2.0, "No method is shown to be faster than large alone without a loss above 2 points."),
-        (400, 0, 6.0, "No method is shown to be faster than large alone without a loss above 2 points."),
+        (
+            12,
+            0,
+            2.0,
+            (
+                "Too few problems to tell whether any of the faster methods loses at most 2 points"
+                " of accuracy."
+            ),
+        ),
+        (
+            400,
+            0,
+            4.0,
+            "No method is shown to be faster than large alone without a loss above 2 points.",
+        ),
+        (
+            400,
+            80,
+            2.0,
+            "No method is shown to be faster than large alone without a loss above 2 points.",
+        ),
+        (
+            400,
+            0,
+            6.0,
+            "No method is shown to be faster than large alone without a loss above 2 points.",
+        ),
     ],
 )
 def test_the_headline_promises_nothing(n: int, lost: int, seconds: float, words: str) -> None:
@@ -143,7 +180,9 @@ def test_several_samples_of_a_problem_are_no_further_problems() -> None:
     four_times = [right for right in once for _ in range(4)]
     done = measured(LARGE, [4.0] * 240, [True] * 240) | measured(METHOD, [2.0] * 240, four_times)
     (found,) = judged(done, METHOD, repeats=4)
-    (single,) = judged({**measured(LARGE, [4.0] * 60, [True] * 60), **measured(METHOD, [2.0] * 60, once)}, METHOD)
+    (single,) = judged(
+        {**measured(LARGE, [4.0] * 60, [True] * 60), **measured(METHOD, [2.0] * 60, once)}, METHOD
+    )
     assert found.difference.value == single.difference.value
     assert found.difference.high - found.difference.low == pytest.approx(
         single.difference.high - single.difference.low, rel=0.3
@@ -172,10 +211,14 @@ def test_a_section_has_the_verdicts_in_the_order_of_the_times(tmp_path: Path) ->
 RUNS = 200
 
 
-def drawn(rng: random.Random, n: int, gains: float, losses: float, ratio: float = 0.6, spread: float = 0.4) -> Measured:
+def drawn(
+    rng: random.Random, n: int, gains: float, losses: float, ratio: float = 0.6, spread: float = 0.4
+) -> Measured:
     """A run of *n* problems of unequal difficulty; *ratio* is that of the expected times."""
     difficulty = [rng.lognormvariate(0, 0.5) for _ in range(n)]
-    kinds = rng.choices(("gain", "loss", "right", "wrong"), (gains, losses, 0.8 - gains - losses, 0.2), k=n)
+    kinds = rng.choices(
+        ("gain", "loss", "right", "wrong"), (gains, losses, 0.8 - gains - losses, 0.2), k=n
+    )
     theirs = [4.0 * each * rng.lognormvariate(0, spread) for each in difficulty]
     ours = [4.0 * ratio * each * rng.lognormvariate(0, spread) for each in difficulty]
     return {

@@ -1,4 +1,6 @@
-"""The command ``up --testbed`` over scripted servers, and the lines that tell how far servers are."""
+"""
+The command ``up --testbed`` over scripted servers, and the lines that tell how far servers are.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Stand:
         self.ready, self.served = asyncio.Event(), dict[str, Served]()
 
     @asynccontextmanager
-    async def running(self, profile: str, roles: Sequence[str], **_: object) -> AsyncGenerator[Mapping[str, Served]]:
+    async def running(
+        self, profile: str, roles: Sequence[str], **_: object
+    ) -> AsyncGenerator[Mapping[str, Served]]:
         async with launch([scripted(name=role) for role in roles]) as served:
             self.served |= served
             asyncio.get_running_loop().call_soon(self.ready.set)
@@ -61,8 +65,12 @@ async def test_a_signal_stops_the_servers_and_is_no_error(
     assert "large can score suffixes: suffix_scoring = true" in captured.err
 
 
-async def test_prints_one_line_of_json_with_every_server(stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
-    await asyncio.gather(module.up(roles=["small-other"], json_output=True), stand.signal(signal.SIGTERM))
+async def test_prints_one_line_of_json_with_every_server(
+    stand: Stand, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await asyncio.gather(
+        module.up(roles=["small-other"], json_output=True), stand.signal(signal.SIGTERM)
+    )
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     one = stand.served["small-other"]
@@ -78,7 +86,9 @@ async def test_prints_one_line_of_json_with_every_server(stand: Stand, capsys: p
     }
 
 
-async def test_cancelled_from_outside_it_stops_the_servers_and_stays_cancelled(stand: Stand) -> None:
+async def test_cancelled_from_outside_it_stops_the_servers_and_stays_cancelled(
+    stand: Stand,
+) -> None:
     task = asyncio.create_task(module.up())
     await stand.ready.wait()
     task.cancel()

@@ -32,7 +32,10 @@ from ...orchestrator.arms import BOUNDED
 SEEDS = st.integers(0, 2**32)
 PROBLEMS = SEEDS.map(lambda seed: draw(random.Random(seed)))
 EXAMPLE = Problem(
-    "Maya", "coins", 10, (Operation("add", 4), Operation("double", 0), Operation("sub", 8, 2), Operation("halve", 0))
+    "Maya",
+    "coins",
+    10,
+    (Operation("add", 4), Operation("double", 0), Operation("sub", 8, 2), Operation("halve", 0)),
 )
 CHANGES: dict[str, Callable[[float, int], float]] = {
     r"buys (\d+) more|finds (\d+)|wins (\d+)": lambda value, n: value + n,
@@ -43,7 +46,10 @@ CHANGES: dict[str, Callable[[float, int], float]] = {
 
 
 def understood(text: str) -> list[float]:
-    """Read a problem as its reader would, and return the number of things at the beginning and after every day."""
+    """
+    Read a problem as its reader would, and return the number of things at the beginning and after
+    every day.
+    """
     beginning = re.match(r"(\w+) has (\d+) (\w+)\. ", text)
     assert beginning
     person, start, item = beginning.groups()
@@ -51,7 +57,9 @@ def understood(text: str) -> list[float]:
     values = [float(start)]
     for day, sentence in zip(DAYS, re.findall(r"On [^.]*\.", text), strict=False):
         clause = sentence.removeprefix(f"On {day} {PEOPLE[person]} ").removesuffix(".")
-        ((change, match),) = [(c, m) for words, c in CHANGES.items() if (m := re.fullmatch(words, clause))]
+        ((change, match),) = [
+            (c, m) for words, c in CHANGES.items() if (m := re.fullmatch(words, clause))
+        ]
         values.append(change(values[-1], int(next(filter(None, match.groups()), 0))))
     return values
 
@@ -64,9 +72,10 @@ def true(paragraph: str) -> bool:
 
 
 def test_a_problem_reads_like_one() -> None:
-    assert EXAMPLE.text == (
-        "Maya has 10 coins. On Monday she buys 4 more. On Tuesday she doubles them. On Wednesday she sells 8. "
-        "On Thursday she keeps half of them. How many coins does Maya have now?"
+    assert (
+        EXAMPLE.text
+        == "Maya has 10 coins. On Monday she buys 4 more. On Tuesday she doubles them. On Wednesday"
+        " she sells 8. On Thursday she keeps half of them. How many coins does Maya have now?"
     )
     assert EXAMPLE.values == (10, 14, 28, 20, 10)
     assert worked_steps(EXAMPLE) == [
@@ -114,14 +123,20 @@ def test_problems_have_the_requested_difficulty(difficulty: Difficulty, kinds: s
     least, most = difficulty.steps
     assert all(least <= len(problem.operations) <= most for problem in problems)
     low, high = difficulty.operand
-    assert all(low <= operation.n <= high for operation in operations if operation.kind in ("add", "sub"))
+    assert all(
+        low <= operation.n <= high for operation in operations if operation.kind in ("add", "sub")
+    )
     assert {operation.kind for operation in operations} == kinds
 
 
 def test_every_wording_occurs() -> None:
     rng = random.Random(5)
-    drawn = {(operation.kind, operation.phrase) for _ in range(300) for operation in draw(rng).operations}
-    assert drawn == {(kind, phrase) for kind, wordings in PHRASES.items() for phrase in range(len(wordings))}
+    drawn = {
+        (operation.kind, operation.phrase) for _ in range(300) for operation in draw(rng).operations
+    }
+    assert drawn == {
+        (kind, phrase) for kind, wordings in PHRASES.items() for phrase in range(len(wordings))
+    }
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -134,7 +149,9 @@ def test_the_same_seed_gives_the_same_problems_of_one_half(split: Split) -> None
 
 
 def test_the_halves_share_no_problem_and_an_eighth_is_for_testing() -> None:
-    train, test = ({problem.text for problem in islice(generate(3, split), 500)} for split in ("train", "test"))
+    train, test = (
+        {problem.text for problem in islice(generate(3, split), 500)} for split in ("train", "test")
+    )
     assert not train & test
     rng = random.Random(5)
     drawn = [draw(rng).split for _ in range(2000)]

@@ -1,4 +1,7 @@
-"""Clients of other people, unmodified and each in its own environment, against the service on the real pair."""
+"""
+Clients of other people, unmodified and each in its own environment, against the service on the real
+pair.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,16 @@ from ...program import logged, serve
 from ..conftest import Pair
 from .environments import FOLDER, installed
 
-MARKS = [pytest.mark.servers, pytest.mark.timeout(900)]  # the first test of each has to install it, from a network
+# the first test of each has to install it, from a network
+MARKS = [pytest.mark.servers, pytest.mark.timeout(900)]
 PATIENCE = 240.0  # seconds; most of them go into imports
 KEY = "sesame"
 SETTINGS = {"STEPSPEC_SERVICE__KEYS": KEY, "STEPSPEC_SAMPLING__TEMPERATURE": "0"}
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
 MODEL = "auto"
 FOLLOWING, _, PROBLEM, *EXAMPLES = islice(generate(4, "test", Difficulty(steps=(3, 3))), 13)
 
@@ -48,9 +56,20 @@ class Service:
         script = FOLDER / client / "client.py"
         program = [programs / "python", script] if script.is_file() else [script.with_suffix(".sh")]
         path = os.pathsep.join([str(programs), os.environ["PATH"]])
-        env = {"HOME": str(folder), "PATH": path, "OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": KEY, **OFFLINE}
+        env = {
+            "HOME": str(folder),
+            "PATH": path,
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": KEY,
+            **OFFLINE,
+        }
         ended = subprocess.run(
-            [*program, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE
+            [*program, *arguments],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
         assert ended.returncode == 0, ended.stderr[-4000:]
         return ended.stdout
@@ -66,8 +85,12 @@ class Service:
 
 @contextmanager
 def serving_pair(pair: Pair, log: Path) -> Generator[Service]:
-    """Start a service with a key over *pair*, greedy unless a request says otherwise, and stop it."""
-    starting = serve(pair.small.base_url, pair.large.base_url, log, "--log-level", "debug", settings=SETTINGS)
+    """
+    Start a service with a key over *pair*, greedy unless a request says otherwise, and stop it.
+    """
+    starting = serve(
+        pair.small.base_url, pair.large.base_url, log, "--log-level", "debug", settings=SETTINGS
+    )
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as program:
         yield Service(f"{program.base}/v1", log)
 

@@ -9,9 +9,15 @@ from .conftest import FOLLOWING, MARKS, MODEL, PROBLEM, Service, solved
 pytestmark = MARKS
 
 
-def test_litellm_gets_answer_reasoning_and_usage_and_raises_typed_errors(service: Service, tmp_path: Path) -> None:
+def test_litellm_gets_answer_reasoning_and_usage_and_raises_typed_errors(
+    service: Service, tmp_path: Path
+) -> None:
     report = service.report("litellm", MODEL, PROBLEM.text, FOLLOWING.text, folder=tmp_path)
-    for way in (f"{provider} {way}" for provider in ("openai", "hosted_vllm") for way in ("stream", "second turn")):
+    for way in (
+        f"{provider} {way}"
+        for provider in ("openai", "hosted_vllm")
+        for way in ("stream", "second turn")
+    ):
         result, problem = report[way], FOLLOWING if way.endswith("turn") else PROBLEM
         assert solved(result["content"], problem), way
         assert f" = {problem.answer}" in result["reasoning_content"]

@@ -15,7 +15,8 @@ pytestmark = MARKS
 SHOTS = 5  # examples that gsm8k shows before each of its problems
 QUESTIONS, SHOWN = EXAMPLES[: -SHOTS - 2], EXAMPLES[-SHOTS:]
 
-# Where the datasets library looks first: a folder of this name, which says what is in it as the hub's do.
+# Where the datasets library looks first: a folder of this name, which says what is in it as the
+# hub's do.
 GSM8K = "openai/gsm8k"
 CARD = """\
 ---
@@ -32,7 +33,10 @@ configs:
 
 def grade_school(problem: Problem) -> Mapping[str, str]:
     """Return *problem* as GSM8K writes one."""
-    return {"question": problem.text, "answer": f"{''.join(worked_steps(problem)[:-1])}#### {problem.answer}"}
+    return {
+        "question": problem.text,
+        "answer": f"{''.join(worked_steps(problem)[:-1])}#### {problem.answer}",
+    }
 
 
 def lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -40,8 +44,14 @@ def lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def test_a_task_of_ones_own_is_solved(service: Service, tmp_path: Path) -> None:
-    """The folder where the harness is started has the problems of both tasks, each in its task's columns."""
-    lines(tmp_path / "problems.jsonl", ({"problem": one.text, "answer": str(one.answer)} for one in QUESTIONS))
+    """
+    The folder where the harness is started has the problems of both tasks, each in its task's
+    columns.
+    """
+    lines(
+        tmp_path / "problems.jsonl",
+        ({"problem": one.text, "answer": str(one.answer)} for one in QUESTIONS),
+    )
     (tmp_path / GSM8K).mkdir(parents=True)
     (tmp_path / GSM8K / "README.md").write_text(CARD)
     lines(tmp_path / GSM8K / "train.jsonl", map(grade_school, SHOWN))

@@ -41,7 +41,8 @@ def test_guidellm_measures_a_method(service: Service, tmp_path: Path, api: str) 
         assert 0 < request["output_metrics"]["text_tokens"] < ROOM  # ignore_eos makes no run longer
         timings = request["info"]["timings"]
         assert timings["first_token_iteration"] <= timings["last_token_iteration"]
-        if api == "/v1/chat/completions":  # In the other API it sees the answer alone, which may be one piece.
+        # In the other API it sees the answer alone, which may be one piece.
+        if api == "/v1/chat/completions":
             assert timings["first_token_iteration"] < timings["last_token_iteration"]
             assert len(request["reasoning_output"].split("\n\n")) > 2
     assert not Counter(request["output_metrics"]["text_tokens"] for request in requests) - kept
@@ -52,10 +53,38 @@ def test_the_benchmark_of_vllm_measures_a_method(service: Service, tmp_path: Pat
     service.run(
         *("vllm_bench", "--backend", "openai-chat", "--model", model, "--tokenizer", TOKENIZER),
         *("--base-url", service.base_url.removesuffix("/v1"), "--endpoint", "/v1/chat/completions"),
-        *("--num-prompts", str(len(PROBLEMS)), "--max-concurrency", "3", "--temperature", "0", "--disable-tqdm"),
-        *("--save-result", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "measured.json"),
-        *("--dataset-name", "custom", "--dataset-path", "problems.jsonl", "--custom-output-len", str(ROOM)),
-        *("--ignore-eos", "--extra-body", json.dumps({"min_tokens": ROOM}), "--request-id-prefix", model),
+        *(
+            "--num-prompts",
+            str(len(PROBLEMS)),
+            "--max-concurrency",
+            "3",
+            "--temperature",
+            "0",
+            "--disable-tqdm",
+        ),
+        *(
+            "--save-result",
+            "--save-detailed",
+            "--result-dir",
+            str(tmp_path),
+            "--result-filename",
+            "measured.json",
+        ),
+        *(
+            "--dataset-name",
+            "custom",
+            "--dataset-path",
+            "problems.jsonl",
+            "--custom-output-len",
+            str(ROOM),
+        ),
+        *(
+            "--ignore-eos",
+            "--extra-body",
+            json.dumps({"min_tokens": ROOM}),
+            "--request-id-prefix",
+            model,
+        ),
         *("--disable-shuffle", "--skip-chat-template"),
         folder=tmp_path,
     )
@@ -66,7 +95,9 @@ def test_the_benchmark_of_vllm_measures_a_method(service: Service, tmp_path: Pat
     written = measured["output_lens"]
     assert 0 < max(written) < ROOM  # neither ignore_eos nor min_tokens makes a run longer
     assert measured["total_output_tokens"] == sum(written)
-    solutions = [line for line in service.logged("solved") if str(line["request_id"]).startswith(model)]
+    solutions = [
+        line for line in service.logged("solved") if str(line["request_id"]).startswith(model)
+    ]
     assert not Counter(written) - Counter(line["kept"] for line in solutions)
     for first, gaps, problem in zip(measured["ttfts"], measured["itls"], PROBLEMS, strict=True):
         assert first > 0

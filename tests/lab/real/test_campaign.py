@@ -18,7 +18,9 @@ CELL = Cell("gsm8k", 0.6, ("reading", "bild:scale=step"), 40, True, "main")
 
 
 def summary(name: str, **more: Any) -> dict[str, Any]:
-    result = Result(name, 40, 0.75, (0.598, 0.858), 2.5, 0.5, (0.4, 0.6), None, 0.25, 0.9, 0.1, 123.4)
+    result = Result(
+        name, 40, 0.75, (0.598, 0.858), 2.5, 0.5, (0.4, 0.6), None, 0.25, 0.9, 0.1, 123.4
+    )
     return {"result": asdict(replace(result, **more))}
 
 
@@ -37,11 +39,14 @@ def test_every_cell_is_planned_once_with_methods_that_exist() -> None:
 
 
 def test_the_command_of_a_cell() -> None:
-    command = CELL.command({"small": "http://s", "large": "http://l"}, Path("runs"), Path("data"), 8)
-    assert " ".join(command[3:]) == (
-        "eval gsm8k --json --small http://s --large http://l -p reading -p bild:scale=step --baseline large --baseline "
-        "small --temperature 0.6 --max-tokens 1024 -n 40 --concurrency 8 --output runs/gsm8k-0.6-main "
-        "--data data/gsm8k.jsonl"
+    command = CELL.command(
+        {"small": "http://s", "large": "http://l"}, Path("runs"), Path("data"), 8
+    )
+    assert (
+        " ".join(command[3:])
+        == "eval gsm8k --json --small http://s --large http://l -p reading -p bild:scale=step"
+        " --baseline large --baseline small --temperature 0.6 --max-tokens 1024 -n 40"
+        " --concurrency 8 --output runs/gsm8k-0.6-main --data data/gsm8k.jsonl"
     )
 
 
@@ -50,8 +55,14 @@ def test_the_table_has_a_row_for_each_arm() -> None:
     large = summary("large alone", accept_rate=None, ratio=1.0, ratio_interval=(1.0, 1.0))
     lines = table({CELL: [large, summary("reading")], rest: [large]}).splitlines()
     assert lines[0] == "**gsm8k, temperature 0.6**"
-    assert lines[4] == "| large alone | 40 | 75.0% [59.8%, 85.8%] | 2.50 | 1.00 [1.00, 1.00] |  | 25% | 123 |"
-    assert lines[5] == "| reading | 40 | 75.0% [59.8%, 85.8%] | 2.50 | 0.50 [0.40, 0.60] | 90% | 25% | 123 |"
+    assert (
+        lines[4]
+        == "| large alone | 40 | 75.0% [59.8%, 85.8%] | 2.50 | 1.00 [1.00, 1.00] |  | 25% | 123 |"
+    )
+    assert (
+        lines[5]
+        == "| reading | 40 | 75.0% [59.8%, 85.8%] | 2.50 | 0.50 [0.40, 0.60] | 90% | 25% | 123 |"
+    )
     assert lines[6].startswith("| large alone, on these | ")
 
 
@@ -70,7 +81,9 @@ def test_a_section_replaces_itself_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_failed_evaluation_says_that_nothing_is_lost() -> None:
-    with pytest.raises(ConfigurationError, match=r"gsm8k-0.6-main: .* exit code 3 .*a new run goes on from there"):
+    with pytest.raises(
+        ConfigurationError, match=r"gsm8k-0.6-main: .* exit code 3 .*a new run goes on from there"
+    ):
         measure(CELL, ["python3", "-c", "raise SystemExit(3)"])
     assert measure(CELL, ["python3", "-c", "print('[{\"result\": 1}]')"]) == [{"result": 1}]
 
@@ -87,6 +100,12 @@ def test_wrong_use_is_refused_before_anything_is_fetched(
     options: dict[str, Any], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    everything: dict[str, Any] = {"folder": tmp_path, "models": None, "small": None, "large": None, **options}
+    everything: dict[str, Any] = {
+        "folder": tmp_path,
+        "models": None,
+        "small": None,
+        "large": None,
+        **options,
+    }
     with pytest.raises(ConfigurationError, match=complaint):
         program.command(**everything)

@@ -36,7 +36,9 @@ from ..endpoints.test_metrics import info
 from ..endpoints.test_reward_model import FakePooling
 
 ALL = Capabilities("0.32.0", True, True, True, True, True, True, False, suffix_scoring=True)
-GOOD = EndpointReport("large", "http://l", "", "big", 4096, "v", True, True, 0.97, Pace(0.1, 0.03), ALL)
+GOOD = EndpointReport(
+    "large", "http://l", "", "big", 4096, "v", True, True, 0.97, Pace(0.1, 0.03), ALL
+)
 FAST = replace(GOOD, role="small", url="http://s", model="tiny", pace=Pace(0.1, 0.006))
 GONE = Endpoint(role="small", url="http://127.0.0.1:9", retries=1000)
 
@@ -51,7 +53,10 @@ def serving(kind: type[FakeVllm] = FakeVllm, **fields: Any) -> Any:
 
 
 async def examined(server: FakeVllm, *, both: bool = False, **settings: Any) -> Diagnosis:
-    """Diagnose a pair whose large model is at *server*; with *both* the small one is too, else it is not there."""
+    """
+    Diagnose a pair whose large model is at *server*; with *both* the small one is too, else it is
+    not there.
+    """
     async with server.serve("small") as small, server.serve("large", **settings) as large:
         return await diagnose(small if both else GONE, large)
 
@@ -74,7 +79,9 @@ def outcomes(diagnosis: Diagnosis) -> dict[str, Outcome]:
 
 def notes(diagnosis: Diagnosis, subject: str = "") -> list[str]:
     """The findings as text, those about *subject*, or all."""
-    return [str(finding) for finding in diagnosis.findings if not subject or finding.subject == subject]
+    return [
+        str(finding) for finding in diagnosis.findings if not subject or finding.subject == subject
+    ]
 
 
 def row(name: str, *diagnoses: Diagnosis) -> list[str]:
@@ -104,32 +111,76 @@ def test_missing_features_are_named_with_their_cost_and_unknown_ones_as_unknown(
 
 
 def test_what_was_not_reported_or_timed_is_unknown() -> None:
-    diagnosis = conclude(FAST, replace(GOOD, can=without("version", None), failures={"verdicts": "HTTP 500: no"}))
+    diagnosis = conclude(
+        FAST, replace(GOOD, can=without("version", None), failures={"verdicts": "HTTP 500: no"})
+    )
     assert outcomes(diagnosis) == {"version": "unknown", "verdicts": "unknown"}
     assert row("vLLM", diagnosis) == ["vLLM", "0.32.0", "unknown"]
     assert "HTTP 500: no" in notes(diagnosis)[1]
 
 
-COSTS, FAILS = ("costs", "It works: 1 costs speed or accuracy."), ("cannot work", "It cannot work like this: 1 thing")
+COSTS, FAILS = (
+    ("costs", "It works: 1 costs speed or accuracy."),
+    (
+        "cannot work",
+        "It cannot work like this: 1 thing",
+    ),
+)
 
 
 @pytest.mark.parametrize(
     ("change", "outcome", "words"),
     [
         ({"vocabulary": "w"}, COSTS, "pair: the vocabularies differ"),
-        ({"context": 1024}, COSTS, "large: chains of thought end after 1024 tokens: start vLLM with a larger"),
+        (
+            {"context": 1024},
+            COSTS,
+            "large: chains of thought end after 1024 tokens: start vLLM with a larger",
+        ),
         ({"model": "tiny"}, COSTS, "pair: small and large both serve 'tiny'"),
         ({"url": "http://s", "model": "tiny"}, COSTS, "pair: small and large are the same server"),
-        ({"failures": {"scoring": "no"}}, COSTS, "large: policies that score drafts (BiLD, reading, reflective)"),
+        (
+            {"failures": {"scoring": "no"}},
+            COSTS,
+            "large: policies that score drafts (BiLD, reading, reflective)",
+        ),
         ({"digits": 0.1}, COSTS, "large: asked for a grade, it puts 10% on digits"),
-        ({"pace": Pace(0.1, 0.007)}, COSTS, "pair: the small model is hardly faster than the large one: speculation"),
-        ({"pace": Pace(0.1, 0.004)}, COSTS, "pair: the small model is slower than the large one: speculation cannot"),
+        (
+            {"pace": Pace(0.1, 0.007)},
+            COSTS,
+            "pair: the small model is hardly faster than the large one: speculation",
+        ),
+        (
+            {"pace": Pace(0.1, 0.004)},
+            COSTS,
+            "pair: the small model is slower than the large one: speculation cannot",
+        ),
         ({"faithful": False}, COSTS, "large: its chat template does not survive encoding"),
-        ({"context": 200}, FAILS, "large: its context of 200 tokens has no room for a step and its verdict: start"),
-        ({"failures": {"judging": "no logprobs"}}, FAILS, "large: it cannot judge: no logprobs: serve it"),
-        ({"failures": {"writing": "HTTP 500: no"}}, FAILS, f"large: it cannot write a step: HTTP 500: no: {AGAIN}"),
-        ({"can": without("token_ids", False)}, FAILS, "large: no token ids: no step can be written: serve the"),
-        ({"can": without("suffix_scoring", False)}, FAILS, "large: suffix scoring is set, but the server does not"),
+        (
+            {"context": 200},
+            FAILS,
+            "large: its context of 200 tokens has no room for a step and its verdict: start",
+        ),
+        (
+            {"failures": {"judging": "no logprobs"}},
+            FAILS,
+            "large: it cannot judge: no logprobs: serve it",
+        ),
+        (
+            {"failures": {"writing": "HTTP 500: no"}},
+            FAILS,
+            f"large: it cannot write a step: HTTP 500: no: {AGAIN}",
+        ),
+        (
+            {"can": without("token_ids", False)},
+            FAILS,
+            "large: no token ids: no step can be written: serve the",
+        ),
+        (
+            {"can": without("suffix_scoring", False)},
+            FAILS,
+            "large: suffix scoring is set, but the server does not",
+        ),
         ({"problem": "no connection"}, FAILS, "large: no connection"),
     ],
 )
@@ -157,9 +208,16 @@ def test_a_small_model_that_cannot_judge_suits_most_policies() -> None:
 
 
 def test_the_summary_counts_every_outcome_once() -> None:
-    weak = replace(GOOD, can=replace(ALL, metrics=False, cached_tokens=False, version=None), failures={"judging": "no"})
+    weak = replace(
+        GOOD,
+        can=replace(ALL, metrics=False, cached_tokens=False, version=None),
+        failures={"judging": "no"},
+    )
     summary = Report.of([conclude(FAST, weak)]).summary
-    assert summary == ("It cannot work like this: 1 thing cannot work, 2 cost speed or accuracy, 1 is unknown.")
+    assert (
+        summary
+        == "It cannot work like this: 1 thing cannot work, 2 cost speed or accuracy, 1 is unknown."
+    )
 
 
 def test_what_cannot_work_is_printed_first_and_brackets_are_no_markup() -> None:
@@ -174,7 +232,14 @@ def test_what_cannot_work_is_printed_first_and_brackets_are_no_markup() -> None:
     ("found", "mark", "note"),
     [
         (True, "on", None),
-        (None, "off", "reads the whole chain again, 145 ms after 400 tokens (a first token takes 100 ms): start vLLM"),
+        (
+            None,
+            "off",
+            (
+                "reads the whole chain again, 145 ms after 400 tokens (a first token takes 100 ms):"
+                " start vLLM"
+            ),
+        ),
         (False, "refused", "suffix scoring is set, but the server does not do it"),
     ],
 )
@@ -231,8 +296,14 @@ async def test_the_cure_names_the_table_of_a_model_in_a_nested_pair() -> None:
     server = FakeVllm(("So", "</think>"), key="right")
     async with server.serve("small") as small, server.serve("large") as large:
         diagnosis = await diagnose(small, large, name="small.small with small.large")
-    assert "set it as api_key in [small.small], or STEPSPEC_SMALL__SMALL__API_KEY" in notes(diagnosis)[0]
-    assert "set it as api_key in [small.large], or STEPSPEC_SMALL__LARGE__API_KEY" in notes(diagnosis)[1]
+    assert (
+        "set it as api_key in [small.small], or STEPSPEC_SMALL__SMALL__API_KEY"
+        in notes(diagnosis)[0]
+    )
+    assert (
+        "set it as api_key in [small.large], or STEPSPEC_SMALL__LARGE__API_KEY"
+        in notes(diagnosis)[1]
+    )
 
 
 async def test_the_other_server_is_examined_all_the_same() -> None:
@@ -243,13 +314,17 @@ async def test_the_other_server_is_examined_all_the_same() -> None:
 
 
 class Dying(FakeVllm):
-    async def stream(self, request: web.Request, body: dict[str, Any], fault: Any) -> web.StreamResponse:
+    async def stream(
+        self, request: web.Request, body: dict[str, Any], fault: Any
+    ) -> web.StreamResponse:
         await self.fail(request, Break(after=0))
         raise AssertionError("it lives on")
 
 
 @pytest.mark.parametrize(
-    "server", [serving(faults=deque([None] * 3 + [Break(after=0)] * 3)), serving(Dying)], ids=["early", "as it writes"]
+    "server",
+    [serving(faults=deque([None] * 3 + [Break(after=0)] * 3)), serving(Dying)],
+    ids=["early", "as it writes"],
 )
 async def test_a_server_that_dies_during_the_examination_is_a_finding(server: FakeVllm) -> None:
     problem = (await examined(server)).large.problem
@@ -259,14 +334,21 @@ async def test_a_server_that_dies_during_the_examination_is_a_finding(server: Fa
 async def test_a_connection_that_is_reset_once_is_no_finding() -> None:
     server = serving()
     first = await examined(server)
-    asked = [body for _, body in server.requests if "allowed_token_ids" in body and "return_token_ids" not in body]
-    before = server.requests.index(("/v1/completions", asked[1]))  # the grade, after the probe's own question
+    asked = [
+        body
+        for _, body in server.requests
+        if "allowed_token_ids" in body and "return_token_ids" not in body
+    ]
+    # the grade, after the probe's own question
+    before = server.requests.index(("/v1/completions", asked[1]))
     count = sum(path == "/v1/completions" for path, _ in server.requests[:before])
     server.faults.extend([None] * count + [Break(after=0)])
     again = await examined(server)
     assert not server.faults
     assert again.large.failures == {}
-    assert [finding.check for finding in again.findings] == [finding.check for finding in first.findings]
+    assert [finding.check for finding in again.findings] == [
+        finding.check for finding in first.findings
+    ]
 
 
 async def test_requests_that_fail_leave_what_they_would_have_shown_unknown() -> None:
@@ -279,8 +361,13 @@ async def test_requests_that_fail_leave_what_they_would_have_shown_unknown() -> 
     assert (can.prefix_cache, can.cached_tokens) == (None,) * 2
     assert (diagnosis.large.digits, diagnosis.large.pace) == (None, None)
     found = [finding for finding in diagnosis.findings if finding.subject == "large"]
-    assert {finding.check for finding in found if finding.outcome == "cannot work"} == {"judging", "writing"}
-    assert {"token_ids", "version"} <= {finding.check for finding in found if finding.outcome == "unknown"}
+    assert {finding.check for finding in found if finding.outcome == "cannot work"} == {
+        "judging",
+        "writing",
+    }
+    assert {"token_ids", "version"} <= {
+        finding.check for finding in found if finding.outcome == "unknown"
+    }
 
 
 async def test_a_judge_without_log_probabilities_cannot_work() -> None:
@@ -292,7 +379,11 @@ async def test_a_judge_without_log_probabilities_cannot_work() -> None:
             return reply
 
     diagnosis = await examined(serving(Mute), both=True)
-    judging = {finding.subject: finding.outcome for finding in diagnosis.findings if finding.check == "judging"}
+    judging = {
+        finding.subject: finding.outcome
+        for finding in diagnosis.findings
+        if finding.check == "judging"
+    }
     assert judging == {"small": "costs", "large": "cannot work"}
 
 
@@ -303,11 +394,21 @@ def check(report: Report) -> dict[str, Any]:
 
 
 async def test_the_json_has_one_shape_in_every_situation() -> None:
-    pairs = [await examined(serving(block=16, metrics=info(block_size=16)), both=both) for both in (True, False)]
-    weak = replace(GOOD, can=replace(ALL, version=None, metrics=None), digits=math.nan, failures={"verdicts": "no"})
+    pairs = [
+        await examined(serving(block=16, metrics=info(block_size=16)), both=both)
+        for both in (True, False)
+    ]
+    weak = replace(
+        GOOD,
+        can=replace(ALL, version=None, metrics=None),
+        digits=math.nan,
+        failures={"verdicts": "no"},
+    )
     made = [
         conclude(FAST, cached(True, LARGE_BLOCKS)),
-        conclude(FAST, replace(GOOD, acceptance=Acceptance(10, 40, 20)), replace(GOOD, url="http://same")),
+        conclude(
+            FAST, replace(GOOD, acceptance=Acceptance(10, 40, 20)), replace(GOOD, url="http://same")
+        ),
         conclude(FAST, weak),
     ]
     critic = CriticReport("http://c", model="prm", right=0.9, wrong=0.1)
@@ -321,9 +422,12 @@ async def test_the_json_has_one_shape_in_every_situation() -> None:
     assert {tuple(pair) for shape in shapes for pair in shape["pairs"]} == {
         ("small", "large", "same_vocabulary", "findings", "others", "name")
     }
-    assert {tuple(end) for shape in shapes for pair in shape["pairs"] for end in (pair["small"], pair["large"])} == {
-        tuple(field.name for field in fields(EndpointReport))
-    }
+    assert {
+        tuple(end)
+        for shape in shapes
+        for pair in shape["pairs"]
+        for end in (pair["small"], pair["large"])
+    } == {tuple(field.name for field in fields(EndpointReport))}
     assert [shape["ok"] for shape in shapes[:2]] == [True, False]
 
 
@@ -334,7 +438,10 @@ async def capabilities(server: FakeVllm) -> Capabilities:
 
 @dataclass
 class Batching(FakeVllm):
-    """Answers what arrives within a moment as one batch, and *breaks* one of the two in it, as runners of vLLM do."""
+    """
+    Answers what arrives within a moment as one batch, and *breaks* one of the two in it, as runners
+    of vLLM do.
+    """
 
     breaks: str = ""
     active: int = 0
@@ -356,7 +463,9 @@ class Batching(FakeVllm):
         reply = super().answer(body)
         if body.get("logprobs") == RIVALS:
             row = {str(number): -1.0 for number in range(RIVALS)}
-            reply["choices"][0]["logprobs"] = {"top_logprobs": [{} if shared and self.breaks == "rows" else row] * 4}
+            reply["choices"][0]["logprobs"] = {
+                "top_logprobs": [{} if shared and self.breaks == "rows" else row] * 4
+            }
         return reply
 
 
@@ -366,26 +475,36 @@ async def test_what_breaks_in_a_shared_batch_is_found(breaks: str, whole: bool) 
     assert can.shared_batch is whole
     assert can.chosen_logprobs
     said = notes(conclude(FAST, replace(GOOD, can=replace(ALL, shared_batch=whole))))
-    assert [note.startswith("large: questions by token ids") for note in said] == ([] if whole else [True])
+    assert [note.startswith("large: questions by token ids") for note in said] == (
+        [] if whole else [True]
+    )
 
 
 @pytest.mark.parametrize("counts", [True, False])
-async def test_a_usage_that_counts_no_cached_tokens_where_the_metrics_do_is_found(counts: bool) -> None:
+async def test_a_usage_that_counts_no_cached_tokens_where_the_metrics_do_is_found(
+    counts: bool,
+) -> None:
     class Priority(FakeVllm):
         hits = 0
 
         def answer(self, body: dict[str, Any]) -> dict[str, Any]:
             reply = super().answer(body)
-            if (details := reply.get("usage", {}).get("prompt_tokens_details")) and details["cached_tokens"]:
+            if (details := reply.get("usage", {}).get("prompt_tokens_details")) and details[
+                "cached_tokens"
+            ]:
                 self.hits += details["cached_tokens"]
                 self.metrics = f"vllm:prefix_cache_hits_total{{}} {self.hits}\n".encode()
                 details["cached_tokens"] *= counts
             return reply
 
-    can = await capabilities(serving(Priority, block=16, metrics=b"vllm:prefix_cache_hits_total{} 0\n"))
+    can = await capabilities(
+        serving(Priority, block=16, metrics=b"vllm:prefix_cache_hits_total{} 0\n")
+    )
     assert (can.prefix_cache, can.cached_tokens, can.cached_counts) == (True, True, counts)
     said = notes(conclude(FAST, replace(GOOD, can=replace(ALL, cached_counts=counts))))
-    assert [note.startswith("large: replies say that no prompt tokens") for note in said] == ([] if counts else [True])
+    assert [note.startswith("large: replies say that no prompt tokens") for note in said] == (
+        [] if counts else [True]
+    )
 
 
 @pytest.mark.parametrize(
@@ -400,7 +519,9 @@ async def test_a_usage_that_counts_no_cached_tokens_where_the_metrics_do_is_foun
         (Pace(0.1, 0.090, 0.50), Pace(0.1, 0.0, 0.0), "unknown"),
     ],
 )
-def test_paces_are_compared_as_far_as_their_noise_allows(small: Pace, large: Pace, outcome: Outcome | None) -> None:
+def test_paces_are_compared_as_far_as_their_noise_allows(
+    small: Pace, large: Pace, outcome: Outcome | None
+) -> None:
     found = outcomes(conclude(replace(FAST, pace=small), replace(GOOD, pace=large)))
     assert found == ({"speed": outcome} if outcome else {})
 
@@ -414,7 +535,12 @@ def rating(right: float, wrong: float) -> FakePooling:
     ("right", "wrong", "outcome", "words"),
     [
         (2.0, -2.0, None, ""),
-        (-1.0, 1.0, "costs", "it rates a right one 0.27 and an obviously wrong one 0.73: set delimiter, layout and"),
+        (
+            -1.0,
+            1.0,
+            "costs",
+            "it rates a right one 0.27 and an obviously wrong one 0.73: set delimiter, layout and",
+        ),
     ],
 )
 async def test_a_reward_model_is_to_rate_a_right_step_above_a_wrong_one(
@@ -430,7 +556,9 @@ async def test_a_reward_model_is_to_rate_a_right_step_above_a_wrong_one(
     check(report)
 
 
-@pytest.mark.parametrize(("value", "shown_as"), [(1.5, "1.5"), (-0.1, "-0.1"), (math.nan, "nan"), (math.inf, "inf")])
+@pytest.mark.parametrize(
+    ("value", "shown_as"), [(1.5, "1.5"), (-0.1, "-0.1"), (math.nan, "nan"), (math.inf, "inf")]
+)
 async def test_values_outside_of_0_to_1_are_no_ratings(value: float, shown_as: str) -> None:
     critic = conclude_critic(CriticReport("http://c", model="prm", right=value, wrong=0.5))
     (finding,) = critic.findings
@@ -440,7 +568,8 @@ async def test_values_outside_of_0_to_1_are_no_ratings(value: float, shown_as: s
 
 
 @pytest.mark.parametrize(
-    "server", [FakePooling(pools=False), FakePooling(names=()), FakePooling(head=lambda text: "high")]
+    "server",
+    [FakePooling(pools=False), FakePooling(names=()), FakePooling(head=lambda text: "high")],
 )
 async def test_a_reward_model_that_cannot_be_used_is_a_finding(server: FakePooling) -> None:
     async with server.critic() as settings:
@@ -461,10 +590,17 @@ async def test_of_several_replicas_the_first_that_can_be_used_speaks_for_the_oth
 
 
 async def test_unsupported_fields_of_a_server_are_detected() -> None:
-    diagnosis = await examined(serving(lacks=frozenset({"logprob_token_ids", "prompt_logprobs"})), both=True)
+    diagnosis = await examined(
+        serving(lacks=frozenset({"logprob_token_ids", "prompt_logprobs"})), both=True
+    )
     can = diagnosis.small.can
     assert can is not None
-    assert (can.chosen_logprobs, can.prompt_logprobs, can.metrics, can.version) == (False, False, False, None)
+    assert (can.chosen_logprobs, can.prompt_logprobs, can.metrics, can.version) == (
+        False,
+        False,
+        False,
+        None,
+    )
     assert (can.speculation, can.prefix_cache, can.cached_tokens) == (None, None, False)
     assert diagnosis.same_vocabulary
     assert diagnosis.large.digits == pytest.approx(0.905, abs=0.001)
@@ -484,7 +620,12 @@ def cached(found: bool, cache: CacheConfig, **fields: Any) -> EndpointReport:
 def test_a_cache_in_large_blocks_is_named_with_its_cost_and_the_flags_that_cure_it() -> None:
     diagnosis = conclude(FAST, cached(True, LARGE_BLOCKS))
     (said,) = notes(diagnosis)
-    for words in ("is on, but works in blocks of 640 tokens", "411 of 1014 tokens", "84 ms", "155 ms"):
+    for words in (
+        "is on, but works in blocks of 640 tokens",
+        "411 of 1014 tokens",
+        "84 ms",
+        "155 ms",
+    ):
         assert words in said
     assert said.endswith(CURE)
     assert row("a verdict reads", diagnosis)[-4:] == ["411", "of", "1014", "tokens"]
@@ -501,7 +642,11 @@ def test_a_cache_in_large_blocks_is_named_with_its_cost_and_the_flags_that_cure_
         ),
         (
             *(False, LARGE_BLOCKS, True),
-            ("nothing of a prompt of 1280 tokens", "MTP", "start vLLM without --speculative-config"),
+            (
+                "nothing of a prompt of 1280 tokens",
+                "MTP",
+                "start vLLM without --speculative-config",
+            ),
         ),
         (False, LARGE_BLOCKS, False, ("nothing of a prompt", "cached in blocks of 640", CURE)),
         (False, CacheConfig(False, 640, known=KNOWN), False, (note("prefix_cache"),)),
@@ -522,14 +667,17 @@ def test_the_cure_of_a_cache_depends_on_what_the_server_says_of_it(
 @pytest.mark.parametrize(
     ("metrics", "block", "found", "tried"),
     [
-        (info(block_size=640), 640, True, 1280),  # nothing of 400 tokens, as of any prompt shorter than a block
+        # nothing of 400 tokens, as of any prompt shorter than a block
+        (info(block_size=640), 640, True, 1280),
         (info(block_size=16), 16, True, 400),
         (info(block_size=640, enable_prefix_caching=False), 10_000, False, 400),
         (info(block_size=640), 10_000, False, 1280),
         (b"", 640, True, 1000),  # the size of the block is not reported and has to be measured
     ],
 )
-async def test_the_probe_repeats_prompts_beyond_the_block(metrics: bytes, block: int, found: bool, tried: int) -> None:
+async def test_the_probe_repeats_prompts_beyond_the_block(
+    metrics: bytes, block: int, found: bool, tried: int
+) -> None:
     can = await capabilities(serving(block=block, metrics=metrics))
     assert (can.prefix_cache, can.cached_tokens, can.tried) == (found, True, tried)
 

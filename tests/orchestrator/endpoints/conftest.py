@@ -31,14 +31,18 @@ Meet: TypeAlias = Callable[..., AbstractAsyncContextManager[Met]]
 
 
 @asynccontextmanager
-async def _meet(server: FakeVllm, sampling: Sampling | None = None, **settings: Any) -> AsyncGenerator[Met]:
+async def _meet(
+    server: FakeVllm, sampling: Sampling | None = None, **settings: Any
+) -> AsyncGenerator[Met]:
     events: list[Event] = []
     async with server.serve(**settings) as endpoint, VllmEndpoint(endpoint) as vllm:
         yield Met(vllm.model(sampling or GREEDY, observe=events.append), vllm, events)
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Let everything else go on until *condition* holds; the test's time limit is the only clock."""
+    """
+    Let everything else go on until *condition* holds; the test's time limit is the only clock.
+    """
     while not condition():  # noqa: ASYNC110  # the servers and tasks under test set no events
         await asyncio.sleep(0)
 

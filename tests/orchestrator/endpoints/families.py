@@ -1,7 +1,9 @@
 """
-Chat templates of the families that people run, each as what stands around its turns; and a server that has one.
+Chat templates of the families that people run, each as what stands around its turns; and a server
+that has one.
 
-Written for these tests from what is publicly known of the formats. System turns are shortened: only their place counts.
+Written for these tests from what is publicly known of the formats. System turns are shortened: only
+their place counts.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ class Family:
     """
     How one family renders a conversation, and what is expected of that.
 
-    Every turn stands between its two texts; an assistant's has *block* before it, or only the last one has. After the
-    *prompt* the model *writes* the first words by itself. *markers* are None for a model that does not think.
+    Every turn stands between its two texts; an assistant's has *block* before it, or only the last
+    one has. After the *prompt* the model *writes* the first words by itself. *markers* are None for
+    a model that does not think.
     """
 
     name: str
@@ -64,7 +67,12 @@ class Family:
             content = message["content"]
             if message["role"] == "assistant":
                 shown = self.block if not self.last_only or place == len(messages) - 1 else ""
-                text += self.assistant[0] + shown + content.rpartition("</think>")[2] + self.assistant[1]
+                text += (
+                    self.assistant[0]
+                    + shown
+                    + content.rpartition("</think>")[2]
+                    + self.assistant[1]
+                )
             else:
                 text += self.user[0] + content + self.user[1]
         return text + (self.prompt if generate else "")
@@ -75,27 +83,56 @@ def chatml(name: str, prompt: str, markers: ThinkingMarkers | None, **fields: An
     turns = ("<|im_start|>user\n", "<|im_end|>\n"), ("<|im_start|>assistant\n", "<|im_end|>\n")
     skipped = fields.pop("skipped", prompt if markers is None else EMPTY)
     answer = f"<|im_end|>\n<|im_start|>assistant\n{skipped}"
-    return Family(name, *turns, f"<|im_start|>assistant\n{prompt}", markers, answer=answer, **fields)
+    return Family(
+        name, *turns, f"<|im_start|>assistant\n{prompt}", markers, answer=answer, **fields
+    )
 
 
-def deepseek(name: str, prompt: str, markers: ThinkingMarkers | None, *, skipped: str, **fields: Any) -> Family:
+def deepseek(
+    name: str, prompt: str, markers: ThinkingMarkers | None, *, skipped: str, **fields: Any
+) -> Family:
     """A family with DeepSeek's turns, whose marks are written with full-width bars."""
-    turns = ("<\uff5cUser\uff5c>", ""), ("<\uff5cAssistant\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
+    turns = (
+        ("<\uff5cUser\uff5c>", ""),
+        (
+            "<\uff5cAssistant\uff5c>",
+            "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        ),
+    )
     answer = f"<\uff5cAssistant\uff5c>{skipped}"
     begin = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
-    return Family(name, *turns, f"<\uff5cAssistant\uff5c>{prompt}", markers, answer=answer, head=begin, **fields)
+    return Family(
+        name,
+        *turns,
+        f"<\uff5cAssistant\uff5c>{prompt}",
+        markers,
+        answer=answer,
+        head=begin,
+        **fields,
+    )
 
 
-def glm(name: str, prompt: str, markers: ThinkingMarkers | None, ending: str = "", **fields: Any) -> Family:
+def glm(
+    name: str, prompt: str, markers: ThinkingMarkers | None, ending: str = "", **fields: Any
+) -> Family:
     turns = ("<|user|>\n", ending), ("<|assistant|>", "")
     answer = f"{ending}<|assistant|>\n<think></think>\n"
     block = "\n<think></think>\n"
     return Family(
-        name, *turns, f"<|assistant|>{prompt}", markers, answer=answer, head="[gMASK]<sop>", block=block, **fields
+        name,
+        *turns,
+        f"<|assistant|>{prompt}",
+        markers,
+        answer=answer,
+        head="[gMASK]<sop>",
+        block=block,
+        **fields,
     )
 
 
-def gemma(name: str, prompt: str, markers: ThinkingMarkers | None, *, skipped: str, **fields: Any) -> Family:
+def gemma(
+    name: str, prompt: str, markers: ThinkingMarkers | None, *, skipped: str, **fields: Any
+) -> Family:
     turns = ("<|turn>user\n", "<turn|>\n"), ("<|turn>model\n", "<turn|>\n")
     answer = f"<turn|>\n<|turn>model\n{skipped}"
     return Family(name, *turns, f"<|turn>model\n{prompt}", markers, answer=answer, **fields)
@@ -110,10 +147,14 @@ FAMILIES = (
     chatml("qwq", "<think>\n", THINK),
     deepseek("deepseek-r1-distill", "<think>\n", THINK, skipped=EMPTY),
     deepseek("deepseek-v3.1", "<think>", THINK, skipped="</think>", block="</think>"),
-    deepseek("deepseek-v3.1 with thinking off", "</think>", None, skipped="</think>", block="</think>"),
+    deepseek(
+        "deepseek-v3.1 with thinking off", "</think>", None, skipped="</think>", block="</think>"
+    ),
     # A line break stands before the block, and none in it.
     glm("glm-4.6", "", THINK, opened="\n<think>"),
-    glm("glm-4.6 with thinking off", "\n<think></think>", None, ending="/nothink"),  # codespell:ignore
+    glm(
+        "glm-4.6 with thinking off", "\n<think></think>", None, ending="/nothink"
+    ),  # codespell:ignore
     # The template shows nothing: the model opens the block.
     deepseek(
         "deepseek-r1-distill before the template opened the block",
@@ -134,9 +175,20 @@ FAMILIES = (
         by="effect",
     ),
     chatml(
-        "smollm3 with thinking off", "<think>\n\n</think>\n", None, head="<|im_start|>system\n/no_think<|im_end|>\n"
+        "smollm3 with thinking off",
+        "<think>\n\n</think>\n",
+        None,
+        head="<|im_start|>system\n/no_think<|im_end|>\n",
     ),
-    chatml("lfm2.5", "", THINK, head="<|startoftext|>", opened="<think>\n", writes="<think>\nThe", by="effect"),
+    chatml(
+        "lfm2.5",
+        "",
+        THINK,
+        head="<|startoftext|>",
+        opened="<think>\n",
+        writes="<think>\nThe",
+        by="effect",
+    ),
     Family(
         "phi-4-reasoning",
         ("<|im_start|>user<|im_sep|>", "<|im_end|>"),
@@ -189,7 +241,8 @@ FAMILIES = (
         head="<bos>",
         skipped="<|channel>thought\n<channel|>",
     ),
-    # The thinking and the answer are messages of their own; the template shows where the answer's begins.
+    # The thinking and the answer are messages of their own; the template shows where the answer's
+    # begins.
     Family(
         "gpt-oss",
         ("<|start|>user<|message|>", "<|end|>"),
@@ -229,24 +282,39 @@ FAMILIES = (
 BY_NAME = {family.name: family for family in FAMILIES}
 
 SPECIAL = (
-    *("<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>", "<|channel>", "<channel|>"),
+    *(
+        "<think>",
+        "</think>",
+        "[THINK]",
+        "[/THINK]",
+        "<seed:think>",
+        "</seed:think>",
+        "<|channel>",
+        "<channel|>",
+    ),
     *("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|im_start|>", IM_END),
 )
 
 
 @dataclass
 class FamilyServer(FakeVllm):
-    """Serves a model of a *family*: its template, its marks as tokens, and the *script* behind what it writes first."""
+    """
+    Serves a model of a *family*: its template, its marks as tokens, and the *script* behind what it
+    writes first.
+    """
 
     family: Family = FAMILIES[0]
     special: tuple[str, ...] = SPECIAL
 
-    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+    def render(
+        self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
         return self.family.render(messages, generate)
 
     def continuation(self, prompt: str) -> list[bytes]:
         """
-        Go on with what a whole reply would be, where *prompt* leaves it: the opening, the thinking, the answer.
+        Go on with what a whole reply would be, where *prompt* leaves it: the opening, the thinking,
+        the answer.
 
         A model that does not think ends its turn after what would have been the thinking.
         """
@@ -260,7 +328,9 @@ class FamilyServer(FakeVllm):
         written = prompt.partition(family.before)[2]
         full = opening + thinking + closing + answer
         if written.startswith(family.opened) and not full.startswith(written):
-            raise AssertionError(f"{family.name} was given {written!r}, where it would have written {full!r}")
+            raise AssertionError(
+                f"{family.name} was given {written!r}, where it would have written {full!r}"
+            )
         rest = full[len(written) :]
         return [piece.encode() for piece in pieces(rest)]
 
@@ -273,7 +343,10 @@ class FamilyServer(FakeVllm):
 
 @dataclass
 class RealFamily(RealVllm):
-    """Serves a model of a *family* with a real vocabulary; shows tools, and calls with the reasoning before them."""
+    """
+    Serves a model of a *family* with a real vocabulary; shows tools, and calls with the reasoning
+    before them.
+    """
 
     family: Family = FAMILIES[0]
 
@@ -283,7 +356,9 @@ class RealFamily(RealVllm):
         tokenizer = real_tokenizer(vocabulary)
         return cls(tokenizer=tokenizer, family=BY_NAME[name], end=tokenizer.get_vocab_size())
 
-    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+    def render(
+        self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
         shown = [{"role": "user", "content": orjson.dumps(list(tools)).decode()}] if tools else []
         return self.family.render([*shown, *map(_spelt, messages)], generate)
 
@@ -294,9 +369,13 @@ class RealFamily(RealVllm):
 
 
 def _spelt(message: dict[str, Any]) -> dict[str, Any]:
-    """Put into the content what a template shows of a turn's calls; vLLM reads their arguments before it renders."""
+    """
+    Put into the content what a template shows of a turn's calls; vLLM reads their arguments before
+    it renders.
+    """
     calls = [
-        f"{call['function']['name']} {orjson.dumps(orjson.loads(call['function']['arguments'])).decode()}"
+        f"{call['function']['name']}"
+        f" {orjson.dumps(orjson.loads(call['function']['arguments'])).decode()}"
         for call in message.get("tool_calls") or ()
     ]
     return message | {"content": "\n".join([message["content"], *calls])}

@@ -10,7 +10,13 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack, cast
 
 from stepspec.orchestrator.chain import Chain, Message, Role, Step, Token, Tool, Toolset
-from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template, VllmEndpoint
+from stepspec.orchestrator.endpoints import (
+    Endpoint,
+    ReplicatedEndpoint,
+    Sampling,
+    Template,
+    VllmEndpoint,
+)
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.endpoints.tool_protocol import ParserState
@@ -31,8 +37,8 @@ class Mortal:
     """
     A server of *scripted*, dead from the second *dies* until *revives*: requests in between fail.
 
-    *calls* counts the verbs begun here, *entered* the connections made and not yet closed, *looks* all of them. To
-    connect takes *far* seconds.
+    *calls* counts the verbs begun here, *entered* the connections made and not yet closed, *looks*
+    all of them. To connect takes *far* seconds.
     """
 
     url: str
@@ -94,7 +100,10 @@ class MortalEndpoint:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.server.entered -= 1
 
@@ -173,12 +182,21 @@ class MortalModel:
             async with asyncio.timeout(self.first):
                 return await self.server.called(self.server.scripted.write(chain, **options))
         except TimeoutError:
-            raise EndpointUnavailable(f"no token in the first {self.first:g} s", url=self.server.url) from None
+            raise EndpointUnavailable(
+                f"no token in the first {self.first:g} s", url=self.server.url
+            ) from None
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
+        self,
+        chain: Chain,
+        begun: Sequence[Step],
+        *,
+        stop: Sequence[str] | None = None,
+        limit: int = 512,
     ) -> tuple[Step, ...]:
-        return await self.server.called(self.server.scripted.branch(chain, begun, stop=stop, limit=limit))
+        return await self.server.called(
+            self.server.scripted.branch(chain, begun, stop=stop, limit=limit)
+        )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         return await self.server.called(self.server.scripted.score(chain, *spans, top=top))
@@ -186,7 +204,9 @@ class MortalModel:
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
-        return await self.server.called(self.server.scripted.ask(chain, question, choices, opening=opening))
+        return await self.server.called(
+            self.server.scripted.ask(chain, question, choices, opening=opening)
+        )
 
 
 def replicated(*servers: Mortal, optional: bool = False, **deadlines: float) -> ReplicatedEndpoint:

@@ -1,4 +1,7 @@
-"""The stand-in for vLLM with the vocabulary of a real family: it divides text among tokens as vLLM does."""
+"""
+The stand-in for vLLM with the vocabulary of a real family: it divides text among tokens as vLLM
+does.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ CONTEXT = 4  # tokens, of a byte each, make any character
 @dataclass
 class RealVllm(FakeVllm):
     """
-    Writes the tokens *written*, after those of them that the prompt ends in, and then ends the turn with *end*.
+    Writes the tokens *written*, after those of them that the prompt ends in, and then ends the turn
+    with *end*.
 
-    Text is made as vLLM makes it: a stream that is primed with the prompt and holds half a character back, while the
-    spelling of each token is looked up by itself.
+    Text is made as vLLM makes it: a stream that is primed with the prompt and holds half a
+    character back, while the spelling of each token is looked up by itself.
     """
 
     tokenizer: Tokenizer | None = None
@@ -51,7 +55,9 @@ class RealVllm(FakeVllm):
         for number in (*self._going_on(prompt), self.end):
             try:
                 new = stream.step(self.tokenizer, number) or ""
-            except Exception:  # Bytes that are tokens made a character and then none: vLLM begins a new stream.
+            except (
+                Exception
+            ):  # Bytes that are tokens made a character and then none: vLLM begins a new stream.
                 stream = DecodeStream(skip_special_tokens=False)
                 new = stream.step(self.tokenizer, number) or ""
             yield new, self._spelling(number, context), number
@@ -61,11 +67,18 @@ class RealVllm(FakeVllm):
         """The rest of what is written, after as much of it as *prompt* ends in."""
         full = list(self.written)
         most = min(len(full), len(prompt))
-        begun = next(size for size in range(most, -1, -1) if list(prompt[len(prompt) - size :]) == full[:size])
+        begun = next(
+            size
+            for size in range(most, -1, -1)
+            if list(prompt[len(prompt) - size :]) == full[:size]
+        )
         return full[begun:]
 
     def _spelling(self, number: int, context: Sequence[int]) -> str:
-        """Spell one token as the log-probabilities do: "" for half a character, the whole of it for its last bytes."""
+        """
+        Spell one token as the log-probabilities do: "" for half a character, the whole of it for
+        its last bytes.
+        """
         alone = self.decode([number])
         if not alone.endswith(HALF):
             return alone

@@ -14,7 +14,12 @@ from weakref import WeakKeyDictionary
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
 from stepspec.orchestrator.endpoints.sticky_stream import StickyStream
-from stepspec.orchestrator.endpoints.token_stream import Closing, RequestMeter, TokenStream, step_ends
+from stepspec.orchestrator.endpoints.token_stream import (
+    Closing,
+    RequestMeter,
+    TokenStream,
+    step_ends,
+)
 from stepspec.orchestrator.events import Called, Started
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN
 from stepspec.orchestrator.reason import reason
@@ -29,7 +34,10 @@ CLOSING = Closing(THINK_END)
 
 @dataclass(eq=False)
 class StreamingModel(ScriptedModel):
-    """Its server sends *chunk* tokens at a time, each chunk after *pace* seconds, the first one after the latency."""
+    """
+    Its server sends *chunk* tokens at a time, each chunk after *pace* seconds, the first one after
+    the latency.
+    """
 
     chunk: int = 1
 
@@ -49,20 +57,26 @@ class StreamingModel(ScriptedModel):
     ) -> Step:
         stack = KEPT_OPEN.get()
         if stack is None or opening:
-            return await super().write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
+            return await super().write(
+                chain, stop=stop, limit=limit, until=until, opening=opening, top=top
+            )
         ends, growing = step_ends(chain, stop), self._builder(chain, "", stop, limit, top)
         stream = self._streams.get(stack)
         if stream is None or not stream.continues(chain, ends, limit, top, CLOSING):
             if stream is not None:
                 await stream.close()
 
-            stream = StickyStream(partial(self._open, chain), self.observe, ends, limit, top, CLOSING)
+            stream = StickyStream(
+                partial(self._open, chain), self.observe, ends, limit, top, CLOSING
+            )
             self._streams[stack] = stream
             stack.push_async_callback(stream.close)
         return await stream.write(chain, growing, until, limit)
 
     @asynccontextmanager
-    async def _open(self, chain: Chain, observe: Callable[[Called], None]) -> AsyncGenerator[TokenStream]:
+    async def _open(
+        self, chain: Chain, observe: Callable[[Called], None]
+    ) -> AsyncGenerator[TokenStream]:
         text, tokens = chain.text, deque[Token | Stop]()
 
         async def take() -> Token | Stop:
@@ -79,15 +93,22 @@ class StreamingModel(ScriptedModel):
             return tokens.popleft()
 
         with RequestMeter(self.role, "write", observe, asyncio.get_running_loop().time) as meter:
-            yield cast("TokenStream", SimpleNamespace(take=take))  # It is all that the sticky stream uses.
+            # It is all that the sticky stream uses.
+            yield cast("TokenStream", SimpleNamespace(take=take))
 
 
 def streamed(chunk: int, length: int, wrong: tuple[int, ...] = (), ahead: int = 2) -> list[Moment]:
-    """Run SpecReason on a small model whose server sends *chunk* tokens at a time; the run has *length* steps."""
+    """
+    Run SpecReason on a small model whose server sends *chunk* tokens at a time; the run has
+    *length* steps.
+    """
 
     async def main() -> list[Moment]:
         recorder = Recorder(asyncio.get_running_loop().time)
-        small, large = StreamingModel("small", counting("small", length), chunk=chunk), pair(length, wrong)[1]
+        small, large = (
+            StreamingModel("small", counting("small", length), chunk=chunk),
+            pair(length, wrong)[1],
+        )
         small.observe = large.observe = recorder
         recorder(Started(PROBLEM.messages, "specreason"))
         await reason(SpecReason(small, large), PROBLEM, ahead=ahead, observe=recorder)

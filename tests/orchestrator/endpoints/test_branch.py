@@ -28,22 +28,39 @@ def begun(step: Step, place: int, other: str) -> Step:
 
 
 @pytest.mark.parametrize("piece", [1, 3])
-async def test_each_beginning_goes_in_its_own_request_with_the_ids_that_were_written(meet: Meet, piece: int) -> None:
+async def test_each_beginning_goes_in_its_own_request_with_the_ids_that_were_written(
+    meet: Meet, piece: int
+) -> None:
     server = FakeVllm(SCRIPT, chunk=piece)
     async with meet(server) as met:
         full = await met.model.write(PROBLEM)
-        steps = await met.model.branch(PROBLEM, [begun(full, 1, " two"), begun(full, 3, " 10"), begun(full, 0, "No")])
+        steps = await met.model.branch(
+            PROBLEM, [begun(full, 1, " two"), begun(full, 3, " 10"), begun(full, 0, "No")]
+        )
     first, *bodies = sent(server)
     ids = [token.id for token in full.tokens]
-    ahead = [[ids[0], *server.encode(" two")], [*ids[:3], *server.encode(" 10")], server.encode("No")]
+    ahead = [
+        [ids[0], *server.encode(" two")],
+        [*ids[:3], *server.encode(" 10")],
+        server.encode("No"),
+    ]
     for body, tokens in zip(bodies, ahead, strict=True):
-        assert body == {**first, "prompt": [*first["prompt"], *tokens], "max_tokens": 512 - len(tokens)}
-    assert [step.text for step in steps] == ["So two and two.\n\n", "So one and 10o.\n\n", "No one and two.\n\n"]
+        assert body == {
+            **first,
+            "prompt": [*first["prompt"], *tokens],
+            "max_tokens": 512 - len(tokens),
+        }
+    assert [step.text for step in steps] == [
+        "So two and two.\n\n",
+        "So one and 10o.\n\n",
+        "No one and two.\n\n",
+    ]
     assert [step.stop for step in steps] == ["delimiter"] * 3
     assert [token.id for token in steps[0].tokens] == [ids[0], *server.encode(" two"), *ids[2:]]
     calls = {call.prompt - len(first["prompt"]): call for call in met.calls[1:]}
     assert {(call.verb, call.fate) for call in calls.values()} == {("write", "done")}
-    # the numbers of tokens that are sent and written; of the second, "o" is what the script has after "10"
+    # the numbers of tokens that are sent and written; of the second, "o" is what the script has
+    # after "10"
     assert {count: call.written for count, call in calls.items()} == {5: 3, 6: 2, 2: 4}
 
 
@@ -58,7 +75,9 @@ async def test_known_tokens_of_a_beginning_keep_their_ids_and_scores(meet: Meet)
 async def test_the_text_of_another_vocabulary_is_encoded_anew(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
-        await met.model.branch(PROBLEM, [Step("So two", "large", "until", (Token("So two", id=7),), "another")])
+        await met.model.branch(
+            PROBLEM, [Step("So two", "large", "until", (Token("So two", id=7),), "another")]
+        )
     (body,) = sent(server)
     assert body["prompt"][-6:] == server.encode("So two")
 
@@ -85,7 +104,9 @@ async def test_no_request_is_made_for_no_beginnings(meet: Meet) -> None:
 async def test_a_beginning_that_fills_the_context_is_too_long(meet: Meet) -> None:
     async with meet(FakeVllm(SCRIPT)) as met:
         with pytest.raises(ContextTooLong):
-            await met.model.branch(PROBLEM, [Step("a", "small"), Step("a" * ROOM, "small")], limit=2 * ROOM)
+            await met.model.branch(
+                PROBLEM, [Step("a", "small"), Step("a" * ROOM, "small")], limit=2 * ROOM
+            )
 
 
 async def test_a_stream_that_breaks_or_stalls_is_a_failure(meet: Meet) -> None:

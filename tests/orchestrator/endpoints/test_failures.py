@@ -1,4 +1,6 @@
-"""What a user reads when a server cannot be reached, or is another kind of server: on real sockets."""
+"""
+What a user reads when a server cannot be reached, or is another kind of server: on real sockets.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,19 @@ from stepspec.orchestrator.errors import (
 from ...stand_in import FakeVllm
 
 SCRIPT = ("So", " it", " is.", "\n\n", "</think>")
-LEAKS = re.compile(r"ssl:|Client\w*Error|Errno|_ssl\.c|aiohttp|ConnectionKey|Traceback|RequestInfo|<\w+ ")
+LEAKS = re.compile(
+    r"ssl:|Client\w*Error|Errno|_ssl\.c|aiohttp|ConnectionKey|Traceback|RequestInfo|<\w+ "
+)
 
 
 async def failure(url: str, **settings: Any) -> EndpointError:
-    """Return the error of connecting to *url*, which has one line and none of the library's words."""
+    """
+    Return the error of connecting to *url*, which has one line and none of the library's words.
+    """
     with pytest.raises(EndpointError) as caught:
-        async with VllmEndpoint(Endpoint.model_validate({"role": "large", "url": url, "retries": 0, **settings})):
+        async with VllmEndpoint(
+            Endpoint.model_validate({"role": "large", "url": url, "retries": 0, **settings})
+        ):
             pytest.fail("connected")
     message = str(caught.value)
     assert not LEAKS.search(message), message
@@ -62,7 +70,9 @@ async def saying(content: bytes) -> AsyncGenerator[str]:
 
 
 @asynccontextmanager
-async def site(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], tls: Any = None) -> AsyncGenerator[str]:
+async def site(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]], tls: Any = None
+) -> AsyncGenerator[str]:
     """Answer every path with *handler*; yield the address."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
@@ -93,16 +103,19 @@ async def test_a_refused_connection(host: str) -> None:
     port = unused_port()
     error = await failure(f"http://{host}:{port}/v1")
     assert isinstance(error, EndpointUnreachable)
-    assert error.cause == (
-        f"no connection: nothing listens at {host}:{port} (connection refused); start the server, wait until it has "
-        "loaded its model, or correct the port"
+    assert (
+        error.cause
+        == f"no connection: nothing listens at {host}:{port} (connection refused); start the"
+        " server, wait until it has loaded its model, or correct the port"
     )
 
 
 async def test_an_unknown_host() -> None:
     error = await failure("http://stepspec.invalid:8000/v1")
-    assert error.cause == (
-        "no connection: no address is known for the host 'stepspec.invalid'; is the name in the URL right?"
+    assert (
+        error.cause
+        == "no connection: no address is known for the host 'stepspec.invalid'; is the name in the"
+        " URL right?"
     )
 
 
@@ -118,14 +131,25 @@ async def test_a_host_that_does_not_answer() -> None:
         error = await failure(f"http://127.0.0.1:{port}", deadlines={"connect": 0.2})
         for each in filling:
             each.close()
-    assert "did not accept it within 0.2 s (deadlines.connect); is the host up, and does a firewall" in error.cause
+    assert (
+        "did not accept it within 0.2 s (deadlines.connect); is the host up, and does a firewall"
+        in error.cause
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "scheme", "words"),
     [
-        (b"", "http", "closed it before the answer; did the server die, or does it expect https://?"),
-        (b"", "https", "closed it before the answer; did the server die, or does it speak no TLS (http://)?"),
+        (
+            b"",
+            "http",
+            "closed it before the answer; did the server die, or does it expect https://?",
+        ),
+        (
+            b"",
+            "https",
+            "closed it before the answer; did the server die, or does it speak no TLS (http://)?",
+        ),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "http", "does not speak HTTP; is the port right?"),
         (
             *(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc", "http"),
@@ -133,7 +157,9 @@ async def test_a_host_that_does_not_answer() -> None:
         ),
     ],
 )
-async def test_a_server_that_says_too_little_or_something_else(content: bytes, scheme: str, words: str) -> None:
+async def test_a_server_that_says_too_little_or_something_else(
+    content: bytes, scheme: str, words: str
+) -> None:
     async with saying(content) as address:
         assert (await failure(f"{scheme}://{address}")).cause.endswith(words)
 
@@ -147,9 +173,15 @@ async def test_https_for_a_server_without_tls() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for the name localhost that no authority has signed, with its key in the same file."""
+    """
+    A certificate for the name localhost that no authority has signed, with its key in the same
+    file.
+    """
     folder = tmp_path_factory.mktemp("tls")
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key -out cert -days 2 -subj /CN=localhost"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -keyout key -out cert -days 2 -subj"
+        " /CN=localhost"
+    )
     names = ("-addext", "subjectAltName=DNS:localhost")
     subprocess.run([*command.split(), *names], cwd=folder, check=True, capture_output=True)
     (folder / "both").write_text((folder / "cert").read_text() + (folder / "key").read_text())
@@ -173,7 +205,10 @@ async def test_certificates(certificate: Path, monkeypatch: pytest.MonkeyPatch) 
         assert "does it expect https://?" in error.cause
         monkeypatch.setenv("SSL_CERT_FILE", "gone")
         error = await failure(f"https://localhost:{port}")
-        assert error.cause == "no connection: no certificates are where SSL_CERT_FILE or SSL_CERT_DIR says"
+        assert (
+            error.cause
+            == "no connection: no certificates are where SSL_CERT_FILE or SSL_CERT_DIR says"
+        )
 
 
 async def test_the_proxy_is_named_with_the_way_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,28 +217,36 @@ async def test_the_proxy_is_named_with_the_way_around_it(monkeypatch: pytest.Mon
     proxy = f"http://127.0.0.1:{unused_port()}"
     monkeypatch.setenv("http_proxy", proxy.replace("//", "//user:secret@"))
     error = await failure("http://model.example:8000")
-    assert error.cause.startswith(f"no connection to the proxy {proxy}: nothing listens at 127.0.0.1:")
+    assert error.cause.startswith(
+        f"no connection to the proxy {proxy}: nothing listens at 127.0.0.1:"
+    )
     assert error.cause.endswith("add model.example to no_proxy if the server needs no proxy")
     monkeypatch.setenv("http_proxy", proxy.removeprefix("http://"))  # as other programs take it
     assert (await failure("http://model.example:8000")).cause == error.cause
     async with site(answering("no")) as address:
         monkeypatch.setenv("https_proxy", f"http://{address}")
         error = await failure("https://model.example:8000")
-        assert f"the proxy http://{address} answers with HTTP 404; " in error.cause  # aiohttp knows no CONNECT
+        # aiohttp knows no CONNECT
+        assert f"the proxy http://{address} answers with HTTP 404; " in error.cause
 
 
 async def test_a_proxy_that_is_no_http_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("all_proxy", "socks5h://user:secret@127.0.0.1:1080")
-    with pytest.raises(ConfigurationError, match=r"SOCKS proxy .* another one in http_proxy, or add model.example to"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"SOCKS proxy .* another one in http_proxy, or add model.example to",
+    ):
         Connection(Endpoint(role="large", url="http://model.example:8000"))
     monkeypatch.setenv("no_proxy", "model.example")
     assert Connection(Endpoint(role="large", url="http://model.example:8000")).proxy is None
 
 
 @pytest.mark.parametrize(("key", "status"), [("right", 401), ("", 405)])
-async def test_a_redirection_that_loses_the_key_or_the_body_names_the_url_to_set(key: str, status: int) -> None:
+async def test_a_redirection_that_loses_the_key_or_the_body_names_the_url_to_set(
+    key: str, status: int
+) -> None:
     """As of a gateway that leads from http:// to https://."""
     async with FakeVllm(SCRIPT, key=key).serve() as server:
 
@@ -212,7 +255,10 @@ async def test_a_redirection_that_loses_the_key_or_the_body_names_the_url_to_set
 
         async with site(away) as address:
             error = await failure(f"http://{address}/v1", api_key=key or None)
-    moved = f"this URL redirects to {server.url}, which refuses the request (HTTP {status}): set that as url"
+    moved = (
+        f"this URL redirects to {server.url}, which refuses the request (HTTP {status}): set that"
+        " as url"
+    )
     assert (error.cause, error.status) == (moved, status)
 
 
@@ -224,18 +270,25 @@ async def test_endless_redirections() -> None:
         assert "redirects to no page" in (await failure(f"http://{address}")).cause
 
 
-PAGE = "<!doctype html>\n<html><head><title>Welcome to\n nginx</title></head><body>...</body></html>"
+PAGE = (
+    "<!doctype html>\n<html><head><title>Welcome to\n nginx</title></head><body>...</body></html>"
+)
 
 
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
         (PAGE, "a web page ('Welcome to nginx'), not JSON; is this the URL of a vLLM server?"),
-        *((reply, "no list of models") for reply in ('{"models": []}', '{"data": [{"name": "a"}]}', '{"data": ["a"]}')),
+        *(
+            (reply, "no list of models")
+            for reply in ('{"models": []}', '{"data": [{"name": "a"}]}', '{"data": ["a"]}')
+        ),
     ],
 )
 async def test_a_site_of_another_kind(reply: str, words: str) -> None:
-    async with site(answering(reply, kind="text/html" if reply == PAGE else "application/json")) as address:
+    async with site(
+        answering(reply, kind="text/html" if reply == PAGE else "application/json")
+    ) as address:
         error = await failure(f"http://{address}")
     assert isinstance(error, MalformedReply)
     assert error.cause.startswith(words)
@@ -257,34 +310,43 @@ async def test_a_server_of_the_openai_routes_alone() -> None:
 
     async with site(some) as address:
         error = await failure(f"http://{address}")
-    assert error.cause.startswith("HTTP 404: unknown route, at /tokenize, which every vLLM server has")
+    assert error.cause.startswith(
+        "HTTP 404: unknown route, at /tokenize, which every vLLM server has"
+    )
     assert "Let it forward all paths" in error.cause
 
 
 async def test_keys() -> None:
     async with FakeVllm(SCRIPT, key="right").serve() as server:
         error = await failure(server.url)
-        assert error.cause == (
-            "a key is needed, and none is set (HTTP 401: Unauthorized); set it as api_key in [large], or "
-            "STEPSPEC_LARGE__API_KEY"
+        assert (
+            error.cause
+            == "a key is needed, and none is set (HTTP 401: Unauthorized); set it as api_key in"
+            " [large], or STEPSPEC_LARGE__API_KEY"
         )
         error = await failure(server.url, api_key="wrong")
-        assert error.cause == (
-            "the key was refused (HTTP 401: Unauthorized); set the right api_key in [large], or STEPSPEC_LARGE__API_KEY"
+        assert (
+            error.cause
+            == "the key was refused (HTTP 401: Unauthorized); set the right api_key in [large], or"
+            " STEPSPEC_LARGE__API_KEY"
         )
 
 
 async def test_a_model_that_is_not_served() -> None:
     async with FakeVllm(SCRIPT, names=("one", "two")).serve() as server:
         error = await failure(server.url, model="three")
-    assert error.cause.endswith("served: 'one', 'two'; name one of them as model in [large], or leave model out")
+    assert error.cause.endswith(
+        "served: 'one', 'two'; name one of them as model in [large], or leave model out"
+    )
 
 
 async def test_a_model_that_is_replaced_during_a_run() -> None:
     server = FakeVllm(SCRIPT)
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         server.names = ("other",)
-        with pytest.raises(ModelGone, match=r"`fake` does not exist; does the server serve another model now\?"):
+        with pytest.raises(
+            ModelGone, match=r"`fake` does not exist; does the server serve another model now\?"
+        ):
             await endpoint.model().write(Chain.of("What?"))
 
 
@@ -293,15 +355,17 @@ async def test_a_model_without_a_chat_template() -> None:
         async def tokenize(self, request: web.Request) -> web.Response:
             if "messages" in await request.json():
                 complaint = (
-                    "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat "
-                    "template if the tokenizer does not define one."
+                    "As of transformers v4.44, default chat template is no longer allowed, so you"
+                    " must provide a chat template if the tokenizer does not define one."
                 )
                 return web.json_response({"error": {"message": complaint, "code": 400}}, status=400)
             return await super().tokenize(request)
 
     async with Base(SCRIPT).serve() as server:
         error = await failure(server.url)
-    assert error.cause.startswith("the model has no chat template: start vLLM with --chat-template FILE")
+    assert error.cause.startswith(
+        "the model has no chat template: start vLLM with --chat-template FILE"
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from .families import BY_NAME, FAMILIES, Family, FamilyServer, RealFamily
 
 SCRIPT = ("So one.\n\nThen two.\n\nDone.\n", THINK_END, "It is \\boxed{2}.")
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-thinking_family = pytest.mark.parametrize("family", [f for f in FAMILIES if f.thinks], ids=lambda family: family.name)
+thinking_family = pytest.mark.parametrize(
+    "family", [f for f in FAMILIES if f.thinks], ids=lambda family: family.name
+)
 
 
 def learnt(family: Family) -> Template:
@@ -30,7 +32,11 @@ def test_the_learnt_template_of_a_family(family: Family) -> None:
     template = learnt(family)
     assert template.thinks is family.thinks
     assert template.source == family.by
-    assert (template.turn, template.answer, template.opened) == (family.turn, family.answer, family.opened)
+    assert (template.turn, template.answer, template.opened) == (
+        family.turn,
+        family.answer,
+        family.opened,
+    )
     assert family.markers is None or template.markers == family.markers
 
 
@@ -45,7 +51,10 @@ def test_the_prompt_ends_where_the_model_would_begin_to_think(family: Family) ->
 
 @every_family
 def test_a_judge_answers_outside_of_the_thinking(family: Family) -> None:
-    """Its prompt ends where the family's own conversation would have a reply begin whose thinking was skipped."""
+    """
+    Its prompt ends where the family's own conversation would have a reply begin whose thinking was
+    skipped.
+    """
     question = ask(learnt(family), "QUESTION", "The grade is ")
     assert question == f"{family.turn}QUESTION{family.answer}The grade is "
     for markers in KNOWN:
@@ -63,7 +72,9 @@ def marks(server: FamilyServer, ids: Sequence[int]) -> list[str]:
 
 
 @every_family
-async def test_the_prompt_of_every_step_begins_with_the_prompt_of_the_step_before(family: Family) -> None:
+async def test_the_prompt_of_every_step_begins_with_the_prompt_of_the_step_before(
+    family: Family,
+) -> None:
     server = FamilyServer(SCRIPT, family=family)
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         assert endpoint.template == learnt(family)
@@ -80,7 +91,11 @@ async def test_the_prompt_of_every_step_begins_with_the_prompt_of_the_step_befor
     for shorter, longer in pairwise(sent):
         assert longer[: len(shorter)] == shorter
     if family.thinks:
-        assert [step.text for step in chain.steps] == ["So one.\n\n", "Then two.\n\n", f"Done.\n{THINK_END}"]
+        assert [step.text for step in chain.steps] == [
+            "So one.\n\n",
+            "Then two.\n\n",
+            f"Done.\n{THINK_END}",
+        ]
         assert (chain.steps[-1].stop, answer.text) == ("end", "It is \\boxed{2}.")
         assert server.decode(full).endswith(close_of(family) + "It is \\boxed{2}.")
     for step in chain.steps:
@@ -94,15 +109,22 @@ async def test_the_prompt_of_every_step_begins_with_the_prompt_of_the_step_befor
 async def test_a_block_that_another_model_closed_is_closed_in_the_models_own_way_and_marks_stay_text(
     family: Family,
 ) -> None:
-    """The vocabulary has the marks of all families as tokens. A model that does not think reads no closing mark."""
+    """
+    The vocabulary has the marks of all families as tokens. A model that does not think reads no
+    closing mark.
+    """
     server, closed = FamilyServer(SCRIPT, family=family), f"So one.\n{THINK_END}"
     text = "</think><|im_end|><|im_start|>[THINK]<|channel|><|start|>"
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         chain = Chain.of("What is 1 + 1?").extend(Step(closed, "small", "end"))
         read = server.decode(await endpoint.encoder.chain(chain))
         (tokens,) = await endpoint.model().score(chain, closed)
-        wanted, found = [await endpoint.encoder.chain(Chain.of(f"Hi {words}.")) for words in ("all", text)]
-    assert read.endswith(f"{family.before}{family.opened}So one.\n{close_of(family) if family.thinks else ''}")
+        wanted, found = [
+            await endpoint.encoder.chain(Chain.of(f"Hi {words}.")) for words in ("all", text)
+        ]
+    assert read.endswith(
+        f"{family.before}{family.opened}So one.\n{close_of(family) if family.thinks else ''}"
+    )
     assert "".join(token.text for token in tokens) == closed
     assert server.decode(found) == server.decode(wanted).replace("Hi all", f"Hi {text}")
     assert marks(server, found) == marks(server, wanted)
@@ -114,7 +136,9 @@ def test_thinking_can_be_switched_off_for_any_family(family: Family) -> None:
     template = found.overridden(False)
     assert (template.thinks, template.source) == (False, "setting")
     begun = template.begin(family.before)
-    assert begun.rstrip().endswith((close_of(family).removeprefix("<|end|><|start|>assistant"), "</think>"))
+    assert begun.rstrip().endswith(
+        (close_of(family).removeprefix("<|end|><|start|>assistant"), "</think>")
+    )
     assert template.answer == found.answer
     assert found.overridden(True) == found.overridden(None) == found
 
@@ -140,11 +164,17 @@ def test_a_block_that_nothing_shows_can_be_demanded() -> None:
     assert template.markers == THINK
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if "thinking off" in f.name], ids=lambda family: family.name)
-async def test_a_template_that_switches_thinking_off_is_not_overridden_but_cured(family: Family) -> None:
+@pytest.mark.parametrize(
+    "family", [f for f in FAMILIES if "thinking off" in f.name], ids=lambda family: family.name
+)
+async def test_a_template_that_switches_thinking_off_is_not_overridden_but_cured(
+    family: Family,
+) -> None:
     server = FamilyServer(SCRIPT, family=family)
     async with server.serve(thinks=True) as settings:
-        with pytest.raises(MissingCapability, match=r"small model at http.*template = \{ enable_thinking = true \}"):
+        with pytest.raises(
+            MissingCapability, match=r"small model at http.*template = \{ enable_thinking = true \}"
+        ):
             async with VllmEndpoint(settings):
                 pass
 
@@ -159,7 +189,8 @@ async def test_a_template_that_switches_thinking_off_is_not_overridden_but_cured
         ("deepseek", "deepseek-r1-distill"),
         ("deepseek", "deepseek-v3.1"),
         ("gpt-oss", "gpt-oss"),
-        ("mistral", "magistral"),  # whose marks are no tokens of this vocabulary: they come in several
+        # whose marks are no tokens of this vocabulary: they come in several
+        ("mistral", "magistral"),
         ("mistral", "seed-oss"),
         ("gemma", "gemma-4"),
     ],
@@ -168,7 +199,8 @@ async def test_prompts_grow_in_the_ids_of_real_vocabularies(vocabulary: str, nam
     """
     What a model has written is sent back to it in its own ids, the mark at its end included.
 
-    A mark that is *merged* may share tokens with what stands around it, unless it is a token of the vocabulary.
+    A mark that is *merged* may share tokens with what stands around it, unless it is a token of the
+    vocabulary.
     """
     server = RealFamily.of(vocabulary, name)
     thinking, reply = "So 3 + 4 = 7.\n\nWait, is it? 12 / 4 = 3.\n\nYes.\n", "\n\nIt is 3."
@@ -184,7 +216,10 @@ async def test_prompts_grow_in_the_ids_of_real_vocabularies(vocabulary: str, nam
                 chain = chain.extend(await model.write(chain))
                 prompts.append(await endpoint.encoder.chain(chain))
             answer = await model.write(chain, stop=())
-            assert (chain.text, chain.steps[-1].text) == (thinking + THINK_END, f"Yes.\n{THINK_END}")
+            assert (chain.text, chain.steps[-1].text) == (
+                thinking + THINK_END,
+                f"Yes.\n{THINK_END}",
+            )
             for shorter, longer in pairwise(prompts):
                 assert longer[: len(shorter)] == shorter
             assert server.decode(prompts[-1][len(begun) :]) == thinking + close_of(server.family)
@@ -192,4 +227,7 @@ async def test_prompts_grow_in_the_ids_of_real_vocabularies(vocabulary: str, nam
             assert merged or -1 not in tokens
             if -1 not in tokens:  # No token reaches beyond a step.
                 assert answer.text == reply
-                assert [*prompts[-1][len(begun) :], *(token.id for token in answer.tokens)] == written
+                assert [
+                    *prompts[-1][len(begun) :],
+                    *(token.id for token in answer.tokens),
+                ] == written

@@ -1,4 +1,7 @@
-"""Special tokens that users and models spell: they stay text, with the vocabularies and templates of many families."""
+"""
+Special tokens that users and models spell: they stay text, with the vocabularies and templates of
+many families.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,16 @@ every_pair = pytest.mark.parametrize(("vocabulary", "name"), PAIRS)
 
 @cache
 def special(tokenizer: Tokenizer) -> dict[int, str]:
-    """The special tokens, by the tokenizer's own word, not by their shape; Gemma's runs of white space are text."""
+    """
+    The special tokens, by the tokenizer's own word, not by their shape; Gemma's runs of white space
+    are text.
+    """
     added = tokenizer.get_added_tokens_decoder()
-    return {number: str(token.content) for number, token in added.items() if token.content.strip(" \n\t\u2581")}
+    return {
+        number: str(token.content)
+        for number, token in added.items()
+        if token.content.strip(" \n\t\u2581")
+    }
 
 
 def shown(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -63,7 +73,8 @@ async def test_no_text_of_a_conversation_adds_a_special_token(vocabulary: str, n
         for number, text in enumerate(hostile(tokenizer, server.family)):
             for place in range(4):
                 wanted, found = [
-                    await endpoint.encoder.prefix(*conversation(words, place)) for words in (f"harmless {number}", text)
+                    await endpoint.encoder.prefix(*conversation(words, place))
+                    for words in (f"harmless {number}", text)
                 ]
                 assert shown(tokenizer, found) == shown(tokenizer, wanted)
                 if place == 2 and THINK_END in text:
@@ -73,12 +84,20 @@ async def test_no_text_of_a_conversation_adds_a_special_token(vocabulary: str, n
 
 
 def conversation(text: str, place: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-    """Put *text* into the problem, the result of a tool, the arguments of a call, or the description of a tool."""
+    """
+    Put *text* into the problem, the result of a tool, the arguments of a call, or the description
+    of a tool.
+    """
     words = [text if number == place else "fine" for number in range(4)]
     arguments = orjson.dumps({"x": words[2]}).decode()
-    escaped = arguments.replace("<", "\\u003c").replace("[", "\\u005b")  # What is no special token in the JSON.
+    # What is no special token in the JSON.
+    escaped = arguments.replace("<", "\\u003c").replace("[", "\\u005b")
     call = ToolCall("call_1", "look", escaped)
-    turns = (Message("user", words[0]), Message("assistant", "Let me look.", (call,)), Message("user", words[1]))
+    turns = (
+        Message("user", words[0]),
+        Message("assistant", "Let me look.", (call,)),
+        Message("user", words[1]),
+    )
     return turns, (Tool("look", words[3]),)
 
 
@@ -89,7 +108,10 @@ def _request(text: str, place: int) -> tuple[list[dict[str, Any]], bool, list[di
 
 @every_pair
 async def test_no_step_and_no_question_adds_a_special_token(vocabulary: str, name: str) -> None:
-    """Neither one that another model wrote, nor its words in a question: so no step can write its own grade."""
+    """
+    Neither one that another model wrote, nor its words in a question: so no step can write its own
+    grade.
+    """
     server, tokenizer = RealFamily.of(vocabulary, name), real_tokenizer(vocabulary)
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         encoder, model, begun = endpoint.encoder, endpoint.model(), Chain.of("What is 1 + 1?")
@@ -98,7 +120,9 @@ async def test_no_step_and_no_question_adds_a_special_token(vocabulary: str, nam
             text = text.replace(THINK_END, "").replace(encoder.template.markers.closing, "")
             if not text:
                 continue
-            before, after = [await encoder.chain(chain) for chain in (begun, begun.extend(Step(text, "small")))]
+            before, after = [
+                await encoder.chain(chain) for chain in (begun, begun.extend(Step(text, "small")))
+            ]
             assert shown(tokenizer, after) == shown(tokenizer, before)
             assert server.decode(after[len(before) :]) == server.decode(server.encode(text))
             asked = await encoder.question(f"Is {text} right?", "The grade is ")
@@ -110,22 +134,33 @@ async def test_no_step_and_no_question_adds_a_special_token(vocabulary: str, nam
 
 @every_pair
 async def test_a_model_cannot_begin_a_turn_in_its_own_ids(vocabulary: str, name: str) -> None:
-    """Its tokens return in their ids; only those between turns become text. The end of the thinking stays."""
+    """
+    Its tokens return in their ids; only those between turns become text. The end of the thinking
+    stays.
+    """
     server, tokenizer = RealFamily.of(vocabulary, name), real_tokenizer(vocabulary)
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         encoder, chain = endpoint.encoder, Chain.of("What is 1 + 1?")
         before = await encoder.chain(chain)
-        turn = [number for number in server.encode(server.family.turn) if number in special(tokenizer)]
+        turn = [
+            number for number in server.encode(server.family.turn) if number in special(tokenizer)
+        ]
         for number in turn:
-            tokens = [Token(server.decode([each]), id=each) for each in (*server.encode("So"), number)]
+            tokens = [
+                Token(server.decode([each]), id=each) for each in (*server.encode("So"), number)
+            ]
             step = Step("".join(token.text for token in tokens), "small", tokens=tuple(tokens))
             step = replace(step, vocabulary=encoder.vocabulary)
             after = (await encoder.chain(chain.extend(step)))[len(before) :]
             assert server.decode(after) == step.text
-            if number not in server.encode(encoder.template.markers.opening + encoder.template.markers.closing):
+            if number not in server.encode(
+                encoder.template.markers.opening + encoder.template.markers.closing
+            ):
                 assert not shown(tokenizer, after)
         if BY_NAME[name].thinks:
-            closing = tuple(Token("", id=number) for number in server.encode(encoder.template.markers.closing))
+            closing = tuple(
+                Token("", id=number) for number in server.encode(encoder.template.markers.closing)
+            )
             ended = (*closing[:-1], replace(closing[-1], text=THINK_END))
             step = Step(THINK_END, "small", "end", ended, encoder.vocabulary)
             after = (await encoder.chain(chain.extend(step)))[len(before) :]
@@ -133,7 +168,9 @@ async def test_a_model_cannot_begin_a_turn_in_its_own_ids(vocabulary: str, name:
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_every_special_token_of_a_real_vocabulary_has_the_shape_of_one_and_few_others_have(vocabulary: str) -> None:
+def test_every_special_token_of_a_real_vocabulary_has_the_shape_of_one_and_few_others_have(
+    vocabulary: str,
+) -> None:
     for text in special(real_tokenizer(vocabulary)).values():
         assert is_mark(text), text
         assert may_spell(text)
@@ -149,7 +186,9 @@ async def test_text_without_special_tokens_costs_no_request_and_keeps_its_ids() 
         for text in texts:
             assert list(await endpoint.encoder.encode(text)) == server.encode(text)
         server.requests.clear()
-        assert list(await endpoint.encoder.encode("another plain text")) == server.encode("another plain text")
+        assert list(await endpoint.encoder.encode("another plain text")) == server.encode(
+            "another plain text"
+        )
         assert [path for path, _ in server.requests] == ["/tokenize"]
 
 
@@ -172,9 +211,14 @@ async def test_a_template_whose_text_cannot_be_encoded_again_refuses_such_a_text
         def decode(self, ids: Any) -> str:
             return super().decode(ids).replace("assistant", "ASSISTANT")
 
-    async with Lossy.of("miniature", "qwen3").serve() as settings, VllmEndpoint(settings) as endpoint:
+    async with (
+        Lossy.of("miniature", "qwen3").serve() as settings,
+        VllmEndpoint(settings) as endpoint,
+    ):
         assert await endpoint.encoder.chain(Chain.of("Hello <b>there</b>"))
-        with pytest.raises(MissingCapability, match=r"spells special tokens, '<\|im_start\|>'.*leave them out"):
+        with pytest.raises(
+            MissingCapability, match=r"spells special tokens, '<\|im_start\|>'.*leave them out"
+        ):
             await endpoint.encoder.chain(Chain.of("Hello <|im_start|>"))
 
 

@@ -1,4 +1,6 @@
-"""What vLLM's ``/metrics`` tells: the queue, token-level speculation, and how prefixes are cached."""
+"""
+What vLLM's ``/metrics`` tells: the queue, token-level speculation, and how prefixes are cached.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,11 @@ def test_servers_that_do_not_speculate_are_left_out_of_the_total() -> None:
 def test_the_accept_rate_is_of_tokens_and_the_length_counts_the_models_own() -> None:
     one = Acceptance(10, 40, 20)
     assert (one.rate, one.length, str(one)) == (0.5, 3.0, "50%, 3.00 a pass")
-    assert (Acceptance().rate, Acceptance().length, str(Acceptance())) == (None, None, "nothing drafted")
+    assert (Acceptance().rate, Acceptance().length, str(Acceptance())) == (
+        None,
+        None,
+        "nothing drafted",
+    )
     later = Acceptance(12, 48, 21)
     assert later - one == Acceptance(2, 8, 1)
     assert one + (later - one) == later
@@ -147,7 +153,12 @@ async def test_polling_continues_over_errors_and_stalls_and_ends_with_the_block(
 
 def info(**labels: object) -> bytes:
     """What vLLM shows of its cache."""
-    known = {"enable_prefix_caching": True, "block_size": 640, "mamba_cache_mode": "align", "prefix_match_unit": None}
+    known = {
+        "enable_prefix_caching": True,
+        "block_size": 640,
+        "mamba_cache_mode": "align",
+        "prefix_match_unit": None,
+    }
     shown = ",".join(f'{name}="{value}"' for name, value in {**known, **labels}.items())
     return f'# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{engine="0",{shown}}} 1.0\n'.encode()
 
@@ -158,11 +169,17 @@ def info(**labels: object) -> bytes:
         (info(), CacheConfig(True, 640), False),
         (info(prefix_match_unit=32), CacheConfig(True, 640, 32), True),
         (info(prefix_match_unit=640), CacheConfig(True, 640, 640), False),
-        (info(prefix_match_unit=32, enable_prefix_caching=False), CacheConfig(False, 640, 32), False),
+        (
+            info(prefix_match_unit=32, enable_prefix_caching=False),
+            CacheConfig(False, 640, 32),
+            False,
+        ),
         (b'vllm:cache_config_info{block_size="16"} 1.0\n', CacheConfig(None, 16), False),
     ],
 )
-def test_the_cache_metrics_of_a_server_are_read(metrics: bytes, config: CacheConfig, checkpoints: bool) -> None:
+def test_the_cache_metrics_of_a_server_are_read(
+    metrics: bytes, config: CacheConfig, checkpoints: bool
+) -> None:
     found = read_cache_config(b"vllm:num_requests_running 0.0\n" + metrics)
     assert found is not None
     assert replace(found, known=()) == config
@@ -174,7 +191,9 @@ def test_without_metrics_the_cache_is_unknown() -> None:
     assert read_cache_config(b"vllm:num_requests_running 0.0\n") is None
 
 
-@pytest.mark.parametrize(("block", "unit"), [(640, 32), (528, 16), (784, 16), (1600, 32), (None, 16)])
+@pytest.mark.parametrize(
+    ("block", "unit"), [(640, 32), (528, 16), (784, 16), (1600, 32), (None, 16)]
+)
 def test_the_match_unit_divides_the_block(block: int | None, unit: int) -> None:
     assert CacheConfig(block=block).finest == unit
 
@@ -183,15 +202,20 @@ async def reads(meet: Meet, server: FakeVllm) -> list[int]:
     """How many tokens each of five verdicts about a growing chain reads."""
     chain = PROBLEM
     async with meet(server) as met:
-        await met.model.ask(PROBLEM, "Right?", "79")  # finds out that the server tells of chosen tokens
+        # finds out that the server tells of chosen tokens
+        await met.model.ask(PROBLEM, "Right?", "79")
         met.events.clear()
         for number in range(5):
             chain = chain.extend(Step(f"And {number}, as it is.\n\n", "small"))
-            assert await met.model.ask(chain, "Right?", "79") == pytest.approx({"7": 0.5, "9": 0.25})
+            assert await met.model.ask(chain, "Right?", "79") == pytest.approx(
+                {"7": 0.5, "9": 0.25}
+            )
     return [call.prompt - call.cached for call in met.calls]
 
 
-async def test_a_question_leaves_the_state_of_a_hybrid_where_the_next_one_finds_it(meet: Meet) -> None:
+async def test_a_question_leaves_the_state_of_a_hybrid_where_the_next_one_finds_it(
+    meet: Meet,
+) -> None:
     fine = FakeVllm(digits=GRADES, unit=4, metrics=info(block_size=64, prefix_match_unit=4))
     first, *others = await reads(meet, fine)
     assert first > 200
@@ -206,12 +230,19 @@ async def test_without_a_checkpoint_every_question_reads_the_chain(meet: Meet) -
     found = await reads(meet, silent)
     assert found == sorted(found)
     assert found[-1] - found[0] > 60  # All of what was written since.
-    assert not any(isinstance(body["prompt"][0], list) for path, body in silent.requests if "completions" in path)
+    assert not any(
+        isinstance(body["prompt"][0], list)
+        for path, body in silent.requests
+        if "completions" in path
+    )
 
 
 async def test_a_server_with_likeliest_tokens_only_also_gets_the_chain(meet: Meet) -> None:
     server = FakeVllm(
-        digits=GRADES, unit=4, metrics=info(block_size=64, prefix_match_unit=4), lacks=frozenset({"logprob_token_ids"})
+        digits=GRADES,
+        unit=4,
+        metrics=info(block_size=64, prefix_match_unit=4),
+        lacks=frozenset({"logprob_token_ids"}),
     )
     async with meet(server) as met:
         for _ in range(2):

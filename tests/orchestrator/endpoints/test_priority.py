@@ -1,4 +1,7 @@
-"""Requests that the run waits for precede bets; every request of a run carries the run's headers and its cache."""
+"""
+Requests that the run waits for precede bets; every request of a run carries the run's headers and
+its cache.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,15 @@ from itertools import combinations, pairwise
 import pytest
 
 from stepspec.orchestrator.chain import Chain
-from stepspec.orchestrator.endpoints.client import CARRIED, RUN, SPAN, carrying, priority, run_place, separate_cache
+from stepspec.orchestrator.endpoints.client import (
+    CARRIED,
+    RUN,
+    SPAN,
+    carrying,
+    priority,
+    run_place,
+    separate_cache,
+)
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.interfaces import RequestContext, requesting
 
@@ -36,7 +47,10 @@ def test_the_order_is_verdict_repair_answer_draft_bet() -> None:
 
 
 def test_a_hedge_and_an_early_answer_count_as_bets() -> None:
-    bets = {priority(RequestContext(purpose, 3, bet=True)) for purpose in ("hedge", "answer", "draft", "repair")}
+    bets = {
+        priority(RequestContext(purpose, 3, bet=True))
+        for purpose in ("hedge", "answer", "draft", "repair")
+    }
     assert bets == {priority(ORDER[-1])}
 
 
@@ -47,7 +61,9 @@ async def test_a_run_with_a_lower_number_precedes_others_for_all_purposes() -> N
     assert usual[-1] - usual[0] < SPAN
 
 
-async def test_a_run_precedes_those_that_began_later_for_whatever_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_precedes_those_that_began_later_for_whatever_it_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loop, places = asyncio.get_running_loop(), list[int]()
     for at in (1000.0, 1010.5, 1100.2):
         monkeypatch.setattr(loop, "time", lambda at=at: at)
@@ -60,8 +76,12 @@ async def test_a_run_precedes_those_that_began_later_for_whatever_it_waits(monke
             priority(each, younger) or 0 for each in awaited
         )
     first, soon, late = places
-    assert min(priority(bet, first) or 0 for bet in bets) > max(priority(each, soon) or 0 for each in awaited)
-    assert max(priority(bet, first) or 0 for bet in bets[:2]) < min(priority(each, late) or 0 for each in awaited)
+    assert min(priority(bet, first) or 0 for bet in bets) > max(
+        priority(each, soon) or 0 for each in awaited
+    )
+    assert max(priority(bet, first) or 0 for bet in bets[:2]) < min(
+        priority(each, late) or 0 for each in awaited
+    )
 
 
 async def test_requests_of_a_run_carry_their_priority_and_others_none(meet: Meet) -> None:
@@ -80,7 +100,10 @@ async def test_requests_of_a_run_carry_their_priority_and_others_none(meet: Meet
 
 @pytest.mark.parametrize(
     ("refusal", "priorities", "expected"),
-    [(Refuse(400, "priority scheduling is not enabled"), True, [3, None, None]), (None, False, [None, None])],
+    [
+        (Refuse(400, "priority scheduling is not enabled"), True, [3, None, None]),
+        (None, False, [None, None]),
+    ],
 )
 async def test_no_priority_is_sent_where_one_was_refused_or_the_settings_forbid_it(
     meet: Meet, refusal: Refuse | None, priorities: bool, expected: list[int | None]
@@ -104,7 +127,9 @@ async def test_another_refusal_is_no_reason_to_send_none(meet: Meet) -> None:
     assert sent(server) == [3, 3]
 
 
-async def test_requests_with_a_separate_cache_carry_its_name_as_salt_and_others_none(meet: Meet) -> None:
+async def test_requests_with_a_separate_cache_carry_its_name_as_salt_and_others_none(
+    meet: Meet,
+) -> None:
     server = FakeVllm(("So", "\n\n"))
     async with meet(server) as met:
         await met.model.write(PROBLEM)

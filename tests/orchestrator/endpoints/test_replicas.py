@@ -1,4 +1,7 @@
-"""Runs stick to a replica, outlive it, and are spread evenly; on a clock that jumps, and once on real sockets."""
+"""
+Runs stick to a replica, outlive it, and are spread evenly; on a clock that jumps, and once on real
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,14 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Chain, reason
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Template, VllmEndpoint, connect
+from stepspec.orchestrator.endpoints import (
+    Endpoint,
+    ModelEndpoint,
+    ReplicatedEndpoint,
+    Template,
+    VllmEndpoint,
+    connect,
+)
 from stepspec.orchestrator.endpoints.breaker import Breaker
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
@@ -73,7 +83,9 @@ async def test_a_new_run_uses_the_replica_with_the_fewest_runs_and_stays_there()
 
 @pytest.mark.parametrize("session", ["one", "two", "three", "four"])
 @jumping
-async def test_runs_of_a_session_begin_on_one_replica_however_many_runs_it_has(session: str) -> None:
+async def test_runs_of_a_session_begin_on_one_replica_however_many_runs_it_has(
+    session: str,
+) -> None:
     servers = [server(url) for url in (C, A, B)]
 
     async with replicated(*servers) as endpoint:
@@ -88,7 +100,9 @@ async def test_runs_of_a_session_begin_on_one_replica_however_many_runs_it_has(s
 @jumping
 async def test_a_session_leaves_a_replica_that_fails_and_returns_when_it_is_back() -> None:
     order = in_order((A, B, C), "one")
-    servers = [server(url, dies=10, revives=20) if url == order[0] else server(url) for url in (A, B, C)]
+    servers = [
+        server(url, dies=10, revives=20) if url == order[0] else server(url) for url in (A, B, C)
+    ]
     used: list[str] = []
 
     async with replicated(*servers) as endpoint:
@@ -97,8 +111,11 @@ async def test_a_session_leaves_a_replica_that_fails_and_returns_when_it_is_back
             before = {one.url: one.calls for one in servers}
             with carrying({}, session="one"):
                 await endpoint.model().write(PROBLEM)
-            used.extend(url for url in order if {one.url: one.calls for one in servers}[url] > before[url])
-    assert used == [order[0], *order[:2], order[1], order[0]]  # The second run begins at the dead one.
+            used.extend(
+                url for url in order if {one.url: one.calls for one in servers}[url] > before[url]
+            )
+    # The second run begins at the dead one.
+    assert used == [order[0], *order[:2], order[1], order[0]]
 
 
 def test_a_replica_that_is_added_or_lost_moves_only_its_own_sessions() -> None:
@@ -129,15 +146,23 @@ def test_the_chain_is_the_same_whenever_a_replica_dies(
 
     async def mortal() -> tuple[Chain, str]:
         servers = {
-            role: [Mortal(url, again.small if role == "small" else again.large, dies=death) for url, death in where]
+            role: [
+                Mortal(url, again.small if role == "small" else again.large, dies=death)
+                for url, death in where
+            ]
             for role, where in (
                 ("small", ((A, dies / 4 if who != "large" else 1e9), (B, 1e9))),
                 ("large", ((A, dies / 4 if who != "small" else 1e9), (B, 1e9))),
             )
         }
         async with replicated(*servers["small"]) as small, replicated(*servers["large"]) as large:
-            ours, theirs = (Budgeted(each.model(observe=events.append), tried.budget.left) for each in (small, large))
-            return await reason(build(name, ours, theirs, seed), PROBLEM, ahead=ahead, observe=events.append)
+            ours, theirs = (
+                Budgeted(each.model(observe=events.append), tried.budget.left)
+                for each in (small, large)
+            )
+            return await reason(
+                build(name, ours, theirs, seed), PROBLEM, ahead=ahead, observe=events.append
+            )
 
     again = arm(name, seed, sticky=sticky)
     (chain, end), _ = run(mortal())
@@ -161,7 +186,10 @@ async def test_an_interrupted_write_is_repeated_in_full_and_its_tokens_are_waste
     assert step.text == "The large one says 0.\n\n"
     assert asyncio.get_running_loop().time() == pytest.approx(1.35 + 1.0 + 6 * 0.1)
     calls = [event for event in events if isinstance(event, Called)]
-    assert [(call.url, call.fate, call.written) for call in calls] == [(A, "cancelled", 3), (B, "done", 6)]
+    assert [(call.url, call.fate, call.written) for call in calls] == [
+        (A, "cancelled", 3),
+        (B, "done", 6),
+    ]
     assert Ledger.of(events).large.discarded == 9  # nothing was committed here
 
 
@@ -176,11 +204,15 @@ async def test_verbs_that_fail_together_move_the_run_once() -> None:
         assert len(set(steps)) == 1
         assert endpoint.runs == {A: 0, B: 1, C: 0}
     assert [one.calls for one in servers] == [4, 4, 0]
-    assert [event for event in events if isinstance(event, Moved)] == [Moved("large", A, B, f"{A} is dead")]
+    assert [event for event in events if isinstance(event, Moved)] == [
+        Moved("large", A, B, f"{A} is dead")
+    ]
 
 
 @jumping
-async def test_one_that_failed_is_probed_after_growing_pauses_and_used_again_once_a_probe_passes() -> None:
+async def test_one_that_failed_is_probed_after_growing_pauses_and_used_again_once_a_probe_passes() -> (
+    None
+):
     first, second = server(A, dies=10, revives=100), server(B)
     async with replicated(first, second) as endpoint:
 
@@ -212,13 +244,17 @@ async def test_one_that_failed_is_probed_after_growing_pauses_and_used_again_onc
 
 @jumping
 async def test_when_all_have_failed_the_error_names_every_url_with_its_cause() -> None:
-    async with replicated(server(A, "small", dies=4), server(B, "small", dies=3, revives=8)) as endpoint:
+    async with replicated(
+        server(A, "small", dies=4), server(B, "small", dies=3, revives=8)
+    ) as endpoint:
         await asyncio.sleep(5)
         model = endpoint.model()
         with pytest.raises(EndpointUnavailable) as caught:
             await model.write(PROBLEM)
-        assert str(caught.value) == (
-            f"the small model at {A}, {B}: no replica is left: {A}: {A} is dead; {B}: {B} is dead"
+        assert (
+            str(caught.value)
+            == f"the small model at {A}, {B}: no replica is left: {A}: {A} is dead; {B}: {B} is"
+            " dead"
         )
         assert caught.value.role == "small"
         await asyncio.sleep(5)
@@ -230,26 +266,42 @@ async def test_one_replica_that_is_up_is_enough_to_begin_and_the_other_joins_lat
     late, early = server(A, dies=0, revives=20), server(B)
     async with replicated(late, early) as endpoint:
         assert endpoint.down == {A: f"{A} is dead"}
-        assert (endpoint.name, endpoint.vocabulary, endpoint.template) == ("model", "words", early.template)
+        assert (endpoint.name, endpoint.vocabulary, endpoint.template) == (
+            "model",
+            "words",
+            early.template,
+        )
         for at, calls in ((0, 0), (25, 0), (35, 2)):  # a probe and a run
             await asyncio.sleep(at - asyncio.get_running_loop().time())
             await endpoint.model().write(PROBLEM)
             assert late.calls == calls
         assert not endpoint.down
-        assert (late.entered, late.looks) == (1, 7)  # at 0, 1, 3, 7, 15 and 31, and the connection that is kept
+        # at 0, 1, 3, 7, 15 and 31, and the connection that is kept
+        assert (late.entered, late.looks) == (1, 7)
     assert (late.entered, early.entered) == (0, 0)
 
 
 @pytest.mark.parametrize(
     ("other", "complaint"),
     [
-        ({"name": "else"}, f"the large model at {B}: serves 'else', and its replica at {A} 'model'"),
-        ({"vocabulary": "else"}, f"the large model at {B}: has another vocabulary than its replica at {A}"),
-        ({"template": Template("else", "")}, f"the large model at {B}: has another chat template .* at {A}"),
+        (
+            {"name": "else"},
+            f"the large model at {B}: serves 'else', and its replica at {A} 'model'",
+        ),
+        (
+            {"vocabulary": "else"},
+            f"the large model at {B}: has another vocabulary than its replica at {A}",
+        ),
+        (
+            {"template": Template("else", "")},
+            f"the large model at {B}: has another chat template .* at {A}",
+        ),
     ],
 )
 @jumping
-async def test_a_replica_that_serves_something_else_is_refused(other: dict[str, Any], complaint: str) -> None:
+async def test_a_replica_that_serves_something_else_is_refused(
+    other: dict[str, Any], complaint: str
+) -> None:
     servers = server(A), server(B, **other)
     with pytest.raises(EndpointRejected, match=complaint):
         await replicated(*servers).__aenter__()
@@ -298,7 +350,12 @@ async def test_replicas_have_what_all_have_and_the_sums_of_what_they_show() -> N
     equal = str(str(CAPABLE.version).encode(), "ascii")  # another object
     servers = (
         server(A, room=100, queue=QueueGauges(3, 1), can=replace(CAPABLE, suffix_scoring=True)),
-        server(B, room=90, acceptance=Acceptance(2, 8, 3), can=replace(CAPABLE, metrics=False, version=equal)),
+        server(
+            B,
+            room=90,
+            acceptance=Acceptance(2, 8, 3),
+            can=replace(CAPABLE, metrics=False, version=equal),
+        ),
         server(C, queue=QueueGauges(2, 5), acceptance=Acceptance(1, 4, 4)),
     )
 
@@ -337,7 +394,9 @@ async def test_a_call_that_fails_moves_on_even_if_its_replica_passes_the_probe()
         await asyncio.sleep(10)
         await model.write(PROBLEM)
         assert not endpoint.down
-    assert [event for event in events if isinstance(event, Moved)] == [Moved("large", A, B, "poison")]
+    assert [event for event in events if isinstance(event, Moved)] == [
+        Moved("large", A, B, "poison")
+    ]
     assert (first.calls, second.calls) == (2, 2)  # one and a probe, and both in the end
 
 
@@ -401,7 +460,9 @@ async def test_a_model_is_needed_unless_it_is_said_to_be_optional() -> None:
 
 
 @jumping
-async def test_a_single_server_has_a_breaker_too_and_calls_fail_at_once_while_its_probes_fail() -> None:
+async def test_a_single_server_has_a_breaker_too_and_calls_fail_at_once_while_its_probes_fail() -> (
+    None
+):
     only = server(A, dies=3.5, revives=60)
     async with replicated(only) as endpoint:
         now = asyncio.get_running_loop().time
@@ -421,7 +482,9 @@ async def test_a_single_server_has_a_breaker_too_and_calls_fail_at_once_while_it
 
 @jumping
 async def test_a_call_waits_for_the_probe_that_another_calls_failure_began() -> None:
-    """A connection that breaks under one call costs no other call anything, if the server goes on."""
+    """
+    A connection that breaks under one call costs no other call anything, if the server goes on.
+    """
     only = server(A)
     fail_once(only)
     async with replicated(only) as endpoint:
@@ -472,7 +535,9 @@ async def test_a_server_that_hangs_at_the_start_holds_up_the_other_for_five_seco
 
 
 @jumping
-async def test_a_server_that_is_far_away_passes_its_probe_though_some_twenty_requests_take_longer() -> None:
+async def test_a_server_that_is_far_away_passes_its_probe_though_some_twenty_requests_take_longer() -> (
+    None
+):
     only = server(A, far=6.0)
     only.scripted.latency = lambda chain: 4.5
     fail_once(only)
@@ -491,7 +556,9 @@ async def test_a_probe_of_a_busy_server_has_no_less_than_one_of_an_idle_server()
 
 @pytest.mark.parametrize("patience", [0.0, 1800.0])
 @jumping
-async def test_a_call_after_the_end_fails_at_once_and_a_solver_may_begin_again(patience: float) -> None:
+async def test_a_call_after_the_end_fails_at_once_and_a_solver_may_begin_again(
+    patience: float,
+) -> None:
     endpoint = replicated(server(A))
     endpoint.patience = patience
     for _ in range(2):
@@ -504,7 +571,9 @@ async def test_a_call_after_the_end_fails_at_once_and_a_solver_may_begin_again(p
 
 @pytest.mark.parametrize("fault", [None, RuntimeError("odd")])
 @jumping
-async def test_to_connect_anew_to_a_busy_server_may_take_long_and_may_fail_in_any_way(fault: Exception | None) -> None:
+async def test_to_connect_anew_to_a_busy_server_may_take_long_and_may_fail_in_any_way(
+    fault: Exception | None,
+) -> None:
     only, made = server(A, queue=QueueGauges(8, 3)), list[Endpoint]()
 
     class Anew(MortalEndpoint):
@@ -528,7 +597,8 @@ async def test_to_connect_anew_to_a_busy_server_may_take_long_and_may_fail_in_an
 
 
 @pytest.mark.parametrize(
-    ("kind", "patience", "tries"), [(EndpointUnavailable, 0, 2), (MalformedReply, 0, 2), (EndpointUnavailable, 1800, 5)]
+    ("kind", "patience", "tries"),
+    [(EndpointUnavailable, 0, 2), (MalformedReply, 0, 2), (EndpointUnavailable, 1800, 5)],
 )
 @jumping
 async def test_a_call_that_fails_again_on_a_server_that_passes_probes_is_given_up(
@@ -613,16 +683,22 @@ def gone(cause: str) -> EndpointUnavailable:
         (ConfigurationError(""), "failed"),
     ],
 )
-def test_the_cause_of_a_breaker_is_that_of_the_last_failure(error: StepspecError | None, cause: str) -> None:
+def test_the_cause_of_a_breaker_is_that_of_the_last_failure(
+    error: StepspecError | None, cause: str
+) -> None:
     breaker = Breaker(LONGEST)
     if error:
         breaker.open(error)
     assert breaker.cause == cause
 
 
-@pytest.mark.parametrize(("good", "pause"), [(0.0, 4.0), (LONGEST - 1, 4.0), (LONGEST, 1.0), (LONGEST + 1, 1.0)])
+@pytest.mark.parametrize(
+    ("good", "pause"), [(0.0, 4.0), (LONGEST - 1, 4.0), (LONGEST, 1.0), (LONGEST + 1, 1.0)]
+)
 @jumping
-async def test_a_server_that_fails_again_soon_is_paused_on_from_where_it_was(good: float, pause: float) -> None:
+async def test_a_server_that_fails_again_soon_is_paused_on_from_where_it_was(
+    good: float, pause: float
+) -> None:
     breaker = Breaker(LONGEST)
     await asyncio.sleep(100)
     breaker.fail(gone("reset"))

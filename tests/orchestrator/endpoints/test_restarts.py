@@ -1,4 +1,7 @@
-"""A server that is started again with other flags or another model while in use: on sockets, and virtual clocks."""
+"""
+A server that is started again with other flags or another model while in use: on sockets, and
+virtual clocks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from stepspec.orchestrator import Chain, Step
-from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, VllmEndpoint, client, connect
+from stepspec.orchestrator.endpoints import (
+    Endpoint,
+    ReplicatedEndpoint,
+    VllmEndpoint,
+    client,
+    connect,
+)
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointError,
@@ -30,7 +39,10 @@ from .test_judging import SPECULATES
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", ".\n\n")
 A, B = "http://a", "http://b"
-LACKING = {"lacks": frozenset({"logprob_token_ids"}), "metrics": b"process_start_time_seconds 1.8e9\n"}
+LACKING = {
+    "lacks": frozenset({"logprob_token_ids"}),
+    "metrics": b"process_start_time_seconds 1.8e9\n",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +51,13 @@ def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def started(first: FakeVllm, second: FakeVllm) -> AsyncGenerator[tuple[ReplicatedEndpoint, asyncio.Event]]:
-    """Yield an endpoint at *first*, and an event; once it is set and cleared again, *second* runs at the same port."""
+async def started(
+    first: FakeVllm, second: FakeVllm
+) -> AsyncGenerator[tuple[ReplicatedEndpoint, asyncio.Event]]:
+    """
+    Yield an endpoint at *first*, and an event; once it is set and cleared again, *second* runs at
+    the same port.
+    """
     again, running = asyncio.Event(), asyncio.Event()
     url = ""
 
@@ -70,11 +87,19 @@ async def restart(again: asyncio.Event) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"room": 300}, {"metrics": SPECULATES}, {"spelling": 1000}, {"spelling": 7, "room": 300}, LACKING]
+    "other",
+    [
+        {"room": 300},
+        {"metrics": SPECULATES},
+        {"spelling": 1000},
+        {"spelling": 7, "room": 300},
+        LACKING,
+    ],
 )
 async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[str, Any]) -> None:
     first = FakeVllm(SCRIPT)
-    second = replace(first, faults=deque(), requests=[], **other)  # They share their ids, except for the spelling.
+    # They share their ids, except for the spelling.
+    second = replace(first, faults=deque(), requests=[], **other)
     async with started(first, second) as (endpoint, again):
         before, able = endpoint.vocabulary, await endpoint.capabilities()
         model = endpoint.model()
@@ -85,12 +110,19 @@ async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[s
             assert await endpoint.count(Chain.of(text).messages) > 0
         step = await endpoint.model().write(PROBLEM)
         now = endpoint.up[0]
-        assert (now.room, step.text, now.speculates) == (second.room, "So one.\n\n", second.metrics == SPECULATES)
+        assert (now.room, step.text, now.speculates) == (
+            second.room,
+            "So one.\n\n",
+            second.metrics == SPECULATES,
+        )
         assert now.connection.priorities
         assert (endpoint.vocabulary != before) == ("spelling" in other)
         assert step.vocabulary == endpoint.vocabulary
-        assert (await endpoint.capabilities()).chosen_logprobs is (able.chosen_logprobs and not second.metrics)
-        await model.write(chain)  # a run that goes on across the restart sends its steps in the ids of the new one
+        assert (await endpoint.capabilities()).chosen_logprobs is (
+            able.chosen_logprobs and not second.metrics
+        )
+        # a run that goes on across the restart sends its steps in the ids of the new one
+        await model.write(chain)
         async with VllmEndpoint(endpoint.settings) as fresh:
             prompts = [body["prompt"] for _, body in second.requests if body.get("stream")]
             assert prompts[-1] == await fresh.encoder.chain(chain)
@@ -110,7 +142,9 @@ async def test_a_context_that_became_smaller_is_learnt_from_the_first_refusal() 
 
 
 @pytest.mark.parametrize("noticed", ["a check of health", "a refusal"])
-async def test_another_vocabulary_is_learnt_before_a_run_or_from_its_first_refusal(noticed: str) -> None:
+async def test_another_vocabulary_is_learnt_before_a_run_or_from_its_first_refusal(
+    noticed: str,
+) -> None:
     first = FakeVllm(SCRIPT)
     second = replace(first, faults=deque(), requests=[], spelling=9)
     async with started(first, second) as (endpoint, again):
@@ -146,7 +180,9 @@ async def test_a_server_that_did_not_change_is_not_probed_for_a_chain_that_is_to
         assert not endpoint.down
 
 
-async def test_a_new_model_under_the_same_name_is_refused_while_its_replica_serves_the_old_one() -> None:
+async def test_a_new_model_under_the_same_name_is_refused_while_its_replica_serves_the_old_one() -> (
+    None
+):
     async with (
         FakeVllm(SCRIPT).listening() as url,
         started(FakeVllm(SCRIPT), FakeVllm(SCRIPT, spelling=9)) as (one, again),
@@ -172,10 +208,14 @@ def rejected(status: int, kind: type[EndpointRejected] = EndpointRejected) -> En
 
 
 @pytest.mark.parametrize(
-    "error", [*map(rejected, (401, 403, 404, 405)), MalformedReply("<html>", role="large", url=A)], ids=str
+    "error",
+    [*map(rejected, (401, 403, 404, 405)), MalformedReply("<html>", role="large", url=A)],
+    ids=str,
 )
 @jumping
-async def test_a_replica_that_rejects_every_request_or_answers_with_garbage_is_left(error: EndpointError) -> None:
+async def test_a_replica_that_rejects_every_request_or_answers_with_garbage_is_left(
+    error: EndpointError,
+) -> None:
     first, second = server(A), server(B)
     first.scripted.fails = lambda verb, chain: error
     async with replicated(first, second) as endpoint:
@@ -184,15 +224,23 @@ async def test_a_replica_that_rejects_every_request_or_answers_with_garbage_is_l
         assert endpoint.runs == {A: 0, B: 1}
         await asyncio.sleep(0.5)
         assert endpoint.down == {A: error.cause}
-    async with replicated(first) as alone:  # It fails with the rejection, and then with the cause of the probe.
-        for kind in (EndpointRejected if error.status else EndpointUnavailable, EndpointUnavailable):
+    # It fails with the rejection, and then with the cause of the probe.
+    async with replicated(first) as alone:
+        for kind in (
+            EndpointRejected if error.status else EndpointUnavailable,
+            EndpointUnavailable,
+        ):
             with pytest.raises(kind, match=error.cause):
                 await alone.model().write(PROBLEM)
 
 
-@pytest.mark.parametrize(("kind", "status"), [(EndpointRejected, 422), (EndpointRejected, 413), (ContextTooLong, 400)])
+@pytest.mark.parametrize(
+    ("kind", "status"), [(EndpointRejected, 422), (EndpointRejected, 413), (ContextTooLong, 400)]
+)
 @jumping
-async def test_a_request_that_is_rejected_for_itself_moves_no_run(kind: type[EndpointRejected], status: int) -> None:
+async def test_a_request_that_is_rejected_for_itself_moves_no_run(
+    kind: type[EndpointRejected], status: int
+) -> None:
     first, second, rejection = server(A), server(B), rejected(status, kind)
     first.scripted.fails = lambda verb, chain: rejection
     async with replicated(first, second) as endpoint:
@@ -264,7 +312,9 @@ async def test_a_slow_probe_costs_a_patient_run_nothing_but_time() -> None:
     slow = server(A)
     failing = iter([EndpointUnavailable("reset", role="large", url=A)])
     slow.scripted.fails = lambda verb, chain: next(failing, None)
-    slow.scripted.latency = lambda chain: 60.0 if chain != PROBLEM and asyncio.get_running_loop().time() < 400 else 0.5
+    slow.scripted.latency = lambda chain: (
+        60.0 if chain != PROBLEM and asyncio.get_running_loop().time() < 400 else 0.5
+    )
     async with replicated(slow) as endpoint:
         endpoint.patience = 1800.0
         assert (await endpoint.model().write(PROBLEM)).text == "The large one says 0.\n\n"
@@ -278,6 +328,7 @@ async def test_a_server_that_answered_a_moment_ago_is_not_looked_at(
     server = FakeVllm(SCRIPT)
     async with server.listening() as url, VllmEndpoint(Endpoint(role="large", url=url)) as endpoint:
         server.requests.clear()
-        await asyncio.gather(*(endpoint.count(Chain.of(text).messages) for text in ("one", "two")))  # two connections
+        # two connections
+        await asyncio.gather(*(endpoint.count(Chain.of(text).messages) for text in ("one", "two")))
         await endpoint.count(Chain.of("three").messages)
         assert [path for path, _ in server.requests].count("/tokenize") == 3 + looks

@@ -1,4 +1,6 @@
-"""What becomes of a request that fails: its error, its retries, and what is said while it is retried."""
+"""
+What becomes of a request that fails: its error, its retries, and what is said while it is retried.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from stepspec.orchestrator.endpoints import Deadlines, Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints import client as module
 from stepspec.orchestrator.endpoints.client import WAITING, Connection
 from stepspec.orchestrator.endpoints.sse import Events
-from stepspec.orchestrator.errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
+from stepspec.orchestrator.errors import (
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    MalformedReply,
+)
 
 from ...fakes import jumping, run
 from ...stand_in import Break, FakeVllm, Refuse, Stall
@@ -29,7 +36,9 @@ PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", ".\n\n")
 
 
-async def test_the_right_key_and_never_the_environments(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_right_key_and_never_the_environments(
+    meet: Meet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "right")
     async with meet(FakeVllm(SCRIPT, key="right"), api_key="right") as met:
         assert (await met.model.write(PROBLEM)).text == "So one.\n\n"
@@ -96,8 +105,14 @@ async def test_an_error_with_the_status_of_success_fails_any_request(meet: Meet)
 
 
 @pytest.mark.parametrize(("written", "counted"), [(-4, 0), (10**18, 1)])
-async def test_a_usage_counts_no_more_than_was_sent_and_asked_for(meet: Meet, written: int, counted: int) -> None:
-    usage = {"prompt_tokens": 10**18, "completion_tokens": written, "prompt_tokens_details": {"cached_tokens": 10**18}}
+async def test_a_usage_counts_no_more_than_was_sent_and_asked_for(
+    meet: Meet, written: int, counted: int
+) -> None:
+    usage = {
+        "prompt_tokens": 10**18,
+        "completion_tokens": written,
+        "prompt_tokens_details": {"cached_tokens": 10**18},
+    }
     row = {"1": {"logprob": -1.0, "rank": 1, "decoded_token": "So"}}
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
@@ -107,12 +122,19 @@ async def test_a_usage_counts_no_more_than_was_sent_and_asked_for(meet: Meet, wr
             await met.model.score(PROBLEM, "So")
     [called] = met.calls
     [(_, body)] = [request for request in server.requests if "prompt_logprobs" in request[1]]
-    assert (called.prompt, called.cached, called.written) == (len(body["prompt"]), len(body["prompt"]), counted)
+    assert (called.prompt, called.cached, called.written) == (
+        len(body["prompt"]),
+        len(body["prompt"]),
+        counted,
+    )
 
 
 async def test_the_seconds_up_to_a_date_are_kept_and_are_in_the_error(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
-    dated = (("Date", "Wed, 21 Oct 2026 07:28:00 GMT"), ("Retry-After", "Wed, 21 Oct 2026 08:28:00 GMT"))
+    dated = (
+        ("Date", "Wed, 21 Oct 2026 07:28:00 GMT"),
+        ("Retry-After", "Wed, 21 Oct 2026 08:28:00 GMT"),
+    )
     async with meet(server, deadlines=Deadlines(first=60)) as met:
         server.faults.append(Refuse(503, headers=dated))
         with pytest.raises(EndpointUnavailable, match="HTTP 503") as caught:
@@ -122,7 +144,9 @@ async def test_the_seconds_up_to_a_date_are_kept_and_are_in_the_error(meet: Meet
 
 async def test_a_proxy_that_leaves_out_an_unknown_field_is_named(meet: Meet) -> None:
     async with meet(FakeVllm(SCRIPT, lacks=frozenset({"return_token_ids"}))) as met:
-        with pytest.raises(MalformedReply, match="no token ids, which the field return_token_ids requests"):
+        with pytest.raises(
+            MalformedReply, match="no token ids, which the field return_token_ids requests"
+        ):
             await met.model.write(PROBLEM)
 
 
@@ -130,7 +154,9 @@ async def test_it_gives_up_at_last(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server, retries=2) as met:
         server.faults.extend([Refuse(500, "EngineCore encountered an issue")] * 9)
-        with pytest.raises(EndpointUnavailable, match=r"the small model at http.*: HTTP 500: EngineCore"):
+        with pytest.raises(
+            EndpointUnavailable, match=r"the small model at http.*: HTTP 500: EngineCore"
+        ):
             await met.model.write(PROBLEM)
     assert len(server.faults) == 6
 
@@ -158,7 +184,8 @@ async def test_a_server_that_falls_silent_is_left(
 ) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
-        await met.model.write(PROBLEM)  # Its words are known then: only the stream itself can be late.
+        # Its words are known then: only the stream itself can be late.
+        await met.model.write(PROBLEM)
         connection = met.endpoint.connection
         connection.endpoint = connection.endpoint.model_copy(update={"deadlines": deadlines})
         server.faults.append(stall)
@@ -168,11 +195,14 @@ async def test_a_server_that_falls_silent_is_left(
     assert len(asyncio.all_tasks()) == 1
 
 
-@pytest.mark.parametrize("deadlines", [Deadlines(first=0.1), Deadlines(total=0.1)], ids=["first", "total"])
+@pytest.mark.parametrize(
+    "deadlines", [Deadlines(first=0.1), Deadlines(total=0.1)], ids=["first", "total"]
+)
 async def test_a_missing_response(meet: Meet, deadlines: Deadlines) -> None:
     server = FakeVllm(digits={"7": -0.1})
     async with meet(server) as met:
-        await met.model.score(PROBLEM, "So")  # Its words are known then: only the score itself can be late.
+        # Its words are known then: only the score itself can be late.
+        await met.model.score(PROBLEM, "So")
         connection = met.endpoint.connection
         connection.endpoint = connection.endpoint.model_copy(update={"deadlines": deadlines})
         server.faults.append(Stall(after=0))
@@ -206,19 +236,24 @@ async def test_requests_do_not_wait_for_each_others_connections(meet: Meet) -> N
     server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(0))
     async with meet(server) as met:
         writes = [asyncio.create_task(met.model.write(PROBLEM)) for _ in range(3)]
-        await eventually(lambda: [path for path, _ in server.requests].count("/v1/completions") == 3)
+        await eventually(
+            lambda: [path for path, _ in server.requests].count("/v1/completions") == 3
+        )
         server.permit(20)
         await asyncio.gather(*writes)
 
 
 async def test_closed_streams_leave_nothing_in_memory(meet: Meet) -> None:
-    before = {id(each) for each in gc.get_objects() if type(each) is Events}  # of failed tests, which are reported
+    # of failed tests, which are reported
+    before = {id(each) for each in gc.get_objects() if type(each) is Events}
     async with meet(FakeVllm(SCRIPT * 4)) as met:
         for _ in range(5):
             await met.model.write(PROBLEM, until=lambda step: len(step.tokens) == 2)
         assert [call.fate for call in met.calls] == ["done"] * 5
         gc.collect()
-        assert not [each for each in gc.get_objects() if type(each) is Events and id(each) not in before]
+        assert not [
+            each for each in gc.get_objects() if type(each) is Events and id(each) not in before
+        ]
 
 
 async def test_the_proxy_of_the_environment_is_used_but_for_the_hosts_that_it_excepts(
@@ -228,20 +263,29 @@ async def test_the_proxy_of_the_environment_is_used_but_for_the_hosts_that_it_ex
         monkeypatch.delenv(name, raising=False)
     async with FakeVllm(SCRIPT).serve() as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
-        async with VllmEndpoint(Endpoint(role="large", url="http://stepspec.invalid:8000")) as endpoint:
+        async with VllmEndpoint(
+            Endpoint(role="large", url="http://stepspec.invalid:8000")
+        ) as endpoint:
             assert endpoint.name == "fake"
         monkeypatch.setenv("no_proxy", "stepspec.invalid")
-        connection = Connection(Endpoint(role="large", url="http://stepspec.invalid:8000", retries=0))
+        connection = Connection(
+            Endpoint(role="large", url="http://stepspec.invalid:8000", retries=0)
+        )
         with pytest.raises(EndpointUnavailable, match="no connection"):
             await connection.model_name()
         await connection.close()
 
 
-SETTINGS = Endpoint(role="large", url="http://127.0.0.1:9", retries=2, deadlines=Deadlines(connect=4, total=60))
+SETTINGS = Endpoint(
+    role="large", url="http://127.0.0.1:9", retries=2, deadlines=Deadlines(connect=4, total=60)
+)
 
 
 def connect(connection: Connection, monkeypatch: pytest.MonkeyPatch, seconds: float) -> float:
-    """Let *connection* look for its model while each try takes *seconds* to fail; return how long it took in all."""
+    """
+    Let *connection* look for its model while each try takes *seconds* to fail; return how long it
+    took in all.
+    """
 
     def pause(state: object) -> float:
         return 0.5
@@ -277,13 +321,19 @@ def test_each_retry_is_logged_with_its_cause_and_a_server_that_fails_at_once_is_
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert connect(Connection(SETTINGS.model_copy(update={"retries": 1})), monkeypatch, 0.1) == pytest.approx(0.7)
-    [(name, _, message)] = [record for record in caplog.record_tuples if record[0].startswith("stepspec")]
+    assert connect(
+        Connection(SETTINGS.model_copy(update={"retries": 1})), monkeypatch, 0.1
+    ) == pytest.approx(0.7)
+    [(name, _, message)] = [
+        record for record in caplog.record_tuples if record[0].startswith("stepspec")
+    ]
     assert name == "stepspec.requests"
     assert re.fullmatch(r".*: no connection; try 2 in 0\.5 s", message)
 
 
-@pytest.mark.parametrize(("rate", "count", "seconds"), [(0.5, 1, 2.0), (1.0, 1, 1.0), (2.5, 2, 0.8), (10.0, 10, 1.0)])
+@pytest.mark.parametrize(
+    ("rate", "count", "seconds"), [(0.5, 1, 2.0), (1.0, 1, 1.0), (2.5, 2, 0.8), (10.0, 10, 1.0)]
+)
 def test_a_rate_allows_whole_requests(rate: float, count: int, seconds: float) -> None:
     throttle = module._throttle(rate)  # pyright: ignore[reportPrivateUsage]
     assert isinstance(throttle, Throttler)
@@ -299,7 +349,9 @@ async def test_the_deadline_of_a_request_begins_when_the_rate_lets_it_start() ->
         async def __aexit__(self, *error: object) -> None: ...
 
     async def request(*parts: object, **fields: object) -> SimpleNamespace:
-        return SimpleNamespace(status=400, history=(), read=partial(asyncio.sleep, 0, b'{"error": "answered"}'))
+        return SimpleNamespace(
+            status=400, history=(), read=partial(asyncio.sleep, 0, b'{"error": "answered"}')
+        )
 
     connection, began = Connection(SETTINGS), asyncio.get_running_loop().time()
     vars(connection).update(_starts=Rate(), _session=SimpleNamespace(request=request))
@@ -310,7 +362,8 @@ async def test_the_deadline_of_a_request_begins_when_the_rate_lets_it_start() ->
 
 
 def test_an_idle_connection_is_closed_before_vllm_closes_it() -> None:
-    assert module.KEEP_ALIVE < 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE; a request that meets the end of it fails
+    # VLLM_HTTP_TIMEOUT_KEEP_ALIVE; a request that meets the end of it fails
+    assert module.KEEP_ALIVE < 5.0
 
 
 @pytest.mark.parametrize("tried", [1, 2, 4, 30])

@@ -15,14 +15,28 @@ from aiohttp import web
 
 from stepspec.orchestrator import Chain, Ledger, Message, Step
 from stepspec.orchestrator.chain import Speaker
-from stepspec.orchestrator.endpoints import CriticEndpoint, RewardModelEndpoint, client, reward_model
+from stepspec.orchestrator.endpoints import (
+    CriticEndpoint,
+    RewardModelEndpoint,
+    client,
+    reward_model,
+)
 from stepspec.orchestrator.endpoints.reward_model import paragraphs, reward, sigmoid
-from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable, MalformedReply
+from stepspec.orchestrator.errors import (
+    ContextTooLong,
+    EndpointRejected,
+    EndpointUnavailable,
+    MalformedReply,
+)
 from stepspec.orchestrator.events import Called, Event
 
 from ...stand_in import SPECIAL, FakeVllm
 
-CHAIN = Chain.of("What is 6 x 7?").extend(Step("Six sevens.\n\n", "small")).extend(Step("That is 42.\n\n", "large"))
+CHAIN = (
+    Chain.of("What is 6 x 7?")
+    .extend(Step("Six sevens.\n\n", "small"))
+    .extend(Step("That is 42.\n\n", "large"))
+)
 TURNS: tuple[Speaker, ...] = ("user", "assistant", "user")
 USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
 
@@ -30,23 +44,30 @@ USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
 @dataclass
 class FakePooling(FakeVllm):
     """
-    A reward model whose logits *head* gives for a text. A server that is not *able* ignores ``use_activation``.
+    A reward model whose logits *head* gives for a text. A server that is not *able* ignores
+    ``use_activation``.
 
-    *refusals* befall the coming requests, one by one. *pooled* has their bodies, *read* the spellings of their tokens.
+    *refusals* befall the coming requests, one by one. *pooled* has their bodies, *read* the
+    spellings of their tokens.
     """
 
     head: Callable[[str], Any] = lambda text: [2.0]
     able: bool = True
     pools: bool = True
     names: tuple[str, ...] = ("prm",)
-    special: tuple[str, ...] = ("<bos>", "<extra_0>", "<step>", ".\n\n", "\n\n", *SPECIAL)  # as for Qwen
+    # as for Qwen
+    special: tuple[str, ...] = ("<bos>", "<extra_0>", "<step>", ".\n\n", "\n\n", *SPECIAL)
     begin: str = "<bos>"
     refusals: deque[tuple[int, str]] = field(default_factory=deque[tuple[int, str]])
     read: list[list[str]] = field(default_factory=list[list[str]])
     pooled: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
-    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
-        return "".join(f"<{turn['role']}>{turn['content']}<end>" for turn in messages) + "<assistant>"
+    def render(
+        self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
+        return (
+            "".join(f"<{turn['role']}>{turn['content']}<end>" for turn in messages) + "<assistant>"
+        )
 
     async def pooling(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -85,7 +106,9 @@ def _activated(found: Any) -> Any:
     return [weight / sum(weights) for weight in weights]
 
 
-async def rated(server: FakePooling, chain: Chain = CHAIN, **settings: Any) -> tuple[float, list[Event]]:
+async def rated(
+    server: FakePooling, chain: Chain = CHAIN, **settings: Any
+) -> tuple[float, list[Event]]:
     events: list[Event] = []
     async with server.critic(**settings) as endpoint, RewardModelEndpoint(endpoint) as critic:
         return (await critic.critic(observe=events.append).rate(chain)).score, events
@@ -144,8 +167,12 @@ async def test_a_critic_reads_the_problem_plain_or_in_its_chat_template(
     ],
 )
 @pytest.mark.parametrize("able", [True, False])
-async def test_logits_of_any_head_become_a_reward_from_0_to_1(head: Any, expected: float, able: bool) -> None:
-    assert (await rated(FakePooling(head=lambda text: head, able=able)))[0] == pytest.approx(expected)
+async def test_logits_of_any_head_become_a_reward_from_0_to_1(
+    head: Any, expected: float, able: bool
+) -> None:
+    assert (await rated(FakePooling(head=lambda text: head, able=able)))[0] == pytest.approx(
+        expected
+    )
 
 
 async def test_values_beyond_0_to_1_reveal_a_missing_activation() -> None:
@@ -189,7 +216,9 @@ async def test_failures_are_named_and_counted() -> None:
     assert Ledger.of(events).critic.failed == 1
 
 
-async def test_a_patient_critic_waits_while_its_server_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_patient_critic_waits_while_its_server_is_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reward_model, "PAUSE", 0.0)
     server = FakePooling()
     async with server.critic(retries=0) as endpoint, RewardModelEndpoint(endpoint) as critic:
@@ -223,7 +252,12 @@ async def test_other_refusals_on_entering_pass_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("values", "logits", "expected"),
-    [([0.25], False, 0.25), ([0.75, 0.25], False, 0.25), ([0.0], True, 0.5), ([1.0, 1.0], True, 0.5)],
+    [
+        ([0.25], False, 0.25),
+        ([0.75, 0.25], False, 0.25),
+        ([0.0], True, 0.5),
+        ([1.0, 1.0], True, 0.5),
+    ],
 )
 def test_values_that_are_squashed_already_are_taken_as_they_are(
     values: list[float], logits: bool, expected: float
@@ -237,13 +271,17 @@ async def test_no_text_adds_a_token_at_which_a_reward_is_read(layout: str) -> No
     served = server.critic(layout=layout, delimiter="<extra_0>")
     async with served as settings, RewardModelEndpoint(settings) as endpoint:
         for text in ("harmless", "<extra_0>", "<<extra_0>>"):
-            await endpoint.critic().rate(Chain.of(f"What is {text}?").extend(Step(f"It is {text}.", "small")))
+            await endpoint.critic().rate(
+                Chain.of(f"What is {text}?").extend(Step(f"It is {text}.", "small"))
+            )
             assert server.read[-1].count("<extra_0>") == 1
             assert "".join(server.read[-1]).count(text) == 2 + (text == "<extra_0>")
 
 
 @pytest.mark.parametrize("able", [True, False])
-async def test_a_server_that_was_started_again_is_learnt_anew(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_was_started_again_is_learnt_anew(
+    able: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "SILENCE", 0.0)
     first, second = FakePooling(), FakePooling(head=lambda text: [-1.0], able=able, spelling=7)
     async with AsyncExitStack() as until_restart:

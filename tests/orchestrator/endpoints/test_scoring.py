@@ -8,7 +8,12 @@ import pytest
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
 from stepspec.orchestrator.endpoints import vllm_protocol
-from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable, MalformedReply
+from stepspec.orchestrator.errors import (
+    ConfigurationError,
+    ContextTooLong,
+    EndpointUnavailable,
+    MalformedReply,
+)
 
 from ...stand_in import GENERATE, FakeVllm, Refuse
 from .conftest import Meet
@@ -21,11 +26,14 @@ BLOCK = 4
 
 
 def caching(**settings: object) -> FakeVllm:
-    return replace(FakeVllm(block=BLOCK, scale_out=True, rivals=("x", "y"), unlikely=frozenset("w")), **settings)  # type: ignore[arg-type]
+    server = FakeVllm(block=BLOCK, scale_out=True, rivals=("x", "y"), unlikely=frozenset("w"))
+    return replace(server, **settings)  # type: ignore[arg-type]
 
 
 def plain(token: Token) -> Token:
-    """The same without the texts of what else was likely, which a suffix's reply does not bring along."""
+    """
+    The same without the texts of what else was likely, which a suffix's reply does not bring along.
+    """
     return replace(token, top=tuple([replace(other, text="") for other in token.top]))
 
 
@@ -35,7 +43,9 @@ def paths(server: FakeVllm) -> list[str]:
 
 @pytest.mark.parametrize("garbage", [True, False])
 @pytest.mark.parametrize("top", [0, 2])
-async def test_suffix_scores_equal_the_scores_within_the_full_text(meet: Meet, garbage: bool, top: int) -> None:
+async def test_suffix_scores_equal_the_scores_within_the_full_text(
+    meet: Meet, garbage: bool, top: int
+) -> None:
     server = caching(garbage=garbage)
     async with meet(server, suffix_scoring=True) as met:
         await met.model.score(PROBLEM, STEP.text)
@@ -43,7 +53,9 @@ async def test_suffix_scores_equal_the_scores_within_the_full_text(meet: Meet, g
         first, second = met.calls
     async with meet(server) as met:
         full = await met.model.score(PROBLEM.extend(STEP), *SPANS, top=top)
-    assert [[plain(token) for token in span] for span in full] == [[plain(token) for token in span] for span in suffix]
+    assert [[plain(token) for token in span] for span in full] == [
+        [plain(token) for token in span] for span in suffix
+    ]
     assert paths(server) == [GENERATE, GENERATE, "/v1/completions"]
     assert (first.verb, second.verb) == ("score", "score")
     assert first.cached < first.prompt - len(STEP.text) - 1
@@ -65,7 +77,11 @@ async def test_an_earlier_prefix_is_read_again_in_full(meet: Meet, garbage: bool
         first = await met.model.score(PROBLEM, "So one plus one")
         assert await met.model.score(PROBLEM, "So one plus one") == first
     assert paths(server) == [GENERATE, GENERATE, "/v1/completions"]
-    assert [(call.fate, call.cached > 0) for call in met.calls] == [("done", False), ("done", True), ("done", False)]
+    assert [(call.fate, call.cached > 0) for call in met.calls] == [
+        ("done", False),
+        ("done", True),
+        ("done", False),
+    ]
 
 
 async def test_a_server_without_cached_token_counts_is_not_trusted(meet: Meet) -> None:
@@ -77,7 +93,9 @@ async def test_a_server_without_cached_token_counts_is_not_trusted(meet: Meet) -
 
 
 @pytest.mark.parametrize("status", [400, 500])
-async def test_memory_that_has_no_words_in_json_fails_once_and_is_scored_in_full(meet: Meet, status: int) -> None:
+async def test_memory_that_has_no_words_in_json_fails_once_and_is_scored_in_full(
+    meet: Meet, status: int
+) -> None:
     server = caching()
     async with meet(server, suffix_scoring=True) as met:
         server.faults.append(Refuse(status, "Out of range float values are not JSON compliant"))
@@ -100,7 +118,9 @@ async def test_a_chain_without_room_is_no_wrong_setting(meet: Meet) -> None:
 
 async def test_a_server_without_the_route_is_a_wrong_setting(meet: Meet) -> None:
     async with meet(caching(scale_out=False), suffix_scoring=True) as met:
-        with pytest.raises(ConfigurationError, match=r"suffix_scoring is set, but .*--enable-scale-out"):
+        with pytest.raises(
+            ConfigurationError, match=r"suffix_scoring is set, but .*--enable-scale-out"
+        ):
             await met.model.score(PROBLEM, "So")
 
 
@@ -123,7 +143,9 @@ def reply(cached: int | None, rows: int, *, garbage: int = 0) -> dict[str, objec
         (0, 9, 10, 0),
     ],
 )
-def test_rows_of_a_cached_prefix_are_not_believed(cached: int | None, rows: int, start: int, found: int | None) -> None:
+def test_rows_of_a_cached_prefix_are_not_believed(
+    cached: int | None, rows: int, start: int, found: int | None
+) -> None:
     taken = vllm_protocol.computed_rows(reply(cached, rows), range(start, 10), start)
     assert (None if taken is None else len(taken)) == found
     if taken:

@@ -71,10 +71,18 @@ def test_replicas_that_are_none_are_refused(value: dict[str, object], complaint:
 
 
 def test_unknown_settings_and_impossible_limits_are_refused() -> None:
-    for wrong in ({"retry": 3}, {"requests_per_second": 0}, {"max_concurrency": 0}, {"retries": -1}, {"model": ""}):
+    for wrong in (
+        {"retry": 3},
+        {"requests_per_second": 0},
+        {"max_concurrency": 0},
+        {"retries": -1},
+        {"model": ""},
+    ):
         with pytest.raises(ValidationError):
             Endpoint.model_validate({"role": "small", "url": "http://host", **wrong})
 
 
 def test_a_key_is_not_shown() -> None:
-    assert "secret" not in repr(Endpoint.model_validate({"role": "small", "url": "http://host", "api_key": "secret"}))
+    assert "secret" not in repr(
+        Endpoint.model_validate({"role": "small", "url": "http://host", "api_key": "secret"})
+    )

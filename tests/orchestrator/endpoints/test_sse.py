@@ -10,7 +10,9 @@ from stepspec.orchestrator.endpoints.sse import EventReader, Events
 from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.errors import EndpointUnavailable, MalformedReply
 
-STREAM = b": ping\n\ndata: {1}\n\nevent: x\r\ndata:{2}\r\n\r\ndata: {3}\n\ndata: [DONE]\n\ndata: {4}\n\n"
+STREAM = (
+    b": ping\n\ndata: {1}\n\nevent: x\r\ndata:{2}\r\n\r\ndata: {3}\n\ndata: [DONE]\n\ndata: {4}\n\n"
+)
 
 
 def events(pieces: Sequence[bytes]) -> Events:
@@ -21,7 +23,9 @@ def events(pieces: Sequence[bytes]) -> Events:
     async def release() -> None:
         pass
 
-    return Events(Call("small", "http://host", "write"), content(), release, Deadlines(), ends=float("inf"))
+    return Events(
+        Call("small", "http://host", "write"), content(), release, Deadlines(), ends=float("inf")
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
@@ -33,7 +37,9 @@ async def test_events_are_found_however_the_bytes_arrive(size: int) -> None:
     assert read == [b"{1}", b"{2}", b"{3}"]
 
 
-async def test_a_response_that_goes_on_after_the_end_of_its_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_response_that_goes_on_after_the_end_of_its_stream_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sse, "CLOSING", 0.01)
     released = list[bool]()
 
@@ -44,7 +50,9 @@ async def test_a_response_that_goes_on_after_the_end_of_its_stream_is_closed(mon
     async def release() -> None:
         released.append(True)
 
-    stream = Events(Call("small", "http://host", "write"), content(), release, Deadlines(), ends=float("inf"))
+    stream = Events(
+        Call("small", "http://host", "write"), content(), release, Deadlines(), ends=float("inf")
+    )
     await stream.prime()
     await stream.close()
     assert released
@@ -64,28 +72,58 @@ async def test_a_stream_that_breaks_off_is_a_failure() -> None:
     ("lines", "expected"),
     [
         pytest.param([b"data: 1", b"", b"data: 2", b""], [b"1", b"2"], id="one line each"),
-        pytest.param([b"data:1", b"", b"data:  2", b""], [b"1", b" 2"], id="the space after the colon is optional"),
-        pytest.param([b"data: {", b'data: "a": 1', b"data:}", b""], [b'{\n"a": 1\n}'], id="several lines of data"),
+        pytest.param(
+            [b"data:1", b"", b"data:  2", b""],
+            [b"1", b" 2"],
+            id="the space after the colon is optional",
+        ),
+        pytest.param(
+            [b"data: {", b'data: "a": 1', b"data:}", b""],
+            [b'{\n"a": 1\n}'],
+            id="several lines of data",
+        ),
         pytest.param([b": ping", b"", b"data: 1", b": ping", b""], [b"1"], id="comments"),
         pytest.param([b"\xef\xbb\xbfdata: 1", b""], [b"1"], id="a byte order mark"),
-        pytest.param([b"\xef\xbb\xbf", b"data: \xef\xbb\xbf1", b""], [b"\xef\xbb\xbf1"], id="one of them is text"),
-        pytest.param([b"data: say data: [DONE]", b""], [b"say data: [DONE]"], id="text that looks like a line"),
         pytest.param(
-            [b"id: 1", b"retry: 5", b"event: x", b"data: 1", b"dat", b"database: 2", b""], [b"1"], id="fields"
+            [b"\xef\xbb\xbf", b"data: \xef\xbb\xbf1", b""],
+            [b"\xef\xbb\xbf1"],
+            id="one of them is text",
         ),
         pytest.param(
-            ["data: é🙂\x85\u2028x\x0b\x0c\x1c".encode(), b""], ["é🙂\x85\u2028x\x0b\x0c\x1c".encode()], id="UTF-8"
+            [b"data: say data: [DONE]", b""],
+            [b"say data: [DONE]"],
+            id="text that looks like a line",
+        ),
+        pytest.param(
+            [b"id: 1", b"retry: 5", b"event: x", b"data: 1", b"dat", b"database: 2", b""],
+            [b"1"],
+            id="fields",
+        ),
+        pytest.param(
+            ["data: é🙂\x85\u2028x\x0b\x0c\x1c".encode(), b""],
+            ["é🙂\x85\u2028x\x0b\x0c\x1c".encode()],
+            id="UTF-8",
         ),
         pytest.param([b"data: \xff", b""], [b"\xff"], id="bytes that are no text"),
-        pytest.param([b"event: x", b"", b"data", b"", b"data: 1", b""], [b"1"], id="events without data"),
-        pytest.param([b"", b"", b"data: 1", b"", b"", b"data: 2"], [b"1"], id="an event that does not end"),
+        pytest.param(
+            [b"event: x", b"", b"data", b"", b"data: 1", b""], [b"1"], id="events without data"
+        ),
+        pytest.param(
+            [b"", b"", b"data: 1", b"", b"", b"data: 2"], [b"1"], id="an event that does not end"
+        ),
     ],
 )
-def test_events_follow_the_rules_of_lines(end: bytes, lines: Sequence[bytes], expected: Sequence[bytes]) -> None:
+def test_events_follow_the_rules_of_lines(
+    end: bytes, lines: Sequence[bytes], expected: Sequence[bytes]
+) -> None:
     stream = b"".join(line + end for line in lines)
     for size in (1, 2, 3, 5, len(stream)):
         reader = EventReader()
-        read = [event for at in range(0, len(stream), size) for event in reader.feed(stream[at : at + size])]
+        read = [
+            event
+            for at in range(0, len(stream), size)
+            for event in reader.feed(stream[at : at + size])
+        ]
         assert [event.data for event in read if event.data] == expected
         assert b"".join(event.raw for event in read) + reader.rest == stream
 
@@ -105,7 +143,9 @@ async def test_the_last_blank_line_may_be_missing(end: bytes) -> None:
     await stream.close()
 
 
-@pytest.mark.parametrize("line", [b"x", b"\n: x"], ids=["a line without end", "lines without a blank one"])
+@pytest.mark.parametrize(
+    "line", [b"x", b"\n: x"], ids=["a line without end", "lines without a blank one"]
+)
 async def test_an_event_without_end_is_refused_before_it_fills_the_memory(
     line: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,9 @@ from stepspec.orchestrator.endpoints.token_stream import OUTSIDE, Closing, StepB
 from stepspec.orchestrator.step_ends import StepEnds
 
 PIECES = st.lists(
-    st.sampled_from(["a", "\n", "\n\n", ".\n", "b.\n\nC", "</", "think", ">", THINK_END, "x</think>y", ""])
+    st.sampled_from(
+        ["a", "\n", "\n\n", ".\n", "b.\n\nC", "</", "think", ">", THINK_END, "x</think>y", ""]
+    )
 )
 
 
@@ -24,8 +26,12 @@ def number(piece: str, place: int) -> int:
     return MARK if piece == THINK_END else place
 
 
-def grown(pieces: list[str], limit: int = 1000, closing: Closing = TEXT) -> tuple[Step, Stop | None, StepBuilder]:
-    growing = StepBuilder("small", "v", PROBLEM, ends=StepEnds(blocks=False), limit=limit, closing=closing)
+def grown(
+    pieces: list[str], limit: int = 1000, closing: Closing = TEXT
+) -> tuple[Step, Stop | None, StepBuilder]:
+    growing = StepBuilder(
+        "small", "v", PROBLEM, ends=StepEnds(blocks=False), limit=limit, closing=closing
+    )
     for place, piece in enumerate(pieces):
         if stop := growing.add(Token(piece, id=number(piece, place))):
             return growing.end(stop), stop, growing
@@ -33,20 +39,31 @@ def grown(pieces: list[str], limit: int = 1000, closing: Closing = TEXT) -> tupl
 
 
 def first_end(pieces: list[str], closing: Closing) -> int:
-    """The end of the mark in *pieces*, or of the first blank line that they do not begin with; -1 if there is none."""
+    """
+    The end of the mark in *pieces*, or of the first blank line that they do not begin with; -1 if
+    there is none.
+    """
     text, ends = "".join(pieces), list[int]()
     if closing.id >= 0:
-        ends = [len("".join(pieces[: place + 1])) for place, piece in enumerate(pieces) if piece == THINK_END][:1]
+        ends = [
+            len("".join(pieces[: place + 1]))
+            for place, piece in enumerate(pieces)
+            if piece == THINK_END
+        ][:1]
     elif THINK_END in text and closing.text:
         ends = [text.index(THINK_END) + len(THINK_END)]
-    ends += [end for end in range(2, len(text) + 1) if text[:end].strip() and text[:end].endswith("\n\n")][:1]
+    ends += [
+        end for end in range(2, len(text) + 1) if text[:end].strip() and text[:end].endswith("\n\n")
+    ][:1]
     return min(ends, default=-1)
 
 
 @pytest.mark.parametrize("closing", [TEXT, TOKEN, OUTSIDE], ids=["text", "token", "none"])
 @settings(deadline=None)
 @given(pieces=PIECES)
-def test_it_ends_where_the_first_blank_line_or_mark_is_complete(pieces: list[str], closing: Closing) -> None:
+def test_it_ends_where_the_first_blank_line_or_mark_is_complete(
+    pieces: list[str], closing: Closing
+) -> None:
     """A mark counts as text or as a token, and not at all outside of the thinking."""
     text, end = "".join(pieces), first_end(pieces, closing)
     step, stop, growing = grown(pieces, closing=closing)
@@ -75,14 +92,18 @@ def test_it_ends_at_the_limit_at_the_latest(pieces: list[str], limit: int) -> No
         (["a", "b", "</"], "ab", "length"),
     ],
 )
-def test_a_mark_that_begins_within_the_limit_is_completed(pieces: list[str], text: str, stop: Stop) -> None:
+def test_a_mark_that_begins_within_the_limit_is_completed(
+    pieces: list[str], text: str, stop: Stop
+) -> None:
     step, found, _ = grown(pieces, 2)
     assert (step.text, found) == (text, stop)
     assert "".join(token.text for token in step.tokens) == text
 
 
 def test_the_end_of_a_reply_is_left_out() -> None:
-    step, stop, _ = grown(["It", " is.", "\n</", "answer", ">\n"], closing=Closing("</answer>", spelt=""))
+    step, stop, _ = grown(
+        ["It", " is.", "\n</", "answer", ">\n"], closing=Closing("</answer>", spelt="")
+    )
     assert (step.text, stop) == ("It is.\n", "end")
     assert "".join(token.text for token in step.tokens) == step.text
 
@@ -90,7 +111,12 @@ def test_the_end_of_a_reply_is_left_out() -> None:
 def test_an_opening_is_cut_to_the_limit_and_tokens_keep_the_requested_alternatives() -> None:
     rivals = (Token("b"), Token("c"))
     growing = StepBuilder(
-        "small", "v", PROBLEM, ends=StepEnds((), blocks=False), limit=2, opening=[Token("x"), Token("y"), Token("z")]
+        "small",
+        "v",
+        PROBLEM,
+        ends=StepEnds((), blocks=False),
+        limit=2,
+        opening=[Token("x"), Token("y"), Token("z")],
     )
     assert growing.end("length").text == "xy"
     growing = StepBuilder("small", "v", PROBLEM, ends=StepEnds((), blocks=False), limit=2, top=1)
@@ -134,8 +160,12 @@ HELD = "\ufffd"
         ("", [HELD], HELD),
     ],
 )
-def test_held_text_is_left_out_where_the_model_writes_it_again(held: str, pieces: list[str], text: str) -> None:
-    growing = StepBuilder("small", "v", PROBLEM.extend(Step(f"a{held}", "small")), ends=StepEnds(), limit=99)
+def test_held_text_is_left_out_where_the_model_writes_it_again(
+    held: str, pieces: list[str], text: str
+) -> None:
+    growing = StepBuilder(
+        "small", "v", PROBLEM.extend(Step(f"a{held}", "small")), ends=StepEnds(), limit=99
+    )
     growing.hold(held)
     for place, piece in enumerate(pieces):
         assert growing.add(Token(piece, id=place)) is None
@@ -146,6 +176,14 @@ def test_held_text_is_left_out_where_the_model_writes_it_again(held: str, pieces
 
 def test_a_block_that_the_chain_left_open_goes_on_in_the_step() -> None:
     growing = StepBuilder(
-        "small", "v", PROBLEM.extend(Step("```\nsome\nx", "small", "length")), ends=StepEnds(), limit=9
+        "small",
+        "v",
+        PROBLEM.extend(Step("```\nsome\nx", "small", "length")),
+        ends=StepEnds(),
+        limit=9,
     )
-    assert [growing.add(Token(piece)) for piece in ("\n\ny\n", "```\n", "\n")] == [None, None, "delimiter"]
+    assert [growing.add(Token(piece)) for piece in ("\n\ny\n", "```\n", "\n")] == [
+        None,
+        None,
+        "delimiter",
+    ]

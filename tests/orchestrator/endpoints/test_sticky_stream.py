@@ -1,4 +1,6 @@
-"""The sticky stream: the same text in fewer requests, at most one step ahead, and nothing left open."""
+"""
+The sticky stream: the same text in fewer requests, at most one step ahead, and nothing left open.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,21 @@ from .test_judging import SPECULATES
 PROBLEM = Chain.of("What is 1 + 1?")
 STEPS = [f"step {n}\n\n" for n in range(5)]
 SCRIPT = (*[piece for step in STEPS for piece in (step[:4], step[4:6], "\n\n")], "Done", THINK_END)
-FUSED = ("So", " one", ".\n\n", "Then", " two", ".\n\nSo", " it", " is", ".", "\n", "\n", "Done", THINK_END)
+FUSED = (
+    "So",
+    " one",
+    ".\n\n",
+    "Then",
+    " two",
+    ".\n\nSo",
+    " it",
+    " is",
+    ".",
+    "\n",
+    "\n",
+    "Done",
+    THINK_END,
+)
 
 
 async def steps(model: VllmModel, chain: Chain, *, limit: int = 512) -> list[Step]:
@@ -40,7 +56,9 @@ def requests(server: FakeVllm) -> int:
 
 @pytest.mark.parametrize("script", [SCRIPT, FUSED])
 @pytest.mark.parametrize("chunk", [1, 2, 4, 100])
-async def test_steps_are_those_of_separate_requests(meet: Meet, script: tuple[str, ...], chunk: int) -> None:
+async def test_steps_are_those_of_separate_requests(
+    meet: Meet, script: tuple[str, ...], chunk: int
+) -> None:
     server = FakeVllm(script, chunk=chunk)
     async with meet(server) as met:
         for limit in (1, 2, 512):
@@ -69,7 +87,12 @@ async def test_one_request_serves_every_write_that_extends_the_last(meet: Meet) 
 
 @pytest.mark.parametrize(
     ("role", "metrics", "asked", "sent"),
-    [("large", b"", 0, None), ("small", b"", 0, 0), ("large", SPECULATES, 0, 0), ("large", b"", 3, 3)],
+    [
+        ("large", b"", 0, None),
+        ("small", b"", 0, 0),
+        ("large", SPECULATES, 0, 0),
+        ("large", b"", 3, 3),
+    ],
     ids=["large", "small", "speculating", "asked"],
 )
 async def test_a_large_model_alone_writes_without_log_probabilities(
@@ -77,7 +100,10 @@ async def test_a_large_model_alone_writes_without_log_probabilities(
 ) -> None:
     server = FakeVllm(SCRIPT, metrics=metrics, rivals=("x", "y", "z"))
     async with meet(server, Sampling(temperature=0, logprobs=asked), role=role) as met, kept_open():
-        assert [step.text for step in await steps(met.model, PROBLEM)] == [*STEPS, f"Done{THINK_END}"]
+        assert [step.text for step in await steps(met.model, PROBLEM)] == [
+            *STEPS,
+            f"Done{THINK_END}",
+        ]
     assert server.requests[-1][1].get("logprobs") == sent
 
 
@@ -90,8 +116,16 @@ async def test_events_of_several_tokens_are_divided(meet: Meet, chunk: int, limi
         separate = await steps(met.model, PROBLEM, limit=limit)
         async with kept_open():
             found = await steps(met.model, PROBLEM, limit=limit)
-    assert [(step.text, step.stop) for step in found] == [(step.text, step.stop) for step in separate]
-    assert [token.text for step in found for token in step.tokens] == ["So", " one", ".\n\n", "The", " answer"]
+    assert [(step.text, step.stop) for step in found] == [
+        (step.text, step.stop) for step in separate
+    ]
+    assert [token.text for step in found for token in step.tokens] == [
+        "So",
+        " one",
+        ".\n\n",
+        "The",
+        " answer",
+    ]
 
 
 @pytest.mark.parametrize("chunk", [2, 4, 100])
@@ -109,7 +143,9 @@ async def test_events_of_several_tokens_are_divided_by_the_spellings_of_those_th
 
 
 async def test_a_mark_whose_text_came_with_a_later_token_is_read_ahead_whole(meet: Meet) -> None:
-    server = FakeVllm(("So", " one", ".\n\n", "Done", THINK_END, "\n\n", "2"), chunk=3, gate=asyncio.Semaphore(3))
+    server = FakeVllm(
+        ("So", " one", ".\n\n", "Done", THINK_END, "\n\n", "2"), chunk=3, gate=asyncio.Semaphore(3)
+    )
     async with meet(server, role="large") as met, kept_open():
         chain = PROBLEM.extend(await met.model.write(PROBLEM))
         server.permit(3)
@@ -120,7 +156,9 @@ async def test_a_mark_whose_text_came_with_a_later_token_is_read_ahead_whole(mee
 
 
 @pytest.mark.parametrize("begins", [("So", " "), (" ",)])
-async def test_characters_that_two_events_share_are_sent_back_whole(meet: Meet, begins: tuple[str, ...]) -> None:
+async def test_characters_that_two_events_share_are_sent_back_whole(
+    meet: Meet, begins: tuple[str, ...]
+) -> None:
     halves, chunk = (b"\xf0\x9f", b"\x99\x82"), len(begins) + 1
     server = FakeVllm((*begins, *halves, *halves, " on", ".", "\n\n", "B", THINK_END), chunk=chunk)
     first = f"{''.join(begins)}\U0001f642\U0001f642 on.\n\n"
@@ -184,7 +222,9 @@ async def test_another_chain_closes_it_first(meet: Meet) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"stop": ("7",)}, {"opening": "s"}])
-async def test_another_way_of_writing_opens_another_request(meet: Meet, changed: dict[str, str]) -> None:
+async def test_another_way_of_writing_opens_another_request(
+    meet: Meet, changed: dict[str, str]
+) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server) as met, kept_open():
         step = await met.model.write(PROBLEM)
@@ -192,7 +232,9 @@ async def test_another_way_of_writing_opens_another_request(meet: Meet, changed:
         assert requests(server) == 2
 
 
-@pytest.mark.parametrize(("first", "second", "opened"), [(2, 0, 1), (2, 1, 1), (2, 2, 1), (0, 1, 2), (1, 2, 2)])
+@pytest.mark.parametrize(
+    ("first", "second", "opened"), [(2, 0, 1), (2, 1, 1), (2, 2, 1), (0, 1, 2), (1, 2, 2)]
+)
 async def test_it_continues_if_its_tokens_have_enough_alternatives(
     meet: Meet, first: int, second: int, opened: int
 ) -> None:
@@ -288,7 +330,9 @@ async def test_two_writes_at_once_do_not_share_it(meet: Meet) -> None:
 
 
 @pytest.mark.parametrize("third", [False, True])
-async def test_its_account_names_the_steps_that_were_taken_from_it(meet: Meet, *, third: bool) -> None:
+async def test_its_account_names_the_steps_that_were_taken_from_it(
+    meet: Meet, *, third: bool
+) -> None:
     server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(3))
     async with meet(server) as met, kept_open():
         with requesting(RequestContext("draft", 0)):
@@ -306,7 +350,9 @@ async def test_its_account_names_the_steps_that_were_taken_from_it(meet: Meet, *
                 await met.model.write(PROBLEM.extend(first).extend(second))
             assert len(met.calls) == 1
     assert second.text == STEPS[1]
-    assert [(call.purpose, call.step, call.last_step) for call in met.calls] == [("draft", 0, 2 if third else 1)]
+    assert [(call.purpose, call.step, call.last_step) for call in met.calls] == [
+        ("draft", 0, 2 if third else 1)
+    ]
 
 
 def drafting(events: Sequence[Event]) -> list[Called]:
@@ -314,7 +360,9 @@ def drafting(events: Sequence[Event]) -> list[Called]:
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 12, 500])
-def test_its_last_step_is_the_last_one_that_was_taken_however_early_the_request_ended(chunk: int) -> None:
+def test_its_last_step_is_the_last_one_that_was_taken_however_early_the_request_ended(
+    chunk: int,
+) -> None:
     events = [moment.event for moment in streamed(chunk, length=5)]
     named = [step for call in drafting(events) for step in range(call.step, call.last_step + 1)]
     taken = [event.index for event in events if isinstance(event, Drafted)]
@@ -324,7 +372,10 @@ def test_its_last_step_is_the_last_one_that_was_taken_however_early_the_request_
 def test_steps_that_were_sent_and_never_taken_are_discarded_and_not_its_last_one() -> None:
     events = [moment.event for moment in streamed(500, length=9, wrong=(1,), ahead=1)]
     first, second = drafting(events)
-    assert [(call.fate, call.step, call.last_step) for call in (first, second)] == [("done", 0, 1), ("done", 2, 8)]
+    assert [(call.fate, call.step, call.last_step) for call in (first, second)] == [
+        ("done", 0, 1),
+        ("done", 2, 8),
+    ]
     ledger = Ledger.of(events)
     kept = sum(len(event.step.tokens) for event in events if isinstance(event, Committed))
     assert (ledger.small.requests, ledger.small.kept + ledger.large.kept) == (2, kept)

@@ -22,7 +22,9 @@ from .conftest import Meet
 class Hiding(FakeVllm):
     """Its chat template shows the last turn only."""
 
-    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+    def render(
+        self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
         return super().render(messages[-1:], generate)
 
 
@@ -34,19 +36,29 @@ class Lossy(FakeVllm):
 
 
 class Mistral(FakeVllm):
-    """Its tokenizer finds no special token in a text, and its template lets no reply end a conversation."""
+    """
+    Its tokenizer finds no special token in a text, and its template lets no reply end a
+    conversation.
+    """
 
-    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
-        thoughts = [f"{turn['reasoning']}{THINK_END}" if "reasoning" in turn else "" for turn in messages]
+    def render(
+        self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
+        thoughts = [
+            f"{turn['reasoning']}{THINK_END}" if "reasoning" in turn else "" for turn in messages
+        ]
         shown = [
-            {**turn, "content": thought + turn["content"]} for turn, thought in zip(messages, thoughts, strict=True)
+            {**turn, "content": thought + turn["content"]}
+            for turn, thought in zip(messages, thoughts, strict=True)
         ]
         return super().render(shown, generate, tools)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         messages, special = (await request.json()).get("messages"), self.special
         if messages and self.refuses(messages):
-            return web.json_response({"error": {"message": "Expected last role User or Tool", "code": 400}}, status=400)
+            return web.json_response(
+                {"error": {"message": "Expected last role User or Tool", "code": 400}}, status=400
+            )
         self.special = special if messages else ()
         try:
             return await super().tokenize(request)
@@ -68,7 +80,9 @@ async def test_special_tokens_are_sent_to_a_server_that_finds_none_in_a_text(mee
     prompts: list[list[str]] = []
     for server in (FakeVllm(digits={"7": -0.1}), Mistral(digits={"7": -0.1})):
         async with meet(server) as met:
-            chain = Chain.of(f"Hello {IM_END}").extend(Step(f"So {IM_START}.\n{THINK_END}", "small"))
+            chain = Chain.of(f"Hello {IM_END}").extend(
+                Step(f"So {IM_START}.\n{THINK_END}", "small")
+            )
             await met.model.ask(chain, f"Right{THINK_END}?", "7")
             assert met.endpoint.encoder.faithful
         prompts.append([server.decode([number]) for number in server.requests[-1][1]["prompt"]])
@@ -83,13 +97,17 @@ async def test_a_template_that_refuses_replies_with_reasoning_is_learnt(meet: Me
 
 async def test_a_template_that_cannot_be_learnt_is_named() -> None:
     async with Hiding().serve("large") as settings:
-        with pytest.raises(MissingCapability, match=r"the large model at http://.*leaves out a turn"):
+        with pytest.raises(
+            MissingCapability, match=r"the large model at http://.*leaves out a turn"
+        ):
             async with VllmEndpoint(settings):
                 raise AssertionError("learnt from nothing")
 
 
 @pytest.mark.parametrize(("kind", "faithful"), [(FakeVllm, True), (Lossy, False)])
-async def test_a_changed_text_after_a_round_trip_is_detected(meet: Meet, kind: type[FakeVllm], faithful: bool) -> None:
+async def test_a_changed_text_after_a_round_trip_is_detected(
+    meet: Meet, kind: type[FakeVllm], faithful: bool
+) -> None:
     async with meet(kind()) as met:
         assert met.endpoint.encoder.faithful is faithful
 
@@ -98,7 +116,9 @@ async def test_options_of_the_template_are_passed_on(meet: Meet) -> None:
     server = FakeVllm()
     async with meet(server, template={"enable_thinking": True}) as met:
         await met.endpoint.encoder.chain(Chain.of("Hello"))
-    options = [body.get("chat_template_kwargs") for _, body in server.requests if "messages" in body]
+    options = [
+        body.get("chat_template_kwargs") for _, body in server.requests if "messages" in body
+    ]
     assert len(options) > 1
     assert all(each == {"enable_thinking": True} for each in options)
 
@@ -115,17 +135,23 @@ async def test_a_conversation_is_rendered_once_with_all_its_turns(meet: Meet) ->
     assert server.decode(ids[0]) == f"{turns}{IM_START}assistant\n{THINK}\n"
 
 
-async def test_a_conversation_longer_than_the_context_is_refused_each_time_and_never_kept(meet: Meet) -> None:
+async def test_a_conversation_longer_than_the_context_is_refused_each_time_and_never_kept(
+    meet: Meet,
+) -> None:
     server = FakeVllm(room=100)
     async with meet(server) as met:
         for _ in range(2):
             server.requests.clear()
-            with pytest.raises(ContextTooLong, match=r"prompt is too long: \d+ tokens leave no room"):
+            with pytest.raises(
+                ContextTooLong, match=r"prompt is too long: \d+ tokens leave no room"
+            ):
                 await met.endpoint.encoder.prefix(Chain.of("<|im_end|>" * 100).messages)
             assert [path for path, _ in server.requests] == ["/tokenize"]
 
 
-async def test_marks_of_a_user_are_divided_also_where_that_leaves_the_context_meanwhile(meet: Meet) -> None:
+async def test_marks_of_a_user_are_divided_also_where_that_leaves_the_context_meanwhile(
+    meet: Meet,
+) -> None:
     async with meet(FakeVllm(room=100)) as met:
         ids = await met.endpoint.encoder.prefix(Chain.of(IM_END * 5).messages)
     assert len(ids) < 100
@@ -143,14 +169,30 @@ async def test_a_memo_drops_the_least_recently_used_entry() -> None:
     assert made == ["a", "b", "c", "b"]
 
 
-async def test_a_growing_chain_is_encoded_as_a_chain_at_once_also_after_a_rollback_and_for_another_problem() -> None:
+async def test_a_growing_chain_is_encoded_as_a_chain_at_once_also_after_a_rollback_and_for_another_problem() -> (
+    None
+):
     async with FakeVllm().serve() as settings, VllmEndpoint(settings) as endpoint:
         growing = ChainIds(lambda: endpoint.encoder)
-        known = Step("ab\n\n", "small", tokens=(Token("ab", id=3), Token("\n\n", id=4)), vocabulary=endpoint.vocabulary)
-        other = [Step(text, "large") for text in ("One.\n\n", "Two.\n\n", "Three.", f"\n{THINK_END}")]
+        known = Step(
+            "ab\n\n",
+            "small",
+            tokens=(Token("ab", id=3), Token("\n\n", id=4)),
+            vocabulary=endpoint.vocabulary,
+        )
+        other = [
+            Step(text, "large") for text in ("One.\n\n", "Two.\n\n", "Three.", f"\n{THINK_END}")
+        ]
         chains = [Chain.of("Hello").extend(known)]
         for step in other:
             chains.append(chains[-1].extend(step))
         rolled_back = chains[2].extend(known).extend(known)
-        for chain in (*chains, rolled_back, chains[0], chains[4], Chain.of("Bye").extend(known), Chain.of("Bye")):
+        for chain in (
+            *chains,
+            rolled_back,
+            chains[0],
+            chains[4],
+            Chain.of("Bye").extend(known),
+            Chain.of("Bye"),
+        ):
             assert await growing(chain) == EncodedPrompt.of(await endpoint.encoder.chain(chain))

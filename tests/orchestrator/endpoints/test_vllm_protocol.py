@@ -29,14 +29,20 @@ CALL = Call("large", "http://host", "write")
         ("a�b", ["a", "�", "?"], [("a", 0), ("�", 1), ("b", 2)]),
         ("é�x", ["", "�", "x"], [("", 0), ("é�", 1), ("x", 2)]),
         ("� so", ["", " so", ""], [("", 0), ("� so", 1), ("", 2)]),  # half a character comes last
-        (" a� so<end>", [" a", "", " so", "<end>"], [(" a", 0), ("", 1), ("� so", 2), ("<end>", 3)]),
+        (
+            " a� so<end>",
+            [" a", "", " so", "<end>"],
+            [(" a", 0), ("", 1), ("� so", 2), ("<end>", 3)],
+        ),
         ("��}", ["", "", "}"], [("", 0), ("", 1), ("��}", 2)]),
         ("ab!", ["a", "b"], [("a", 0), ("b!", 1)]),
         ("ab", [], [("", 0), ("ab", 1)]),
         ("", [], []),
     ],
 )
-def test_text_is_divided_among_its_tokens(text: str, pieces: list[str], parts: list[tuple[str, int]]) -> None:
+def test_text_is_divided_among_its_tokens(
+    text: str, pieces: list[str], parts: list[tuple[str, int]]
+) -> None:
     assert vllm_protocol.spell(text, range(len(parts)), pieces) == parts
 
 
@@ -46,15 +52,20 @@ def test_text_is_divided_among_its_tokens(text: str, pieces: list[str], parts: l
         ("a\n\n", ["a", "\n\n"], [("a", 0), ("\n\n", 1)]),
         (".\n\n", [".\n\nSo"], [(".\n\n", -1)]),
         ("a.\n\n", ["a", ".\n\nSo"], [("a", 0), (".\n\n", -1)]),
-        ("a\n\n", ["a", "\n\n", "b"], [("a", 0), ("\n\n", 1), ("", -1)]),  # older versions go on after the stop
+        # older versions go on after the stop
+        ("a\n\n", ["a", "\n\n", "b"], [("a", 0), ("\n\n", 1), ("", -1)]),
         ("a\n\n", [], [("", 0), ("a\n\n", -1)]),
     ],
 )
-def test_text_that_was_cut_costs_its_token_the_id(text: str, pieces: list[str], parts: list[tuple[str, int]]) -> None:
+def test_text_that_was_cut_costs_its_token_the_id(
+    text: str, pieces: list[str], parts: list[tuple[str, int]]
+) -> None:
     assert vllm_protocol.spell(text, range(len(parts)), pieces, cut=True) == parts
 
 
-@pytest.mark.parametrize("tokens", [[1, 2, True], [1, -1], [1, 2.0], ["1"], [None], [[1]], {"1": 1}, "12", 12, None])
+@pytest.mark.parametrize(
+    "tokens", [[1, 2, True], [1, -1], [1, 2.0], ["1"], [None], [[1]], {"1": 1}, "12", 12, None]
+)
 def test_what_is_no_list_of_token_ids_is_malformed(tokens: object) -> None:
     with pytest.raises(MalformedReply, match="no token ids in the answer"):
         vllm_protocol.tokenized(CALL, {"tokens": tokens, "max_model_len": 100})
@@ -76,16 +87,23 @@ def test_ids_that_do_not_fit_are_not_even_read_and_the_error_does_not_keep_them(
         replies[0] = reply = Long()
         return reply
 
-    with pytest.raises(ContextTooLong, match=r"the large model at .*: 4 tokens leave .* length is 3 tokens;") as caught:
+    with pytest.raises(
+        ContextTooLong, match=r"the large model at .*: 4 tokens leave .* length is 3 tokens;"
+    ) as caught:
         vllm_protocol.tokenized(CALL, received(), fitting=True)
     assert (caught.value.verb, 0 in replies) == ("write", False)
     with pytest.raises(MalformedReply):
         vllm_protocol.tokenized(CALL, received())
-    assert vllm_protocol.tokenized(CALL, {"tokens": [1, 2], "max_model_len": 2}, fitting=True) == ([1, 2], 2)
+    assert vllm_protocol.tokenized(CALL, {"tokens": [1, 2], "max_model_len": 2}, fitting=True) == (
+        [1, 2],
+        2,
+    )
 
 
 def line(**choice: object) -> bytes:
-    return orjson.dumps({"choices": [{"text": "a", "token_ids": [5], "finish_reason": None, **choice}]})
+    return orjson.dumps(
+        {"choices": [{"text": "a", "token_ids": [5], "finish_reason": None, **choice}]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +119,9 @@ def line(**choice: object) -> bytes:
         ({"text": "", "token_ids": []}, None, 0),
     ],
 )
-def test_a_chunk_has_the_finish_reason(choice: dict[str, object], ended: str | None, tokens: int) -> None:
+def test_a_chunk_has_the_finish_reason(
+    choice: dict[str, object], ended: str | None, tokens: int
+) -> None:
     """The token 7 closes the thinking: it belongs to the text, as 5 does not."""
     chunk = vllm_protocol.parse_chunk(CALL, line(**choice), None, [7])
     assert (chunk.ended, len(chunk.tokens)) == (ended, tokens)
@@ -114,7 +134,13 @@ def test_the_token_that_ends_the_turn_takes_its_spelling_along_and_no_other_text
         "token_logprobs": [-0.1, -0.2, -0.3],
         "top_logprobs": [{"So": -0.1}, {" it": -0.2}, {"<end>": -0.3}],
     }
-    event = line(text="So it<end>", token_ids=[3, 4, 9], finish_reason="stop", stop_reason=None, logprobs=known)
+    event = line(
+        text="So it<end>",
+        token_ids=[3, 4, 9],
+        finish_reason="stop",
+        stop_reason=None,
+        logprobs=known,
+    )
     chunk = vllm_protocol.parse_chunk(CALL, event, 0)
     assert [(token.text, token.id) for token in chunk.tokens] == [("So", 3), (" it", 4)]
     assert chunk.received == 3
@@ -129,7 +155,15 @@ def test_without_spellings_the_token_that_ends_the_turn_takes_no_text_along() ->
 
 @pytest.mark.parametrize(
     "event",
-    [b"", b"nonsense", b"[]", b"{}", line(token_ids=None), line(finish_reason="other"), line(text="a", token_ids=[])],
+    [
+        b"",
+        b"nonsense",
+        b"[]",
+        b"{}",
+        line(token_ids=None),
+        line(finish_reason="other"),
+        line(text="a", token_ids=[]),
+    ],
 )
 def test_a_chunk_that_is_not_vllms_is_refused(event: bytes) -> None:
     with pytest.raises(MalformedReply, match="the large model at http://host"):
@@ -145,7 +179,9 @@ def test_a_request_that_the_server_gave_up_may_be_tried_elsewhere(finish: str) -
         lambda: vllm_protocol.prompt_rows(CALL, {"choices": [choice]}, 0),
     ]
     for read in reads:
-        with pytest.raises(EndpointUnavailable, match=f"gave the request up .finish_reason '{finish}'"):
+        with pytest.raises(
+            EndpointUnavailable, match=f"gave the request up .finish_reason '{finish}'"
+        ):
             read()
 
 
@@ -165,7 +201,9 @@ def test_a_rank_is_known_within_the_list_of_alternatives(known: int, rank: int) 
         ({"a": -1.0, "b": -0.5, "c": -0.25}, 2, (Token("c", -0.25, 1), Token("b", -0.5, 2))),
     ],
 )
-def test_alternatives_are_sorted_by_likelihood(top: dict[str, float], known: int, rivals: tuple[Token, ...]) -> None:
+def test_alternatives_are_sorted_by_likelihood(
+    top: dict[str, float], known: int, rivals: tuple[Token, ...]
+) -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [top]}
     (token,) = vllm_protocol.parse_chunk(CALL, line(logprobs=logprobs), known).tokens
     assert token.top == rivals
@@ -179,7 +217,11 @@ def test_a_log_probability_that_was_lost_is_the_least() -> None:
 
 
 def test_the_usage_is_in_the_last_chunk() -> None:
-    usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 8},
+    }
     chunk = vllm_protocol.parse_chunk(CALL, orjson.dumps({"choices": [], "usage": usage}), 0)
     assert (chunk.cached, chunk.received) == (8, 0)
     assert vllm_protocol.usage({"usage": usage}) == (9, 8, 3)
@@ -193,10 +235,25 @@ def test_the_usage_is_in_the_last_chunk() -> None:
         (404, b'{"detail": "Not Found"}', EndpointRejected, "Not Found; is a vLLM server"),
         (400, b'{"error": {"message": "top_p"}}', EndpointRejected, "HTTP 400: top_p"),
         (400, b'{"error": {"message": "maximum context length is 2048"}}', ContextTooLong, "2048"),
-        (400, b'{"message": "9 is greater than max allowed: 5"}', EndpointRejected, "--max-logprobs"),
+        (
+            400,
+            b'{"message": "9 is greater than max allowed: 5"}',
+            EndpointRejected,
+            "--max-logprobs",
+        ),
         (429, b'{"message": "slow down"}', EndpointUnavailable, "slow down"),
-        (502, b"<html>bad gateway</html>", EndpointUnavailable, "bad gateway; wait until the server is ready"),
-        (503, b"<html><title>503 Busy</title></html>", EndpointUnavailable, "HTTP 503: 503 Busy; wait"),
+        (
+            502,
+            b"<html>bad gateway</html>",
+            EndpointUnavailable,
+            "bad gateway; wait until the server is ready",
+        ),
+        (
+            503,
+            b"<html><title>503 Busy</title></html>",
+            EndpointUnavailable,
+            "HTTP 503: 503 Busy; wait",
+        ),
         (500, b'{"message": "EngineCore\n  is dead"}', EndpointUnavailable, "EngineCore is dead"),
         (500, b"", EndpointUnavailable, "no reason given"),
         (400, b"[1]", EndpointRejected, r"\[1\]"),
@@ -231,8 +288,22 @@ def test_a_pause_is_read_in_seconds_or_up_to_a_date(header: str | None, seconds:
 @pytest.mark.parametrize(
     ("usage", "counts"),
     [
-        ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 12}, "completion_tokens": 3}, (9, 9, 3)),
-        ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": -2}, "completion_tokens": -3}, (9, 0, 0)),
+        (
+            {
+                "prompt_tokens": 9,
+                "prompt_tokens_details": {"cached_tokens": 12},
+                "completion_tokens": 3,
+            },
+            (9, 9, 3),
+        ),
+        (
+            {
+                "prompt_tokens": 9,
+                "prompt_tokens_details": {"cached_tokens": -2},
+                "completion_tokens": -3,
+            },
+            (9, 0, 0),
+        ),
         ({"prompt_tokens": -9, "prompt_tokens_details": {"cached_tokens": 2}}, (0, 0, 0)),
         ({"prompt_tokens": "9", "prompt_tokens_details": [1], "completion_tokens": 3.5}, (0, 0, 0)),
         ({"prompt_tokens": None, "prompt_tokens_details": {"cached_tokens": None}}, (0, 0, 0)),
@@ -247,19 +318,43 @@ def test_a_usage_that_cannot_be_is_clamped(usage: object, counts: tuple[int, int
 
 
 NO_STREAMS: list[tuple[bytes, type[EndpointError], str]] = [
-    (b'{"error": {"message": "the prompt is empty", "code": 400}}', EndpointRejected, "HTTP 400: the prompt is empty"),
+    (
+        b'{"error": {"message": "the prompt is empty", "code": 400}}',
+        EndpointRejected,
+        "HTTP 400: the prompt is empty",
+    ),
     (b'{"error": {"message": "busy", "code": "503"}}', EndpointUnavailable, "HTTP 503: busy"),
     (b'{"error": {"message": "maximum context length is 9", "code": 400}}', ContextTooLong, "is 9"),
-    (b'{"error": {"message": "bad", "type": "invalid_request_error"}}', EndpointRejected, "HTTP 400: bad"),
-    (b'{"error": {"message": "bad", "type": "BadRequestError", "code": null}}', EndpointRejected, "HTTP 400: bad"),
+    (
+        b'{"error": {"message": "bad", "type": "invalid_request_error"}}',
+        EndpointRejected,
+        "HTTP 400: bad",
+    ),
+    (
+        b'{"error": {"message": "bad", "type": "BadRequestError", "code": null}}',
+        EndpointRejected,
+        "HTTP 400: bad",
+    ),
     (b'{"error": "overloaded"}', EndpointUnavailable, "HTTP 200: overloaded"),
-    (b'{"error": {"message": "out of memory", "code": 99999}}', EndpointUnavailable, "out of memory"),
-    (b'{"object": "error", "message": "no such adapter", "code": 400}', EndpointRejected, "HTTP 400: no such adapter"),
+    (
+        b'{"error": {"message": "out of memory", "code": 99999}}',
+        EndpointUnavailable,
+        "out of memory",
+    ),
+    (
+        b'{"object": "error", "message": "no such adapter", "code": 400}',
+        EndpointRejected,
+        "HTTP 400: no such adapter",
+    ),
     (b'{"detail": "the quota is spent"}', MalformedReply, "the quota is spent"),
     (b'{"message": "the quota is spent"}', MalformedReply, "the quota is spent"),
     (b'{"choices": [{"text": "4"}]}', MalformedReply, "in one piece"),
     (b'\xef\xbb\xbf{"error": "overloaded"}', EndpointUnavailable, "HTTP 200: overloaded"),
-    (b"<!DOCTYPE html><html>\n\n<title>Sign\nin</title></html>", MalformedReply, r"a web page \('Sign in'\)"),
+    (
+        b"<!DOCTYPE html><html>\n\n<title>Sign\nin</title></html>",
+        MalformedReply,
+        r"a web page \('Sign in'\)",
+    ),
     (b"upstream timed out\n\n", MalformedReply, "upstream timed out"),
     (b"", EndpointUnavailable, "an empty answer: did"),
     (b"\r\n\r\n", EndpointUnavailable, "an empty answer: did"),
@@ -277,8 +372,11 @@ def test_an_answer_that_is_no_stream_becomes_an_error_in_the_servers_words(
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "words"), [each for each in NO_STREAMS if each[0].startswith((b'{"err', b'{"object": "err'))]
+    ("body", "kind", "words"),
+    [each for each in NO_STREAMS if each[0].startswith((b'{"err', b'{"object": "err'))],
 )
-def test_an_error_inside_a_stream_has_the_servers_words_too(body: bytes, kind: type[EndpointError], words: str) -> None:
+def test_an_error_inside_a_stream_has_the_servers_words_too(
+    body: bytes, kind: type[EndpointError], words: str
+) -> None:
     with pytest.raises(kind, match=words):
         vllm_protocol.parse_chunk(CALL, body, 0)

@@ -1,4 +1,7 @@
-"""Ids and text of real model families: text that is written, cut, read again and sent again stays the same."""
+"""
+Ids and text of real model families: text that is written, cut, read again and sent again stays the
+same.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ BYTE_LEVEL = tuple(family for family in FAMILIES if family != "gemma")
 TEXTS = (
     "So 3 + 4 = 7.\n\nWait, naïve Größe: 你好世界, 日本語 🙂👍🏽 한국어.\n\n",
     "```python\nfor i in range(10):\n\n\tprint(i)\n```\n\n\\frac{12}{7} \\boxed{42}\n\n\n\n",
-    "Ελληνικά русский العربية 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ☃ हिन्दी ไทย 1,000,000.50 … ”quoted“ — e\u0301 👩\u200d👩\u200d👧\n\n",
+    (
+        "Ελληνικά русский العربية 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ☃ हिन्दी ไทย 1,000,000.50 … ”quoted“ — e\u0301"
+        " 👩\u200d👩\u200d👧\n\n"
+    ),
 )
 every_family = pytest.mark.parametrize("family", FAMILIES)
 byte_level = pytest.mark.parametrize("family", BYTE_LEVEL)
@@ -60,9 +66,17 @@ def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def grown(server: RealVllm, ids: Sequence[int], limit: int) -> Step:
-    """The step that comes of *ids*, as vLLM sends them after a prompt, and of the end of the turn."""
+    """
+    The step that comes of *ids*, as vLLM sends them after a prompt, and of the end of the turn.
+    """
     server.written = ids
-    body = {"prompt": server.encode("So: "), "max_tokens": limit, "stop": [], "logprobs": 0, "return_token_ids": True}
+    body = {
+        "prompt": server.encode("So: "),
+        "max_tokens": limit,
+        "stop": [],
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
     growing = StepBuilder("small", "v", Chain.of("?"), ends=StepEnds((), blocks=False), limit=limit)
     for choice in server.pieces(body):
         piece = vllm_protocol.parse_chunk(CALL, orjson.dumps({"choices": [choice]}), 0)
@@ -79,8 +93,13 @@ async def encoded(encoder: ModelTokenizer, step: Step) -> list[int]:
     return (await encoder.chain(PROBLEM.extend(step)))[len(await encoder.chain(PROBLEM)) :]
 
 
-async def cut_twice(encoder: ModelTokenizer, tokenizer: Tokenizer, step: Step, keep: int) -> tuple[str, str]:
-    """The text of *step* cut after *keep* characters, as its author's prompt and as a beginning to go on with."""
+async def cut_twice(
+    encoder: ModelTokenizer, tokenizer: Tokenizer, step: Step, keep: int
+) -> tuple[str, str]:
+    """
+    The text of *step* cut after *keep* characters, as its author's prompt and as a beginning to go
+    on with.
+    """
     cut = step.cut(keep)
     prompt, begun = await encoded(encoder, cut), [token.id for token in await encoder.begun(cut)]
     return text_of(tokenizer, prompt), text_of(tokenizer, begun)
@@ -96,7 +115,9 @@ def test_a_judges_choices_are_single_tokens_behind_its_opening(
     tokenizer, opening = real_tokenizer(family), load(prompt).opening
     for choice in choices:
         assert len(ids_of(tokenizer, choice)) == 1
-        assert ids_of(tokenizer, opening + choice) == ids_of(tokenizer, opening) + ids_of(tokenizer, choice)
+        assert ids_of(tokenizer, opening + choice) == ids_of(tokenizer, opening) + ids_of(
+            tokenizer, choice
+        )
 
 
 @every_family
@@ -108,11 +129,16 @@ def test_random_tokens_are_written_as_their_text(family: str) -> None:
         step = grown(server, ids, limit=len(ids) - number % 2)
         written = [token.id for token in step.tokens]
         assert written == ids[: len(written)]
-        assert "".join(token.text for token in step.tokens) == step.text == text_of(tokenizer, written)
-        assert set(ids[len(written) : len(ids) - number % 2]) <= set(parts)  # of a character that did not come
+        assert (
+            "".join(token.text for token in step.tokens) == step.text == text_of(tokenizer, written)
+        )
+        # of a character that did not come
+        assert set(ids[len(written) : len(ids) - number % 2]) <= set(parts)
         for place, token in enumerate(step.tokens, 1):
             if token.text:
-                assert "".join(one.text for one in step.tokens[:place]) == text_of(tokenizer, written[:place])
+                assert "".join(one.text for one in step.tokens[:place]) == text_of(
+                    tokenizer, written[:place]
+                )
 
 
 @byte_level
@@ -123,14 +149,20 @@ async def test_prompts_grow_by_the_ids_that_were_written(family: str, meet: Meet
         for ids in sequences(family, 20, length=24, seed=7):
             server.requests.clear()
             server.written, chain, step = ids, PROBLEM, Step("", "small")
-            while not chain.finished and (chain is PROBLEM or step.text):  # parts of characters alone lead nowhere
+            # parts of characters alone lead nowhere
+            while not chain.finished and (chain is PROBLEM or step.text):
                 step = await met.model.write(chain, stop=(), limit=6)
                 chain = chain.extend(step)
-            prompts = [body["prompt"] for path, body in server.requests if path == "/v1/completions"]
+            prompts = [
+                body["prompt"] for path, body in server.requests if path == "/v1/completions"
+            ]
             start = len(prompts[0])
             for prompt in prompts:
                 assert prompt[start:] == ids[: len(prompt) - start]
-                assert text_of(tokenizer, prompt[start:]) == chain.text[: len(text_of(tokenizer, prompt[start:]))]
+                assert (
+                    text_of(tokenizer, prompt[start:])
+                    == chain.text[: len(text_of(tokenizer, prompt[start:]))]
+                )
 
 
 @every_family
@@ -151,7 +183,9 @@ async def test_a_step_that_is_cut_anywhere_keeps_its_text(family: str, meet: Mee
 
 
 @every_family
-async def test_the_text_after_a_replacement_character_does_not_repeat_the_prompt(family: str, meet: Meet) -> None:
+async def test_the_text_after_a_replacement_character_does_not_repeat_the_prompt(
+    family: str, meet: Meet
+) -> None:
     tokenizer = real_tokenizer(family)
     server = RealVllm(tokenizer=tokenizer, written=ids_of(tokenizer, " so it is."))
     async with meet(server) as met:
@@ -166,7 +200,9 @@ async def test_the_text_after_a_replacement_character_does_not_repeat_the_prompt
 
 
 @byte_level
-async def test_a_turn_that_ends_in_half_a_character_is_text_of_its_tokens(family: str, meet: Meet) -> None:
+async def test_a_turn_that_ends_in_half_a_character_is_text_of_its_tokens(
+    family: str, meet: Meet
+) -> None:
     tokenizer, part = real_tokenizer(family), ordinary(family)[1][0]
     server = RealVllm(tokenizer=tokenizer, written=[part, *ids_of(tokenizer, " so it is"), part])
     async with meet(server) as met:
@@ -188,5 +224,7 @@ async def test_texts_score_as_their_tokens(family: str, meet: Meet) -> None:
 
 
 def test_a_part_of_a_character_before_a_token_that_was_cut_is_encoded_with_it() -> None:
-    step = Step("a\ufffd so", "small", tokens=(Token("a", id=1), Token("", id=2), Token("\ufffd so", id=3)))
+    step = Step(
+        "a\ufffd so", "small", tokens=(Token("a", id=1), Token("", id=2), Token("\ufffd so", id=3))
+    )
     assert [token.id for token in step.cut(2).tokens] == [1, 2, -1]

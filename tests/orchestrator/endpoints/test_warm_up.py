@@ -1,4 +1,7 @@
-"""Before the first run, a server gets every kind of request that methods send, alone and several at a time."""
+"""
+Before the first run, a server gets every kind of request that methods send, alone and several at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ async def test_every_kind_of_request_is_sent_alone_and_several_at_a_time() -> No
     sent = kinds(server)
     assert set(sent) == KINDS
     assert all(count >= EACH for count in sent.values())
-    assert {bool(body.get("seed")) for _, body in server.requests if body.get("stream")} == {True, False}
+    assert {bool(body.get("seed")) for _, body in server.requests if body.get("stream")} == {
+        True,
+        False,
+    }
 
 
 async def test_a_kind_that_the_server_refuses_keeps_no_other_from_it() -> None:

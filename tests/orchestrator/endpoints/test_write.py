@@ -1,4 +1,7 @@
-"""Writing over HTTP: where a step ends, that its tokens are the server's, and that the next prompt repeats them."""
+"""
+Writing over HTTP: where a step ends, that its tokens are the server's, and that the next prompt
+repeats them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,21 @@ from ...stand_in import ROOM, THINK, FakeVllm
 from .conftest import Meet
 
 PROBLEM = Chain.of("What is 1 + 1?")
-SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\nSo", " on", ".", "\n", "\n", "Done", THINK_END, "2")
+SCRIPT = (
+    "So",
+    " one",
+    ".\n\n",
+    "Then",
+    " two",
+    ".\n\nSo",
+    " on",
+    ".",
+    "\n",
+    "\n",
+    "Done",
+    THINK_END,
+    "2",
+)
 
 
 def texts(step: Step) -> list[str]:
@@ -22,7 +39,9 @@ def texts(step: Step) -> list[str]:
 
 
 def prompts(server: FakeVllm) -> list[str]:
-    return [server.decode(body["prompt"]) for path, body in server.requests if path == "/v1/completions"]
+    return [
+        server.decode(body["prompt"]) for path, body in server.requests if path == "/v1/completions"
+    ]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
@@ -38,17 +57,25 @@ async def test_a_step_ends_after_its_delimiter(meet: Meet, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-async def test_tokens_arrive_one_by_one_with_ids_and_log_probabilities(meet: Meet, chunk: int) -> None:
+async def test_tokens_arrive_one_by_one_with_ids_and_log_probabilities(
+    meet: Meet, chunk: int
+) -> None:
     server = FakeVllm(SCRIPT, chunk=chunk)
     async with meet(server) as met:
         step = await met.model.write(PROBLEM)
     assert texts(step) == ["So", " one", ".\n\n"]
-    assert [token.id for token in step.tokens] == [server.id(piece.encode()) for piece in texts(step)]
-    assert [token.logprob for token in step.tokens] == [-(token.id % 7) / 8 for token in step.tokens]
+    assert [token.id for token in step.tokens] == [
+        server.id(piece.encode()) for piece in texts(step)
+    ]
+    assert [token.logprob for token in step.tokens] == [
+        -(token.id % 7) / 8 for token in step.tokens
+    ]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3])
-async def test_a_token_that_reaches_beyond_the_delimiter_is_cut_and_loses_its_id(meet: Meet, chunk: int) -> None:
+async def test_a_token_that_reaches_beyond_the_delimiter_is_cut_and_loses_its_id(
+    meet: Meet, chunk: int
+) -> None:
     server = FakeVllm(SCRIPT, chunk=chunk)
     chain = PROBLEM.extend(Step("So one.\n\n", "large"))
     async with meet(server) as met:
@@ -110,7 +137,9 @@ async def test_a_delimiter_does_not_begin_in_the_opening(meet: Meet) -> None:
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 async def test_a_character_may_span_several_tokens(meet: Meet, chunk: int) -> None:
     smile = "🙂".encode()
-    async with meet(FakeVllm(("Oh", smile[:1], smile[1:3], smile[3:], " é", "\n\n"), chunk=chunk)) as met:
+    async with meet(
+        FakeVllm(("Oh", smile[:1], smile[1:3], smile[3:], " é", "\n\n"), chunk=chunk)
+    ) as met:
         step = await met.model.write(PROBLEM)
     assert step.text == "Oh🙂 é\n\n"
     assert texts(step) == ["Oh", "", "", "🙂", " é", "\n\n"]
@@ -135,11 +164,17 @@ async def test_more_stop_strings_than_the_server_takes_are_matched_here(meet: Me
     assert len(server.requests[-1][1]["stop"]) == 4
 
 
-@pytest.mark.parametrize("before", ["```\nx", f"So.{THINK_END}"], ids=["a block", "an answer that begins"])
-async def test_the_server_does_not_stop_at_delimiters_that_end_no_step(meet: Meet, before: str) -> None:
+@pytest.mark.parametrize(
+    "before", ["```\nx", f"So.{THINK_END}"], ids=["a block", "an answer that begins"]
+)
+async def test_the_server_does_not_stop_at_delimiters_that_end_no_step(
+    meet: Meet, before: str
+) -> None:
     server = FakeVllm(("a", "\n\n", "b", "\n\n"))
     async with meet(server) as met:
-        await met.model.write(PROBLEM.extend(Step(before, "large", "end" if before.endswith(">") else "length")))
+        await met.model.write(
+            PROBLEM.extend(Step(before, "large", "end" if before.endswith(">") else "length"))
+        )
     assert server.requests[-1][1]["stop"] == []
 
 
@@ -150,7 +185,12 @@ async def test_all_sampling_fields_are_sent_and_seeds_depend_on_the_place(meet: 
         for chain in (PROBLEM, PROBLEM.extend(step)):
             await met.model.write(chain)
     first, again, later = [body for path, body in server.requests if path == "/v1/completions"]
-    assert (first["temperature"], first["top_p"], first["top_k"], first["min_p"]) == (0.6, 0.95, 20, 0.0)
+    assert (first["temperature"], first["top_p"], first["top_k"], first["min_p"]) == (
+        0.6,
+        0.95,
+        20,
+        0.0,
+    )
     assert first["seed"] == again["seed"] != later["seed"]
 
 
@@ -161,14 +201,20 @@ async def test_foreign_steps_are_encoded_as_text_and_own_ones_are_not(meet: Meet
         step = await theirs.model.write(PROBLEM)
         following = await ours.model.write(PROBLEM.extend(step))
         await ours.model.write(PROBLEM.extend(step).extend(following))
-    tokenised = [body["prompt"] for path, body in small.requests if path == "/tokenize" and "prompt" in body]
+    tokenised = [
+        body["prompt"] for path, body in small.requests if path == "/tokenize" and "prompt" in body
+    ]
     assert (following.text, tokenised.count("So one.\n\n")) == ("Then two.\n\n", 1)
 
 
 async def test_a_token_that_is_cut_takes_its_first_bytes_along(meet: Meet) -> None:
     server = FakeVllm()
     async with meet(server) as met:
-        tokens = (Token("So", id=server.id(b"So")), Token("", id=server.id(b"\xf0")), Token("ab", id=server.id(b"?")))
+        tokens = (
+            Token("So", id=server.id(b"So")),
+            Token("", id=server.id(b"\xf0")),
+            Token("ab", id=server.id(b"?")),
+        )
         step = Step("Soab", "small", tokens=tokens, vocabulary=met.endpoint.vocabulary).cut(3)
         ids = await met.endpoint.encoder.chain(PROBLEM.extend(step))
     assert server.decode(ids).endswith(f"{THINK}\nSoa")
@@ -181,7 +227,11 @@ async def test_models_of_one_vocabulary_share_their_ids(meet: Meet) -> None:
         step = await theirs.model.write(PROBLEM)
         server.requests.clear()
         await ours.model.write(PROBLEM.extend(step))
-    assert [body["prompt"] for path, body in server.requests if "messages" not in body and path == "/tokenize"] == []
+    assert [
+        body["prompt"]
+        for path, body in server.requests
+        if "messages" not in body and path == "/tokenize"
+    ] == []
 
 
 async def test_a_chain_without_room_is_not_even_sent(meet: Meet) -> None:
@@ -238,4 +288,6 @@ async def test_scored_tokens_have_alternatives_with_ids(meet: Meet) -> None:
     ]
     assert all(token.top[0].logprob >= token.logprob for token in tokens)
     assert top_texts(plain) == [[], []]
-    assert [body["prompt_logprobs"] for path, body in server.requests if path == "/v1/completions"] == [2, 0]
+    assert [
+        body["prompt_logprobs"] for path, body in server.requests if path == "/v1/completions"
+    ] == [2, 0]

@@ -1,4 +1,7 @@
-"""Shared by the tests of launching: a pair with a pair within, scripted servers, and a list of running processes."""
+"""
+Shared by the tests of launching: a pair with a pair within, scripted servers, and a list of running
+processes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ BIG, MIDDLE, TINY = "Qwen/Qwen3-32B", "Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"
 
 
 def three(
-    large: dict[str, Any] | None = None, middle: dict[str, Any] | None = None, tiny: dict[str, Any] | None = None
+    large: dict[str, Any] | None = None,
+    middle: dict[str, Any] | None = None,
+    tiny: dict[str, Any] | None = None,
 ) -> Pair:
     """Three servers to start on two cards; the arguments change their settings."""
     within = {
@@ -32,7 +37,8 @@ def three(
 
 
 def scripted(behaviour: str = "serve", name: str = "large", **options: object) -> Server:
-    return Server(name, behaviour, served_name=f"toy-{name}", program=(sys.executable, str(SCRIPT)), **options)  # type: ignore[arg-type]
+    program = (sys.executable, str(SCRIPT))
+    return Server(name, behaviour, served_name=f"toy-{name}", program=program, **options)  # type: ignore[arg-type]
 
 
 async def die(served: Served) -> None:
@@ -44,7 +50,11 @@ async def die(served: Served) -> None:
 
 def members(group: int) -> list[int]:
     """Return the processes of a group that have not ended."""
-    return [pid for pid in _processes() if (stat := _stat(pid)) and stat[2] == str(group) and stat[0] != "Z"]
+    return [
+        pid
+        for pid in _processes()
+        if (stat := _stat(pid)) and stat[2] == str(group) and stat[0] != "Z"
+    ]
 
 
 def children(pid: int) -> list[int]:

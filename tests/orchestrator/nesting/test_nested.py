@@ -27,7 +27,12 @@ from stepspec.orchestrator import (
 )
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role, Stop
 from stepspec.orchestrator.endpoints.token_stream import StepBuilder
-from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointRejected, EndpointUnavailable
+from stepspec.orchestrator.errors import (
+    ConfigurationError,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+)
 from stepspec.orchestrator.events import Called, Degraded, Event, JudgedWithin, Moved
 from stepspec.orchestrator.nesting import Nested, NestedPair, Writing, observe_within
 from stepspec.orchestrator.run import Outcome, RunParts
@@ -43,7 +48,9 @@ GONE = EndpointUnavailable("no connection", role="small", url="http://tiny", ver
 
 @dataclass
 class Trio:
-    """A tiny, a small and a large model, each of which says who it is; SpecReason between either two."""
+    """
+    A tiny, a small and a large model, each of which says who it is; SpecReason between either two.
+    """
 
     tiny: ScriptedModel
     small: ScriptedModel
@@ -67,7 +74,10 @@ def trio(length: int = 6, *, refused: Sequence[int] = (), policy: str = "specrea
     tiny = ScriptedModel("small", counting("small", length), observe=observe)
     small = ScriptedModel("large", counting("large", length), judge=judge, observe=observe)
     large = ScriptedModel(
-        "large", counting("large", length), judge=lambda chain, question: {"9": 1.0}, observe=events.append
+        "large",
+        counting("large", length),
+        judge=lambda chain, question: {"9": 1.0},
+        observe=events.append,
     )
     pair = Nested("small", tiny, small, partial(policies.make, policy), events.append)
     return Trio(tiny, small, large, pair, events)
@@ -88,7 +98,8 @@ def test_a_step_of_the_pair_counts_as_small_and_records_its_authors() -> None:
     assert paths(chain) == ["small.small", "small.large", "small.small"]
     assert (
         chain.text
-        == f"The small one says 0.{DELIMITER}The large one says 1.{DELIMITER}The small one says 2.\n{THINK_END}"
+        == f"The small one says 0.{DELIMITER}The large one says 1.{DELIMITER}The small one says"
+        f" 2.\n{THINK_END}"
     )
     ledger = Ledger.of(made.events)
     assert ledger.sifted == (("small", 3, 2),)
@@ -103,7 +114,8 @@ def test_a_step_of_the_pair_counts_as_small_and_records_its_authors() -> None:
     ("ahead", "seconds"),
     [
         (0, 18.0),  # six drafts, each judged twice
-        (2, 13.0),  # the pair is at the next step while the large one judges: 6 x 2, and the last judgement
+        # the pair is at the next step while the large one judges: 6 x 2, and the last judgement
+        (2, 13.0),
     ],
 )
 def test_the_outer_lookahead_bets_on_steps_of_the_pair(ahead: int, seconds: float) -> None:
@@ -112,8 +124,12 @@ def test_the_outer_lookahead_bets_on_steps_of_the_pair(ahead: int, seconds: floa
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-@pytest.mark.parametrize("failure", [GONE, EndpointRejected("no such model", role="small", url="http://tiny")])
-def test_the_tiny_ones_failure_costs_nothing_but_its_speed(failure: EndpointError, ahead: int) -> None:
+@pytest.mark.parametrize(
+    "failure", [GONE, EndpointRejected("no such model", role="small", url="http://tiny")]
+)
+def test_the_tiny_ones_failure_costs_nothing_but_its_speed(
+    failure: EndpointError, ahead: int
+) -> None:
     made = trio(5)
     made.tiny.fails = lambda verb, chain: failure if len(chain.steps) >= 2 else None
     (chain, end), _ = run(reason(made.policy, PROBLEM, ahead=ahead, observe=made.events.append))
@@ -126,7 +142,12 @@ def test_the_tiny_ones_failure_costs_nothing_but_its_speed(failure: EndpointErro
 def solved(made: Trio) -> tuple[Outcome, float]:
     return run(
         run_to_the_answer(
-            RunParts(made.policy, budget=Budget(), ahead=1, fallback=policies.make("large", made.pair, made.large)),
+            RunParts(
+                made.policy,
+                budget=Budget(),
+                ahead=1,
+                fallback=policies.make("large", made.pair, made.large),
+            ),
             PROBLEM,
             made.events.append,
         )
@@ -137,7 +158,9 @@ def test_if_both_models_of_the_pair_die_the_large_model_continues_alone() -> Non
     made = trio(5)
     made.tiny.fails = lambda verb, chain: GONE if len(chain.steps) >= 2 else None
     dead = EndpointUnavailable("no connection", role="large", url="http://small", verb="write")
-    made.small.fails = lambda verb, chain: dead if verb == "write" and len(chain.steps) >= 3 else None
+    made.small.fails = lambda verb, chain: (
+        dead if verb == "write" and len(chain.steps) >= 3 else None
+    )
     outcome, _ = solved(made)
     assert [step.author for step in outcome.chain.steps[:5]] == ["small"] * 3 + ["large"] * 2
     assert outcome.answer == "42"
@@ -162,11 +185,15 @@ def test_a_step_may_be_made_of_several_pieces_and_end_within_one() -> None:
     step, _ = run(made.pair.write(PROBLEM, stop=("says",)))
     assert (step.text, step.stop) == ("The small one says", "delimiter")
     assert [piece.text for piece in step.pieces] == ["The small one says"]
-    made.tiny.script = lambda previous: "one two three four five six seven eight nine ten eleven twelve" + DELIMITER
+    made.tiny.script = lambda previous: (
+        "one two three four five six seven eight nine ten eleven twelve" + DELIMITER
+    )
     full, _ = run(made.pair.write(PROBLEM))
     assert [len(piece.tokens) for piece in full.pieces] == [10, 3]
     assert full.stop == "delimiter"
-    writing = Writing(lambda opening: StepBuilder("small", "", PROBLEM, ends=StepEnds(), limit=9), "", None)
+    writing = Writing(
+        lambda opening: StepBuilder("small", "", PROBLEM, ends=StepEnds(), limit=9), "", None
+    )
     writing.add(Step("One", "large", "length"))  # a prompt of the method, which no model wrote
     assert writing.finish().text == "One"
 
@@ -231,7 +258,11 @@ def test_paths_grow_from_pair_to_pair() -> None:
     observed: list[Event] = []
     observe = observe_within("small", observe_within("small", observed.append))
     called = Called("large", "ask", "done", 0.0, 1.0)
-    for event in (called, Moved("small", "a", "b", "gone"), JudgedWithin("small", 0, Step("", "small"), Accept())):
+    for event in (
+        called,
+        Moved("small", "a", "b", "gone"),
+        JudgedWithin("small", 0, Step("", "small"), Accept()),
+    ):
         observe(event)
     assert [getattr(event, "path", "") for event in observed] == [
         "small.small.large",
@@ -243,7 +274,9 @@ def test_paths_grow_from_pair_to_pair() -> None:
 
 def test_a_wrong_policy_is_found_before_anything_is_written() -> None:
     made = trio()
-    with pytest.raises(ConfigurationError, match=r"there is no policy 'specraeson' \(did you mean 'specreason'"):
+    with pytest.raises(
+        ConfigurationError, match=r"there is no policy 'specraeson' \(did you mean 'specreason'"
+    ):
         Nested("small", made.tiny, made.small, partial(policies.make, "specraeson"))
 
 
@@ -257,7 +290,10 @@ OTHER = step("Other", DELIMITER, author="large")
 
 @dataclass
 class Ruled:
-    """Writes *drafts* one after the other, and has a *verdict* on the first. Its *log* has the authors it read."""
+    """
+    Writes *drafts* one after the other, and has a *verdict* on the first. Its *log* has the authors
+    it read.
+    """
 
     drafts: tuple[Step, ...]
     verdict: Verdict = field(default_factory=Accept)
@@ -283,7 +319,10 @@ class Ruled:
         return run(self.pair(left).write(PROBLEM, **options))[0]
 
     def pair(self, left: Callable[[Chain], int] = lambda chain: 99) -> Nested:
-        small, large = ScriptedModel("small", lambda previous: ""), ScriptedModel("large", lambda previous: "")
+        small, large = (
+            ScriptedModel("small", lambda previous: ""),
+            ScriptedModel("large", lambda previous: ""),
+        )
 
         def policy(small: Model, large: Model) -> Ruled:
             return self
@@ -294,7 +333,11 @@ class Ruled:
 def test_an_accepted_rival_replaces_the_draft() -> None:
     rivals = Rival(ONE, 1.0, "beaten"), Rival(TWO, 9.0)
     written = Ruled((ONE, LAST), Rollback(reason="grade", rivals=rivals)).write(stop=("!",))
-    assert (written.text, written.pieces, written.stop) == (f"Two{DELIMITER}Three.", (TWO, LAST), "end")
+    assert (written.text, written.pieces, written.stop) == (
+        f"Two{DELIMITER}Three.",
+        (TWO, LAST),
+        "end",
+    )
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(0, []), (2, ["On"]), (3, ["One"])])
@@ -345,10 +388,17 @@ def test_a_repair_without_a_token_ends_the_step(stop: Stop) -> None:
         (f"One{DELIMITER}Two", 9, f"One{DELIMITER}Two{DELIMITER}", "delimiter"),
         (f"One{DELIMITER}Two", 2, f"One{DELIMITER}", "length"),
         (f"One{DELIMITER}Two", 0, "", "length"),
-        (f"One{DELIMITER}Two{DELIMITER}Three and more", 9, f"One{DELIMITER}Two{DELIMITER}Three.", "end"),
+        (
+            f"One{DELIMITER}Two{DELIMITER}Three and more",
+            9,
+            f"One{DELIMITER}Two{DELIMITER}Three.",
+            "end",
+        ),
     ],
 )
-def test_an_opening_takes_the_tokens_that_cover_it(opening: str, limit: int, written: str, stop: Stop) -> None:
+def test_an_opening_takes_the_tokens_that_cover_it(
+    opening: str, limit: int, written: str, stop: Stop
+) -> None:
     policy = Ruled((ONE, TWO, LAST))
     step = policy.write(opening=opening, limit=limit)
     assert (step.text, step.stop) == (written, stop)
@@ -365,22 +415,32 @@ def test_an_opening_of_the_answer_is_written_once() -> None:
             return await super().write(chain, **wanted)
 
     pair = replace(made.pair, large=Opened("large", counting("large", 3)))
-    written, _ = run(pair.write(PROBLEM.extend(LAST), opening="So", until=lambda partial: partial.author != "small"))
-    assert (openings, written.stop != "until") == (["So"], True)  # a partial answer is the pair's too
+    written, _ = run(
+        pair.write(
+            PROBLEM.extend(LAST), opening="So", until=lambda partial: partial.author != "small"
+        )
+    )
+    # a partial answer is the pair's too
+    assert (openings, written.stop != "until") == (["So"], True)
 
 
 def test_the_pieces_of_a_step_are_read_and_cut_by_their_authors() -> None:
     policy = Ruled((ONE, LAST, LAST, LAST), Rollback(3, "half"))
     written = policy.write()
     half = written.cut(6)
-    assert [(path, leaf.text) for path, leaf in half.leaves()] == [("small.small", "One"), ("small.large", "Oth")]
+    assert [(path, leaf.text) for path, leaf in half.leaves()] == [
+        ("small.small", "One"),
+        ("small.large", "Oth"),
+    ]
     run(policy.pair().write(PROBLEM.extend(written).extend(OTHER)))
     read = ["small: One", f"large: Other{DELIMITER}", f"large: Other{DELIMITER}"]
     assert policy.log[-1] == f"draft after {read}"
 
 
 @pytest.mark.parametrize(("limit", "left", "most"), [(512, 7, 7), (5, 100, 5), (512, 600, 512)])
-def test_no_request_within_the_pair_exceeds_the_limit_or_the_budget(limit: int, left: int, most: int) -> None:
+def test_no_request_within_the_pair_exceeds_the_limit_or_the_budget(
+    limit: int, left: int, most: int
+) -> None:
     limits: list[int] = []
 
     class Limited(ScriptedModel):
@@ -394,10 +454,14 @@ def test_no_request_within_the_pair_exceeds_the_limit_or_the_budget(limit: int, 
     assert limits[:2] == [most, most]
 
 
-def test_requests_within_a_pair_have_the_step_of_the_chain_and_are_no_bets_while_the_loop_waits() -> None:
+def test_requests_within_a_pair_have_the_step_of_the_chain_and_are_no_bets_while_the_loop_waits() -> (
+    None
+):
     three = trio(length=3, refused=(1,))
     run(reason(three.policy, PROBLEM, ahead=0))
-    requests = [(call.path, call.purpose, call.step) for call in three.events if isinstance(call, Called)]
+    requests = [
+        (call.path, call.purpose, call.step) for call in three.events if isinstance(call, Called)
+    ]
     assert requests[:2] == [("small.small", "draft", 0), ("small.large", "verify", 0)]
     assert ("small.large", "repair", 1) in requests
     assert ("", "verify", 1) in requests
@@ -410,7 +474,8 @@ def test_every_model_of_a_pair_begins_with_another_of_its_servers() -> None:
     assert pair.turned(1) == NestedPair.model_validate(nested)
 
 
-# A nested pair keeps the promises of `Model`, as far as a model can that shows nothing before it is verified.
+# A nested pair keeps the promises of `Model`, as far as a model can that shows nothing before it is
+# verified.
 
 
 @pytest.mark.parametrize("policy", ["small", "glimpse"])  # which need no request to judge
@@ -430,7 +495,9 @@ class TestNested(ModelContract):
                 observe=observe_within("small", events.append),
             )
 
-        pair = Nested("small", model("small"), model("large"), partial(policies.make, policy), events.append)
+        pair = Nested(
+            "small", model("small"), model("large"), partial(policies.make, policy), events.append
+        )
         return Subject(pair, PROBLEM, events)
 
     async def test_every_request_is_reported_once(self, subject: Subject) -> None:
@@ -442,8 +509,12 @@ class TestNested(ModelContract):
         await subject.model.ask(subject.chain, "Right?", "79")
         assert [call.path for call in subject.calls[before:]] == ["small.large"]
 
-    async def test_a_cancelled_write_is_over_and_leaves_the_model_usable(self, subject: Subject) -> None:
-        writing = asyncio.create_task(subject.model.write(subject.chain, stop=(), until=cancel_writer, limit=SHORT))
+    async def test_a_cancelled_write_is_over_and_leaves_the_model_usable(
+        self, subject: Subject
+    ) -> None:
+        writing = asyncio.create_task(
+            subject.model.write(subject.chain, stop=(), until=cancel_writer, limit=SHORT)
+        )
         with pytest.raises(asyncio.CancelledError):
             await writing
         assert (await subject.model.write(subject.chain, limit=SHORT)).text

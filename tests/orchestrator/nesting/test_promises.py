@@ -22,7 +22,12 @@ DEPTHS = st.sampled_from([0, 1, 2, 4])
 
 
 @pytest.mark.parametrize("inner", INNER)
-@given(outer=st.sampled_from(OUTER), seed=SEEDS, ahead=DEPTHS, tokens=st.integers(4, 90) | st.just(32_768))
+@given(
+    outer=st.sampled_from(OUTER),
+    seed=SEEDS,
+    ahead=DEPTHS,
+    tokens=st.integers(4, 90) | st.just(32_768),
+)
 @BOUNDED
 def test_the_chain_is_the_same_at_any_lookahead_within_the_budget_and_the_accounts_add_up(
     inner: str, outer: str, seed: int, ahead: int, tokens: int
@@ -39,13 +44,26 @@ def test_the_chain_is_the_same_at_any_lookahead_within_the_budget_and_the_accoun
 
 def _adds_up(family: Family, chain: Chain) -> None:
     ledger = Ledger.of(family.events)
-    for fact in ("kept", "discarded", "judging", "prompt", "requests", "failed", "writing", "judged"):
+    for fact in (
+        "kept",
+        "discarded",
+        "judging",
+        "prompt",
+        "requests",
+        "failed",
+        "writing",
+        "judged",
+    ):
         total = sum(getattr(account, fact) for account in ledger.nested)
         assert total == pytest.approx(getattr(ledger.small, fact)), fact
     for account in ledger.nested:
         assert account.path.startswith("small.")
         assert account.role == "small"
-        calls = [event for event in family.events if isinstance(event, Called) and event.path == account.path]
+        calls = [
+            event
+            for event in family.events
+            if isinstance(event, Called) and event.path == account.path
+        ]
         assert account.written == sum(call.written for call in calls if call.verb == "write")
     for path, drafts, stood in ledger.sifted:
         assert 0 <= stood <= drafts
@@ -93,8 +111,12 @@ def test_cancelling_at_any_moment_and_again_leaves_nothing_open(
 
 @given(outer=st.sampled_from(OUTER), inner=st.sampled_from(INNER), seed=SEEDS)
 @BOUNDED
-def test_the_steps_and_verdicts_of_a_pair_survive_the_trace(outer: str, inner: str, seed: int) -> None:
+def test_the_steps_and_verdicts_of_a_pair_survive_the_trace(
+    outer: str, inner: str, seed: int
+) -> None:
     made = family(outer, inner, seed=seed, sticky=True)
     run(made.run(2))
-    recorded = [event for event in made.events if isinstance(event, Committed | Called | JudgedWithin)]
+    recorded = [
+        event for event in made.events if isinstance(event, Committed | Called | JudgedWithin)
+    ]
     assert [parse(dump(Moment(0.0, event))).event for event in recorded] == recorded

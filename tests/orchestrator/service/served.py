@@ -32,7 +32,20 @@ from stepspec.service_factory import offer
 
 from ...stand_in import FakeVllm
 
-SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n", "It is ", "\\boxed{2}", ".")
+SCRIPT = (
+    "So",
+    " one",
+    ".\n\n",
+    "Then",
+    " two",
+    ".\n\n",
+    "Done",
+    "</think>",
+    "\n\n",
+    "It is ",
+    "\\boxed{2}",
+    ".",
+)
 THINKING = "So one.\n\nThen two.\n\nDone"
 ANSWER = "It is \\boxed{2}."
 TURN = {"role": "user", "content": "What is 1 + 1?"}
@@ -40,7 +53,10 @@ TURN = {"role": "user", "content": "What is 1 + 1?"}
 
 @dataclass
 class Noting(FakeVllm):
-    """A server that notes the headers of requests for a completion, and answers ``/health`` with status *health*."""
+    """
+    A server that notes the headers of requests for a completion, and answers ``/health`` with
+    status *health*.
+    """
 
     heads: list[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
     health: int = 200
@@ -96,11 +112,15 @@ class Served:
         content = body if isinstance(body, bytes) else orjson.dumps(body)
         spelt = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.http.post(
-            self.base + path, data=io.BytesIO(content), headers={"Content-Type": "application/json", **spelt}
+            self.base + path,
+            data=io.BytesIO(content),
+            headers={"Content-Type": "application/json", **spelt},
         ) as reply:
             return Reply(reply.status, reply.headers, await reply.read())
 
-    async def chat(self, *, method: str = "auto", headers: dict[str, str] | None = None, **fields: Any) -> Reply:
+    async def chat(
+        self, *, method: str = "auto", headers: dict[str, str] | None = None, **fields: Any
+    ) -> Reply:
         body = {"model": method, "messages": [TURN], **fields}
         return await self.post("/v1/chat/completions", body, **(headers or {}))
 
@@ -154,11 +174,17 @@ class Reply:
 
     @property
     def chunks(self) -> list[dict[str, Any]]:
-        return [orjson.loads(line.removeprefix("data: ")) for line in self.lines if line.startswith("data: {")]
+        return [
+            orjson.loads(line.removeprefix("data: "))
+            for line in self.lines
+            if line.startswith("data: {")
+        ]
 
     def joined(self, name: str, choice: int = 0) -> str:
         """Join what the deltas of a choice say in one field."""
-        choices = [each for chunk in self.chunks for each in chunk["choices"] if each["index"] == choice]
+        choices = [
+            each for chunk in self.chunks for each in chunk["choices"] if each["index"] == choice
+        ]
         return "".join(each["delta"].get(name, "") for each in choices)
 
 
@@ -179,10 +205,15 @@ async def serving(
     replicas: Sequence[Noting] = (),
     **solving: Any,
 ) -> AsyncGenerator[Served]:
-    """Run a service over two fake servers; the large model's wants *key*, shows *metrics*, and may have *replicas*."""
+    """
+    Run a service over two fake servers; the large model's wants *key*, shows *metrics*, and may
+    have *replicas*.
+    """
     settings = settings or chosen()
     small = Noting(script, digits={"9": -0.1}, names=names[:1])
-    large = replace(small, faults=deque(), requests=[], heads=[], names=names[1:], key=key, left=asyncio.Event())
+    large = replace(
+        small, faults=deque(), requests=[], heads=[], names=names[1:], key=key, left=asyncio.Event()
+    )
     large.metrics = metrics
     for each in replicas:
         each._ids = large._ids  # pyright: ignore[reportPrivateUsage]  # one model, one vocabulary
@@ -194,12 +225,20 @@ async def serving(
         small.serve("small", **endpoints) as one,
         large.serve("large", **endpoints, **({"api_key": key} if key else {})) as other,
     ):
-        urls = [(await stack.enter_async_context(each.serve("large", **endpoints))).url for each in replicas]
+        urls = [
+            (await stack.enter_async_context(each.serve("large", **endpoints))).url
+            for each in replicas
+        ]
         other = other.model_copy(update={"replicas": tuple(urls)})
         solver = await stack.enter_async_context(Solver(one, other, **solving))
-        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        )
         service = Service(offer(solver), settings, [recorded, *observers])
-        async with reachable(service, settings, messages.append) as (base, server, running), AsyncExitStack() as behind:
+        async with (
+            reachable(service, settings, messages.append) as (base, server, running),
+            AsyncExitStack() as behind,
+        ):
             try:
                 yield Served(base, small, large, service, server, running, recorded, http, behind)
             finally:
@@ -229,7 +268,9 @@ STREAM = "text/event-stream"
 
 
 class FullDisk(io.TextIOBase):
-    """What cannot be written: a full disk, a pipe whose reader has left, or a stream that is closed."""
+    """
+    What cannot be written: a full disk, a pipe whose reader has left, or a stream that is closed.
+    """
 
     def __init__(self, exc: Exception) -> None:
         self._exc = exc
@@ -243,21 +284,27 @@ class FullDisk(io.TextIOBase):
 
 @dataclass(eq=False)
 class Behind:
-    """A model's server: it records its requests and returns *pieces*, of an answer of this *kind*."""
+    """
+    A model's server: it records its requests and returns *pieces*, of an answer of this *kind*.
+    """
 
     pieces: list[bytes] = field(default_factory=lambda: [b'{"any": "thing"}'])
     kind: str = "application/json"
     status: int = 200
     gate: asyncio.Event | None = None
     silent: bool = False
-    got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list[tuple[str, dict[str, str], bytes]])
+    got: list[tuple[str, dict[str, str], bytes]] = field(
+        default_factory=list[tuple[str, dict[str, str], bytes]]
+    )
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.got.append((request.path, dict(request.headers), await request.read()))
         if self.silent:
             await asyncio.Event().wait()
-        response = web.StreamResponse(status=self.status, headers={"Content-Type": self.kind, "Retry-After": "7"})
+        response = web.StreamResponse(
+            status=self.status, headers={"Content-Type": self.kind, "Retry-After": "7"}
+        )
         await response.prepare(request)
         try:
             for piece in self.pieces:
@@ -271,15 +318,23 @@ class Behind:
 
 
 def move(endpoint: ModelEndpoint, url: str, replica: int = 0) -> None:
-    """Have the requests that pass through to a *replica* of *endpoint* sent to *url*. Its probes stay as they are."""
+    """
+    Have the requests that pass through to a *replica* of *endpoint* sent to *url*. Its probes stay
+    as they are.
+    """
     assert isinstance(endpoint, ReplicatedEndpoint)
     server = endpoint.up[replica]
     assert isinstance(server, VllmEndpoint)
     server.settings = server.settings.model_copy(update={"url": url})
 
 
-async def put_behind(served: Served, behind: Behind, *roles: Role, replica: int = 0) -> web.AppRunner:
-    """Let the requests for the models of *roles*, by default the large one, pass through to another server."""
+async def put_behind(
+    served: Served, behind: Behind, *roles: Role, replica: int = 0
+) -> web.AppRunner:
+    """
+    Let the requests for the models of *roles*, by default the large one, pass through to another
+    server.
+    """
     app = web.Application()
     app.router.add_post("/v1/{rest:.*}", behind.answer)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
@@ -295,7 +350,9 @@ async def put_behind(served: Served, behind: Behind, *roles: Role, replica: int 
 
 
 @asynccontextmanager
-async def passing(behind: Behind, settings: ServiceSettings | None = None, **solving: Any) -> AsyncGenerator[Served]:
+async def passing(
+    behind: Behind, settings: ServiceSettings | None = None, **solving: Any
+) -> AsyncGenerator[Served]:
     """Run a service that lets requests for the large model pass through to *behind*."""
     async with serving(settings, **solving) as served:
         await put_behind(served, behind)

@@ -38,13 +38,19 @@ def deployment(app: Application) -> Any:
 
 
 def test_variables_the_file_and_arguments_are_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("stepspec.toml").write_text("policy = 'bild'\n[service]\nmax_running = 10\nmax_waiting = 5\nkeys = ['file']\n")
+    Path("stepspec.toml").write_text(
+        "policy = 'bild'\n[service]\nmax_running = 10\nmax_waiting = 5\nkeys = ['file']\n"
+    )
     monkeypatch.setenv("STEPSPEC_SERVICE__RAY__MAX_REPLICAS", "6")
     monkeypatch.setenv("STEPSPEC_SERVICE__MAX_WAITING", "20")
     arguments = {"service": {"drain_seconds": 7, "ray": {"min_replicas": "3", "cpus": 2}}}
     replica = deployment(build({**URLS, **arguments}))
     scaling = replica._deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (3, 6, 5)
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (
+        3,
+        6,
+        5,
+    )
     assert replica.ray_actor_options["num_cpus"] == 2
     assert replica.max_ongoing_requests > 10 + 20  # What is too much is for the service to refuse.
     assert replica._deployment_config.graceful_shutdown_timeout_s > 7
@@ -92,8 +98,14 @@ def test_the_file_that_is_shipped_is_one() -> None:
 def test_replicas_begin_with_different_servers_of_a_model(small: Any) -> None:
     settings = service_factory.read({**URLS, "small": small})
     turned: list[Any] = [settings.turned(rank) for rank in range(3)]
-    urls = [("http://a:1", "http://b:1"), ("http://b:1", "http://a:1"), ("http://a:1", "http://b:1")]
-    assert [(each.small if isinstance(small, str) else each.small.large).urls for each in turned] == urls
+    urls = [
+        ("http://a:1", "http://b:1"),
+        ("http://b:1", "http://a:1"),
+        ("http://a:1", "http://b:1"),
+    ]
+    assert [
+        (each.small if isinstance(small, str) else each.small.large).urls for each in turned
+    ] == urls
     assert {each.large.urls for each in turned} == {("http://c:1",)}
 
 

@@ -1,4 +1,7 @@
-"""The answer of a run under a verifier: held back, judged, rewritten, within the budget and the deadline."""
+"""
+The answer of a run under a verifier: held back, judged, rewritten, within the budget and the
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ class Rewriter(ScriptedModel):
 
 @dataclass
 class Checked:
-    """A run of four steps whose answers *rate* rates; the large model answers 42, and then what it rewrites."""
+    """
+    A run of four steps whose answers *rate* rates; the large model answers 42, and then what it
+    rewrites.
+    """
 
     rate: Callable[[Candidate], Any]
     budget: Budget = field(default_factory=Budget)
@@ -80,7 +86,11 @@ class Checked:
 
     @property
     def verdicts(self) -> list[tuple[bool | None, str, bool]]:
-        return [(each.accepted, each.reason, each.final) for each in self.events if isinstance(each, AnswerJudged)]
+        return [
+            (each.accepted, each.reason, each.final)
+            for each in self.events
+            if isinstance(each, AnswerJudged)
+        ]
 
     async def solve(self) -> Outcome:
         async def rated(candidate: Candidate) -> Any:
@@ -117,34 +127,66 @@ class Checked:
 
 def boxed(*right: str) -> Callable[[Candidate], Rating]:
     """Accept the *right* answers."""
-    return lambda candidate: Rating(float(candidate.answer in right), "" if candidate.answer in right else "off by one")
+    return lambda candidate: Rating(
+        float(candidate.answer in right), "" if candidate.answer in right else "off by one"
+    )
 
 
-def test_an_accepted_answer_is_emitted_once_it_is_judged_with_the_problem_and_the_thinking() -> None:
+def test_an_accepted_answer_is_emitted_once_it_is_judged_with_the_problem_and_the_thinking() -> (
+    None
+):
     case = Checked(boxed("42"))
     outcome, seconds = case.run()
-    assert (outcome.answer, outcome.verified, outcome.rejection, outcome.reason) == ("42", True, "", "stop")
+    assert (outcome.answer, outcome.verified, outcome.rejection, outcome.reason) == (
+        "42",
+        True,
+        "",
+        "stop",
+    )
     assert seconds == 7.0  # those of the run alone, and one for the verdict
     assert case.verdicts == [(True, "", True)]
-    kinds = [type(event) for event in case.events if isinstance(event, Answering | AnswerJudged | Answered)]
+    kinds = [
+        type(event)
+        for event in case.events
+        if isinstance(event, Answering | AnswerJudged | Answered)
+    ]
     assert kinds == [AnswerJudged, Answered, Answering]
     assert case.emitted == ["So it is \\boxed{42}."]
     (candidate,) = case.candidates
-    assert (candidate.stage, candidate.problem, candidate.answer) == ("answer", PROBLEM.messages, "42")
+    assert (candidate.stage, candidate.problem, candidate.answer) == (
+        "answer",
+        PROBLEM.messages,
+        "42",
+    )
     assert candidate.text == outcome.text
-    assert [step.strip() for step in candidate.steps] == [f"The small one says {place}." for place in range(4)]
+    assert [step.strip() for step in candidate.steps] == [
+        f"The small one says {place}." for place in range(4)
+    ]
 
 
 def test_the_large_model_rewrites_a_rejected_answer_after_a_note_of_the_reason() -> None:
     case = Checked(boxed("43"))
     outcome, _ = case.run()
-    assert (outcome.answer, outcome.text, outcome.verified, outcome.rejection) == ("43", "It is \\boxed{43}.", True, "")
+    assert (outcome.answer, outcome.text, outcome.verified, outcome.rejection) == (
+        "43",
+        "It is \\boxed{43}.",
+        True,
+        "",
+    )
     assert case.verdicts == [(False, "off by one", False), (True, "", True)]
     assert case.emitted == ["It is \\boxed{43}."]
-    assert [event.step.text for event in case.events if isinstance(event, Answered)] == ["It is \\boxed{43}."]
+    assert [event.step.text for event in case.events if isinstance(event, Answered)] == [
+        "It is \\boxed{43}."
+    ]
     solution = Solution.of(outcome, case.moments)
     (step,) = [step for step in solution.steps if step.fate == "rejected"]
-    assert (step.index, step.author, step.reason, step.detail, step.grade) == (4, "large", "answer", "off by one", 0.0)
+    assert (step.index, step.author, step.reason, step.detail, step.grade) == (
+        4,
+        "large",
+        "answer",
+        "off by one",
+        0.0,
+    )
     assert (solution.verified, solution.degraded) == (True, ())
     ledger = Ledger.of(case.events)
     assert ledger.critic.requests == 2
@@ -156,17 +198,23 @@ def test_an_answer_that_stays_rejected_is_given_with_the_reason(repairs: int, an
     case = Checked(boxed("none"), settings={"repairs": repairs})
     outcome, _ = case.run()
     assert (outcome.answer, outcome.verified, outcome.rejection) == (answer, False, "off by one")
-    assert case.verdicts == [(False, "off by one", place == repairs) for place in range(repairs + 1)]
+    assert case.verdicts == [
+        (False, "off by one", place == repairs) for place in range(repairs + 1)
+    ]
     assert "".join(case.emitted) == outcome.text
 
 
 def test_the_threshold_decides_about_a_score_between() -> None:
     for threshold, verified in ((0.6, True), (0.7, False)):
-        outcome, _ = Checked(lambda candidate: 0.6, settings={"threshold": threshold, "repairs": 0}).run()
+        outcome, _ = Checked(
+            lambda candidate: 0.6, settings={"threshold": threshold, "repairs": 0}
+        ).run()
         assert outcome.verified is verified
 
 
-@pytest.mark.parametrize(("more", "text"), [(0, "So it is \\boxed{42}."), (2, "It is")], ids=["none", "two"])
+@pytest.mark.parametrize(
+    ("more", "text"), [(0, "So it is \\boxed{42}."), (2, "It is")], ids=["none", "two"]
+)
 def test_a_rewritten_answer_has_only_the_tokens_that_are_left(more: int, text: str) -> None:
     thought, answer = Checked(boxed("42")).run()[0].chain.tokens, len(tokenise(Rewriter.answer))
     case = Checked(boxed("43"), Budget(tokens=thought + answer + more, answer=answer))
@@ -193,8 +241,16 @@ def test_time_that_is_up_leaves_the_answer_as_it_was_judged(
 ) -> None:
     case = Checked(boxed(right), Budget(seconds=deadline), {"seconds": 100}, takes=takes)
     outcome, seconds = case.run()
-    assert (outcome.answer, outcome.verified, outcome.reason, seconds) == ("42", verified, "time", deadline)
-    assert (outcome.rejection, case.emitted) == ("off by one" if right == "43" else "", [outcome.text])
+    assert (outcome.answer, outcome.verified, outcome.reason, seconds) == (
+        "42",
+        verified,
+        "time",
+        deadline,
+    )
+    assert (outcome.rejection, case.emitted) == (
+        "off by one" if right == "43" else "",
+        [outcome.text],
+    )
 
 
 def test_an_answer_that_time_cut_short_is_not_judged() -> None:
@@ -240,15 +296,21 @@ def test_the_large_model_may_reject_in_the_place_of_the_verifier() -> None:
     outcome, _ = case.run()
     assert (outcome.answer, outcome.verified) == ("43", False)
     fallen = [event for event in case.events if isinstance(event, FellBack)]
-    assert fallen == [FellBack("answer", 4, "it raised ZeroDivisionError: division by zero", "large")] * 2
+    assert (
+        fallen
+        == [FellBack("answer", 4, "it raised ZeroDivisionError: division by zero", "large")] * 2
+    )
     assert Solution.of(outcome, case.moments).degraded == ("critic",)
-    assert [call.fate for call in case.events if isinstance(call, Called) and call.role == "critic"] == ["failed"] * 2
+    assert [
+        call.fate for call in case.events if isinstance(call, Called) and call.role == "critic"
+    ] == ["failed"] * 2
 
 
 def test_a_run_fails_with_its_verifier_if_it_is_to() -> None:
     case = Checked(lambda candidate: 7, settings={"fallback": "fail"})
     with pytest.raises(
-        VerifierFailed, match=r"verifier rated[-0-9]* gave no rating: its score is 7, and has to be a number"
+        VerifierFailed,
+        match=r"verifier rated[-0-9]* gave no rating: its score is 7, and has to be a number",
     ):
         case.run()
     assert case.small.open == case.large.open == 0

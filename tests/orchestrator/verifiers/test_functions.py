@@ -1,4 +1,6 @@
-"""Verifiers that are functions: what they may return, threads that are late, and what is no verifier."""
+"""
+Verifiers that are functions: what they may return, threads that are late, and what is no verifier.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ import pytest
 
 from stepspec.orchestrator import Chain, Rating
 from stepspec.orchestrator.errors import ConfigurationError, VerifierFailed
-from stepspec.orchestrator.verifiers import VERIFIERS, Candidate, ConnectedVerifier, FunctionVerifier
+from stepspec.orchestrator.verifiers import (
+    VERIFIERS,
+    Candidate,
+    ConnectedVerifier,
+    FunctionVerifier,
+)
 
 PROBLEM = Chain.of("What is 6 x 7?")
 CANDIDATE = Candidate.final(PROBLEM, "It is \\boxed{42}.")
@@ -88,14 +95,20 @@ async def test_what_a_function_raises_is_a_failure_that_names_it() -> None:
     def runs_out(candidate: Candidate) -> bool:
         return next(iter(()))
 
-    causes = {ends: "RuntimeError: SystemExit: 3", breaks: "KeyError: 'unknown'", runs_out: "RuntimeError: StopIter"}
+    causes = {
+        ends: "RuntimeError: SystemExit: 3",
+        breaks: "KeyError: 'unknown'",
+        runs_out: "RuntimeError: StopIter",
+    }
     for function, cause in causes.items():
         async with connected(function) as verifier:
             with pytest.raises(VerifierFailed, match=cause):
                 await verifier.rate(CANDIDATE)
 
 
-async def test_a_function_that_blocks_leaves_the_loop_free_and_keeps_its_place_when_it_is_late() -> None:
+async def test_a_function_that_blocks_leaves_the_loop_free_and_keeps_its_place_when_it_is_late() -> (
+    None
+):
     free, entered, calls = threading.Event(), asyncio.Event(), list[str]()
     loop = asyncio.get_running_loop()
 
@@ -107,7 +120,9 @@ async def test_a_function_that_blocks_leaves_the_loop_free_and_keeps_its_place_w
     async with connected(blocks, seconds=1.5, max_concurrency=1) as verifier:
         rating = asyncio.create_task(verifier.rate(CANDIDATE))
         await entered.wait()  # the loop goes on while the function blocks
-        with pytest.raises(VerifierFailed, match=r"no rating within 1\.5 s \(seconds in \[critic\]\)"):
+        with pytest.raises(
+            VerifierFailed, match=r"no rating within 1\.5 s \(seconds in \[critic\]\)"
+        ):
             await rating
         with pytest.raises(VerifierFailed, match="no rating"):
             await verifier.rate(CANDIDATE)
@@ -152,7 +167,11 @@ async def test_an_instance_may_be_a_verifier_and_so_may_what_arguments_are_bound
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [(unnamed, "has to have a name"), (Chain, "of a class, pass an instance"), (two, "has to take one argument")],
+    [
+        (unnamed, "has to have a name"),
+        (Chain, "of a class, pass an instance"),
+        (two, "has to take one argument"),
+    ],
 )
 def test_what_cannot_be_a_verifier_is_refused_with_the_cure(function: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):

@@ -1,4 +1,6 @@
-"""Verifiers on a server: the request, the reading of the reply, retries, the deadline, and failures."""
+"""
+Verifiers on a server: the request, the reading of the reply, retries, the deadline, and failures.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,35 @@ from aiohttp.test_utils import TestServer
 from pydantic import ValidationError
 
 from stepspec.orchestrator import Chain, Message, Rating, Step
-from stepspec.orchestrator.errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
-from stepspec.orchestrator.verifiers import Candidate, ConnectedVerifier, DecisionsVerifier, HttpVerifier
+from stepspec.orchestrator.errors import (
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    MalformedReply,
+)
+from stepspec.orchestrator.verifiers import (
+    Candidate,
+    ConnectedVerifier,
+    DecisionsVerifier,
+    HttpVerifier,
+)
 
 TURNS = (Message("system", "Be brief."), Message("user", "What is 6 x 7?"))
-STEPS = Chain(TURNS).extend(Step("Six sevens.\n\n", "small")).extend(Step("That is 42.\n</think>", "large", "end"))
+STEPS = (
+    Chain(TURNS)
+    .extend(Step("Six sevens.\n\n", "small"))
+    .extend(Step("That is 42.\n</think>", "large", "end"))
+)
 ANSWER = STEPS.extend(Step("\n\nIt is \\boxed{42}.", "large", "end"))
 FINAL = Candidate.final(ANSWER, "It is \\boxed{42}.")
 
 
 @dataclass
 class Judge:
-    """A server that replies what *reply* says to any POST; *refusals* befall the coming requests, one by one."""
+    """
+    A server that replies what *reply* says to any POST; *refusals* befall the coming requests, one
+    by one.
+    """
 
     reply: Callable[[dict[str, Any]], Any] = lambda body: {"score": 0.75, "reason": "fine"}
     refusals: deque[int] = field(default_factory=deque[int])
@@ -52,11 +71,15 @@ class Judge:
             raise
 
     @asynccontextmanager
-    async def serve(self, kind: type[Any] = HttpVerifier, path: str = "/judge", **settings: Any) -> AsyncGenerator[Any]:
+    async def serve(
+        self, kind: type[Any] = HttpVerifier, path: str = "/judge", **settings: Any
+    ) -> AsyncGenerator[Any]:
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self.judge)
         async with AsyncExitStack() as stack:
-            server = await stack.enter_async_context(TestServer(application, handler_cancellation=True))
+            server = await stack.enter_async_context(
+                TestServer(application, handler_cancellation=True)
+            )
             settings["url"] = str(server.make_url(path))
             yield await stack.enter_async_context(ConnectedVerifier(kind(**settings)))
 
@@ -66,16 +89,34 @@ async def test_a_candidate_is_posted_as_documented() -> None:
     async with judge.serve(path="/v1/judge?strict=1", api_key="secret") as verifier:
         assert await verifier.rate(FINAL) == Rating(0.75, "fine")
         assert await verifier.rate(Candidate.step(STEPS)) == Rating(0.75, "fine")
-    problem = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 x 7?"}]
+    problem = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 6 x 7?"},
+    ]
     answer, step = judge.bodies
     steps = ["Six sevens.\n\n", "That is 42.\n"]
-    assert answer == {"stage": "answer", "problem": problem, "steps": steps, "text": FINAL.text, "answer": "42"}
-    assert step == {"stage": "step", "problem": problem, "steps": ["Six sevens.\n\n"], "text": "That is 42.\n"}
+    assert answer == {
+        "stage": "answer",
+        "problem": problem,
+        "steps": steps,
+        "text": FINAL.text,
+        "answer": "42",
+    }
+    assert step == {
+        "stage": "step",
+        "problem": problem,
+        "steps": ["Six sevens.\n\n"],
+        "text": "That is 42.\n",
+    }
     assert (set(judge.paths), set(judge.keys)) == ({"/v1/judge?strict=1"}, {"Bearer secret"})
 
 
-@pytest.mark.parametrize("reply", [{"score": 0, "more": 1}, {}, {"score": "1"}, {"score": 1.5}, {"score": None}, [0.5]])
-async def test_a_reply_without_a_score_is_malformed_and_a_reason_may_be_left_out(reply: Any) -> None:
+@pytest.mark.parametrize(
+    "reply", [{"score": 0, "more": 1}, {}, {"score": "1"}, {"score": 1.5}, {"score": None}, [0.5]]
+)
+async def test_a_reply_without_a_score_is_malformed_and_a_reason_may_be_left_out(
+    reply: Any,
+) -> None:
     async with Judge(lambda body: reply).serve() as verifier:
         if "more" in reply:
             assert await verifier.rate(FINAL) == Rating(0.0)
@@ -97,7 +138,11 @@ async def test_a_temporary_refusal_is_repeated_and_limited() -> None:
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(404, "is the path of url in \\[critic\\] right"), (401, "api_key in \\[critic\\]"), (400, "HTTP 400")],
+    [
+        (404, "is the path of url in \\[critic\\] right"),
+        (401, "api_key in \\[critic\\]"),
+        (400, "HTTP 400"),
+    ],
 )
 async def test_a_refusal_names_the_cure_and_is_not_repeated(status: int, words: str) -> None:
     judge = Judge(refusals=deque([status] * 3))
@@ -116,12 +161,16 @@ async def test_a_request_that_is_too_late_is_closed() -> None:
 
 
 async def test_a_server_that_is_gone_is_a_failure() -> None:
-    async with ConnectedVerifier(HttpVerifier(url="http://127.0.0.1:9/judge", retries=0)) as verifier:
+    async with ConnectedVerifier(
+        HttpVerifier(url="http://127.0.0.1:9/judge", retries=0)
+    ) as verifier:
         with pytest.raises(EndpointError, match="nothing listens"):
             await verifier.rate(FINAL)
 
 
-@pytest.mark.parametrize("url", ["judge", "ftp://here/judge", "http:///judge", "http://here:99999/", "http://h/#part"])
+@pytest.mark.parametrize(
+    "url", ["judge", "ftp://here/judge", "http:///judge", "http://here:99999/", "http://h/#part"]
+)
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ValidationError, match="url"):
         HttpVerifier(url=url)
@@ -129,22 +178,33 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 
 def predicate(probability: Any, **fields: Any) -> dict[str, Any]:
     answer = {"type": "predicate", "name": "candidate", "probability": probability, **fields}
-    return {"answers": [answer], "model": "d1", "usage": {"input_tokens": 9, "output_tokens": 1, "total_tokens": 10}}
+    return {
+        "answers": [answer],
+        "model": "d1",
+        "usage": {"input_tokens": 9, "output_tokens": 1, "total_tokens": 10},
+    }
 
 
 @pytest.mark.parametrize("probability", [0, 0.375, 1, 1.0000001])
-async def test_the_decisions_api_is_asked_for_the_probability_of_a_statement(probability: float) -> None:
+async def test_the_decisions_api_is_asked_for_the_probability_of_a_statement(
+    probability: float,
+) -> None:
     other = {"type": "predicate", "name": "other", "probability": 0.5}
     judge = Judge(lambda body: {"answers": [other, *predicate(probability)["answers"]]})
-    async with judge.serve(DecisionsVerifier, "/v1", model="d1", question="It is right.") as verifier:
+    async with judge.serve(
+        DecisionsVerifier, "/v1", model="d1", question="It is right."
+    ) as verifier:
         assert await verifier.rate(FINAL) == Rating(min(probability, 1.0))
     [body] = judge.bodies
     assert (judge.paths, body["model"]) == (["/v1/decisions"], "d1")
-    assert body["input"] == (
-        "Problem:\nBe brief.\n\nWhat is 6 x 7?\n\nReasoning:\nSix sevens.\n\nThat is 42.\n\n"
+    assert (
+        body["input"]
+        == "Problem:\nBe brief.\n\nWhat is 6 x 7?\n\nReasoning:\nSix sevens.\n\nThat is 42.\n\n"
         "Candidate:\nIt is \\boxed{42}."
     )
-    assert body["questions"] == [{"type": "predicate", "name": "candidate", "instructions": "It is right."}]
+    assert body["questions"] == [
+        {"type": "predicate", "name": "candidate", "instructions": "It is right."}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,14 +219,18 @@ async def test_the_decisions_api_is_asked_for_the_probability_of_a_statement(pro
         *[(predicate(wrong), "no decision") for wrong in (1.5, -0.1, "high", None)],
     ],
 )
-async def test_a_reply_without_a_probability_is_malformed(reply: dict[str, Any], words: str) -> None:
+async def test_a_reply_without_a_probability_is_malformed(
+    reply: dict[str, Any], words: str
+) -> None:
     async with Judge(lambda body: reply).serve(DecisionsVerifier, "", model="d1") as verifier:
         with pytest.raises(MalformedReply, match=words):
             await verifier.rate(FINAL)
 
 
 @pytest.mark.parametrize("status", [404, 501])
-async def test_a_server_without_decisions_is_named_and_its_model_is_learnt_again(status: int) -> None:
+async def test_a_server_without_decisions_is_named_and_its_model_is_learnt_again(
+    status: int,
+) -> None:
     judge = Judge(lambda body: predicate(1), refusals=deque([status]), names=["d1", "d2"])
     async with judge.serve(DecisionsVerifier, "", retries=0) as verifier:
         with pytest.raises(EndpointError, match="does this server have the Decisions API"):

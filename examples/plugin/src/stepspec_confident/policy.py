@@ -1,4 +1,7 @@
-"""Confident: the small model's own probabilities decide, and the large model checks the drafts that are in doubt."""
+"""
+Confident: the small model's own probabilities decide, and the large model checks the drafts that
+are in doubt.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,13 @@ class Confident:
     """
     Accept a draft that the small model was sure of; the large model checks the others.
 
-    The small model is sure of a draft if each of its tokens has a probability of *threshold* or more. The large model
-    accepts a draft in doubt if its yes has a probability of *agreement* or more, and rewrites it otherwise.
+    The small model is sure of a draft if each of its tokens has a probability of *threshold* or
+    more. The large model accepts a draft in doubt if its yes has a probability of *agreement* or
+    more, and rewrites it otherwise.
     """
 
-    foreseeable: ClassVar[bool] = True  # a repair depends on nothing but the chain, so it may begin early
+    # a repair depends on nothing but the chain, so it may begin early
+    foreseeable: ClassVar[bool] = True
 
     small: Model
     large: Model
@@ -42,7 +47,9 @@ class Confident:
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         if least_probability(draft) >= self.threshold:
             return Accept(least_probability(draft))
-        answer = await self.large.ask(chain.extend(draft), CHECK.text, (YES, NO), opening=CHECK.opening)
+        answer = await self.large.ask(
+            chain.extend(draft), CHECK.text, (YES, NO), opening=CHECK.opening
+        )
         yes = answer[YES]
         return Accept(yes) if yes >= self.agreement else Rollback(reason="check", score=yes)
 
@@ -57,9 +64,15 @@ def least_probability(draft: Step) -> float:
 
 CONFIDENT = Method(
     Confident,
-    needs="the probability of every token as it is written (small); probabilities of two chosen tokens (large)",
-    cost="one judge token of the large model for a draft in doubt; a rejected step is written again",
-    threshold=Threshold("threshold", (1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0)),  # the strictest first
+    needs=(
+        "the probability of every token as it is written (small); probabilities of two chosen"
+        " tokens (large)"
+    ),
+    cost=(
+        "one judge token of the large model for a draft in doubt; a rejected step is written again"
+    ),
+    # the strictest first
+    threshold=Threshold("threshold", (1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0)),
     prompts=(CHECK.name,),
     compared="threshold",
 )

@@ -15,7 +15,8 @@ from ....trace import parse
 __all__ = ["allowed", "headers", "html", "style"]
 
 FOLDER = Path(__file__).parent
-# In the order of their imports: they are joined into one script, so that no name may occur in two of them.
+# In the order of their imports: they are joined into one script, so that no name may occur in two
+# of them.
 MODULES = (
     "element", "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "spans",
     "announce", "text", "chain", "highlight", "timeline", "keys", "speed", "summary", "form", "live", "page",
@@ -33,7 +34,8 @@ def html(trace: bytes | None = None) -> str:
     """
     if trace is None:
         return _page(connect=LIVE, composer="", trace="")
-    lines = _checked(trace).replace("<", "\\u003c")  # JSON has it in strings only, so the value stays.
+    # JSON has it in strings only, so the value stays.
+    lines = _checked(trace).replace("<", "\\u003c")
     embedded = f'<script type="application/jsonl" id="trace">{lines}</script>'
     return _page(connect="'none'", composer="hidden", trace=embedded)
 
@@ -43,13 +45,16 @@ def _checked(trace: bytes) -> str:
     events = [parse(line).event for line in lines]
     if not events or not isinstance(events[0], Started):
         raise ConfigurationError(
-            "not a trace: it does not begin with the event Started; `stepspec solve --trace FILE` writes one"
+            "not a trace: it does not begin with the event Started; `stepspec solve --trace FILE`"
+            " writes one"
         )
     return b"\n".join(lines).decode()
 
 
 def headers() -> dict[str, str]:
-    """Return the headers of the live page; a policy in the document itself cannot forbid framing."""
+    """
+    Return the headers of the live page; a policy in the document itself cannot forbid framing.
+    """
     return {
         "Content-Security-Policy": f"{_policy(LIVE)}; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
@@ -67,7 +72,13 @@ def _policy(connect: str) -> str:
 
 
 def _page(*, connect: str, composer: str, trace: str) -> str:
-    places = {"security": _policy(connect), "style": style(), "script": script(), "composer": composer, "trace": trace}
+    places = {
+        "security": _policy(connect),
+        "style": style(),
+        "script": script(),
+        "composer": composer,
+        "trace": trace,
+    }
     return re.sub(r"{{(\w+)}}", lambda place: places[place[1]], _read("page.html"))
 
 
@@ -84,7 +95,9 @@ def style() -> str:
 @cache
 def script() -> str:
     """Join the modules into one script."""
-    return "\n" + "\n".join(_EXPORT.sub("", _IMPORT.sub("", _read(f"{name}.js"))) for name in MODULES)
+    return "\n" + "\n".join(
+        _EXPORT.sub("", _IMPORT.sub("", _read(f"{name}.js"))) for name in MODULES
+    )
 
 
 @cache

@@ -36,7 +36,11 @@ def as_dict(response: Any) -> dict[str, Any]:
 
 def stream(provider: str) -> dict[str, Any]:
     chunks = list(ask(provider, stream=True, stream_options={"include_usage": True}))
-    thoughts = [getattr(chunk.choices[0].delta, "reasoning_content", None) for chunk in chunks if chunk.choices]
+    thoughts = [
+        getattr(chunk.choices[0].delta, "reasoning_content", None)
+        for chunk in chunks
+        if chunk.choices
+    ]
     pieces = sum(bool(thought) for thought in thoughts)
     return {**as_dict(litellm.stream_chunk_builder(chunks, messages=MESSAGES)), "pieces": pieces}
 

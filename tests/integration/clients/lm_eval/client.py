@@ -1,7 +1,8 @@
 """
 Evaluates a model on a task of one's own and on the harness's gsm8k, as ``lm_eval run`` does.
 
-The command reads the files of all 14,000 tasks that the harness has before it begins; this reads those of two.
+The command reads the files of all 14,000 tasks that the harness has before it begins; this reads
+those of two.
 """
 
 import json
@@ -15,8 +16,8 @@ from lm_eval.tasks import TaskManager
 (MODEL,) = sys.argv[1:]
 OWN, GSM8K = Path(__file__).parent, Path(lm_eval.__file__).parent / "tasks" / "gsm8k"
 
-# The key is taken from OPENAI_API_KEY; the base URL is the whole path, and a reasoning model needs more than the 256
-# tokens that the harness allows by itself.
+# The key is taken from OPENAI_API_KEY; the base URL is the whole path, and a reasoning model needs
+# more than the 256 tokens that the harness allows by itself.
 if __name__ == "__main__":
     results = lm_eval.simple_evaluate(
         model="local-chat-completions",

@@ -1,4 +1,7 @@
-"""An agent of the OpenAI Agents SDK with two tools, through both APIs. The SDK reads OPENAI_BASE_URL itself."""
+"""
+An agent of the OpenAI Agents SDK with two tools, through both APIs. The SDK reads OPENAI_BASE_URL
+itself.
+"""
 
 import asyncio
 import json
@@ -33,7 +36,9 @@ def calculator(expression: str) -> str:
 
 
 async def run(model: Model, *, streamed: bool) -> dict[str, Any]:
-    agent = Agent(name="Shopper", instructions="Use the tools.", model=model, tools=[lookup, calculator])
+    agent = Agent(
+        name="Shopper", instructions="Use the tools.", model=model, tools=[lookup, calculator]
+    )
     if streamed:
         result = Runner.run_streamed(agent, PROBLEM)
         events = [event.type async for event in result.stream_events()]

@@ -1,7 +1,8 @@
 """
 Runs ``vllm bench serve`` as vLLM's own command does.
 
-The command itself cannot start where vLLM is its CPU build: it asks for the version of a package called ``vllm``.
+The command itself cannot start where vLLM is its CPU build: it asks for the version of a package
+called ``vllm``.
 """
 
 from vllm.benchmarks.serve import add_cli_args, main

@@ -1,4 +1,7 @@
-"""Requests of Anthropic's API: what they mean for a run, and the errors that name a field and its cure."""
+"""
+Requests of Anthropic's API: what they mean for a run, and the errors that name a field and its
+cure.
+"""
 
 from __future__ import annotations
 
@@ -41,24 +44,48 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{**TURN, "contents": 5}]}, "messages[0].contents", "/openapi.json lists all"),
     (blocks(), "messages[0].content", "at least 1"),
     (blocks(TEXT, {"type": "image", "source": {}}), "messages[0].content[1]", "read text only"),
-    (blocks({"type": "thinking", "thinking": ""}), "messages[0].content[0]", "a message of the assistant"),
+    (
+        blocks({"type": "thinking", "thinking": ""}),
+        "messages[0].content[0]",
+        "a message of the assistant",
+    ),
     (blocks(RESULT, role="assistant"), "messages[0].content[0]", "a message of the user"),
     (blocks(CALL), "messages[0].content[0]", "a message of the assistant"),
-    (blocks({**RESULT, "content": [{"type": "image"}]}), "messages[0].content[0].content[0]", "read text only"),
+    (
+        blocks({**RESULT, "content": [{"type": "image"}]}),
+        "messages[0].content[0].content[0]",
+        "read text only",
+    ),
     (blocks(RESULT), "messages", "which no message before it makes"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]", "send tools with an input_schema"),
+    (
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        "tools[0]",
+        "send tools with an input_schema",
+    ),
     ({"tools": [{**TOOL, "parameters": {}}]}, "tools[0].parameters", "unknown parameter"),
     ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice", "an object"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name", "missing"),
-    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look_op"}}, "tool_choice", "did you mean 'look_up'"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look_op"}},
+        "tool_choice",
+        "did you mean 'look_up'",
+    ),
     ({"tools": [TOOL], "output_config": SCHEMA}, "output_config.format", "leave out one of them"),
     (blocks({"text": "x"}), "messages[0].content[0]", "'type'"),
     (blocks({**TEXT, "texts": "x"}), "messages[0].content[0].texts", "/openapi.json lists all"),
     (blocks({**TEXT, "citations": [{}]}), "messages[0].content[0].citations", "leave it out"),
-    (blocks({"type": "server_tool_use"}, role="assistant"), "messages[0].content[0]", "runs no tools"),
+    (
+        blocks({"type": "server_tool_use"}, role="assistant"),
+        "messages[0].content[0]",
+        "runs no tools",
+    ),
     ({"system": [{"type": "image"}]}, "system[0]", "read text only"),
     ({"thinking": {"type": "between_tools"}}, "thinking.type", "'adaptive'"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 400}}, "thinking.budget_tokens", "less than max_tokens"),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 400}},
+        "thinking.budget_tokens",
+        "less than max_tokens",
+    ),
     ({"output_config": {"effort": "none"}}, "output_config.effort", "always thinks"),
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", "json_schema"),
     ({"stop_sequences": ["a", "b", "c", "d", "e"]}, "stop_sequences", "at most 4"),
@@ -73,7 +100,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), WRONG)
-def test_an_error_names_the_field_and_the_cure(fields: dict[str, Any], param: str, words: str) -> None:
+def test_an_error_names_the_field_and_the_cure(
+    fields: dict[str, Any], param: str, words: str
+) -> None:
     with pytest.raises(ApiError) as caught:
         ordered(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -82,9 +111,27 @@ def test_an_error_names_the_field_and_the_cure(fields: dict[str, Any], param: st
 
 
 NEUTRAL: list[dict[str, Any]] = [
-    {"system": None, "stop_sequences": None, "stream": None, "temperature": None, "metadata": None, "thinking": None},
-    {"tools": [], "mcp_servers": [], "container": None, "anything": None, "speed": "standard", "service_tier": "auto"},
-    {"service_tier": "standard_only", "cache_control": {"type": "ephemeral"}, "metadata": {"user_id": None}},
+    {
+        "system": None,
+        "stop_sequences": None,
+        "stream": None,
+        "temperature": None,
+        "metadata": None,
+        "thinking": None,
+    },
+    {
+        "tools": [],
+        "mcp_servers": [],
+        "container": None,
+        "anything": None,
+        "speed": "standard",
+        "service_tier": "auto",
+    },
+    {
+        "service_tier": "standard_only",
+        "cache_control": {"type": "ephemeral"},
+        "metadata": {"user_id": None},
+    },
     {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
     {"context_management": {"edits": []}, "output_config": {}},
     {"system": "", "stepspec": None},
@@ -97,7 +144,12 @@ NEUTRAL: list[dict[str, Any]] = [
 def test_fields_with_a_neutral_value_change_nothing(fields: dict[str, Any]) -> None:
     plain, other = ordered(), ordered(**fields)
     seed = plain.run.sampling.seed
-    assert replace(other, run=other.run.model_copy(update={"sampling": other.run.sampling.with_seed(seed)})) == plain
+    assert (
+        replace(
+            other, run=other.run.model_copy(update={"sampling": other.run.sampling.with_seed(seed)})
+        )
+        == plain
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,13 +163,19 @@ def test_fields_with_a_neutral_value_change_nothing(fields: dict[str, Any]) -> N
         ({"output_config": {"effort": "low"}}, Budget(400, answer=400 - 75)),
         ({"output_config": {"effort": "max"}}, Budget(400, answer=100)),
         (
-            {"output_config": {"effort": "low"}, "thinking": {"type": "enabled", "budget_tokens": 60}},
+            {
+                "output_config": {"effort": "low"},
+                "thinking": {"type": "enabled", "budget_tokens": 60},
+            },
             Budget(400, answer=340),
         ),
         ({"stepspec": {"budget": {"answer": 30}}}, Budget(400, answer=30)),
         ({"stepspec": {"budget": {"steps": 3, "seconds": 9.5}}}, Budget(400, 3, 9.5, 100)),
         ({"max_tokens": 2, "thinking": {"type": "disabled"}}, Budget(2, answer=1)),
-        ({"max_tokens": 5000, "thinking": {"type": "enabled", "budget_tokens": 4000}}, Budget(1000, answer=250)),
+        (
+            {"max_tokens": 5000, "thinking": {"type": "enabled", "budget_tokens": 4000}},
+            Budget(1000, answer=250),
+        ),
     ],
 )
 def test_only_the_thinking_is_limited_further(fields: dict[str, Any], budget: Budget) -> None:
@@ -137,24 +195,42 @@ def test_the_fields_of_a_request_are_those_of_its_run() -> None:
     sampling = order.run.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
     assert (order.stop, order.format) == (("a", "b"), schema)
-    assert (order.run.options["threshold"], order.run.ahead, order.run.policy) == (8, 2, OFFER.defaults.policy)
+    assert (order.run.options["threshold"], order.run.ahead, order.run.policy) == (
+        8,
+        2,
+        OFFER.defaults.policy,
+    )
 
 
 def test_the_system_is_a_message_unless_it_is_empty() -> None:
-    roles = [[message.role for message in ordered(system=system).problem] for system in (None, "", [], "x", [TEXT])]
+    roles = [
+        [message.role for message in ordered(system=system).problem]
+        for system in (None, "", [], "x", [TEXT])
+    ]
     assert roles == [["user"]] * 3 + [["system", "user"]] * 2
 
 
 def test_calls_and_their_results_are_messages_in_their_order() -> None:
     turns = [
         TURN,
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": ""}, TEXT, CALL]},
-        {"role": "assistant", "content": [{**CALL, "id": "c2", "caller": None, "cache_control": None}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "Hm.", "signature": ""}, TEXT, CALL],
+        },
+        {
+            "role": "assistant",
+            "content": [{**CALL, "id": "c2", "caller": None, "cache_control": None}],
+        },
         {
             "role": "user",
             "content": [
                 RESULT,
-                {**RESULT, "tool_use_id": "c2", "is_error": True, "content": [TEXT, {"type": "text", "text": "y"}]},
+                {
+                    **RESULT,
+                    "tool_use_id": "c2",
+                    "is_error": True,
+                    "content": [TEXT, {"type": "text", "text": "y"}],
+                },
                 {"type": "text", "text": "Go"},
                 {"type": "text", "text": "on."},
             ],
@@ -171,7 +247,11 @@ def test_calls_and_their_results_are_messages_in_their_order() -> None:
 
 
 def test_a_result_may_be_empty() -> None:
-    turns = [TURN, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": [{**RESULT, "content": None}]}]
+    turns = [
+        TURN,
+        {"role": "assistant", "content": [CALL]},
+        {"role": "user", "content": [{**RESULT, "content": None}]},
+    ]
     assert ordered(messages=turns).problem[-1] == Message("tool", "", call_id="c1")
 
 
@@ -186,11 +266,23 @@ def test_a_result_may_be_empty() -> None:
     ],
 )
 def test_tools_and_their_choice(choice: Any, name: str, parallel: bool) -> None:
-    hints = {"type": "custom", "strict": True, "cache_control": {"type": "ephemeral"}, "defer_loading": False}
-    more = {"eager_input_streaming": True, "input_examples": [{"word": "x"}], "allowed_callers": ["direct"]}
+    hints = {
+        "type": "custom",
+        "strict": True,
+        "cache_control": {"type": "ephemeral"},
+        "defer_loading": False,
+    }
+    more = {
+        "eager_input_streaming": True,
+        "input_examples": [{"word": "x"}],
+        "allowed_callers": ["direct"],
+    }
     tools = [TOOL, {**TOOL, **hints, **more, "name": "other", "description": None}]
     schema = '{"type":"object"}'
-    looked, other = Tool("look_up", "Look a word up.", schema), Tool("other", "", schema, strict=True)
+    looked, other = (
+        Tool("look_up", "Look a word up.", schema),
+        Tool("other", "", schema, strict=True),
+    )
     expected = Toolset((looked, other), name, parallel)
     assert ordered(tools=tools, tool_choice=choice).tools == expected
 

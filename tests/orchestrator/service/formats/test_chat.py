@@ -1,4 +1,7 @@
-"""Chat completions over a real socket: a stream has the content of the reply without one, and no field is ignored."""
+"""
+Chat completions over a real socket: a stream has the content of the reply without one, and no field
+is ignored.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ async def test_an_answer_in_one_piece() -> None:
         "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 8},
     }
-    assert [(step["author"], step["fate"], step["grade"]) for step in body["steps"]] == [("small", "kept", 9.0)] * 3
+    assert [(step["author"], step["fate"], step["grade"]) for step in body["steps"]] == [
+        ("small", "kept", 9.0)
+    ] * 3
     assert (body["ledger"]["small"]["kept"], body["ledger"]["large"]["kept"]) == (8, 4)
     about = body["stepspec"]
     assert (about["method"], about["answer"], about["finish_reason"]) == ("specreason", "2", "stop")
@@ -44,22 +49,30 @@ async def test_a_stream_has_every_step_and_then_the_answer() -> None:
         reply = await served.chat(stream=True, stream_options={"include_usage": True})
         unstreamed = await served.chat()
     assert reply.headers["Content-Type"].startswith("text/event-stream")
-    assert (reply.headers["Cache-Control"], reply.headers["X-Accel-Buffering"]) == ("no-cache", "no")
+    assert (reply.headers["Cache-Control"], reply.headers["X-Accel-Buffering"]) == (
+        "no-cache",
+        "no",
+    )
     assert reply.lines[-1] == "data: [DONE]"
     first, *middle, last, usage = reply.chunks
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert {chunk["object"] for chunk in reply.chunks} == {"chat.completion.chunk"}
     assert len({chunk["id"] for chunk in reply.chunks}) == 1
-    steps = [chunk["choices"][0]["stepspec"] for chunk in middle if "stepspec" in chunk["choices"][0]]
+    steps = [
+        chunk["choices"][0]["stepspec"] for chunk in middle if "stepspec" in chunk["choices"][0]
+    ]
     assert steps == [
-        {"index": index, "author": "small", "grade": 9.0, "fate": "kept", "reason": ""} for index in range(3)
+        {"index": index, "author": "small", "grade": 9.0, "fate": "kept", "reason": ""}
+        for index in range(3)
     ]
     texts = [chunk["choices"][0]["delta"].get("reasoning") for chunk in middle][:3]
     assert texts == ["So one.\n\n", "Then two.\n\n", "Done"]
     for name in ("reasoning", "reasoning_content", "content"):
         assert reply.joined(name) == unstreamed.message[name]
     assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({}, "stop")
-    assert [step["text"] for step in last["steps"]] == [step["text"] for step in unstreamed.json["steps"]]
+    assert [step["text"] for step in last["steps"]] == [
+        step["text"] for step in unstreamed.json["steps"]
+    ]
     assert "ledger" in last
     assert (usage["choices"], usage["usage"]) == ([], unstreamed.json["usage"])
 
@@ -81,14 +94,19 @@ async def test_usage_is_sent_only_on_request() -> None:
         ("none", {"content": ANSWER}),
     ],
 )
-async def test_the_field_of_the_thinking_follows_the_option(thinking: Any, fields: dict[str, str]) -> None:
+async def test_the_field_of_the_thinking_follows_the_option(
+    thinking: Any, fields: dict[str, str]
+) -> None:
     async with serving(chosen(thinking=thinking)) as served:
         unstreamed = await served.chat()
     async with serving() as served:
         stream = await served.chat(stream=True, stepspec={"thinking": thinking})
     assert unstreamed.message == {"role": "assistant", "refusal": None, **fields}
     assert {name: stream.joined(name) for name in fields} == fields
-    assert {name for chunk in stream.chunks for name in chunk["choices"][0]["delta"]} <= {"role", *fields}
+    assert {name for chunk in stream.chunks for name in chunk["choices"][0]["delta"]} <= {
+        "role",
+        *fields,
+    }
 
 
 async def test_several_choices_have_seeds_of_their_own() -> None:
@@ -109,17 +127,30 @@ async def test_a_stop_string_ends_the_answer_and_never_the_thinking() -> None:
     async with serving() as served:
         unstreamed = await served.chat(stop=["two", "\\boxed"])
         stream = await served.chat(stop="\\boxed", stream=True)
-        lines = [await served.chat(stop=["\n", "\n\n"], stepspec={"answer": by}) for by in ("large", "method")]
+        lines = [
+            await served.chat(stop=["\n", "\n\n"], stepspec={"answer": by})
+            for by in ("large", "method")
+        ]
     assert (unstreamed.message["reasoning"], unstreamed.message["content"]) == (THINKING, "It is")
     assert (stream.joined("reasoning"), stream.joined("content")) == (THINKING, "It is")
-    assert [line.message["content"] for line in lines] == [ANSWER] * 2  # the answer begins with a blank line
+    # the answer begins with a blank line
+    assert [line.message["content"] for line in lines] == [ANSWER] * 2
 
 
 async def test_a_conversation_reaches_the_models_as_turns_without_old_thinking() -> None:
     turns = [
         {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "One"}, {"type": "text", "text": "and two."}]},
-        {"role": "assistant", "content": "3", "reasoning": "hm", "reasoning_content": "hm", "refusal": None},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "One"}, {"type": "text", "text": "and two."}],
+        },
+        {
+            "role": "assistant",
+            "content": "3",
+            "reasoning": "hm",
+            "reasoning_content": "hm",
+            "refusal": None,
+        },
         TURN,
     ]
     async with serving() as served:
@@ -135,7 +166,13 @@ async def test_a_conversation_reaches_the_models_as_turns_without_old_thinking()
 
 
 async def test_the_sampling_of_a_request_reaches_the_servers() -> None:
-    options: dict[str, Any] = {"temperature": 0.7, "top_p": 0.5, "top_k": 9, "repetition_penalty": 1.5, "seed": 3}
+    options: dict[str, Any] = {
+        "temperature": 0.7,
+        "top_p": 0.5,
+        "top_k": 9,
+        "repetition_penalty": 1.5,
+        "seed": 3,
+    }
     async with serving() as served:
         await served.chat(**options)
         first = next(body for path, body in served.small.requests if path == "/v1/completions")
@@ -153,19 +190,33 @@ async def test_json_is_requested_from_the_large_model_and_only_for_the_answer() 
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     async with serving(script=script) as served:
         reply = await served.chat(response_format=wanted)
-        schemas = [body.get("structured_outputs") for path, body in served.large.requests if path == "/v1/completions"]
-        drafted = [body.get("structured_outputs") for path, body in served.small.requests if path == "/v1/completions"]
+        schemas = [
+            body.get("structured_outputs")
+            for path, body in served.large.requests
+            if path == "/v1/completions"
+        ]
+        drafted = [
+            body.get("structured_outputs")
+            for path, body in served.small.requests
+            if path == "/v1/completions"
+        ]
     assert reply.message["content"] == '{"x": 2}'
     assert {"json": schema} in schemas
     assert set(map(str, drafted)) == {"None"}
 
 
-async def test_a_failure_before_the_first_step_has_its_status_and_a_later_one_ends_the_stream() -> None:
+async def test_a_failure_before_the_first_step_has_its_status_and_a_later_one_ends_the_stream() -> (
+    None
+):
     async with serving() as served:
         for each in (served.small, served.large):
             each.faults.extend([Refuse(500, "dead")] * 99)
         early = await served.chat(stream=True)
-    assert (early.status, early.error["code"], early.headers["Retry-After"]) == (503, "upstream_unavailable", "2")
+    assert (early.status, early.error["code"], early.headers["Retry-After"]) == (
+        503,
+        "upstream_unavailable",
+        "2",
+    )
     async with serving() as served:
         served.large.faults.extend([Refuse(500, "dead")] * 99)
         judged = await served.chat(stream=True)
@@ -183,7 +234,9 @@ async def test_a_failure_before_the_first_step_has_its_status_and_a_later_one_en
     assert (unstreamed.status, unstreamed.headers["x-should-retry"]) == (503, "false")
 
 
-async def test_an_answer_is_not_lost_because_its_prompt_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_not_lost_because_its_prompt_cannot_be_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with serving() as served:
         engine = served.service.context.offer.engine
         counted = engine.large.count
@@ -260,7 +313,9 @@ async def test_an_answer_that_is_rejected_or_not_judged_says_so(
 
 
 async def test_a_run_that_fails_with_its_verifier_is_a_503() -> None:
-    async with serving(critic={"kind": "function", "function": broken, "fallback": "fail"}) as served:
+    async with serving(
+        critic={"kind": "function", "function": broken, "fallback": "fail"}
+    ) as served:
         reply = await served.chat()
     assert (reply.status, reply.error["code"]) == (503, "upstream_unavailable")
     assert "verifier broken" in reply.error["message"]

@@ -41,8 +41,13 @@ SETTINGS = chosen(keys=("k",))
 
 
 @st.composite
-def cases(draw: st.DrawFn, operation: Any, mode: schemathesis.GenerationMode) -> schemathesis.Case[Any]:
-    """Draw a request; what schemathesis gives up in the middle of, for arrays it cannot fill, is drawn again."""
+def cases(
+    draw: st.DrawFn, operation: Any, mode: schemathesis.GenerationMode
+) -> schemathesis.Case[Any]:
+    """
+    Draw a request; what schemathesis gives up in the middle of, for arrays it cannot fill, is drawn
+    again.
+    """
     try:
         case: schemathesis.Case[Any] = draw(operation.as_strategy(mode))
     except InvalidSchema:
@@ -51,19 +56,30 @@ def cases(draw: st.DrawFn, operation: Any, mode: schemathesis.GenerationMode) ->
 
 
 def refusal_names_the_parameter(ctx: object, response: Any, case: object) -> None:
-    """A check of schemathesis: a 400 says what is wrong, and where, unless the body is not JSON at all."""
+    """
+    A check of schemathesis: a 400 says what is wrong, and where, unless the body is not JSON at
+    all.
+    """
     if response.status_code == 400:
         error = response.json()["error"]
         assert error["message"], error
-        if response.json().get("type") != "error":  # Anthropic's errors name the parameter in the message
+        # Anthropic's errors name the parameter in the message
+        if response.json().get("type") != "error":
             assert error["param"] is not None or error["code"] == "invalid_json", error
 
 
 def streams_are_complete(ctx: object, response: Any, case: schemathesis.Case[Any]) -> None:
-    """A check of schemathesis: the data of every event of a stream is JSON, and the stream is complete."""
+    """
+    A check of schemathesis: the data of every event of a stream is JSON, and the stream is
+    complete.
+    """
     kind = next(iter(response.headers.get("content-type", [""]))).partition(";")[0]
     if response.status_code == 200 and kind == "text/event-stream":
-        lines = [line.removeprefix(b"data: ") for line in response.content.splitlines() if line.startswith(b"data: ")]
+        lines = [
+            line.removeprefix(b"data: ")
+            for line in response.content.splitlines()
+            if line.startswith(b"data: ")
+        ]
         if case.path == "/v1/chat/completions":
             assert lines.pop() == b"[DONE]"
         assert all(isinstance(json.loads(line), dict) for line in lines)
@@ -74,14 +90,22 @@ def description() -> Generator[Any]:
     """The description of a service in an event loop of its own."""
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(serving(SETTINGS, script=(*SCRIPT[:8], "\n\n", "{}"))) as served,
+        portal.wrap_async_context_manager(
+            serving(SETTINGS, script=(*SCRIPT[:8], "\n\n", "{}"))
+        ) as served,
     ):
-        portal.call(put_behind, served, Behind(), "small", "large")  # whatever passes through is answered
+        # whatever passes through is answered
+        portal.call(put_behind, served, Behind(), "small", "large")
         yield schemathesis.openapi.from_url(f"{served.base}/openapi.json")
 
 
-def send(operation: Any, mode: schemathesis.GenerationMode, most: int, *more: Any, **fields: Any) -> None:
-    """Send *most* requests of this *mode*, with some *fields* of their bodies set, and check the answers."""
+def send(
+    operation: Any, mode: schemathesis.GenerationMode, most: int, *more: Any, **fields: Any
+) -> None:
+    """
+    Send *most* requests of this *mode*, with some *fields* of their bodies set, and check the
+    answers.
+    """
 
     @given(case=cases(operation, mode))
     @hypothesis_settings(
@@ -105,18 +129,24 @@ def send(operation: Any, mode: schemathesis.GenerationMode, most: int, *more: An
 @pytest.mark.timeout(900)
 def test_no_failure_and_no_undocumented_answer(description: Any) -> None:
     paths = description.raw_schema["paths"]
-    assert {"/v1/chat/completions", "/v1/messages", "/v1/responses", "/live", "/metrics"} <= set(paths)
+    assert {"/v1/chat/completions", "/v1/messages", "/v1/responses", "/live", "/metrics"} <= set(
+        paths
+    )
     for path, method in ((path, method) for path, methods in paths.items() for method in methods):
         operation = description[path][method.upper()]
         send(operation, POSITIVE, 5 if operation.body else 2)
-        if operation.body or operation.path_parameters:  # else there is nothing that could be wrong with it
+        # else there is nothing that could be wrong with it
+        if operation.body or operation.path_parameters:
             send(operation, NEGATIVE, 8 if operation.body else 3)
 
 
 @pytest.mark.parametrize(
-    ("path", "asked"), [("/v1/chat/completions", {"messages": [TURN]}), ("/v1/responses", {"input": "x"})]
+    ("path", "asked"),
+    [("/v1/chat/completions", {"messages": [TURN]}), ("/v1/responses", {"input": "x"})],
 )
-def test_streams_and_whole_replies_are_as_described(description: Any, path: str, asked: dict[str, Any]) -> None:
+def test_streams_and_whole_replies_are_as_described(
+    description: Any, path: str, asked: dict[str, Any]
+) -> None:
     # What is generated rarely ends with a user's message.
     for stream in (True, False):
         send(description[path]["POST"], POSITIVE, 4, streams_are_complete, **asked, stream=stream)

@@ -52,7 +52,10 @@ def events(reply: Reply) -> list[dict[str, Any]]:
 
 
 def conversations(served: Served) -> list[list[dict[str, str]]]:
-    """The conversations that the large model's server has rendered, but for those that its template is learnt from."""
+    """
+    The conversations that the large model's server has rendered, but for those that its template is
+    learnt from.
+    """
     every = [body["messages"] for _, body in served.large.requests if "messages" in body]
     return [each for each in every if not each[0]["content"].startswith("stepspec")]
 
@@ -65,14 +68,23 @@ async def test_a_message_has_its_thinking_and_its_answer_as_blocks() -> None:
     assert (thinking.thinking, bool(thinking.signature)) == (THINKING, True)
     assert text.type == "text"
     assert text.text == ANSWER
-    assert (made.role, made.model, made.stop_reason, made.stop_sequence) == ("assistant", "auto", "end_turn", None)
+    assert (made.role, made.model, made.stop_reason, made.stop_sequence) == (
+        "assistant",
+        "auto",
+        "end_turn",
+        None,
+    )
     assert made.id == f"msg_{served.recorded.requests[0].id}"
     assert made._request_id == served.recorded.requests[0].id  # pyright: ignore[reportPrivateUsage]  # so the SDK tells it
     assert made.usage.output_tokens == 12
     assert made.usage.output_tokens_details is not None
     assert made.usage.output_tokens_details.thinking_tokens == 8
     extra = made.model_extra or {}
-    assert (len(extra["steps"]), extra["ledger"]["small"]["kept"], extra["stepspec"]["answer"]) == (3, 8, "2")
+    assert (len(extra["steps"]), extra["ledger"]["small"]["kept"], extra["stepspec"]["answer"]) == (
+        3,
+        8,
+        "2",
+    )
 
 
 async def test_a_stream_has_each_verified_step_as_one_delta() -> None:
@@ -95,11 +107,17 @@ async def test_a_stream_has_each_verified_step_as_one_delta() -> None:
     assert ("".join(thoughts), len(thoughts)) == (THINKING, 3)
     assert [delta["type"] for delta in deltas[:4]] == ["thinking_delta"] * 3 + ["signature_delta"]
     assert "".join(delta["text"] for delta in deltas if delta["type"] == "text_delta") == ANSWER
-    assert [event["stepspec"]["author"] for event in found if "stepspec" in event and "index" in event] == ["small"] * 3
+    assert [
+        event["stepspec"]["author"] for event in found if "stepspec" in event and "index" in event
+    ] == ["small"] * 3
     indices = [event["index"] for event in found if "index" in event]
     assert indices == sorted(indices)
     start, last = found[0]["message"], found[-2]
-    assert (start["content"], start["stop_reason"], start["usage"]["output_tokens"]) == ([], None, 0)
+    assert (start["content"], start["stop_reason"], start["usage"]["output_tokens"]) == (
+        [],
+        None,
+        0,
+    )
     assert last["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
     assert last["usage"] | {"service_tier": "standard"} == whole["usage"]
     assert last["usage"].keys() <= MessageDeltaUsage.model_fields.keys()
@@ -109,18 +127,35 @@ async def test_a_stream_has_each_verified_step_as_one_delta() -> None:
     assert {"thinking", "signature", "text"} <= kinds
 
 
-async def test_a_conversation_continues_with_the_returned_message_and_its_tokens_are_counted() -> None:
+async def test_a_conversation_continues_with_the_returned_message_and_its_tokens_are_counted() -> (
+    None
+):
     async with serving() as served, client(served) as sdk:
         short = await sdk.messages.count_tokens(model="auto", messages=PROBLEM)
-        system = await sdk.messages.count_tokens(model="specreason", messages=PROBLEM, system="Be brief.")
+        system = await sdk.messages.count_tokens(
+            model="specreason", messages=PROBLEM, system="Be brief."
+        )
         async with sdk.messages.stream(**ASKED) as helped:
             first = await helped.get_final_message()
-        turns: Any = [*PROBLEM, {"role": "assistant", "content": first.content}, {"role": "user", "content": "And?"}]
+        turns: Any = [
+            *PROBLEM,
+            {"role": "assistant", "content": first.content},
+            {"role": "user", "content": "And?"},
+        ]
         second = await sdk.messages.create(**ASKED | {"messages": turns})
-        counted = await sdk.messages.count_tokens(model="auto", messages=turns, thinking={"type": "adaptive"})
-    assert [block.to_dict() for block in second.content] == [block.to_dict() for block in first.content]
-    assert second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0) == counted.input_tokens
-    assert first.usage.input_tokens + (first.usage.cache_read_input_tokens or 0) == short.input_tokens
+        counted = await sdk.messages.count_tokens(
+            model="auto", messages=turns, thinking={"type": "adaptive"}
+        )
+    assert [block.to_dict() for block in second.content] == [
+        block.to_dict() for block in first.content
+    ]
+    assert (
+        second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0)
+        == counted.input_tokens
+    )
+    assert (
+        first.usage.input_tokens + (first.usage.cache_read_input_tokens or 0) == short.input_tokens
+    )
     assert short.input_tokens < min(system.input_tokens, counted.input_tokens)
 
 
@@ -136,7 +171,10 @@ async def test_the_models_read_the_whole_conversation() -> None:
         {"type": "text", "text": "Two.", "citations": None},
     ]
     turns = [
-        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
+        },
         {"role": "user", "content": "three"},
         {"role": "assistant", "content": thought},
         {"role": "system", "content": "Now hurry."},
@@ -172,7 +210,9 @@ async def test_hidden_thinking_is_limited_or_left_out() -> None:
     assert kinds == [["thinking", "text"]] * 2 + [["text"]] * 3 + [["thinking", "text"], ["text"]]
     assert shown[-1]["content"][0]["text"] == f"<think>\n{THINKING}\n</think>\n\n{ANSWER}"
     assert shown[2]["content"][0]["text"] == ANSWER
-    assert {event["delta"]["type"] for event in hidden if event["type"] == "content_block_delta"} == {"text_delta"}
+    assert {
+        event["delta"]["type"] for event in hidden if event["type"] == "content_block_delta"
+    } == {"text_delta"}
     assert all(made["stepspec"]["method"] == "specreason" for made in shown)
 
 
@@ -202,18 +242,30 @@ async def test_an_answer_without_text_has_a_block_for_clients_that_read_the_firs
         reply = await ask(served, **fields)
         streamed = events(await ask(served, stream=True, **fields))
     assert reply.json["content"] == [{"type": "text", "text": ""}]
-    assert [event["type"] for event in streamed][2:4] == ["content_block_start", "content_block_stop"]
+    assert [event["type"] for event in streamed][2:4] == [
+        "content_block_start",
+        "content_block_stop",
+    ]
 
 
 async def test_the_answer_may_be_json_of_a_schema() -> None:
     class Count(BaseModel):
         x: int
 
-    async with serving(script=(*SCRIPT[:8], "\n\n", '{"x":', " 2}")) as served, client(served) as sdk:
+    async with (
+        serving(script=(*SCRIPT[:8], "\n\n", '{"x":', " 2}")) as served,
+        client(served) as sdk,
+    ):
         made = await sdk.messages.parse(**ASKED, output_format=Count)
-        schemas = [body.get("structured_outputs") for path, body in served.large.requests if path == "/v1/completions"]
+        schemas = [
+            body.get("structured_outputs")
+            for path, body in served.large.requests
+            if path == "/v1/completions"
+        ]
     assert made.parsed_output == Count(x=2)
-    assert [schema["json"]["properties"]["x"]["type"] for schema in schemas if schema] == ["integer"]
+    assert [schema["json"]["properties"]["x"]["type"] for schema in schemas if schema] == [
+        "integer"
+    ]
 
 
 async def test_an_idle_stream_gets_pings() -> None:
@@ -223,7 +275,10 @@ async def test_an_idle_stream_gets_pings() -> None:
             lines = [await reply.content.readuntil(b"\n\n") for _ in range(4)]
         served.small.gate = None
         assert len([event async for event in await sdk.messages.create(**ASKED, stream=True)]) > 5
-    assert [line.split(b"\n")[0] for line in lines] == [b"event: message_start", *[b"event: ping"] * 3]
+    assert [line.split(b"\n")[0] for line in lines] == [
+        b"event: message_start",
+        *[b"event: ping"] * 3,
+    ]
 
 
 async def test_a_count_that_fails_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,11 +296,17 @@ async def test_a_count_that_fails_has_its_status(monkeypatch: pytest.MonkeyPatch
 
 async def test_each_status_has_its_own_error_with_the_reason() -> None:
     settings = chosen(keys=("k",), max_running=1, max_waiting=0, max_body_bytes=5000)
-    async with serving(settings) as served, client(served, max_retries=0) as sdk, client(served, "x") as stranger:
+    async with (
+        serving(settings) as served,
+        client(served, max_retries=0) as sdk,
+        client(served, "x") as stranger,
+    ):
         create = sdk.messages.create
         image: Any = {"type": "image", "source": {"type": "url", "url": "http://x"}}
         turns: Any = [{"role": "user", "content": [image]}]
-        with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content\[0\]: a block of type 'im") as bad:
+        with pytest.raises(
+            anthropic.BadRequestError, match=r"messages\[0\].content\[0\]: a block of type 'im"
+        ) as bad:
             await create(**ASKED | {"messages": turns})
         assert (bad.value.type, bad.value.error_code) == ("invalid_request_error", "invalid_value")
         assert bad.value.request_id == served.recorded.requests[0].id
@@ -257,9 +318,16 @@ async def test_each_status_has_its_own_error_with_the_reason() -> None:
         assert unknown.value.type == "not_found_error"
         with pytest.raises(anthropic.ContentTooLargeError) as large:
             await create(**ASKED, system="x" * 6000)
-        error: dict[str, Any] = {"type": "request_too_large", "message": "the body is larger than 5000 bytes"}
+        error: dict[str, Any] = {
+            "type": "request_too_large",
+            "message": "the body is larger than 5000 bytes",
+        }
         error |= {"details": {"error_code": "body_too_large"}}
-        assert large.value.body == {"type": "error", "error": error, "request_id": large.value.request_id}
+        assert large.value.body == {
+            "type": "error",
+            "error": error,
+            "request_id": large.value.request_id,
+        }
         served.small.gate = asyncio.Semaphore(0)
         running = asyncio.create_task(create(**ASKED))
         await until(lambda: served.service.context.admission.running)
@@ -274,7 +342,9 @@ async def test_each_status_has_its_own_error_with_the_reason() -> None:
         for _ in range(99):
             served.small.gate.release()
         assert (await running).stop_reason == "end_turn"
-    assert [request.status for request in served.recorded.requests if request.status == 529] == [529]
+    assert [request.status for request in served.recorded.requests if request.status == 529] == [
+        529
+    ]
 
 
 async def test_a_failure_of_a_run_is_raised_by_the_sdk_or_from_the_stream() -> None:
@@ -303,14 +373,20 @@ async def test_paths_and_methods_that_do_not_exist_have_errors_in_the_same_shape
             await served.post(PATH, b"{"),
         ]
     kinds = ["invalid_request_error", "not_found_error", "not_found_error", "invalid_request_error"]
-    assert [(reply.json["type"], reply.error["type"]) for reply in replies] == [("error", kind) for kind in kinds]
+    assert [(reply.json["type"], reply.error["type"]) for reply in replies] == [
+        ("error", kind) for kind in kinds
+    ]
     assert [reply.status for reply in replies] == [405, 404, 404, 400]
 
 
 TOOL: Any = {
     "name": "look_up",
     "description": "Look a word up.",
-    "input_schema": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    "input_schema": {
+        "type": "object",
+        "properties": {"word": {"type": "string"}},
+        "required": ["word"],
+    },
 }
 
 
@@ -340,12 +416,18 @@ async def test_an_answer_may_call_tools() -> None:
         counted = await sdk.messages.count_tokens(model="auto", messages=PROBLEM, tools=[TOOL])
     assert made.stop_reason == full.stop_reason == "tool_use"
     assert [block.type for block in made.content] == ["thinking", "text", "tool_use", "tool_use"]
-    assert [block.to_dict() for block in full.content] == [block.to_dict() for block in made.content]
+    assert [block.to_dict() for block in full.content] == [
+        block.to_dict() for block in made.content
+    ]
     _, text, first, second = made.content
     assert text.type == "text"
     assert text.text == "Let me look."
     assert first.type == second.type == "tool_use"
-    assert (first.name, first.input, second.input) == ("look_up", {"word": "six"}, {"word": "seven"})
+    assert (first.name, first.input, second.input) == (
+        "look_up",
+        {"word": "six"},
+        {"word": "seven"},
+    )
     assert first.id != second.id
     assert "input_json" in kinds
     starts = [event["content_block"] for event in found if event["type"] == "content_block_start"]
@@ -355,12 +437,18 @@ async def test_an_answer_may_call_tools() -> None:
     assert found[-2]["delta"]["stop_reason"] == "tool_use"
     assert [block.type for block in single.content] == ["thinking", "text", "tool_use"]
     assert counted.input_tokens > plain.input_tokens + 20
-    assert made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) == counted.input_tokens
+    assert (
+        made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) == counted.input_tokens
+    )
 
 
 def test_a_call_that_is_cut_off_is_in_the_stream_and_not_in_the_message() -> None:
     content = ContentBlocks()
-    pieces = [Calling(0, "a", "f", '{"x":'), Calling(0, arguments=" 1}"), Calling(1, "b", "g", '{"y"')]
+    pieces = [
+        Calling(0, "a", "f", '{"x":'),
+        Calling(0, arguments=" 1}"),
+        Calling(1, "b", "g", '{"y"'),
+    ]
     stream = b"".join(content.add(Delta({}, calls=(piece,))) for piece in pieces)
     stream += content.finish(cut=True)
     assert content.blocks == [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]
@@ -403,7 +491,9 @@ async def test_the_tool_runner_of_the_sdk_runs_a_loop() -> None:
 
 def test_a_call_that_is_cut_off_leaves_one_block_for_each_index() -> None:
     content = ContentBlocks()
-    stream = content.add(Delta({}, calls=(Calling(0, "a", "f", '{"x":'),))) + content.finish(cut=True)
+    stream = content.add(Delta({}, calls=(Calling(0, "a", "f", '{"x":'),))) + content.finish(
+        cut=True
+    )
     data = [orjson.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: ")]
     starts = [event["index"] for event in data if event["type"] == "content_block_start"]
     assert (len(starts), content.blocks) == (len(set(starts)), [{"type": "text", "text": ""}])

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from stepspec.orchestrator.chain import Chain, Rollback, Step, Token
-from stepspec.orchestrator.events import Answered, Answering, Called, Committed, Event, Judged, Lost, Started
+from stepspec.orchestrator.events import (
+    Answered,
+    Answering,
+    Called,
+    Committed,
+    Event,
+    Judged,
+    Lost,
+    Started,
+)
 from stepspec.orchestrator.run import FinishReason, Outcome
 from stepspec.orchestrator.service.formats import deltas as payloads
 from stepspec.orchestrator.service.formats.deltas import DeltaBuilder, TokenCounts
@@ -35,7 +44,10 @@ def deltas(builder: DeltaBuilder, *events: Event, text: str) -> dict[str, str]:
 
 def test_unsent_text_is_sent_at_the_end() -> None:
     assert deltas(DeltaBuilder("both"), Answering("It "), text="It is 2.")["content"] == "It is 2."
-    assert deltas(DeltaBuilder("both"), Answering("It is 2."), text="It is 2.")["content"] == "It is 2."
+    assert (
+        deltas(DeltaBuilder("both"), Answering("It is 2."), text="It is 2.")["content"]
+        == "It is 2."
+    )
     shown = deltas(DeltaBuilder("content"), Committed(0, step("a\n\n")), text="")
     assert shown == {"content": "<think>\na\n\n\n</think>\n\n"}
     assert deltas(DeltaBuilder("content"), text="2") == {"content": "2"}
@@ -54,7 +66,13 @@ def test_sent_text_is_never_taken_back() -> None:
 @pytest.mark.parametrize("thinking", list(payloads.FIELDS))
 def test_a_model_that_answers_as_it_reasons_has_content_only(thinking: Any) -> None:
     answers = Started((), "large", thinks=False)
-    events = answers, Committed(0, step("a\n\n")), Answering("a"), Committed(1, step("b")), Answering("\n\nb")
+    events = (
+        answers,
+        Committed(0, step("a\n\n")),
+        Answering("a"),
+        Committed(1, step("b")),
+        Answering("\n\nb"),
+    )
     assert deltas(DeltaBuilder(thinking), *events, text="a\n\nb") == {"content": "a\n\nb"}
     delta = DeltaBuilder(thinking).add_event(Committed(0, step("a"), 0.5))
     assert delta.step == {"index": 0, "author": "small", "grade": 0.5, "fate": "kept", "reason": ""}

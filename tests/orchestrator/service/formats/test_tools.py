@@ -1,4 +1,7 @@
-"""Tools in the service, over stand-ins: what models read, how calls are streamed, and which servers can do it."""
+"""
+Tools in the service, over stand-ins: what models read, how calls are streamed, and which servers
+can do it.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,16 @@ from ..served import chosen, reachable
 FUNCTION = {
     "name": "lookup",
     "description": "The price of an item.",
-    "parameters": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
+    "parameters": {
+        "type": "object",
+        "properties": {"item": {"type": "string"}},
+        "required": ["item"],
+    },
 }
-CALCULATOR = {"name": "calculator", "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}}}
+CALCULATOR = {
+    "name": "calculator",
+    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+}
 TOOLS = [{"type": "function", "function": each} for each in (FUNCTION, CALCULATOR)]
 FLAT = [{"type": "function", **each} for each in (FUNCTION, CALCULATOR)]
 ASKED = {"role": "user", "content": "What does a cup cost?"}
@@ -59,13 +69,26 @@ class Pair:
     large: Watched
 
     async def chat(self, **fields: Any) -> Any:
-        reply = await self.http.post("/v1/chat/completions", json={"model": "auto", "messages": [ASKED], **fields})
+        reply = await self.http.post(
+            "/v1/chat/completions", json={"model": "auto", "messages": [ASKED], **fields}
+        )
         return reply.json()
 
-    async def stream(self, path: str = "/v1/chat/completions", **fields: Any) -> list[dict[str, Any]]:
-        body = {"model": "auto", "stream": True, **({"messages": [ASKED]} if "chat" in path else {}), **fields}
+    async def stream(
+        self, path: str = "/v1/chat/completions", **fields: Any
+    ) -> list[dict[str, Any]]:
+        body = {
+            "model": "auto",
+            "stream": True,
+            **({"messages": [ASKED]} if "chat" in path else {}),
+            **fields,
+        }
         reply = await self.http.post(path, json=body)
-        lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
+        lines = [
+            line.removeprefix("data: ")
+            for line in reply.text.splitlines()
+            if line.startswith("data: {")
+        ]
         return [orjson.loads(line) for line in lines]
 
 
@@ -88,7 +111,9 @@ async def standing_in(**large: Any) -> AsyncGenerator[Pair]:
 def called(reply: Any) -> list[tuple[str, Any]]:
     """The name and the arguments of every call in a completion."""
     calls = reply["choices"][0]["message"].get("tool_calls", [])
-    return [(call["function"]["name"], orjson.loads(call["function"]["arguments"])) for call in calls]
+    return [
+        (call["function"]["name"], orjson.loads(call["function"]["arguments"])) for call in calls
+    ]
 
 
 def joined(chunks: Sequence[Any]) -> list[dict[str, str]]:
@@ -114,10 +139,19 @@ async def test_every_method_calls_tools_after_its_thinking(model: str) -> None:
 
 
 async def test_both_models_read_about_tools_and_calls_in_their_own_templates() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": '{"item": "cup"}'}}
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "lookup", "arguments": '{"item": "cup"}'},
+    }
     turns = [
         ASKED,
-        {"role": "assistant", "content": None, "reasoning_content": "Let me look.", "tool_calls": [call]},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "Let me look.",
+            "tool_calls": [call],
+        },
         {"role": "tool", "tool_call_id": "c1", "content": "12"},
     ]
     async with standing_in() as pair:
@@ -135,7 +169,8 @@ async def test_both_models_read_about_tools_and_calls_in_their_own_templates() -
 
 
 @pytest.mark.parametrize(
-    ("choice", "name"), [("auto", "lookup"), ("required", "lookup"), (FORCED, "calculator"), ("none", None)]
+    ("choice", "name"),
+    [("auto", "lookup"), ("required", "lookup"), (FORCED, "calculator"), ("none", None)],
 )
 async def test_the_choice_of_a_tool_is_the_servers_own(choice: Any, name: str | None) -> None:
     async with standing_in() as pair:
@@ -152,17 +187,29 @@ async def test_a_stream_has_the_calls_of_the_reply_in_pieces() -> None:
     (call,) = joined(chunks)
     assert (call["name"], orjson.loads(call["arguments"])) == ("lookup", {"item": "42"})
     assert call["id"]
-    finishes = [each["finish_reason"] for chunk in chunks for each in chunk["choices"] if each["finish_reason"]]
+    finishes = [
+        each["finish_reason"]
+        for chunk in chunks
+        for each in chunk["choices"]
+        if each["finish_reason"]
+    ]
     assert finishes == ["tool_calls"]
-    reasoning = "".join(each["delta"].get("reasoning", "") for chunk in chunks for each in chunk["choices"])
+    reasoning = "".join(
+        each["delta"].get("reasoning", "") for chunk in chunks for each in chunk["choices"]
+    )
     assert reasoning.count("\n\n") == 2
-    assert "<tool_call>" not in "".join(orjson.dumps(chunk).decode() for chunk in chunks if chunk["choices"])
+    assert "<tool_call>" not in "".join(
+        orjson.dumps(chunk).decode() for chunk in chunks if chunk["choices"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("large", "words"), [({"scale_out": False}, "--enable-scale-out"), ({"parses_tools": False}, "--tool-call-parser")]
+    ("large", "words"),
+    [({"scale_out": False}, "--enable-scale-out"), ({"parses_tools": False}, "--tool-call-parser")],
 )
-async def test_a_server_without_a_parser_is_refused_with_the_cure(large: dict[str, Any], words: str) -> None:
+async def test_a_server_without_a_parser_is_refused_with_the_cure(
+    large: dict[str, Any], words: str
+) -> None:
     async with standing_in(**large) as pair:
         reply = await pair.chat(tools=TOOLS)
         without = await pair.chat(tools=TOOLS, tool_choice="none")
@@ -180,14 +227,22 @@ async def test_responses_have_calls_as_items_and_take_them_back() -> None:
         turns = [{"role": "user", "content": "What does a cup cost?"}, *first["output"], output]
         second = (await pair.http.post("/v1/responses", json=body | {"input": turns})).json()
         events = await pair.stream("/v1/responses", **body)
-    assert (call["name"], orjson.loads(call["arguments"]), call["status"]) == ("lookup", {"item": "42"}, "completed")
+    assert (call["name"], orjson.loads(call["arguments"]), call["status"]) == (
+        "lookup",
+        {"item": "42"},
+        "completed",
+    )
     assert first["status"] == "completed"
     assert second["output"][-1]["content"][0]["text"] == "The answer is \\boxed{42}."
     read = [turn for body in pair.large.bodies("/tokenize") for turn in body.get("messages", ())]
     assert {"role": "tool", "content": "12", "tool_call_id": call["call_id"]} in read
     kinds = [event["type"] for event in events]
     assert kinds.index("response.function_call_arguments.done") < kinds.index("response.completed")
-    pieces = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
+    pieces = [
+        event["delta"]
+        for event in events
+        if event["type"] == "response.function_call_arguments.delta"
+    ]
     assert orjson.loads("".join(pieces)) == {"item": "42"}
 
 
@@ -195,7 +250,9 @@ async def test_the_parser_is_asked_again_only_about_what_is_new() -> None:
     async with standing_in(chunk=4) as pair:
         await pair.chat(tools=TOOLS)
         asked = pair.large.bodies(DERENDER)
-    answer = [number for body in asked for number in body["generate_chunk"]["choices"][0]["token_ids"]]
+    answer = [
+        number for body in asked for number in body["generate_chunk"]["choices"][0]["token_ids"]
+    ]
     assert pair.large.decode(answer).startswith("<tool_call>")
     assert pair.large.decode(answer).endswith("</tool_call>")
     assert [body["generate_chunk"]["choices"][0]["finish_reason"] for body in asked][-1] == "stop"

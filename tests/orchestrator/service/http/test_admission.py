@@ -1,4 +1,7 @@
-"""Limits, deadlines, disconnects and shutdown: no request waits forever, and no run continues without its client."""
+"""
+Limits, deadlines, disconnects and shutdown: no request waits forever, and no run continues without
+its client.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ async def left(served: Served) -> None:
 
 def test_places_are_taken_in_the_order_of_arrival_and_held_until_the_end() -> None:
     async def main() -> list[str]:
-        gate, log = Admission(ServiceSettings(max_running=1, max_waiting=2, max_wait=100)), list[str]()
+        gate, log = (
+            Admission(ServiceSettings(max_running=1, max_waiting=2, max_wait=100)),
+            list[str](),
+        )
 
         async def visit(name: str) -> None:
             async with gate.enter() as waited:
@@ -51,7 +57,10 @@ def test_places_are_taken_in_the_order_of_arrival_and_held_until_the_end() -> No
 
 def test_a_full_queue_refuses_at_once_and_a_slow_one_in_time() -> None:
     async def main() -> list[str]:
-        gate, codes = Admission(ServiceSettings(max_running=1, max_waiting=1, max_wait=5)), list[str]()
+        gate, codes = (
+            Admission(ServiceSettings(max_running=1, max_waiting=1, max_wait=5)),
+            list[str](),
+        )
 
         async def visit() -> None:
             try:
@@ -108,7 +117,10 @@ async def test_a_deadline_ends_with_the_best_answer_so_far() -> None:
         served.small.gate = asyncio.Semaphore(3)
         reply = await served.chat(stepspec={"ahead": 0})
     assert reply.status == 200
-    assert (reply.message["reasoning"], reply.json["stepspec"]["finish_reason"]) == ("So one.\n\n", "time")
+    assert (reply.message["reasoning"], reply.json["stepspec"]["finish_reason"]) == (
+        "So one.\n\n",
+        "time",
+    )
     assert reply.message["content"]
     assert reply.json["choices"][0]["finish_reason"] == "length"
 
@@ -117,7 +129,8 @@ async def test_an_idle_stream_sends_keepalives() -> None:
     async with serving(chosen(keep_alive=0.05)) as served:
         served.small.gate = asyncio.Semaphore(0)
         async with served.http.post(
-            f"{served.base}/v1/chat/completions", json={"model": "auto", "messages": [TURN], "stream": True}
+            f"{served.base}/v1/chat/completions",
+            json={"model": "auto", "messages": [TURN], "stream": True},
         ) as reply:
             first = await reply.content.readuntil(b"\n\n")
             assert b'"role":"assistant"' in first
@@ -135,16 +148,25 @@ async def test_a_signal_finishes_all_twenty_runs_and_refuses_new_ones() -> None:
         await occupied(served, 20)
         served.server.handle_exit(signal.SIGTERM, None)
         await until(lambda: served.service.context.admission.closed)
-        refused, ready, alive = await served.chat(), await served.get("/health/readiness"), await served.get("/health")
+        refused, ready, alive = (
+            await served.chat(),
+            await served.get("/health/readiness"),
+            await served.get("/health"),
+        )
         for _ in range(999):
             served.small.gate.release()
         replies = await asyncio.gather(*twenty)
         await served.running
-    assert (refused.status, refused.error["code"], refused.headers["Retry-After"]) == (503, "draining", "2")
+    assert (refused.status, refused.error["code"], refused.headers["Retry-After"]) == (
+        503,
+        "draining",
+        "2",
+    )
     assert (ready.status, ready.json["status"], alive.status) == (503, "draining", 200)
     assert [reply.status for reply in replies] == [200] * 20
     answers = [
-        reply.joined("content") if index % 2 == 0 else reply.message["content"] for index, reply in enumerate(replies)
+        reply.joined("content") if index % 2 == 0 else reply.message["content"]
+        for index, reply in enumerate(replies)
     ]
     assert answers == [ANSWER] * 20
 
@@ -168,7 +190,9 @@ async def test_a_signal_to_the_process_is_a_drain_even_if_nothing_can_be_logged(
         await served.running
 
 
-@pytest.mark.parametrize(("signals", "seconds"), [((signal.SIGTERM,), 0.1), ((signal.SIGINT, signal.SIGINT), 60.0)])
+@pytest.mark.parametrize(
+    ("signals", "seconds"), [((signal.SIGTERM,), 0.1), ((signal.SIGINT, signal.SIGINT), 60.0)]
+)
 async def test_runs_beyond_the_grace_period_and_at_a_second_signal_are_cancelled(
     signals: Sequence[int], seconds: float
 ) -> None:
@@ -181,19 +205,37 @@ async def test_runs_beyond_the_grace_period_and_at_a_second_signal_are_cancelled
         async with asyncio.timeout(20):
             await served.running
         reply = await asking
-    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (503, "shut_down", "true")
+    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (
+        503,
+        "shut_down",
+        "true",
+    )
 
 
 STREAMS = [
-    ("/v1/chat/completions", {"model": "auto", "messages": [TURN]}, b"data: {", b"\n\ndata: [DONE]\n\n"),
-    ("/v1/responses", {"model": "auto", "input": "x"}, b"event: response.failed\ndata: {", b"}\n\n"),
+    (
+        "/v1/chat/completions",
+        {"model": "auto", "messages": [TURN]},
+        b"data: {",
+        b"\n\ndata: [DONE]\n\n",
+    ),
+    (
+        "/v1/responses",
+        {"model": "auto", "input": "x"},
+        b"event: response.failed\ndata: {",
+        b"}\n\n",
+    ),
     ("/live", {"problem": "x"}, b"event: error\ndata: {", b"}\n\n"),
 ]
 
 
 @pytest.mark.parametrize(("path", "fields", "opening", "closing"), STREAMS)
 async def test_a_cancelled_stream_ends_with_an_error(
-    path: str, fields: dict[str, object], opening: bytes, closing: bytes, caplog: pytest.LogCaptureFixture
+    path: str,
+    fields: dict[str, object],
+    opening: bytes,
+    closing: bytes,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     body = fields if path == "/live" else {**fields, "stream": True}
     async with serving(chosen(drain_seconds=0.1, keep_alive=0.05)) as served:
@@ -207,11 +249,15 @@ async def test_a_cancelled_stream_ends_with_an_error(
     last = rest.removesuffix(closing).rpartition(opening)[2]
     assert rest.endswith(closing)
     assert b"the service shut down before the answer was complete" in last
-    assert [request.error and request.error.code for request in served.recorded.requests] == ["shut_down"]
+    assert [request.error and request.error.code for request in served.recorded.requests] == [
+        "shut_down"
+    ]
     assert "without completing" not in caplog.text
 
 
-async def test_a_cancelled_answer_of_a_served_model_is_an_error_as_a_stream_or_in_one_piece() -> None:
+async def test_a_cancelled_answer_of_a_served_model_is_an_error_as_a_stream_or_in_one_piece() -> (
+    None
+):
     behind = Behind(gate=asyncio.Event())
     async with passing(behind, chosen(drain_seconds=0.1)) as served:
         fields = {"model": "huge", "prompt": "x"}
@@ -227,4 +273,6 @@ async def test_a_cancelled_answer_of_a_served_model_is_an_error_as_a_stream_or_i
     assert received.startswith(b"data: 1\n\ndata: {")
     assert b'"code":"shut_down"' in received
     assert received.endswith(b"data: [DONE]\n\n")
-    assert [request.error and request.error.code for request in served.recorded.requests] == ["shut_down"] * 2
+    assert [request.error and request.error.code for request in served.recorded.requests] == [
+        "shut_down"
+    ] * 2

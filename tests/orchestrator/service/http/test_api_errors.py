@@ -74,14 +74,38 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least 1"),
     ({"messages": [TURN] * 5}, "messages", "at most 4"),
     ({"messages": "hi"}, "messages", "list"),
-    ({"messages": [TURN, {"role": "assistant", "content": "2"}]}, "messages", "the last message is the assistant's"),
+    (
+        {"messages": [TURN, {"role": "assistant", "content": "2"}]},
+        "messages",
+        "the last message is the assistant's",
+    ),
     ({"messages": [{"role": "robot", "content": "2"}]}, "messages[0].role", "'user'"),
     ({"messages": [{"role": "tool", "content": "2"}]}, "messages[0]", "has a tool_call_id"),
-    ({"messages": [{**TURN, "tool_call_id": "c"}]}, "messages[0].tool_call_id", "the id of the call"),
-    ({"messages": [TURN, {"role": "tool", "content": "2", "tool_call_id": "c"}]}, "messages", "no message before it"),
-    ({"messages": [TURN, {**TURN, "tool_calls": [CALL]}]}, "messages[1].tool_calls", "only a message of the assistant"),
-    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "a valid string or a valid list"),
-    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text", "str"),
+    (
+        {"messages": [{**TURN, "tool_call_id": "c"}]},
+        "messages[0].tool_call_id",
+        "the id of the call",
+    ),
+    (
+        {"messages": [TURN, {"role": "tool", "content": "2", "tool_call_id": "c"}]},
+        "messages",
+        "no message before it",
+    ),
+    (
+        {"messages": [TURN, {**TURN, "tool_calls": [CALL]}]},
+        "messages[1].tool_calls",
+        "only a message of the assistant",
+    ),
+    (
+        {"messages": [{"role": "user", "content": None}]},
+        "messages[0].content",
+        "a valid string or a valid list",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+        "messages[0].content[0].text",
+        "str",
+    ),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content", "read text only"),
     ({"messages": [{**TURN, "contents": ""}]}, "messages[0].contents", "/openapi.json lists all"),
@@ -98,40 +122,86 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning_effort": "none"}, "reasoning_effort", "always thinks"),
     ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, f"{JSON}.json_schema.schema", "miss"),
-    ({"response_format": {**OBJECT, "more": 1}}, f"{JSON}.more", f"unknown parameter '{JSON}.more'"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        f"{JSON}.json_schema.schema",
+        "miss",
+    ),
+    (
+        {"response_format": {**OBJECT, "more": 1}},
+        f"{JSON}.more",
+        f"unknown parameter '{JSON}.more'",
+    ),
     ({"tools": [{"type": "web_search"}]}, "tools[0]", "tools of the type function"),
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        "tools[0].function.name",
+        "pattern",
+    ),
     ({"tools": [TOOL, TOOL]}, "tools", "two tools are called 'lookup'"),
     ({"tool_choice": "required"}, "tool_choice", "tools is empty"),
-    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice", "'lookup'"),
-    ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format", "either a format or tools"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}},
+        "tool_choice",
+        "'lookup'",
+    ),
+    (
+        {"tools": [TOOL], "response_format": {"type": "json_object"}},
+        "response_format",
+        "either a format or tools",
+    ),
     ({"logprobs": True}, "logprobs", "do not compare"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "do not agree"),
     ({"modalities": ["audio"]}, "modalities[0]", "'text'"),
     ({"store": True}, "store", "nothing is stored"),
-    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "send reasoning_effort"),
+    (
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        "chat_template_kwargs",
+        "send reasoning_effort",
+    ),
     ({"guided_json": {}}, "guided_json", "response_format"),
     ({"include_reasoning": False}, "include_reasoning", '{"thinking": "none"}'),
     ({"priority": 1}, "priority", "stepspec"),
     ({"bad_words": ["x"]}, "bad_words", "by its own name"),
-    ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "min_tokens is 6 and max_tokens 5: send at most 5"),
+    (
+        {"min_tokens": 6, "max_tokens": 5},
+        "min_tokens",
+        "min_tokens is 6 and max_tokens 5: send at most 5",
+    ),
     ({"reasoning": {"effort": "low"}}, "reasoning", "called reasoning_effort"),
     ({"max_output_tokens": 5}, "max_output_tokens", "called max_completion_tokens"),
     ({"service_tier": "flex"}, "service_tier", "'auto'"),
-    ({"stepspec": {"options": {"thresholds": 1}}}, "stepspec.options.thresholds", "did you mean 'threshold'"),
-    ({"stepspec": {"options": {"threshold": "x"}}}, "stepspec.options.threshold", "a threshold like x"),
+    (
+        {"stepspec": {"options": {"thresholds": 1}}},
+        "stepspec.options.thresholds",
+        "did you mean 'threshold'",
+    ),
+    (
+        {"stepspec": {"options": {"threshold": "x"}}},
+        "stepspec.options.threshold",
+        "a threshold like x",
+    ),
     ({"stepspec": 5}, "stepspec", "an object"),
     ({"stepspec": {"budget": {"answers": 5}}}, "stepspec.budget.answers", "did you mean 'answer'"),
-    ({"max_tokens": 400, "stepspec": {"budget": {"tokens": 300}}}, "stepspec.budget.tokens", "max_tokens is 400"),
-    ({"max_tokens": 5000, "stepspec": {"budget": {"answer": 1000}}}, "stepspec.budget.answer", "leave none of 1000"),
+    (
+        {"max_tokens": 400, "stepspec": {"budget": {"tokens": 300}}},
+        "stepspec.budget.tokens",
+        "max_tokens is 400",
+    ),
+    (
+        {"max_tokens": 5000, "stepspec": {"budget": {"answer": 1000}}},
+        "stepspec.budget.answer",
+        "leave none of 1000",
+    ),
     ({"stepspec": {"ahead": -1}}, "stepspec.ahead", "greater than or equal to 0"),
     ({"stepspec": {"thinking": "loud"}}, "stepspec.thinking", "'both'"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), WRONG)
-def test_an_error_names_the_field_and_the_cure(fields: dict[str, Any], param: str, words: str) -> None:
+def test_an_error_names_the_field_and_the_cure(
+    fields: dict[str, Any], param: str, words: str
+) -> None:
     with pytest.raises(ApiError) as caught:
         ordered(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -140,16 +210,50 @@ def test_an_error_names_the_field_and_the_cure(fields: dict[str, Any], param: st
 
 NEUTRAL: list[dict[str, Any]] = [
     {"tools": None, "tool_choice": None, "logprobs": None, "logit_bias": None, "functions": None},
-    {"tools": [], "tool_choice": "none", "logprobs": False, "top_logprobs": 0, "logit_bias": {}, "metadata": {}},
-    {"store": False, "service_tier": "auto", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
-    {"metadata": {"a": "b"}, "modalities": ["text"], "verbosity": "medium", "parallel_tool_calls": True},
-    {"n": 1, "stop": None, "seed": None, "max_tokens": None, "stream": None, "stream_options": None, "user": "u"},
+    {
+        "tools": [],
+        "tool_choice": "none",
+        "logprobs": False,
+        "top_logprobs": 0,
+        "logit_bias": {},
+        "metadata": {},
+    },
+    {
+        "store": False,
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+    },
+    {
+        "metadata": {"a": "b"},
+        "modalities": ["text"],
+        "verbosity": "medium",
+        "parallel_tool_calls": True,
+    },
+    {
+        "n": 1,
+        "stop": None,
+        "seed": None,
+        "max_tokens": None,
+        "stream": None,
+        "stream_options": None,
+        "user": "u",
+    },
     {"response_format": {"type": "text"}},
     {"reasoning_effort": "max", "prompt_cache_options": {"mode": "explicit"}},
-    {"messages": [{**TURN, "name": "ann"}, {"role": "assistant", "content": "2", "parsed": None, "name": "bot"}, TURN]},
+    {
+        "messages": [
+            {**TURN, "name": "ann"},
+            {"role": "assistant", "content": "2", "parsed": None, "name": "bot"},
+            TURN,
+        ]
+    },
     {"stepspec": None},
     {"stepspec": {"options": None, "budget": None, "ahead": None}},
-    {"stream": True, "stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}},
+    {
+        "stream": True,
+        "stream_options": {"include_obfuscation": False, "continuous_usage_stats": False},
+    },
     {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     {"ignore_eos": True},
     {"min_tokens": 5, "max_tokens": 5, "ignore_eos": True},
@@ -188,7 +292,9 @@ def test_budgets(fields: dict[str, Any], budget: Budget) -> None:
 
 def test_missing_fields_have_the_configured_values() -> None:
     (order,) = ordered(seed=4)
-    assert order.run == OFFER.defaults.model_copy(update={"sampling": Sampling(temperature=0.6, seed=4), "auto": False})
+    assert order.run == OFFER.defaults.model_copy(
+        update={"sampling": Sampling(temperature=0.6, seed=4), "auto": False}
+    )
     assert (order.stop, order.format) == ((), None)
     overrides = {"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "lead": 1}
     (other,) = ordered(seed=4, stepspec=overrides)
@@ -200,17 +306,26 @@ def test_missing_fields_have_the_configured_values() -> None:
 
 @pytest.mark.parametrize(
     ("configured", "requested", "named", "otherwise"),
-    [(None, None, True, False), (False, None, False, False), (True, None, True, True), (None, False, False, False)],
+    [
+        (None, None, True, False),
+        (False, None, False, False),
+        (True, None, True, True),
+        (None, False, False, False),
+    ],
 )
 def test_only_the_model_auto_steps_aside_by_itself(
     configured: bool | None, requested: bool | None, named: bool, otherwise: bool
 ) -> None:
     offer = replace(OFFER, defaults=OFFER.defaults.model_copy(update={"auto": configured}))
-    request = parse_request(ChatRequest, {"model": "auto", "messages": [TURN], "stepspec": {"auto": requested}})
+    request = parse_request(
+        ChatRequest, {"model": "auto", "messages": [TURN], "stepspec": {"auto": requested}}
+    )
     for auto, expected in ((True, named), (False, otherwise)):
         (order,) = Resolver("specreason", offer, SETTINGS, auto).runs(request)
         assert order.run.auto is expected
-        (repeated,) = Resolver("specreason", offer, SETTINGS, auto).runs(request.model_copy(update={"seed": 4}))
+        (repeated,) = Resolver("specreason", offer, SETTINGS, auto).runs(
+            request.model_copy(update={"seed": 4})
+        )
         assert repeated.run.auto is otherwise
 
 
@@ -230,16 +345,28 @@ def test_the_page_gives_a_problem_and_gets_no_more_than_others() -> None:
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [(b"", "not JSON"), (b"{", "not JSON"), (b"[]", "JSON object"), (b"\xff", "not JSON"), (b"1", "object")],
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "JSON object"),
+        (b"\xff", "not JSON"),
+        (b"1", "object"),
+    ],
 )
 async def test_a_body_that_is_no_json_object(body: bytes, words: str) -> None:
     async with serving() as served:
-        replies = [await served.post(path, body) for path in ("/v1/chat/completions", "/v1/completions", "/live")]
+        replies = [
+            await served.post(path, body)
+            for path in ("/v1/chat/completions", "/v1/completions", "/live")
+        ]
         compressed = await served.post("/live", body, content_encoding="gzip")
     for reply in replies:
         assert (reply.status, reply.error["code"]) == (400, "invalid_json")
         assert words in reply.error["message"]
-    assert compressed.error["message"] == "the body has the Content-Encoding gzip: send it uncompressed"
+    assert (
+        compressed.error["message"]
+        == "the body has the Content-Encoding gzip: send it uncompressed"
+    )
 
 
 async def test_every_refusal_has_the_shape_of_openais() -> None:
@@ -257,12 +384,28 @@ async def test_every_refusal_has_the_shape_of_openais() -> None:
             await served.chat(stepspec={"options": {"threshold": "high"}}),
             await served.chat(method="reward"),
         ]
-    assert [reply.status for reply in replies] == [404, 400, 400, 400, 400, 400, 405, 404, 404, 400, 400]
+    assert [reply.status for reply in replies] == [
+        404,
+        400,
+        400,
+        400,
+        400,
+        400,
+        405,
+        404,
+        404,
+        400,
+        400,
+    ]
     for reply in replies:
         assert set(reply.error) == {"message", "type", "param", "code"}
         assert reply.headers["X-Request-Id"]
     assert [replies[place].error["code"] for place in (3, 5)] == ["invalid_value", "invalid_value"]
-    assert replies[0].error["message"].endswith(" (did you mean 'specreason'?); GET /v1/models lists them")
+    assert (
+        replies[0]
+        .error["message"]
+        .endswith(" (did you mean 'specreason'?); GET /v1/models lists them")
+    )
     assert replies[6].headers["Allow"] == "POST"
     assert "critic" in replies[10].error["message"]
     assert replies[9].error["param"] == "stepspec.options.threshold"
@@ -271,7 +414,11 @@ async def test_every_refusal_has_the_shape_of_openais() -> None:
 async def test_a_prompt_that_does_not_fit_is_the_clients_mistake() -> None:
     async with serving() as served:
         reply = await served.chat(messages=[{"role": "user", "content": "x" * 4096}], stream=True)
-    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "context_length_exceeded", "messages")
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (
+        400,
+        "context_length_exceeded",
+        "messages",
+    )
 
 
 # Which status a failure has, and whether it is worth another try.
@@ -304,7 +451,10 @@ def test_statuses(exc: Exception, status: int, code: str) -> None:
 
 
 def test_a_failure_after_some_work_is_not_to_be_retried() -> None:
-    assert errors.api_error(EndpointUnavailable("x"), partial=True).all_headers["x-should-retry"] == "false"
+    assert (
+        errors.api_error(EndpointUnavailable("x"), partial=True).all_headers["x-should-retry"]
+        == "false"
+    )
     assert "x-should-retry" not in errors.api_error(EndpointUnavailable("x")).all_headers
 
 
@@ -335,7 +485,11 @@ def test_a_client_that_does_not_read_is_disconnected_in_time_and_its_run_cancell
 
 def test_a_complete_response_is_no_disconnect_however_long_its_work_takes_to_end() -> None:
     async def main() -> tuple[int, bool]:
-        request, sent, ended = ServiceRequest("v", "POST", "/v1/chat/completions", {}), asyncio.Event(), False
+        request, sent, ended = (
+            ServiceRequest("v", "POST", "/v1/chat/completions", {}),
+            asyncio.Event(),
+            False,
+        )
 
         async def send(message: MutableMapping[str, Any]) -> None:
             sent.set()

@@ -1,4 +1,7 @@
-"""Requests that pass through to a served model: streams by the rules of their lines, and servers that fail."""
+"""
+Requests that pass through to a served model: streams by the rules of their lines, and servers that
+fail.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,11 @@ from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.endpoints.sse import EventReader
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.service.http.errors import ApiError
-from stepspec.orchestrator.service.http.upstream import BrokenAnswer, ForwardedAnswer, reads_likeliest
+from stepspec.orchestrator.service.http.upstream import (
+    BrokenAnswer,
+    ForwardedAnswer,
+    reads_likeliest,
+)
 
 from ....stand_in import Refuse
 from ..served import (
@@ -46,7 +53,9 @@ EVENTS: tuple[dict[str, Any], ...] = (
 )
 
 
-def stream(end: str, *, bom: bool = False, space: str = " ", comments: bool = False, lines: bool = False) -> bytes:
+def stream(
+    end: str, *, bom: bool = False, space: str = " ", comments: bool = False, lines: bool = False
+) -> bytes:
     """Return a stream of `EVENTS` whose lines end with *end*."""
     parts = [": hello" + end + end] if comments else []
     for event in EVENTS:
@@ -91,21 +100,35 @@ def test_a_stream_is_read_by_the_rules_of_its_lines_however_it_is_cut(kind: str,
     hidden = ForwardedAnswer("/v1/completions", counted=True, hidden=True)
     shown = b"".join([hidden.add(piece) for piece in pieces(content, size)]) + hidden.finish()
     events = [event.data.strip() for event in EventReader().feed(shown) if event.data]
-    assert [data if data == b"[DONE]" else orjson.loads(data) for data in events] == [*EVENTS[:2], b"[DONE]"]
+    assert [data if data == b"[DONE]" else orjson.loads(data) for data in events] == [
+        *EVENTS[:2],
+        b"[DONE]",
+    ]
     assert hidden.written == 9
 
 
 async def charged(served: Served, count: int) -> list[int]:
-    """The tokens of the large model that each of *count* requests is charged, once they are over."""
+    """
+    The tokens of the large model that each of *count* requests is charged, once they are over.
+    """
     await until(lambda: len(served.recorded.requests) == count)
     return [request.large_tokens for request in served.recorded.requests]
 
 
 @pytest.mark.parametrize("kind", ["LF", "CRLF", "fields without a colon", "all at once"])
-async def test_a_client_with_a_limit_gets_every_event_at_once_and_pays_for_the_stream(kind: str) -> None:
+async def test_a_client_with_a_limit_gets_every_event_at_once_and_pays_for_the_stream(
+    kind: str,
+) -> None:
     async with passing(Behind(pieces(STREAMS[kind], 50), STREAM), LIMITED) as served:
-        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x", "stream": True}, **BY)
-        asked = {"model": "huge", "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
+        reply = await served.post(
+            "/v1/completions", {"model": "huge", "prompt": "x", "stream": True}, **BY
+        )
+        asked = {
+            "model": "huge",
+            "prompt": "x",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         whole = await served.post("/v1/completions", asked, **BY)
         tokens = await charged(served, 2)
     assert whole.body == STREAMS[kind]
@@ -134,12 +157,16 @@ def usage_of(*events: dict[str, Any]) -> int:
     ],
 )
 def test_a_usage_that_cannot_be_is_no_usage(usage: Any, tokens: int) -> None:
-    assert usage_of({"delta": "data: x"}, {"response": {"text": "data: y", "usage": usage}}) == tokens
+    assert (
+        usage_of({"delta": "data: x"}, {"response": {"text": "data: y", "usage": usage}}) == tokens
+    )
     assert usage_of({"delta": "data: x"}, {"type": "message_delta", "usage": usage}) == tokens
 
 
 async def test_an_answer_in_one_piece_is_charged_and_a_negative_usage_fills_no_limit() -> None:
-    behind = Behind([b'{"usage": {"prompt_tokens": -9, "completion_tokens": -100000, "total_tokens": "x"}}'])
+    behind = Behind(
+        [b'{"usage": {"prompt_tokens": -9, "completion_tokens": -100000, "total_tokens": "x"}}']
+    )
     async with passing(behind, LIMITED) as served:
         replies = [await served.post("/v1/completions", {"model": "huge"}, **BY) for _ in range(3)]
         behind.pieces = [b'{"usage": {"prompt_tokens": 3, ', b'"completion_tokens": 7}}']
@@ -150,7 +177,11 @@ async def test_an_answer_in_one_piece_is_charged_and_a_negative_usage_fills_no_l
 
 async def test_no_answer_is_charged_more_tokens_than_its_model_can_write() -> None:
     behind = Behind([b'{"usage": {"prompt_tokens": 3, "completion_tokens": 1000000000000000000}}'])
-    bodies: tuple[dict[str, Any], ...] = ({"prompt": [1, 2]}, {"prompt": ["x", "y"]}, {"prompt": ["x", "y"], "n": 3})
+    bodies: tuple[dict[str, Any], ...] = (
+        {"prompt": [1, 2]},
+        {"prompt": ["x", "y"]},
+        {"prompt": ["x", "y"], "n": 3},
+    )
     async with passing(behind, chosen(clients={"b": {"key": "b-key"}})) as served:
         room = served.service.context.offer.engine.large.room
         for body in bodies:
@@ -162,9 +193,13 @@ async def test_no_answer_is_charged_more_tokens_than_its_model_can_write() -> No
 
 HALF = b'data: {"choices": [{"text": "a"}]}\n\ndata: {"choices": [{"te'
 CREATED = (
-    b'event: response.created\ndata: {"type":"response.created","sequence_number":0,"response":{"id":"resp_1"}}\n\n'
+    b"event: response.created\ndata:"
+    b' {"type":"response.created","sequence_number":0,"response":{"id":"resp_1"}}\n\n'
 )
-DELTA = b'event: x\r\ndata: {"type":"response.x.delta","sequence_number":41,"delta":"data: {"}\r\n\r\nevent: y\r\n'
+DELTA = (
+    b'event: x\r\ndata: {"type":"response.x.delta","sequence_number":41,"delta":"data:'
+    b' {"}\r\n\r\nevent: y\r\n'
+)
 
 
 class BreaksOff(Behind):
@@ -187,18 +222,28 @@ class BreaksOff(Behind):
         ("/v1/chat/completions", HALF + b'xt": "b"}]}\n'),
     ],
 )
-async def test_a_stream_that_breaks_off_inside_an_event_ends_with_an_error_of_its_own(begun: bytes, path: str) -> None:
+async def test_a_stream_that_breaks_off_inside_an_event_ends_with_an_error_of_its_own(
+    begun: bytes, path: str
+) -> None:
     async with passing(BreaksOff([begun], STREAM)) as served:
         body = {"model": "huge", "messages": [TURN], "max_tokens": 9, "stream": True}
         reply = await served.post(path, body)
         await until(lambda: served.recorded.requests)
-    first, *_, error = [event for event in EventReader().feed(reply.body) if event.data not in (b"", b"[DONE]")]
+    first, *_, error = [
+        event for event in EventReader().feed(reply.body) if event.data not in (b"", b"[DONE]")
+    ]
     assert orjson.loads(first.data) == {"choices": [{"text": "a"}]}
-    assert "the answer broke off: did the server die?" in orjson.loads(error.data)["error"]["message"]
+    assert (
+        "the answer broke off: did the server die?" in orjson.loads(error.data)["error"]["message"]
+    )
     assert served.recorded.requests[0].error is not None
 
 
-CUT = (b'{"choices": [{"finish_reason": null}]}', b'{"type": "response.created"}', b'{"type": "ping"}')
+CUT = (
+    b'{"choices": [{"finish_reason": null}]}',
+    b'{"type": "response.created"}',
+    b'{"type": "ping"}',
+)
 RESTS = (HALF, b"data: {}\n\nda", b"data: 1\n\nevent: x\n", b"data: [DONE", b": hello\n\n")
 
 
@@ -213,7 +258,12 @@ def test_an_end_before_that_of_a_stream_is_a_failure(rest: bytes) -> None:
 @pytest.mark.parametrize(
     "rest",
     [
-        *(b"data: [DONE]", b'data: {"a": 1}\r', b"data: 1\n\n: a comment", b'data: {"choices": []}'),
+        *(
+            b"data: [DONE]",
+            b'data: {"a": 1}\r',
+            b"data: 1\n\n: a comment",
+            b'data: {"choices": []}',
+        ),
         *(
             b'data: {"choices": [{"finish_reason": "stop"}]}',
             b'data: {"type": "message_stop"}',
@@ -223,7 +273,10 @@ def test_an_end_before_that_of_a_stream_is_a_failure(rest: bytes) -> None:
 )
 def test_only_the_last_blank_line_may_be_missing(rest: bytes) -> None:
     answer = ForwardedAnswer("/v1/completions")
-    assert EventReader().feed(answer.add(rest) + answer.finish())[0].data == EventReader().feed(rest + b"\n\n")[0].data
+    assert (
+        EventReader().feed(answer.add(rest) + answer.finish())[0].data
+        == EventReader().feed(rest + b"\n\n")[0].data
+    )
 
 
 async def test_a_response_that_breaks_off_fails_with_its_id_and_the_next_number() -> None:
@@ -231,7 +284,11 @@ async def test_a_response_that_breaks_off_fails_with_its_id_and_the_next_number(
         reply = await served.post("/v1/responses", {"model": "huge", "input": "x", "stream": True})
     last = EventReader().feed(reply.body)[-1]
     body = orjson.loads(last.data)
-    assert (last.name, body["type"], body["sequence_number"]) == (b"response.failed", "response.failed", 42)
+    assert (last.name, body["type"], body["sequence_number"]) == (
+        b"response.failed",
+        "response.failed",
+        42,
+    )
     assert (body["response"]["id"], body["response"]["status"]) == ("resp_1", "failed")
     assert body["response"]["error"]["code"] == "server_error"
 
@@ -239,16 +296,35 @@ async def test_a_response_that_breaks_off_fails_with_its_id_and_the_next_number(
 def test_a_response_that_had_no_event_yet_fails_with_number_0() -> None:
     failed = ForwardedAnswer("/v1/responses").failed(ApiError(429, "slow"), b"")
     body = orjson.loads(EventReader().feed(failed)[0].data)
-    assert (body["sequence_number"], body["response"]["error"]["code"]) == (0, "rate_limit_exceeded")
+    assert (body["sequence_number"], body["response"]["error"]["code"]) == (
+        0,
+        "rate_limit_exceeded",
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "content", "words"),
     [
-        ("application/json", b'{"error": {"message": "the KV cache is full", "code": 503}}', "the KV cache is full"),
-        ("application/json", b'{"object": "error", "message": "no such adapter", "code": 500}', "no such adapter"),
-        ("application/json", b'{"error": {"message": "no such adapter", "code": 404}}', "no such adapter"),
-        ("application/json", b'{"error": {"message": "the prompt is empty", "code": 400}}', "the prompt is empty"),
+        (
+            "application/json",
+            b'{"error": {"message": "the KV cache is full", "code": 503}}',
+            "the KV cache is full",
+        ),
+        (
+            "application/json",
+            b'{"object": "error", "message": "no such adapter", "code": 500}',
+            "no such adapter",
+        ),
+        (
+            "application/json",
+            b'{"error": {"message": "no such adapter", "code": 404}}',
+            "no such adapter",
+        ),
+        (
+            "application/json",
+            b'{"error": {"message": "the prompt is empty", "code": 400}}',
+            "the prompt is empty",
+        ),
         ("application/json", b'{"choices": []}', "in one piece"),
         ("text/html", b"<html><title>Gateway</title></html>", "large model at"),
         ("text/event-stream", b'{"error": {"message": "busy", "code": 503}}', "busy"),
@@ -265,7 +341,9 @@ async def test_an_answer_that_is_no_stream_fails_in_the_words_of_the_server(
     kind: str, content: bytes, words: str
 ) -> None:
     async with passing(Behind([content] if content else [], kind)) as served:
-        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x", "stream": True})
+        reply = await served.post(
+            "/v1/completions", {"model": "huge", "prompt": "x", "stream": True}
+        )
     assert reply.status in (400, 500, 503)
     assert words in reply.error["message"]
     assert "did the server die" not in reply.error["message"]
@@ -274,7 +352,12 @@ async def test_an_answer_that_is_no_stream_fails_in_the_words_of_the_server(
 @pytest.mark.parametrize(
     ("status", "kind", "content", "words"),
     [
-        (200, "application/json", b'{"error": {"message": "the KV cache is full"}}', "the KV cache is full"),
+        (
+            200,
+            "application/json",
+            b'{"error": {"message": "the KV cache is full"}}',
+            "the KV cache is full",
+        ),
         (200, "text/html", b"<html><title>Gateway</title></html>", "Gateway"),
         (200, "text/event-stream", b"<html><title>Gateway</title></html>", "Gateway"),
         (200, "application/json", b"null", "not a JSON object"),
@@ -293,7 +376,10 @@ async def test_an_answer_in_one_piece_that_is_none_is_an_error(
 
 
 async def test_the_error_of_an_answer_in_one_piece_within_the_responses_api_is_its_own() -> None:
-    content = b'{"object": "response", "status": "failed", "error": {"code": "server_error", "message": "x"}}'
+    content = (
+        b'{"object": "response", "status": "failed", "error": {"code": "server_error", "message":'
+        b' "x"}}'
+    )
     async with passing(Behind([content])) as served:
         assert (await ask(served, stream=False)).body == content
 
@@ -302,12 +388,17 @@ async def test_the_error_of_an_answer_in_one_piece_within_the_responses_api_is_i
 
 
 def failing(status: int) -> Behind:
-    return Behind([b"<html>" if status == 200 else b'{"error": {"message": "out of order"}}'], status=status)
+    return Behind(
+        [b"<html>" if status == 200 else b'{"error": {"message": "out of order"}}'], status=status
+    )
 
 
 @asynccontextmanager
 async def two(one: Behind, other: Behind, **deadlines: float) -> AsyncGenerator[Served]:
-    """Serve a large model with two replicas, where the requests that pass through go to *one* and *other*."""
+    """
+    Serve a large model with two replicas, where the requests that pass through go to *one* and
+    *other*.
+    """
     replica = Noting(("x",), digits={"9": -0.1}, names=("huge",))
     async with serving(replicas=[replica]) as served:
         for at, each in enumerate((one, other)):
@@ -337,7 +428,9 @@ SESSIONS = ("", "mine", "yours", "ours")
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 404, 405, 200])
-async def test_a_replica_that_fails_is_passed_over_before_the_first_byte(status: int, stream: bool) -> None:
+async def test_a_replica_that_fails_is_passed_over_before_the_first_byte(
+    status: int, stream: bool
+) -> None:
     good = streaming(b"data: {}\n\n") if stream else Behind()
     async with two(failing(status), good) as served:
         replies = [await ask(served, stream=stream, session=session) for session in SESSIONS * 2]
@@ -346,7 +439,10 @@ async def test_a_replica_that_fails_is_passed_over_before_the_first_byte(status:
 
 
 async def test_a_replica_that_never_begins_a_stream_is_passed_over_within_its_deadline() -> None:
-    async with two(Behind(silent=True), streaming(b"data: {}\n\n"), first=1.0) as served, asyncio.timeout(30):
+    async with (
+        two(Behind(silent=True), streaming(b"data: {}\n\n"), first=1.0) as served,
+        asyncio.timeout(30),
+    ):
         replies = [await ask(served, stream=True, session=session) for session in SESSIONS]
     assert [reply.status for reply in replies] == [200] * 4
 
@@ -385,7 +481,10 @@ async def test_a_replica_that_stops_before_its_first_event_or_in_an_error_is_pas
 
 async def test_an_error_is_read_whole_however_the_network_divides_it() -> None:
     behind = failing(400)
-    behind.pieces = [b'{"error": {"message": "This model\'s maximum ', b'context length is 4096 tokens."}}']
+    behind.pieces = [
+        b'{"error": {"message": "This model\'s maximum ',
+        b'context length is 4096 tokens."}}',
+    ]
     behind.gate = asyncio.Event()
     async with two(behind, behind) as served:
         asking = asyncio.create_task(ask(served, stream=True))
@@ -396,7 +495,9 @@ async def test_an_error_is_read_whole_however_the_network_divides_it() -> None:
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
-async def test_an_answer_in_one_piece_may_take_longer_than_its_first_token_while_the_server_is_healthy() -> None:
+async def test_an_answer_in_one_piece_may_take_longer_than_its_first_token_while_the_server_is_healthy() -> (
+    None
+):
     slow = Behind(silent=True)
     async with two(slow, slow, first=0.1) as served:
         waiting = asyncio.create_task(ask(served, stream=False))
@@ -409,12 +510,19 @@ async def test_an_answer_in_one_piece_may_take_longer_than_its_first_token_while
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "pause"), [(503, "upstream_unavailable", "7"), (404, "upstream_rejected", None)]
+    ("status", "code", "pause"),
+    [(503, "upstream_unavailable", "7"), (404, "upstream_rejected", None)],
 )
-async def test_if_all_fail_the_client_gets_the_words_of_the_last_one(status: int, code: str, pause: str | None) -> None:
+async def test_if_all_fail_the_client_gets_the_words_of_the_last_one(
+    status: int, code: str, pause: str | None
+) -> None:
     async with two(failing(status), failing(status)) as served:
         reply = await ask(served, stream=True)
-    assert (reply.status, reply.error["code"], reply.headers.get("Retry-After")) == (status, code, pause)
+    assert (reply.status, reply.error["code"], reply.headers.get("Retry-After")) == (
+        status,
+        code,
+        pause,
+    )
     assert "out of order" in reply.error["message"]
 
 
@@ -429,7 +537,9 @@ async def test_the_pause_that_a_server_wants_reaches_the_client_as_seconds() -> 
 
 
 @pytest.mark.parametrize("status", [400, 429])
-async def test_an_answer_about_the_request_itself_is_passed_on_from_the_first_one(status: int) -> None:
+async def test_an_answer_about_the_request_itself_is_passed_on_from_the_first_one(
+    status: int,
+) -> None:
     one, other = failing(status), failing(status)
     async with two(one, other) as served:
         reply = await ask(served, stream=True)
@@ -440,17 +550,34 @@ async def test_an_answer_about_the_request_itself_is_passed_on_from_the_first_on
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/v1/chat/completions", "This model's maximum context length is 4096 tokens. However, you requested 9000."),
-        ("/v1/completions", "The decoder prompt (length 9000) is longer than the maximum model length of 4096."),
-        ("/v1/responses", "The input (9000 tokens) is longer than the model's context length (4096 tokens)."),
+        (
+            "/v1/chat/completions",
+            "This model's maximum context length is 4096 tokens. However, you requested 9000.",
+        ),
+        (
+            "/v1/completions",
+            "The decoder prompt (length 9000) is longer than the maximum model length of 4096.",
+        ),
+        (
+            "/v1/responses",
+            "The input (9000 tokens) is longer than the model's context length (4096 tokens).",
+        ),
         ("/v1/messages", "Input is too long for requested model."),
     ],
 )
-async def test_a_prompt_that_is_too_long_is_refused_with_the_same_code_on_every_path(path: str, message: str) -> None:
+async def test_a_prompt_that_is_too_long_is_refused_with_the_same_code_on_every_path(
+    path: str, message: str
+) -> None:
     error = {"error": {"message": message, "type": "BadRequestError", "code": 400}}
     behind = Behind([orjson.dumps(error)], status=400)
     async with two(behind, behind) as served:
-        content = {"model": "huge", "messages": [TURN], "prompt": "x", "input": "x", "max_tokens": 2}
+        content = {
+            "model": "huge",
+            "messages": [TURN],
+            "prompt": "x",
+            "input": "x",
+            "max_tokens": 2,
+        }
         reply = await served.post(path, content)
     assert reply.status == 400
     assert message in reply.error["message"]
@@ -498,23 +625,32 @@ async def test_a_priority_that_the_server_refuses_is_left_out_from_then_on() -> 
     class Refusing(Behind):
         async def answer(self, request: web.Request) -> web.StreamResponse:
             body = await request.json()
-            refusal = b'{"error": {"message": "Got priority 3 but priority scheduling is not enabled"}}'
+            refusal = (
+                b'{"error": {"message": "Got priority 3 but priority scheduling is not enabled"}}'
+            )
             self.status, self.pieces = (400, [refusal]) if "priority" in body else (200, [b"{}"])
             return await super().answer(request)
 
     behind = Refusing()
     settings = chosen(clients={"b": {"key": "b-key", "priority": 5}})
     async with passing(behind, settings) as served:
-        replies = [await served.post("/v1/completions", {"model": "huge", "prompt": "x"}, **BY) for _ in range(2)]
+        replies = [
+            await served.post("/v1/completions", {"model": "huge", "prompt": "x"}, **BY)
+            for _ in range(2)
+        ]
     assert [reply.status for reply in replies] == [200, 200]
     assert ["priority" in orjson.loads(body) for _, _, body in behind.got] == [True, False, False]
 
 
 async def test_an_error_that_mentions_priorities_leaves_them_on() -> None:
-    behind = Behind([b'{"error": {"message": "1 error: input \'my priority is high\'"}}'], status=400)
+    behind = Behind(
+        [b'{"error": {"message": "1 error: input \'my priority is high\'"}}'], status=400
+    )
     async with passing(behind, chosen(clients={"b": {"key": "b-key", "priority": 5}})) as served:
         large: Any = served.service.context.offer.engine.large
-        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "my priority is high"}, **BY)
+        reply = await served.post(
+            "/v1/completions", {"model": "huge", "prompt": "my priority is high"}, **BY
+        )
         assert (reply.status, large.up[0].connection.priorities) == (400, True)
 
 
@@ -529,7 +665,9 @@ async def test_cookies_of_a_server_reach_no_other_request() -> None:
     behind = Sticky()
     async with serving() as served:
         runner = await put_behind(served, behind)
-        move(served.service.context.offer.engine.large, f"http://localhost:{runner.addresses[0][1]}")
+        move(
+            served.service.context.offer.engine.large, f"http://localhost:{runner.addresses[0][1]}"
+        )
         for session in ("one", "two"):
             await ask(served, stream=False, session=session)
     assert [head.get("Cookie") for _, head, _ in behind.got] == [None, None]
@@ -537,7 +675,11 @@ async def test_cookies_of_a_server_reach_no_other_request() -> None:
 
 async def test_a_stream_may_be_silent_while_its_server_is_healthy() -> None:
     """As one is whose parser of calls keeps its text until a call is whole."""
-    behind = Behind([b'data: {"choices": [{"index": 0}]}\n\n', b"data: [DONE]\n\n"], STREAM, gate=asyncio.Event())
+    behind = Behind(
+        [b'data: {"choices": [{"index": 0}]}\n\n', b"data: [DONE]\n\n"],
+        STREAM,
+        gate=asyncio.Event(),
+    )
     async with passing(behind) as served:
         large: Any = served.service.context.offer.engine.large
         (server,) = large.up
@@ -556,7 +698,10 @@ async def test_health_feeds_the_breaker_and_readiness_follows_all_servers() -> N
         other.health = status
         await until(lambda: down(served))
         assert f"HTTP {status}" in str(down(served))
-        one_ill = (await served.get("/health/readiness")).json, (await ask(served, stream=False)).status
+        one_ill = (
+            (await served.get("/health/readiness")).json,
+            (await ask(served, stream=False)).status,
+        )
         served.large.health = status
         health = served.service.context.health
         await until(lambda: health.status == "down")
@@ -564,4 +709,7 @@ async def test_health_feeds_the_breaker_and_readiness_follows_all_servers() -> N
         served.large.health = other.health = 200
         await until(lambda: health.status == "ready")
     assert one_ill == ({"status": "ready", "small": True, "large": True}, 200)
-    assert (all_ill.status, all_ill.json) == (503, {"status": "down", "small": True, "large": False})
+    assert (all_ill.status, all_ill.json) == (
+        503,
+        {"status": "down", "small": True, "large": False},
+    )

@@ -1,4 +1,7 @@
-"""Limits of clients: buckets on a clock that is set, then a real service; priorities of clients; admission by them."""
+"""
+Limits of clients: buckets on a clock that is set, then a real service; priorities of clients;
+admission by them.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ class Allowance:
         self._clients.admit(ServiceRequest("r", "POST", "/v1/completions", {}, client="alice"))
 
     def charge(self, tokens: int) -> None:
-        self._clients.charge(ServiceRequest("r", "POST", "/live", {}, client="alice", large_tokens=tokens))
+        self._clients.charge(
+            ServiceRequest("r", "POST", "/live", {}, client="alice", large_tokens=tokens)
+        )
 
 
 def refused(left: Allowance) -> ApiError:
@@ -71,7 +76,9 @@ def test_requests_beyond_the_limit_are_refused_for_the_true_time() -> None:
         left.admit()
     error = refused(left)
     assert (error.status, error.code, error.retry) == (429, "rate_limit_exceeded", True)
-    assert error.message == "client 'alice' has used up its 3 requests per minute: try again in 20 s"
+    assert (
+        error.message == "client 'alice' has used up its 3 requests per minute: try again in 20 s"
+    )
     assert error.all_headers["Retry-After"] == "20"
     clock.now += 19.9
     assert refused(left).all_headers["Retry-After"] == "1"
@@ -104,7 +111,9 @@ def test_a_refused_request_takes_nothing() -> None:
 
 @pytest.mark.parametrize("key", ["first", "second", "a-key", "fir", "first-and-more", "", "\xe9"])
 @pytest.mark.parametrize("name", ["authorization", "api_key"])
-def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch, key: str, name: str) -> None:
+def test_every_key_is_compared_in_constant_time(
+    monkeypatch: pytest.MonkeyPatch, key: str, name: str
+) -> None:
     keys = {"first": "", "second": "", "a-key": "alice"}
     clients = Clients(chosen(keys="first,second", clients={"alice": {"key": "a-key"}}))
     compared: list[tuple[int, int]] = []
@@ -114,9 +123,14 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch,
         return one == other
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
-    headers = {"authorization": None, "api_key": None, name: f"Bearer {key}" if name == "authorization" else key}
+    headers = {
+        "authorization": None,
+        "api_key": None,
+        name: f"Bearer {key}" if name == "authorization" else key,
+    }
     assert clients.find(**headers) == keys.get(key)
-    # Digests of one length, whatever the lengths of the keys; both headers are compared, whichever is there.
+    # Digests of one length, whatever the lengths of the keys; both headers are compared, whichever
+    # is there.
     assert compared == [(32, 32)] * (2 * len(keys))
 
 
@@ -140,18 +154,27 @@ def test_wrong_clients_are_refused(values: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", " , "])
-def test_a_variable_of_keys_without_a_key_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_of_keys_without_a_key_is_refused(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STEPSPEC_SERVICE__KEYS", value)
     with pytest.raises(ConfigurationError, match=r"STEPSPEC_SERVICE__KEYS.* no key in it"):
         load(small="http://a", large="http://b")
 
 
-def test_clients_come_from_variables_and_open_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_come_from_variables_and_open_a_public_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in (("KEY", "secret"), ("REQUESTS_PER_MINUTE", "7"), ("PRIORITY", "-3")):
         monkeypatch.setenv(f"STEPSPEC_SERVICE__CLIENTS__ALICE__{name}", value)
-    service = load(small="http://a", large="http://b", service={"host": "0.0.0.0"}).service  # never bound
+    # never bound
+    service = load(small="http://a", large="http://b", service={"host": "0.0.0.0"}).service
     alice = service.clients["alice"]
-    assert (alice.key.get_secret_value(), alice.requests_per_minute, alice.priority) == ("secret", 7, -3)
+    assert (alice.key.get_secret_value(), alice.requests_per_minute, alice.priority) == (
+        "secret",
+        7,
+        -3,
+    )
     assert "secret" not in repr(service)
 
 
@@ -210,7 +233,9 @@ async def test_a_cancelled_run_is_charged_too() -> None:
     assert request.status == 499
     account = Ledger.of(calls).large
     assert request.large_tokens == account.written + account.judging > 0
-    counted = re.findall(r'stepspec_tokens_total{fate=".*",model="large",role="large"} (.*)', metrics)
+    counted = re.findall(
+        r'stepspec_tokens_total{fate=".*",model="large",role="large"} (.*)', metrics
+    )
     assert sum(map(float, counted)) == request.large_tokens
 
 
@@ -233,11 +258,17 @@ def test_an_answer_without_usage_is_counted_by_its_events() -> None:
 
 
 @pytest.mark.parametrize(("asked", "run_priority"), [(None, 5), (9, 9), (5, 5)])
-async def test_a_client_has_its_priority_or_a_worse_one(asked: int | None, run_priority: int) -> None:
+async def test_a_client_has_its_priority_or_a_worse_one(
+    asked: int | None, run_priority: int
+) -> None:
     async with serving(LIMITED) as served:
-        reply = await served.chat(headers=by("b"), stepspec={} if asked is None else {"priority": asked})
+        reply = await served.chat(
+            headers=by("b"), stepspec={} if asked is None else {"priority": asked}
+        )
         assert reply.status == 200
-        sent = {body["priority"] // 2**32 for _, body in served.small.requests if "priority" in body}
+        sent = {
+            body["priority"] // 2**32 for _, body in served.small.requests if "priority" in body
+        }
     assert sent == {run_priority}
 
 
@@ -255,18 +286,33 @@ async def test_a_better_priority_than_the_keys_is_refused() -> None:
 async def test_forwarded_requests_have_the_priority_of_runs() -> None:
     async with serving(LIMITED) as served:
         fields = {"model": "huge", "prompt": "x", "max_tokens": 1, "logprobs": 0}
-        for key, more in (("b", {}), ("b", {"priority": 7}), ("open", {"priority": 3}), ("open", {})):
+        for key, more in (
+            ("b", {}),
+            ("b", {"priority": 7}),
+            ("open", {"priority": 3}),
+            ("open", {}),
+        ):
             await served.post("/v1/completions", {**fields, **more}, **by(key))
-        sent = [body.get("priority") for path, body in served.large.requests if path == "/v1/completions"]
+        sent = [
+            body.get("priority")
+            for path, body in served.large.requests
+            if path == "/v1/completions"
+        ]
     assert [value // 2**32 for value in sent[:2] if value is not None] == [5, 7]
     assert sent[2:] == [3, None]
 
 
 def admitted(priorities: list[int], *, slots: int = 1) -> list[int]:
-    """Let requests with these *priorities* arrive at once behind a running one; return the order of their starts."""
+    """
+    Let requests with these *priorities* arrive at once behind a running one; return the order of
+    their starts.
+    """
 
     async def main() -> list[int]:
-        gate, order = Admission(ServiceSettings(max_running=slots, max_waiting=99, max_wait=1000)), list[int]()
+        gate, order = (
+            Admission(ServiceSettings(max_running=slots, max_waiting=99, max_wait=1000)),
+            list[int](),
+        )
 
         async def visit(index: int, priority: int) -> None:
             async with gate.enter(priority):

@@ -57,7 +57,13 @@ async def test_health_responds_to_head_requests_too(path: str) -> None:
 @pytest.mark.parametrize("root", ["/api", "/api/"])
 async def test_a_key_is_needed_wherever_a_proxy_puts_it(root: str) -> None:
     async with serving(chosen(keys=("one",), root_path=root)) as served:
-        for path in ("/v1/models", "/api/v1/models", "//v1/models", "/v1/models/", "/api/api/v1/models"):
+        for path in (
+            "/v1/models",
+            "/api/v1/models",
+            "//v1/models",
+            "/v1/models/",
+            "/api/api/v1/models",
+        ):
             assert (await served.get(path)).status == 401, path
         for path in ("/v1/models", "/api/v1/models"):
             assert (await served.get(path, authorization="Bearer one")).status == 200, path
@@ -97,9 +103,15 @@ def test_the_timeout_is_for_the_complete_body() -> None:
 
         settings = chosen(send_seconds=10)
         middleware = RequestMiddleware(
-            app, settings=settings, clients=Clients(settings), version="0", observe=lambda event: None
+            app,
+            settings=settings,
+            clients=Clients(settings),
+            version="0",
+            observe=lambda event: None,
         )
-        await middleware({"type": "http", "method": "POST", "path": "/live", "headers": []}, piece, note)
+        await middleware(
+            {"type": "http", "method": "POST", "path": "/live", "headers": []}, piece, note
+        )
         return statuses, asyncio.get_running_loop().time()
 
     assert run(main()) == (([408], 10), 10)
@@ -109,7 +121,9 @@ async def test_a_client_that_disconnects_within_its_body_is_no_failure() -> None
     async with serving() as served:
         host, port = served.base.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
+        )
         await writer.drain()
         writer.close()
         await writer.wait_closed()
@@ -130,14 +144,27 @@ async def test_other_sites_may_use_it_if_they_are_listed() -> None:
     async with serving(settings) as served:
         preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
         more = {"Access-Control-Request-Headers": "authorization,content-type"}
-        async with served.http.options(f"{served.base}/v1/chat/completions", headers={**preflight, **more}) as reply:
-            assert (reply.status, reply.headers["Access-Control-Allow-Origin"]) == (200, "https://a.example")
-        for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
+        async with served.http.options(
+            f"{served.base}/v1/chat/completions", headers={**preflight, **more}
+        ) as reply:
+            assert (reply.status, reply.headers["Access-Control-Allow-Origin"]) == (
+                200,
+                "https://a.example",
+            )
+        for origin, allowed in (
+            ("https://a.example", "https://a.example"),
+            ("https://b.example", None),
+        ):
             refused = await served.chat(headers={"origin": origin})
-            assert (refused.status, refused.headers.get("Access-Control-Allow-Origin")) == (401, allowed)
+            assert (refused.status, refused.headers.get("Access-Control-Allow-Origin")) == (
+                401,
+                allowed,
+            )
 
 
-async def test_an_unexpected_error_is_a_500_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unexpected_error_is_a_500_without_details(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with serving() as served:
         engine = served.service.context.offer.engine
 
@@ -167,7 +194,10 @@ def test_a_public_address_needs_a_key_or_a_word() -> None:
 # Pages of other sites, and a service without keys.
 
 ELSEWHERE = "https://a.example"
-LOCAL = "127.0.0.1:8765 [::1]:8765 ::1 localhost:8765 LOCALHOST. stepspec:8765 a.docker.internal:1 desk.local 10.0.0.7"
+LOCAL = (
+    "127.0.0.1:8765 [::1]:8765 ::1 localhost:8765 LOCALHOST. stepspec:8765 a.docker.internal:1"
+    " desk.local 10.0.0.7"
+)
 OWNED = "a.example:8765 a.example. 127.0.0.1.a.example local.a.example A.EXAMPLE notlocal.dev:1"
 
 
@@ -177,7 +207,11 @@ def test_only_names_outside_of_local_nets_can_be_owned(host: str) -> None:
 
 
 async def test_a_name_that_is_made_to_point_here_is_refused_unless_a_key_is_needed() -> None:
-    for settings, status in ((chosen(), 403), (chosen(insecure=True), 200), (chosen(keys=("k",)), 401)):
+    for settings, status in (
+        (chosen(), 403),
+        (chosen(insecure=True), 200),
+        (chosen(keys=("k",)), 401),
+    ):
         async with serving(settings) as served:
             reply = await served.get("/v1/models", host="a.example:8765")
             assert reply.status == status, settings
@@ -192,7 +226,9 @@ async def test_a_name_that_is_made_to_point_here_is_refused_unless_a_key_is_need
 @pytest.mark.parametrize("origin", [ELSEWHERE, "null", "http://127.0.0.1:1", "http://["])
 async def test_the_page_of_another_site_runs_nothing(origin: str) -> None:
     async with serving() as served:
-        reply = await served.post("/v1/chat/completions", {"model": "auto", "messages": [TURN]}, origin=origin)
+        reply = await served.post(
+            "/v1/chat/completions", {"model": "auto", "messages": [TURN]}, origin=origin
+        )
         assert (reply.status, reply.error["code"]) == (403, "origin_not_allowed")
         assert "--cors-origin" in reply.error["message"]
         assert served.small.heads == served.large.heads == []

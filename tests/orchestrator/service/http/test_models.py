@@ -11,9 +11,23 @@ import pytest
 
 from stepspec.orchestrator.service.watch.records import MODEL_PATHS
 
-from ..served import SCRIPT, STREAM, TURN, Behind, Noting, Served, chosen, move, passing, put_behind, serving
+from ..served import (
+    SCRIPT,
+    STREAM,
+    TURN,
+    Behind,
+    Noting,
+    Served,
+    chosen,
+    move,
+    passing,
+    put_behind,
+    serving,
+)
 
-WEIRD = b'{"model": "huge",  "messages": [], "anything": [1, {"at": "all"}], "\xc3\xa9t\xc3\xa9": 1e3}'
+WEIRD = (
+    b'{"model": "huge",  "messages": [], "anything": [1, {"at": "all"}], "\xc3\xa9t\xc3\xa9": 1e3}'
+)
 
 
 async def test_the_list_names_methods_and_models() -> None:
@@ -55,7 +69,11 @@ async def test_a_served_model_gets_the_very_bytes_and_answers_with_its_own() -> 
         for path in sorted(MODEL_PATHS - {"/live"}):
             for key in ({"authorization": "Bearer mine"}, {"x_api_key": "mine"}):
                 reply = await served.post(f"{path}?beta=true", WEIRD, traceparent=trace, **key)
-                assert (reply.status, reply.body, reply.headers["Retry-After"]) == (418, b"not even JSON", "7"), path
+                assert (reply.status, reply.body, reply.headers["Retry-After"]) == (
+                    418,
+                    b"not even JSON",
+                    "7",
+                ), path
                 at, headers, body = behind.got[-1]
                 assert (at, body, headers["Authorization"]) == (path, WEIRD, "Bearer theirs")
                 assert (headers["traceparent"], headers.get("x-api-key")) == (trace, None)
@@ -82,12 +100,21 @@ async def test_a_server_that_is_down_is_503() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "key", "words"), [(401, "theirs", "refused the service's key for it"), (403, "", "without a key")]
+    ("status", "key", "words"),
+    [(401, "theirs", "refused the service's key for it"), (403, "", "without a key")],
 )
-async def test_a_key_that_a_server_refuses_is_not_the_clients(status: int, key: str, words: str) -> None:
+async def test_a_key_that_a_server_refuses_is_not_the_clients(
+    status: int, key: str, words: str
+) -> None:
     async with passing(Behind(status=status), chosen(keys=("mine",)), key=key) as served:
-        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"}, authorization="Bearer mine")
-    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (500, "upstream_error", "false")
+        reply = await served.post(
+            "/v1/completions", {"model": "huge", "prompt": "x"}, authorization="Bearer mine"
+        )
+    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (
+        500,
+        "upstream_error",
+        "false",
+    )
     assert words in reply.error["message"]
     assert "STEPSPEC_LARGE__API_KEY" in reply.error["message"]
     assert "theirs" not in reply.error["message"]
@@ -96,16 +123,24 @@ async def test_a_key_that_a_server_refuses_is_not_the_clients(status: int, key: 
 async def test_a_server_that_takes_too_long_is_504() -> None:
     async with passing(Behind(silent=True), chosen(max_seconds=0.2)) as served:
         reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
-    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (504, "deadline", "false")
+    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (
+        504,
+        "deadline",
+        "false",
+    )
 
 
 async def test_an_answer_in_one_piece_that_stops_half_way_is_504() -> None:
     async with passing(Behind(gate=asyncio.Event()), chosen(max_seconds=0.2)) as served:
-        assert (await served.post("/v1/completions", {"model": "huge", "prompt": "x"})).status == 504
+        assert (
+            await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
+        ).status == 504
 
 
 @pytest.mark.parametrize("reset", [False, True])
-async def test_a_request_is_sent_again_if_the_server_closes_an_idle_connection_just_then(reset: bool) -> None:
+async def test_a_request_is_sent_again_if_the_server_closes_an_idle_connection_just_then(
+    reset: bool,
+) -> None:
     connections = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,9 +148,13 @@ async def test_a_request_is_sent_again_if_the_server_closes_an_idle_connection_j
         connections += 1
         await reader.readuntil(b"\r\n\r\n")
         if reset:
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
         if connections > 1:
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+            )
             await writer.drain()
         writer.close()
 

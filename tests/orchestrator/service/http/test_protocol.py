@@ -1,4 +1,7 @@
-"""What the real service does with malformed HTTP on a raw socket: no byte of it becomes a request of its own."""
+"""
+What the real service does with malformed HTTP on a raw socket: no byte of it becomes a request of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ SMUGGLED = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
 CHUNKED = b"Transfer-Encoding: chunked"
 END = b"0\r\n\r\n"
-READ = 256 * 1024  # bytes that are read from a socket at once, which are counted after they are parsed
+# bytes that are read from a socket at once, which are counted after they are parsed
+READ = 256 * 1024
 
 
 def request(*headers: bytes, body: bytes = b"") -> bytes:
@@ -32,7 +36,9 @@ def chunks(text: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def connected(served: Served) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(
+    served: Served,
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Connect to the service, and speak plain bytes."""
     host, _, port = served.base.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -58,7 +64,9 @@ def paths(served: Served) -> list[str]:
 MALFORMED = {
     "both lengths": request(b"Content-Length: 6", CHUNKED, body=END),
     "both lengths, chunks first": request(CHUNKED, b"Content-Length: 6", body=END),
-    "both lengths, another case": request(b"content-length: 6", b"transfer-encoding: CHUNKED", body=END),
+    "both lengths, another case": request(
+        b"content-length: 6", b"transfer-encoding: CHUNKED", body=END
+    ),
     "two lengths": request(b"Content-Length: 0", b"Content-Length: 5"),
     "two lengths in one header": request(b"Content-Length: 0, 5"),
     "a signed length": request(b"Content-Length: +0"),
@@ -103,7 +111,10 @@ async def test_a_correct_request_is_run_and_so_is_the_next_on_its_connection() -
     length = request(b"Content-Length: %d" % len(BODY), body=BODY)
     chunked = chunks(b"%x\r\n%b\r\n" % (len(BODY), BODY) + END)
     offers = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk")
-    upgrade = [each.replace(b"\r\n\r\n", b"\r\n%b\r\n\r\n" % b"\r\n".join(offers), 1) for each in (length, chunked)]
+    upgrade = [
+        each.replace(b"\r\n\r\n", b"\r\n%b\r\n\r\n" % b"\r\n".join(offers), 1)
+        for each in (length, chunked)
+    ]
     last = SMUGGLED.replace(b"Host", b"Connection: close\r\nHost")
     async with serving() as served:
         for data in (length, chunked, *upgrade):
@@ -136,12 +147,17 @@ FLOODS = {
     "blank lines": (b"", b"\r\n"),
     "trailers": (chunks(b"0\r\n"), b"X-Any: a\r\n"),
     "an extension of a chunk": (chunks(b"1;"), b"a"),
-    "headers of the next request": (SMUGGLED + b"GET /version HTTP/1.1\r\nHost: x\r\n", b"X-Any: a\r\n"),
+    "headers of the next request": (
+        SMUGGLED + b"GET /version HTTP/1.1\r\nHost: x\r\n",
+        b"X-Any: a\r\n",
+    ),
 }
 
 
 async def flooded(served: Served, start: bytes, piece: bytes) -> int:
-    """Send a *piece* after the other until the connection is closed; return how many bytes that were."""
+    """
+    Send a *piece* after the other until the connection is closed; return how many bytes that were.
+    """
     sent = 0
     async with connected(served) as (reader, writer), asyncio.timeout(60):
         with suppress(ConnectionError):
@@ -157,7 +173,8 @@ async def flooded(served: Served, start: bytes, piece: bytes) -> int:
 async def test_headers_without_end_are_refused_before_they_fill_the_memory() -> None:
     async with serving() as served:
         for name, (start, piece) in FLOODS.items():
-            assert await flooded(served, start, piece) < MAX_HEADERS + READ + 1024 * 1024, name  # what sockets hold
+            # what sockets hold
+            assert await flooded(served, start, piece) < MAX_HEADERS + READ + 1024 * 1024, name
 
 
 BIG = b"x" * MAX_HEADERS
@@ -189,12 +206,16 @@ async def test_large_bodies_are_no_headers() -> None:
         assert (await served.post("/v1/chat/completions", body)).status == 200
         async with connected(served) as (reader, writer):
             writer.write(chunks(pieces))
-            writer.write(b"%x\r\n%b\r\n" % (len(body) - MAX_HEADERS // 4, body[MAX_HEADERS // 4 :]) + END)
+            writer.write(
+                b"%x\r\n%b\r\n" % (len(body) - MAX_HEADERS // 4, body[MAX_HEADERS // 4 :]) + END
+            )
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
 
 
 async def trickle(served: Served, start: bytes, piece: bytes) -> float:
-    """Send a *piece* every now and then until the connection is closed; return the seconds that took."""
+    """
+    Send a *piece* every now and then until the connection is closed; return the seconds that took.
+    """
     began = asyncio.get_running_loop().time()
     async with connected(served) as (reader, writer), asyncio.timeout(30):
         with suppress(ConnectionError):
@@ -236,7 +257,9 @@ async def test_a_run_may_take_longer_than_the_headers_of_its_request() -> None:
 
 
 def test_connections_send_small_pieces_at_once() -> None:
-    """A step is a small piece, and may not wait until the client has acknowledged the one before."""
+    """
+    A step is a small piece, and may not wait until the client has acknowledged the one before.
+    """
     with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()
         with accepted:

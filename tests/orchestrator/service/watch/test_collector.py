@@ -50,7 +50,11 @@ class Collector:
 
     @property
     def resources(self) -> list[dict[str, Any]]:
-        return [attributes_of(each.resource.attributes) for request in self.got for each in request.resource_spans]
+        return [
+            attributes_of(each.resource.attributes)
+            for request in self.got
+            for each in request.resource_spans
+        ]
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[str]:
@@ -118,12 +122,20 @@ async def exporting(to: str, log: Path) -> AsyncGenerator[Running]:
         yield Running(program, (small, large))
 
 
-async def test_a_collector_gets_the_spans_of_a_run_and_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:
+async def test_a_collector_gets_the_spans_of_a_run_and_does_not_keep_the_service_from_ending(
+    tmp_path: Path,
+) -> None:
     collector = Collector()
-    async with collector.listening() as address, exporting(address, tmp_path / "service.log") as running:
+    async with (
+        collector.listening() as address,
+        exporting(address, tmp_path / "service.log") as running,
+    ):
         await running.chat()
         await until(lambda: any(span.kind == Span.SPAN_KIND_SERVER for span in collector.spans))
-        spans, heads = collector.spans, [head["traceparent"] for each in running.servers for head in each.heads]
+        spans, heads = (
+            collector.spans,
+            [head["traceparent"] for each in running.servers for head in each.heads],
+        )
         collector.silent = True
         collector.requested.clear()
         await running.chat()
@@ -138,10 +150,17 @@ async def test_a_collector_gets_the_spans_of_a_run_and_does_not_keep_the_service
     below = [span for span in spans if span.kind == Span.SPAN_KIND_CLIENT]
     versions = {(each["service.name"], each["service.version"]) for each in collector.resources}
     assert versions == {("stepspec", __version__)}
-    assert (request.name, request.trace_id.hex(), request.parent_span_id.hex()) == ("chat specreason", TRACE, CLIENT)
+    assert (request.name, request.trace_id.hex(), request.parent_span_id.hex()) == (
+        "chat specreason",
+        TRACE,
+        CLIENT,
+    )
     assert len(heads) == len(below) == len(spans) - 1
     assert set(heads) == {f"00-{TRACE}-{request.span_id.hex()}-01"}
     for span in below:
-        assert (span.trace_id.hex(), attributes_of(span.attributes)["stepspec.fate"]) == (TRACE, "done")
+        assert (span.trace_id.hex(), attributes_of(span.attributes)["stepspec.fate"]) == (
+            TRACE,
+            "done",
+        )
         assert request.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
         assert span.end_time_unix_nano <= request.end_time_unix_nano

@@ -48,14 +48,21 @@ async def test_an_error_has_its_status_or_is_the_last_event() -> None:
         early = await served.post("/live", {"problem": "x"})
         wrong = await served.post("/live", {"problem": "x", "model": "nobody"})
     kind, _, payload = late.lines[-1].partition("\ndata: ")
-    assert (late.status, kind, orjson.loads(payload)["error"]["code"]) == (200, "event: error", "upstream_unavailable")
+    assert (late.status, kind, orjson.loads(payload)["error"]["code"]) == (
+        200,
+        "event: error",
+        "upstream_unavailable",
+    )
     assert (early.status, wrong.status) == (503, 404)
 
 
 async def test_the_methods_are_listed_with_their_options() -> None:
     async with serving() as served:
         payload = (await served.get("/live/methods")).json
-    assert (payload["default"], payload["models"]) == ("specreason", {"small": "tiny", "large": "huge"})
+    assert (payload["default"], payload["models"]) == (
+        "specreason",
+        {"small": "tiny", "large": "huge"},
+    )
     methods = {method["name"]: method for method in payload["methods"]}
     assert methods["specreason"]["options"]["threshold"] == 7
     assert methods["specreason"]["about"].startswith("Accept a step of the small model")
@@ -65,9 +72,14 @@ async def test_the_page_has_its_content_policy_and_no_other_site_may_frame_it() 
     async with serving() as served:
         page = await served.get("/")
     policy = page.headers["Content-Security-Policy"]
-    (within,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page.body.decode())
+    (within,) = re.findall(
+        r'http-equiv="Content-Security-Policy" content="([^"]+)"', page.body.decode()
+    )
     assert policy == f"{within}; frame-ancestors 'none'"
-    assert (page.headers["X-Content-Type-Options"], page.headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
+    assert (page.headers["X-Content-Type-Options"], page.headers["Referrer-Policy"]) == (
+        "nosniff",
+        "no-referrer",
+    )
 
 
 async def test_whoever_stops_watching_stops_the_run() -> None:

@@ -71,14 +71,19 @@ async def test_metrics_count_requests_runs_steps_and_tokens() -> None:
     assert found(samples, "tokens_total", model="specreason", role="large", fate="judging") > 0
     assert found(samples, "runs_total", model="specreason", reason="stop") == 2
     for name in ("request_seconds", "first_step_seconds", "overhead_seconds"):
-        assert found(samples, f"{name}_count", **chat, model="specreason") == (3 if name == "request_seconds" else 2)
+        assert found(samples, f"{name}_count", **chat, model="specreason") == (
+            3 if name == "request_seconds" else 2
+        )
     assert found(samples, "waste_ratio_count", model="specreason", role="small") == 2
     assert found(samples, "accept_ratio_sum", model="specreason") == 2
     assert found(samples, "upstream_errors_total", role="large", verb="write") >= 1
     assert found(samples, "upstream_seconds_count", role="small", verb="write") >= 2
     assert found(samples, "queue_seconds_count") == 3
     assert (found(samples, "requests_running"), found(samples, "requests_waiting")) == (0, 0)
-    assert (found(samples, "upstream_up", role="small"), found(samples, "upstream_up", role="large")) == (1, 1)
+    assert (
+        found(samples, "upstream_up", role="small"),
+        found(samples, "upstream_up", role="large"),
+    ) == (1, 1)
     assert found(samples, "info", version=__version__) == 1
 
 
@@ -130,7 +135,11 @@ class Tree:
 
     def below(self, above: ReadableSpan, name: str = "") -> list[ReadableSpan]:
         assert above.context is not None
-        found = [span for span in self.spans if span.parent and span.parent.span_id == above.context.span_id]
+        found = [
+            span
+            for span in self.spans
+            if span.parent and span.parent.span_id == above.context.span_id
+        ]
         return [span for span in found if span.name.startswith(name)]
 
     @property
@@ -148,8 +157,13 @@ def about(span: ReadableSpan) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def traced_service(*before: ServiceObserver, **options: Any) -> AsyncGenerator[tuple[Served, list[ReadableSpan]]]:
-    """Serve with spans, which are there after the block. Observers *before* see every event before the tracing does."""
+async def traced_service(
+    *before: ServiceObserver, **options: Any
+) -> AsyncGenerator[tuple[Served, list[ReadableSpan]]]:
+    """
+    Serve with spans, which are there after the block. Observers *before* see every event before the
+    tracing does.
+    """
     exporter, finished = InMemorySpanExporter(), list[ReadableSpan]()
     tracer = tracing.Tracing(tracing.connect("0", exporter))
     async with serving(observers=[*before, tracer], **options) as served, tracer.flushed():
@@ -170,11 +184,15 @@ async def test_every_request_and_every_upstream_request_is_a_span() -> None:
     request = tree.request
     assert request.context is not None
     assert request.parent is not None
-    assert (f"{request.context.trace_id:032x}", f"{request.parent.span_id:016x}") == tuple(PARENT.split("-")[1:3])
+    assert (f"{request.context.trace_id:032x}", f"{request.parent.span_id:016x}") == tuple(
+        PARENT.split("-")[1:3]
+    )
     assert request.name == "chat specreason"
     told = {"gen_ai.operation.name": "chat", "http.response.status_code": 200, "user.id": "ann"}
     assert about(request).items() >= told.items()
-    assert len(tree.clients) == len([head for server in (served.small, served.large) for head in server.heads])
+    assert len(tree.clients) == len(
+        [head for server in (served.small, served.large) for head in server.heads]
+    )
     for span in tree.clients:
         attributes = about(span)
         assert attributes["gen_ai.provider.name"] == "vllm"
@@ -188,13 +206,22 @@ async def test_every_request_and_every_upstream_request_is_a_span() -> None:
 async def test_a_request_to_a_model_says_its_choice_its_purpose_and_its_step() -> None:
     tree, _ = await traced(n=2, temperature=1)
     assert tree.below(tree.request) == tree.clients
-    assert (about(tree.request)["stepspec.finish_reason"], about(tree.request)["stepspec.accept_rate"]) == ("stop", 1)
+    assert (
+        about(tree.request)["stepspec.finish_reason"],
+        about(tree.request)["stepspec.accept_rate"],
+    ) == ("stop", 1)
     for choice in (0, 1):
         mine = [about(span) for span in tree.clients if about(span)["stepspec.choice"] == choice]
-        made = sorted((one["stepspec.purpose"], one["stepspec.step"], one["stepspec.verb"]) for one in mine)
+        made = sorted(
+            (one["stepspec.purpose"], one["stepspec.step"], one["stepspec.verb"]) for one in mine
+        )
         # A model that samples makes a request for every draft.
         drafts = [("draft", step, "write") for step in range(3)]
-        assert made == [("answer", 3, "write"), *drafts, *[("verify", step, "ask") for step in range(3)]]
+        assert made == [
+            ("answer", 3, "write"),
+            *drafts,
+            *[("verify", step, "ask") for step in range(3)],
+        ]
 
 
 async def test_a_run_that_was_left_has_its_spans_too() -> None:
@@ -206,7 +233,9 @@ async def test_a_run_that_was_left_has_its_spans_too() -> None:
         await until(lambda: served.recorded.requests)
     tree = Tree(finished)
     assert "stepspec.finish_reason" not in about(tree.request)
-    assert about(tree.below(tree.request, "text_completion tiny")[0])["stepspec.fate"] == "cancelled"
+    assert (
+        about(tree.below(tree.request, "text_completion tiny")[0])["stepspec.fate"] == "cancelled"
+    )
 
 
 async def test_a_failed_request_is_a_failed_span() -> None:
@@ -221,7 +250,9 @@ async def test_a_failed_request_is_a_failed_span() -> None:
     assert (about(call)["error.type"], call.status.status_code) == ("failed", StatusCode.ERROR)
 
 
-async def test_models_are_called_as_they_are_served_the_critic_and_those_within_a_pair_too() -> None:
+async def test_models_are_called_as_they_are_served_the_critic_and_those_within_a_pair_too() -> (
+    None
+):
     exporter = InMemorySpanExporter()
     tracer = tracing.Tracing(tracing.connect("0", exporter))
     request = ServiceRequest("r", "POST", "/v1/chat/completions", {}, model="reward")
@@ -235,7 +266,10 @@ async def test_models_are_called_as_they_are_served_the_critic_and_those_within_
         ):
             tracer(RunEvent(request, 0, 0.0, event))
         tracer(RequestFinished(request))
-    attributes = {span.name: about(span).get("stepspec.path") for span in Tree(exporter.get_finished_spans()).clients}
+    attributes = {
+        span.name: about(span).get("stepspec.path")
+        for span in Tree(exporter.get_finished_spans()).clients
+    }
     assert attributes == {"text_completion prm": None, "text_completion middle": "small.large"}
 
 
@@ -243,7 +277,11 @@ async def test_other_routes_have_names_of_their_own() -> None:
     async with traced_service() as (served, finished):
         await served.post("/v1/responses", {"model": "auto", "input": "x"})
         await served.post("/v1/completions", {"model": "auto"})
-    named = {(span.name, about(span)["gen_ai.operation.name"]) for span in finished if span.kind is SpanKind.SERVER}
+    named = {
+        (span.name, about(span)["gen_ai.operation.name"])
+        for span in finished
+        if span.kind is SpanKind.SERVER
+    }
     assert named == {("chat specreason", "chat"), ("text_completion specreason", "text_completion")}
 
 
@@ -261,8 +299,14 @@ async def test_a_proxied_request_has_a_span_for_every_server_that_was_tried() ->
     assert [span.name for span in tree.clients] == ["text_completion huge", *["chat huge"] * 3]
     attributes = [about(span) for span in tree.clients]
     assert [one.get("http.response.status_code") for one in attributes] == [200, 429, None, None]
-    assert [one.get("error.type") for one in attributes] == [None, "429", *["EndpointUnreachable"] * 2]
-    assert {(one["gen_ai.request.model"], one["stepspec.role"]) for one in attributes} == {("huge", "large")}
+    assert [one.get("error.type") for one in attributes] == [
+        None,
+        "429",
+        *["EndpointUnreachable"] * 2,
+    ]
+    assert {(one["gen_ai.request.model"], one["stepspec.role"]) for one in attributes} == {
+        ("huge", "large")
+    }
     requests = [span for span in tree.spans if span.kind is SpanKind.SERVER]
     assert [span for request in requests for span in tree.below(request)] == tree.clients
 
@@ -278,24 +322,36 @@ async def test_every_request_has_a_log_line_with_the_prompt_only_if_configured(
     printed = capsys.readouterr().err
     lines = [orjson.loads(line) for line in printed.splitlines() if line.startswith("{")]
     by_id = {line["request_id"]: line for line in lines if line["event"] == "request"}
-    assert (by_id["r-1"]["status"], by_id["r-1"]["model"], by_id["r-1"]["user"]) == (200, "specreason", "ann")
+    assert (by_id["r-1"]["status"], by_id["r-1"]["model"], by_id["r-1"]["user"]) == (
+        200,
+        "specreason",
+        "ann",
+    )
     assert (by_id["r-1"]["finish"], by_id["r-1"]["level"]) == ("stop", "info")
     assert (by_id["r-2"]["status"], by_id["r-2"]["error"]) == (404, "model_not_found")
     assert ("What is 1 + 1?" in printed) is prompts
     assert ("So one." in printed) is False
 
 
-def test_a_path_with_the_escape_sequences_of_a_terminal_is_logged_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    RequestLog(chosen(log_format="console"))(RequestFailed(ServiceRequest("r", "GET", "/\x1b[31mX", {}), ValueError()))
+def test_a_path_with_the_escape_sequences_of_a_terminal_is_logged_as_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    RequestLog(chosen(log_format="console"))(
+        RequestFailed(ServiceRequest("r", "GET", "/\x1b[31mX", {}), ValueError())
+    )
     printed = capsys.readouterr().err
     assert "/\\x1b[31mX" in printed
     assert "\x1b" not in printed
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_a_failure_is_logged_without_the_prompt(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_logged_without_the_prompt(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The variables of the functions that failed have the key and the problem in them."""
-    request = ServiceRequest("r-1", "POST", "/v1/chat/completions", {"authorization": "Bearer sesame"})
+    request = ServiceRequest(
+        "r-1", "POST", "/v1/chat/completions", {"authorization": "Bearer sesame"}
+    )
 
     def fail(problem: str) -> None:
         raise ValueError(f"nothing about {len(problem)} characters")
@@ -312,7 +368,9 @@ def test_a_failure_is_logged_without_the_prompt(form: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-@pytest.mark.parametrize("exc", [OSError(28, "No space left"), BrokenPipeError(), ValueError("closed"), None])
+@pytest.mark.parametrize(
+    "exc", [OSError(28, "No space left"), BrokenPipeError(), ValueError("closed"), None]
+)
 async def test_a_log_that_cannot_be_written_harms_no_request(
     form: str, exc: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,7 +386,9 @@ async def test_a_log_that_cannot_be_written_harms_no_request(
     assert served.recorded.failures == []
 
 
-async def test_an_observer_that_fails_is_logged_and_harms_no_request(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_observer_that_fails_is_logged_and_harms_no_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def failing(event: ServiceEvent) -> None:
         raise ArithmeticError(type(event).__name__)
 

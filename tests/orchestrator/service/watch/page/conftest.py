@@ -14,7 +14,8 @@ from playwright.async_api import Browser, Page, expect
 
 from .....browser import CURE, browsing, find
 
-DEADLINE = 60_000  # milliseconds, of every wait: a browser beside four test workers may stand still for long
+# milliseconds, of every wait: a browser beside four test workers may stand still for long
+DEADLINE = 60_000
 expect.set_options(timeout=DEADLINE)
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 Open = Callable[..., Awaitable[Page]]
@@ -41,7 +42,10 @@ async def browser(executable: str) -> AsyncGenerator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def opened(browser: Browser) -> AsyncGenerator[Open]:
-    """Open an address, in a context of its own; an error in the console, as of the page's policy, fails the test."""
+    """
+    Open an address, in a context of its own; an error in the console, as of the page's policy,
+    fails the test.
+    """
     pages: list[Page] = []
     complaints: list[str] = []
 
@@ -51,7 +55,10 @@ async def opened(browser: Browser) -> AsyncGenerator[Open]:
         page.set_default_timeout(DEADLINE)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on(
-            "console", lambda message: complaints.append(message.text) if console and message.type == "error" else None
+            "console",
+            lambda message: (
+                complaints.append(message.text) if console and message.type == "error" else None
+            ),
         )
         await page.goto(url)
         return page
@@ -80,12 +87,19 @@ async def violations(page: Page) -> list[Any]:
     await page.evaluate("Promise.allSettled(document.getAnimations().map((one) => one.finished))")
     await page.evaluate(AXE)
     found: list[Any] = (await page.evaluate("axe.run()"))["violations"]
-    return [(one["id"], [(node["target"], node["failureSummary"]) for node in one["nodes"]]) for one in found]
+    return [
+        (one["id"], [(node["target"], node["failureSummary"]) for node in one["nodes"]])
+        for one in found
+    ]
 
 
 async def wide(page: Page) -> bool:
     """Whether *page* has to be scrolled sideways."""
-    return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+    return bool(
+        await page.evaluate(
+            "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        )
+    )
 
 
 async def keeps_nobody_out(page: Page) -> None:

@@ -21,7 +21,10 @@ from .....fakes import Previous, ScriptedModel, run
 from ....arms import arm
 from ....nesting.families import family
 
-PROBLEM = "Maya has 12 shells. On Monday she finds 9. On Tuesday she gives away 5. How many shells does Maya have now?"
+PROBLEM = (
+    "Maya has 12 shells. On Monday she finds 9. On Tuesday she gives away 5. How many shells does"
+    " Maya have now?"
+)
 STEPS = (
     "On Monday she finds 9: 12 + 9 = 21.\n\n",
     "On Tuesday she gives away 5: 21 - 5 = 16.\n\n",
@@ -31,11 +34,17 @@ STEPS = (
 SLIP = "On Tuesday she gives away 5: 21 - 5 = 18.\n\n"
 ANSWER = "\n\nMaya has \\boxed{16} shells."
 LONG_PROBLEM = (
-    "A number begins at 3. In every round it is doubled, then 7 is added, then it is taken modulo 1,000. What is it?"
+    "A number begins at 3. In every round it is doubled, then 7 is added, then it is taken modulo"
+    " 1,000. What is it?"
 )
 LOOKS = ("So", "Next,", "Now", "Then", "On to")
 SLIP_EVERY = 11  # steps, about
-MODELS = (("small", "bild of tiny and middle"), ("small.small", "tiny"), ("small.large", "middle"), ("large", "huge"))
+MODELS = (
+    ("small", "bild of tiny and middle"),
+    ("small.small", "tiny"),
+    ("small.large", "middle"),
+    ("large", "huge"),
+)
 WRONG = STEPS[1].replace("16", "17")
 DOUBTED = "So she has 16.\n\n"
 KEPT = SLIP.partition(" 18")[0]
@@ -60,9 +69,16 @@ def record(play: Callable[[Recorder], Awaitable[object]]) -> bytes:
 
 @cache
 def made(
-    problem: str = PROBLEM, steps: Sequence[str] = STEPS, slip: str = SLIP, answer: str = ANSWER, ahead: int = 2
+    problem: str = PROBLEM,
+    steps: Sequence[str] = STEPS,
+    slip: str = SLIP,
+    answer: str = ANSWER,
+    ahead: int = 2,
 ) -> bytes:
-    """Run SpecReason with a small model that says *slip* for the second of the *steps*, which is noticed."""
+    """
+    Run SpecReason with a small model that says *slip* for the second of the *steps*, which is
+    noticed.
+    """
     return judged(problem, steps, {1: slip}, answer, ahead)
 
 
@@ -74,7 +90,9 @@ def judged(
     ahead: int = 2,
     budget: Budget = Budget(),  # noqa: B008  # frozen
 ) -> bytes:
-    """Run SpecReason with a small model that says something *wrong* at some places, which is noticed."""
+    """
+    Run SpecReason with a small model that says something *wrong* at some places, which is noticed.
+    """
 
     def script(role: Role) -> Callable[[Previous], str]:
         def write(previous: Previous) -> str:
@@ -90,7 +108,13 @@ def judged(
     async def play(recorder: Recorder) -> None:
         small = ScriptedModel("small", script("small"), latency=lambda chain: 0.02, pace=0.008)
         large = ScriptedModel(
-            "large", script("large"), answer, judge, latency=lambda chain: 0.05, reading=lambda chain: 0.06, pace=0.03
+            "large",
+            script("large"),
+            answer,
+            judge,
+            latency=lambda chain: 0.05,
+            reading=lambda chain: 0.06,
+            pace=0.03,
         )
         small.observe = large.observe = recorder
         policy = policies.make("specreason", small, large)
@@ -116,7 +140,10 @@ class Told(list[Event]):
 
 @cache
 def drawn(name: str, seed: int, ahead: int) -> bytes:
-    """Run one of the arms that are drawn from a *seed*; the trace has no answer, for the loop alone ran."""
+    """
+    Run one of the arms that are drawn from a *seed*; the trace has no answer, for the loop alone
+    ran.
+    """
 
     async def play(recorder: Recorder) -> None:
         running = arm(name, seed, sticky=seed % 2 == 0)
@@ -129,17 +156,27 @@ def drawn(name: str, seed: int, ahead: int) -> bytes:
 
 @cache
 def long_run(steps: int = 300) -> bytes:
-    """Run SpecReason for so many *steps*; the small model slips in about a tenth of them, and is noticed."""
+    """
+    Run SpecReason for so many *steps*; the small model slips in about a tenth of them, and is
+    noticed.
+    """
     random = Random(7)
     right, wrong, value = list[str](), dict[int, str](), 3
     for place in range(steps):
         sums = f"Doubled it is {2 * value}, and with 7 it is {2 * value + 7}."
-        text = f"{random.choice(LOOKS)} round {place + 1}: the number is {value}. {sums} Modulo 1,000 that is "
+        text = (
+            f"{random.choice(LOOKS)} round {place + 1}: the number is {value}. {sums} Modulo 1,000"
+            " that is "
+        )
         value = (2 * value + 7) % 1000
         right.append(f"{text}{value}." + ("\n</think>" if place == steps - 1 else "\n\n"))
         wrong[place] = f"{text}{(value + random.choice((1, 10, 100))) % 1000}, I think.\n\n"
-    slips = {place: wrong[place] for place in range(1, steps - 1) if not random.randrange(SLIP_EVERY)}
-    return judged(LONG_PROBLEM, right, slips, "\n\n\\boxed{1}", budget=Budget(tokens=10**6, steps=2 * steps))
+    slips = {
+        place: wrong[place] for place in range(1, steps - 1) if not random.randrange(SLIP_EVERY)
+    }
+    return judged(
+        LONG_PROBLEM, right, slips, "\n\n\\boxed{1}", budget=Budget(tokens=10**6, steps=2 * steps)
+    )
 
 
 @cache
@@ -147,10 +184,12 @@ def nested(ahead: int = 2) -> bytes:
     """
     Run SpecReason over a pair that runs BiLD, whose tiny model errs twice.
 
-    The pair keeps the beginning of its second step, and repairs it wrongly: the large model notices. Of the third it
-    keeps nothing, and repairs it well.
+    The pair keeps the beginning of its second step, and repairs it wrongly: the large model
+    notices. Of the third it keeps nothing, and repairs it well.
     """
-    tiny = ScriptedModel("small", _script((STEPS[0], WRONG, DOUBTED, STEPS[3])), pace=0.004, sticky=True)
+    tiny = ScriptedModel(
+        "small", _script((STEPS[0], WRONG, DOUBTED, STEPS[3])), pace=0.004, sticky=True
+    )
     small = ScriptedModel("large", _script((STEPS[0], SLIP, *STEPS[2:])), pace=0.008)
     large = ScriptedModel("large", _script(STEPS), ANSWER, _judge, pace=0.03)
     tiny.latency, small.latency, large.latency = map(_always, (0.01, 0.02, 0.05))
@@ -184,7 +223,10 @@ def _judge(chain: Chain, question: str) -> Mapping[str, float]:
 
 @cache
 def drawn_nested(outer: str, *inner: str, seed: int, ahead: int) -> bytes:
-    """Run one of the families that are drawn from a *seed*; the loop alone, so that there is no answer."""
+    """
+    Run one of the families that are drawn from a *seed*; the loop alone, so that there is no
+    answer.
+    """
 
     async def play(recorder: Recorder) -> None:
         recorder(Started((), outer))

@@ -1,4 +1,7 @@
-"""``python -m tests.orchestrator.service.watch.page.pictures``: the pictures in docs/images, taken again."""
+"""
+``python -m tests.orchestrator.service.watch.page.pictures``: the pictures in docs/images, taken
+again.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,16 @@ async def main(documents: dict[str, str]) -> None:
             await page.locator("#answer .final-answer > :last-child").wait_for()
             for summary in await page.locator(".rejected-drafts > summary").all():
                 await summary.press("Enter")
-            await page.locator("body").evaluate("() => { document.activeElement.blur(); scrollTo(0, 0); }")
+            await page.locator("body").evaluate(
+                "() => { document.activeElement.blur(); scrollTo(0, 0); }"
+            )
             await page.screenshot(path=IMAGES / f"{name}.png", full_page=name not in CUT)
             await page.close()
             print(IMAGES / f"{name}.png")
 
 
 if __name__ == "__main__":
-    traces = {path.stem: path.read_bytes() for path in TRACES.glob("*.jsonl")} | {"long": long_run()}
+    traces = {path.stem: path.read_bytes() for path in TRACES.glob("*.jsonl")} | {
+        "long": long_run()
+    }
     asyncio.run(main({name: html(trace) for name, trace in traces.items()}))

@@ -30,7 +30,12 @@ METHODS: dict[str, Any] = {
     ],
     "models": {"small": "tiny", "large": "huge"},
 }
-SOLUTION = {"answer": "16", "text": "Maya has \\boxed{16} shells.", "finish_reason": "stop", "seconds": 1.38}
+SOLUTION = {
+    "answer": "16",
+    "text": "Maya has \\boxed{16} shells.",
+    "finish_reason": "stop",
+    "seconds": 1.38,
+}
 
 
 @dataclass
@@ -38,9 +43,9 @@ class Replay:
     """
     Answers every problem with *trace*. A line waits for a permit of *gate*, if there is one.
 
-    With a *key*, nobody else gets in. *refusal* is answered instead, or sent in the middle of the stream after so many
-    lines of *breaks*, or nothing at all is sent any more. *requests* are
-    those that were let in.
+    With a *key*, nobody else gets in. *refusal* is answered instead, or sent in the middle of the
+    stream after so many lines of *breaks*, or nothing at all is sent any more. *requests* are those
+    that were let in.
     """
 
     trace: bytes
@@ -56,7 +61,9 @@ class Replay:
         return web.Response(text=html(), content_type="text/html")
 
     async def methods(self, request: web.Request) -> web.Response:
-        return self._closed(request) or web.Response(body=orjson.dumps(METHODS), content_type="application/json")
+        return self._closed(request) or web.Response(
+            body=orjson.dumps(METHODS), content_type="application/json"
+        )
 
     async def live(self, request: web.Request) -> web.StreamResponse:
         if closed := self._closed(request):
@@ -78,7 +85,9 @@ class Replay:
         for number, line in enumerate(self.trace.splitlines()):
             if number == self.breaks:
                 if self.refusal is not None:
-                    await reply.write(b"event: error\ndata: " + orjson.dumps({"error": self.refusal[1]}) + b"\n\n")
+                    await reply.write(
+                        b"event: error\ndata: " + orjson.dumps({"error": self.refusal[1]}) + b"\n\n"
+                    )
                 return
             if self.gate is not None:
                 await self.gate.acquire()
@@ -88,14 +97,25 @@ class Replay:
     def _closed(self, request: web.Request) -> web.Response | None:
         if not self.key or request.headers.get("Authorization") == f"Bearer {self.key}":
             return None
-        error = {"message": "this service asks for a key", "type": "authentication_error", "param": None, "code": None}
+        error = {
+            "message": "this service asks for a key",
+            "type": "authentication_error",
+            "param": None,
+            "code": None,
+        }
         return web.json_response({"error": error}, status=401)
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[Replay]:
         """Listen on a free port; *url* is the page's then."""
         app = web.Application()
-        app.add_routes([web.get("/", self.page), web.get("/live/methods", self.methods), web.post("/live", self.live)])
+        app.add_routes(
+            [
+                web.get("/", self.page),
+                web.get("/live/methods", self.methods),
+                web.post("/live", self.live),
+            ]
+        )
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
         await runner.setup()
         try:

@@ -12,7 +12,9 @@ from stepspec.orchestrator.service.watch import page
 PURE = (
     "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "spans", "live",
 )  # fmt: skip
-BEGINNING = "\n".join(f'import * as {name} from "{(page.FOLDER / name).as_uri()}.js";' for name in PURE)
+BEGINNING = "\n".join(
+    f'import * as {name} from "{(page.FOLDER / name).as_uri()}.js";' for name in PURE
+)
 FREEZE = """
 const freeze = (value) => {
   if (value === null || typeof value !== "object" || Object.isFrozen(value)) return value;
@@ -26,9 +28,11 @@ const seen = (text) => trace.parseTrace(text).reduce(next, reduce.EMPTY);
 
 def script(body: str, given: object = None) -> Any:
     """
-    Run *body*, a function's, which sees what is *given* and the modules by their names; return what it returns.
+    Run *body*, a function's, which sees what is *given* and the modules by their names; return what
+    it returns.
 
-    Its function ``seen`` makes a view of a trace's text, and would notice a reducer that changes what it is given.
+    Its function ``seen`` makes a view of a trace's text, and would notice a reducer that changes
+    what it is given.
     """
     program = f"""{BEGINNING}{FREEZE}
 let text = "";

@@ -18,7 +18,9 @@ def test_the_page_is_small_and_needs_nothing_else() -> None:
     addresses = set(re.findall(r"https?://[^\s'\"<]+", document))
     assert addresses == {"http://www.w3.org/2000/svg"}  # names, not places
     assert not re.search(r"\b(src|href)=\"(?!#|data:)", document)
-    assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(|\son\w+=\"|\sstyle=", document)
+    assert not re.search(
+        r"innerHTML|insertAdjacentHTML|document\.write|eval\(|\son\w+=\"|\sstyle=", document
+    )
     assert "connect-src 'self'" in document
     assert "connect-src 'none'" in html(made())
     assert "unsafe" not in document

@@ -29,7 +29,8 @@ from .made import drawn, made, nested
 from .script import script
 from .test_view import TRACES, events
 
-# Where the seconds and the tokens went: the parts add up to the ledger of the library, whatever the method.
+# Where the seconds and the tokens went: the parts add up to the ledger of the library, whatever the
+# method.
 
 SUMS = """return given.map((text) => {
   const view = seen(text);
@@ -60,7 +61,9 @@ def test_they_are_the_librarys(runs: list[bytes]) -> None:
         accounts = (expected.small, expected.large, expected.critic)
         by_model = [sum(one["seconds"][place] for one in found["purposes"]) for place in range(3)]
         assert by_model == pytest.approx([one.writing + one.judged for one in accounts])
-        assert found["seconds"]["judging"] == pytest.approx(sum(one.judged for one in accounts), abs=1e-2)
+        assert found["seconds"]["judging"] == pytest.approx(
+            sum(one.judged for one in accounts), abs=1e-2
+        )
         assert sum(found["seconds"].values()) == pytest.approx(sum(by_model), rel=1e-2, abs=1e-2)
         tokens = found["tokens"]
         assert tokens["kept"] + tokens["repaired"] == sum(one.kept for one in accounts)
@@ -75,15 +78,33 @@ def written(text: str, author: Any = "small") -> Step:
 
 
 def happened() -> bytes:
-    """A draft that is kept in part and repaired, one that is kept, and one bet that is left over."""
+    """
+    A draft that is kept in part and repaired, one that is kept, and one bet that is left over.
+    """
 
-    def called(role: Any, purpose: Purpose, started: float, seconds: float, index: int, count: int) -> Called:
+    def called(
+        role: Any, purpose: Purpose, started: float, seconds: float, index: int, count: int
+    ) -> Called:
         verb: Any = "ask" if purpose == "verify" else "write"
         return Called(
-            role, verb, "done", started, seconds, 0.1, written=count, purpose=purpose, step=index, last_step=index
+            role,
+            verb,
+            "done",
+            started,
+            seconds,
+            0.1,
+            written=count,
+            purpose=purpose,
+            step=index,
+            last_step=index,
         )
 
-    first, repair, second, third = written("a b c"), written("d e", "large"), written("f g h i"), written("j")
+    first, repair, second, third = (
+        written("a b c"),
+        written("d e", "large"),
+        written("f g h i"),
+        written("j"),
+    )
     rollback = Rollback(keep=2, reason="doubt", score=1.0)
     moments: list[tuple[float, Event]] = [
         (0, Started((), "own")),
@@ -111,8 +132,22 @@ def test_every_purpose_and_every_fate_has_its_own() -> None:
     (found,) = sums(happened())
     spent = {one["purpose"]: one["seconds"] for one in found["purposes"] if any(one["seconds"])}
     assert spent == {"drafting": [3.5, 0, 0], "judging": [0, 2, 0], "repairing": [0, 3, 0]}
-    assert found["seconds"] == {"kept": 2, "repaired": 3, "rejected": 1, "lost": 0.5, "other": 0, "judging": 2}
-    assert found["tokens"] == {"kept": 5, "repaired": 2, "rejected": 2, "lost": 1, "other": 0, "judging": 2}
+    assert found["seconds"] == {
+        "kept": 2,
+        "repaired": 3,
+        "rejected": 1,
+        "lost": 0.5,
+        "other": 0,
+        "judging": 2,
+    }
+    assert found["tokens"] == {
+        "kept": 5,
+        "repaired": 2,
+        "rejected": 2,
+        "lost": 1,
+        "other": 0,
+        "judging": 2,
+    }
 
 
 # The estimated speed against the large model alone: by hand, and unknown where too little is known.
@@ -130,10 +165,14 @@ def called(
     pace: float = 0.1,
 ) -> Called:
     seconds = (first or 0) + pace * (written - 1)
-    return Called(role, verb, fate, 0.0, seconds, first, written=written, path=path, purpose=purpose)
+    return Called(
+        role, verb, fate, 0.0, seconds, first, written=written, path=path, purpose=purpose
+    )
 
 
-def run_of(*calls: Called, policy: str = "specreason", seconds: float | None = 2.0, kept: int = 41) -> str:
+def run_of(
+    *calls: Called, policy: str = "specreason", seconds: float | None = 2.0, kept: int = 41
+) -> str:
     step = Step("So.\n\n", "small", tokens=(Token("So"),) * kept)
     events: list[Event] = [Started((), policy), *calls, *([Committed(0, step)] if kept else [])]
     moments = [Moment(1.0, event) for event in events]
@@ -147,9 +186,17 @@ def estimates(*runs: str) -> list[Any]:
     return found
 
 
-def test_the_large_models_pace_is_that_of_what_it_wrote_and_a_run_that_goes_on_is_compared_so_far() -> None:
-    found, so_far = estimates(run_of(called(11), called(21, "answer", pace=0.25)), run_of(called(41), seconds=None))
-    assert (found["tokens"], found["pace"], found["first"]) == (30, pytest.approx(0.2), pytest.approx(0.2))
+def test_the_large_models_pace_is_that_of_what_it_wrote_and_a_run_that_goes_on_is_compared_so_far() -> (
+    None
+):
+    found, so_far = estimates(
+        run_of(called(11), called(21, "answer", pace=0.25)), run_of(called(41), seconds=None)
+    )
+    assert (found["tokens"], found["pace"], found["first"]) == (
+        30,
+        pytest.approx(0.2),
+        pytest.approx(0.2),
+    )
     assert found["alone"] == pytest.approx(0.2 + 40 * 0.2)
     assert found["factor"] == pytest.approx(8.2 / 2)
     assert (so_far["seconds"], so_far["factor"]) == (1.0, pytest.approx(4.2))
@@ -167,7 +214,9 @@ OTHERS = (
 )
 
 
-def test_other_requests_say_nothing_about_it_and_without_a_comparison_there_is_no_estimate() -> None:
+def test_other_requests_say_nothing_about_it_and_without_a_comparison_there_is_no_estimate() -> (
+    None
+):
     few = estimates(*(run_of(called(16), other) for other in OTHERS))
     enough = estimates(*(run_of(called(17), other) for other in OTHERS))
     assert [(one["tokens"], one["factor"]) for one in few] == [(15, None)] * len(OTHERS)
@@ -186,5 +235,7 @@ TICKS: list[tuple[tuple[float, float, float], list[float]]] = [
 
 
 def test_an_axis_has_round_ticks() -> None:
-    found = script("return given.map((range) => axis.ticks(...range))", [given for given, _ in TICKS])
+    found = script(
+        "return given.map((range) => axis.ticks(...range))", [given for given, _ in TICKS]
+    )
     assert found == [expected for _, expected in TICKS]

@@ -1,4 +1,7 @@
-"""The live page in a real browser: a run to its end, everything that can keep it from that, and the real service."""
+"""
+The live page in a real browser: a run to its end, everything that can keep it from that, and the
+real service.
+"""
 
 from __future__ import annotations
 
@@ -88,12 +91,16 @@ async def test_a_run_is_shown_step_by_step_to_its_end(serve: Start, opened: Open
     await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     await expect(page.locator("#announcements")).to_contain_text("Answer: 16")
     assert service.requests == [{"problem": PROBLEM, "model": "auto", "stepspec": {"options": {}}}]
-    await page.locator("body").evaluate("body => { document.activeElement.blur(); scrollTo(0, 0); }")
+    await page.locator("body").evaluate(
+        "body => { document.activeElement.blur(); scrollTo(0, 0); }"
+    )
     reached: set[str] = set()
     for _ in range(20):
         await page.keyboard.press("Tab")
         reached.add(
-            await page.evaluate("document.activeElement.id || document.activeElement.getAttribute('class') || ''")
+            await page.evaluate(
+                "document.activeElement.id || document.activeElement.getAttribute('class') || ''"
+            )
         )
     every = {"open", "save", "problem", "method", "ahead", "start", "span"}
     assert every <= reached
@@ -107,14 +114,21 @@ BUSY = {**DOWN, "type": "service_unavailable_error"}
 WRONG = {**DOWN, "type": "invalid_request_error", "param": "ahead"}
 HALF = until("Committed")
 ERRORS: list[tuple[Any, int | None, str, int]] = [
-    ((503, BUSY, {"Retry-After": "2"}), None, "gone The service or a model is not ready: try again in 2 s.", 0),
+    (
+        (503, BUSY, {"Retry-After": "2"}),
+        None,
+        "gone The service or a model is not ready: try again in 2 s.",
+        0,
+    ),
     ((400, WRONG, {}), None, "Change “ahead”, and run again.", 0),
     ((200, DOWN, {}), HALF, "the large model is gone", 1),
     (None, HALF, "The stream ended before the run did.", 1),
 ]
 
 
-async def test_every_error_is_shown_with_what_to_do_and_keeps_nobody_out(serve: Start, opened: Open) -> None:
+async def test_every_error_is_shown_with_what_to_do_and_keeps_nobody_out(
+    serve: Start, opened: Open
+) -> None:
     service = await serve()
     page = await opened(service.url, console=False)
     await page.get_by_text("Options of the method").click()
@@ -167,10 +181,13 @@ async def test_a_key_is_requested_and_kept_for_the_tab(serve: Start, opened: Ope
 
 
 async def test_runs_on_the_service_are_watched_to_their_end_or_stopped(opened: Open) -> None:
-    async with serving(chosen(keep_alive=0.2)) as served:  # A stream without a step begins after so many seconds.
+    # A stream without a step begins after so many seconds.
+    async with serving(chosen(keep_alive=0.2)) as served:
         served.large.gate = served.small.gate = asyncio.Semaphore(0)
         page = await opened(served.base)
-        await expect(page.locator("#method option")).to_have_text(["auto (specreason)", *policies.METHODS])
+        await expect(page.locator("#method option")).to_have_text(
+            ["auto (specreason)", *policies.METHODS]
+        )
         await page.get_by_role("button", name="Run").click()
         await expect(page.get_by_role("alert")).to_contain_text("There is no problem to solve.")
         await page.get_by_label("Problem", exact=True).fill(ASKED)
@@ -191,7 +208,9 @@ async def test_runs_on_the_service_are_watched_to_their_end_or_stopped(opened: O
         await page.get_by_label("p", exact=True).fill("0")
         await page.get_by_label("Ahead").fill("0")
         await page.get_by_role("button", name="Run").click()
-        await expect(page.locator(".step[data-fate='rejected'] .attempt + .attempt")).to_have_count(3)
+        await expect(page.locator(".step[data-fate='rejected'] .attempt + .attempt")).to_have_count(
+            3
+        )
         await expect(page.locator("#status")).to_contain_text("Finished in")
         served.small.gate = asyncio.Semaphore(2)
         served.small.left.clear()
@@ -207,16 +226,24 @@ async def test_runs_on_the_service_are_watched_to_their_end_or_stopped(opened: O
 async def test_no_page_of_another_site_may_frame_the_service_or_run_something(
     opened: Open, saved: Callable[[str], str]
 ) -> None:
-    """Without a key: it may send such a request, and only may not read the answer, so the service has to refuse."""
+    """
+    Without a key: it may send such a request, and only may not read the answer, so the service has
+    to refuse.
+    """
     async with serving() as served:
         page = await opened(saved(f'<iframe src="{served.base}/"></iframe>'), console=False)
         await expect(page.locator("iframe")).to_be_visible()
         assert await page.frames[1].locator("#problem").count() == 0
         body = {"model": "auto", "messages": [{"role": "user", "content": ASKED}]}
-        send = "([url, body]) => fetch(url, {method: 'POST', mode: 'no-cors', body}).then(reply => reply.type)"
+        send = (
+            "([url, body]) => fetch(url, {method: 'POST', mode: 'no-cors', body}).then(reply =>"
+            " reply.type)"
+        )
         sent = await page.evaluate(send, [f"{served.base}/v1/chat/completions", json.dumps(body)])
         assert sent == "opaque"
-        posted = [request.status for request in served.recorded.requests if request.method == "POST"]
+        posted = [
+            request.status for request in served.recorded.requests if request.method == "POST"
+        ]
         assert posted == [403]
         assert served.small.heads == served.large.heads == []
         await page.goto(served.base)

@@ -21,7 +21,8 @@ REJECTED = 26
 async def focused(page: Page) -> str:
     """What the row that has the focus shows first: the number of its step, or what it folds."""
     text: str = await page.evaluate(
-        "document.activeElement.querySelector('.place, .fold-what')?.textContent ?? document.activeElement.id"
+        "document.activeElement.querySelector('.place, .fold-what')?.textContent ??"
+        " document.activeElement.id"
     )
     return text
 
@@ -30,7 +31,9 @@ async def selected(bars: Locator) -> set[str]:
     return {await bar.get_attribute("data-draft") or "" for bar in await bars.all()}
 
 
-async def test_accepted_steps_are_folded_and_rejected_ones_filtered(opened: Open, saved: Callable[[str], str]) -> None:
+async def test_accepted_steps_are_folded_and_rejected_ones_filtered(
+    opened: Open, saved: Callable[[str], str]
+) -> None:
     page = await opened(saved(html(long_run())))
     steps, folds = page.locator(".step"), page.locator(".fold")
     before = await steps.count()
@@ -71,13 +74,23 @@ async def test_steps_and_bars_lead_to_each_other(opened: Open, saved: Callable[[
     assert await focused(page) == "1"
 
 
-async def test_the_keys_and_the_pointer_go_through_a_long_chain(opened: Open, saved: Callable[[str], str]) -> None:
+async def test_the_keys_and_the_pointer_go_through_a_long_chain(
+    opened: Open, saved: Callable[[str], str]
+) -> None:
     page = await opened(saved(html(long_run())))
     bars = page.locator(".span[data-selected]")
     await page.locator(".row").first.focus()
     for key, expected in (
-        *(("ArrowUp", "7 accepted steps, 1.8 s"), ("ArrowDown", "8"), ("ArrowUp", "7 accepted steps, 1.8 s")),
-        *(("Enter", "7 accepted steps, 1.8 s"), ("ArrowDown", "1"), ("ArrowUp", "7 accepted steps, 1.8 s")),
+        *(
+            ("ArrowUp", "7 accepted steps, 1.8 s"),
+            ("ArrowDown", "8"),
+            ("ArrowUp", "7 accepted steps, 1.8 s"),
+        ),
+        *(
+            ("Enter", "7 accepted steps, 1.8 s"),
+            ("ArrowDown", "1"),
+            ("ArrowUp", "7 accepted steps, 1.8 s"),
+        ),
         *(("Enter", "7 accepted steps, 1.8 s"), ("ArrowDown", "8")),
     ):
         await page.keyboard.press(key)
@@ -94,7 +107,9 @@ async def test_the_keys_and_the_pointer_go_through_a_long_chain(opened: Open, sa
     await expect(page.locator(".step[data-selected] .place")).to_have_text("4")
 
 
-async def test_the_time_line_zooms_and_follows_the_keys(opened: Open, saved: Callable[[str], str]) -> None:
+async def test_the_time_line_zooms_and_follows_the_keys(
+    opened: Open, saved: Callable[[str], str]
+) -> None:
     page = await opened(saved(html(long_run())), viewport={"width": 1280, "height": 800})
     edges = "(all) => all.map((one) => one.getBBox()).map(({ x, width }) => [x, x + width])"
     boxes = await page.locator(".commit text").evaluate_all(edges)

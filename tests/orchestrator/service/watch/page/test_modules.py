@@ -1,4 +1,6 @@
-"""Smaller modules of the page: the stream of the service, differences between texts, and folded rows."""
+"""
+Smaller modules of the page: the stream of the service, differences between texts, and folded rows.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Rollback, Step, Token
-from stepspec.orchestrator.events import Committed, Degraded, Drafted, Event, Finished, Judged, Repaired, Started
+from stepspec.orchestrator.events import (
+    Committed,
+    Degraded,
+    Drafted,
+    Event,
+    Finished,
+    Judged,
+    Repaired,
+    Started,
+)
 from stepspec.orchestrator.trace import Moment, dump
 
 from .script import script
 
 # How the page reads the stream of the service and its refusals.
 
-STREAM = ': keep-alive\n\ndata: {"at":0}\n\ndata: a\r\ndata:b\r\n\r\nevent: solution\nid: 7\ndata: {"ü": "🦊"}\n\n'
+STREAM = (
+    ': keep-alive\n\ndata: {"at":0}\n\ndata: a\r\ndata:b\r\n\r\nevent: solution\nid: 7\ndata: {"ü":'
+    ' "🦊"}\n\n'
+)
 MESSAGES = [
     {"event": "message", "data": '{"at":0}'},
     {"event": "message", "data": "a\nb"},
@@ -37,11 +51,26 @@ def test_a_message_that_was_cut_off_is_none() -> None:
 
 
 REFUSALS: list[tuple[int, Any, str | None, tuple[str, str]]] = [
-    (400, {"message": "too high", "type": "invalid_request_error", "param": "n"}, None, ("too high", "“n”")),
+    (
+        400,
+        {"message": "too high", "type": "invalid_request_error", "param": "n"},
+        None,
+        ("too high", "“n”"),
+    ),
     (401, {"message": "no key", "type": "authentication_error"}, None, ("no key", "key")),
     (429, {"message": "full", "type": "rate_limit_error"}, "2", ("full", "in 2 s")),
-    (503, {"message": "draining", "type": "service_unavailable_error"}, None, ("draining", "in a moment")),
-    (200, {"message": "the large model died", "type": "server_error"}, None, ("the large model died", "doctor")),
+    (
+        503,
+        {"message": "draining", "type": "service_unavailable_error"},
+        None,
+        ("draining", "in a moment"),
+    ),
+    (
+        200,
+        {"message": "the large model died", "type": "server_error"},
+        None,
+        ("the large model died", "doctor"),
+    ),
     (502, None, None, ("The service answered 502.", "doctor")),
 ]
 
@@ -61,7 +90,9 @@ def test_a_refusal_is_shown_with_its_cure_and_a_service_that_is_gone_as_such() -
 # What differs between a rejected draft and its repair: whole words, and only where both are alike.
 
 BODY = "return given.map(([before, after]) => diff.difference(before, after))"
-TEXTS = st.lists(st.sampled_from(["So", "9", " + ", "3.5", "\n\n", "é", "🦊", "_a", " "]), max_size=12).map("".join)
+TEXTS = st.lists(
+    st.sampled_from(["So", "9", " + ", "3.5", "\n\n", "é", "🦊", "_a", " "]), max_size=12
+).map("".join)
 
 
 def differences(*pairs: tuple[str, str]) -> Any:
@@ -121,11 +152,17 @@ def rows(trace: bytes, **options: Any) -> list[dict[str, Any]]:
 
 
 def chain(fates: str, *, finished: bool = True) -> bytes:
-    """A step a second for every letter: accepted (a) or rejected and repaired (r); n is a notice in between."""
+    """
+    A step a second for every letter: accepted (a) or rejected and repaired (r); n is a notice in
+    between.
+    """
     happened: list[Event] = [Started((), "specreason")]
     index = 0
     for fate in fates:
-        draft, repair = (Step(f"{index} {author}", author, tokens=(Token("x"),) * 3) for author in ("small", "large"))
+        draft, repair = (
+            Step(f"{index} {author}", author, tokens=(Token("x"),) * 3)
+            for author in ("small", "large")
+        )
         rollback = Rollback(reason="grade", score=1.0)
         if fate == "n":
             happened.append(Degraded("small", "gone"))
@@ -134,7 +171,11 @@ def chain(fates: str, *, finished: bool = True) -> bytes:
         if fate == "a":
             happened += [Judged(index, draft, Accept(9.0)), Committed(index, draft)]
         else:
-            happened += [Judged(index, draft, rollback), Repaired(index, repair, rollback), Committed(index, repair)]
+            happened += [
+                Judged(index, draft, rollback),
+                Repaired(index, repair, rollback),
+                Committed(index, repair),
+            ]
         index += 1
     if finished:
         happened.append(Finished("stop", "", 1.0))
@@ -168,7 +209,9 @@ def test_runs_of_accepted_steps_are_one_row() -> None:
         ("a" * 30 + "r", False, ["30 folded", "draft"]),
     ],
 )
-def test_four_accepted_steps_of_a_long_chain_are_folded(fates: str, finished: bool, expected: list[str]) -> None:
+def test_four_accepted_steps_of_a_long_chain_are_folded(
+    fates: str, finished: bool, expected: list[str]
+) -> None:
     assert kinds(rows(chain(fates, finished=finished))) == expected
 
 

@@ -1,4 +1,7 @@
-"""The time line: every request is there, its parts fill it, and they belong to the steps that they made."""
+"""
+The time line: every request is there, its parts fill it, and they belong to the steps that they
+made.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,14 @@ def spans(trace: bytes) -> list[dict[str, Any]]:
 
 def test_every_part_of_a_run_belongs_to_its_step() -> None:
     owned = [
-        (span["role"], span["verb"], part["what"], part["draft"], round(part["from"], 3), round(part["to"], 3))
+        (
+            span["role"],
+            span["verb"],
+            part["what"],
+            part["draft"],
+            round(part["from"], 3),
+            round(part["to"], 3),
+        )
         for span in spans(made())
         for part in span["parts"]
     ]
@@ -66,7 +76,9 @@ def test_every_part_of_a_run_belongs_to_its_step() -> None:
 
 
 def fills_its_rows(traces: list[str]) -> None:
-    """Assert that the lanes show every request once, in parts that fill it, and none over another."""
+    """
+    Assert that the lanes show every request once, in parts that fill it, and none over another.
+    """
     for text, lanes in zip(
         traces, script("return given.map((text) => spans.lanesOf(seen(text)))", traces), strict=True
     ):
@@ -78,12 +90,17 @@ def fills_its_rows(traces: list[str]) -> None:
             assert [part["from"] for part in span["parts"]] == edges[:-1]
             assert edges[-1] == pytest.approx(span["ended"], abs=2e-3)
         for row in (row for lane in lanes for row in lane["rows"]):
-            assert all(later["started"] >= earlier["ended"] - 1e-5 for earlier, later in pairwise(row))
+            assert all(
+                later["started"] >= earlier["ended"] - 1e-5 for earlier, later in pairwise(row)
+            )
 
 
 def test_the_parts_of_a_request_fill_it_and_its_row_has_room() -> None:
     traces = [drawn(name, seed, ahead) for name, seed, ahead in product(ARMS, range(3), (0, 3))]
-    traces += [drawn_nested(outer, *inner, seed=seed, ahead=seed) for (outer, inner), seed in product(DRAWN, (0, 2))]
+    traces += [
+        drawn_nested(outer, *inner, seed=seed, ahead=seed)
+        for (outer, inner), seed in product(DRAWN, (0, 2))
+    ]
     fills_its_rows([trace.decode() for trace in traces])
 
 
@@ -111,12 +128,22 @@ def test_every_draft_is_drawn_in_the_stream_that_it_was_taken_from(chunk: int) -
     assert sum(span["written"] for span in writes) == small.written
 
 
-@pytest.mark.parametrize(("repaired", "shown"), [(False, "repair kept"), (True, "verdict discarded")])
-def test_a_step_that_was_written_to_judge_is_the_repair_unless_that_has_a_request(repaired: bool, shown: str) -> None:
+@pytest.mark.parametrize(
+    ("repaired", "shown"), [(False, "repair kept"), (True, "verdict discarded")]
+)
+def test_a_step_that_was_written_to_judge_is_the_repair_unless_that_has_a_request(
+    repaired: bool, shown: str
+) -> None:
     def called(purpose: Purpose, started: float) -> Called:
-        return Called("large", "write", "done", started, 1.0, written=1, purpose=purpose, step=0, last_step=0)
+        return Called(
+            "large", "write", "done", started, 1.0, written=1, purpose=purpose, step=0, last_step=0
+        )
 
-    draft, repair, rollback = Step("a\n\n", "small"), Step("b\n\n", "large"), Rollback(reason="other")
+    draft, repair, rollback = (
+        Step("a\n\n", "small"),
+        Step("b\n\n", "large"),
+        Rollback(reason="other"),
+    )
     events: list[tuple[float, Event]] = [
         (0.0, Started((), "own")),
         (1.0, Drafted(0, draft)),
@@ -126,7 +153,7 @@ def test_a_step_that_was_written_to_judge_is_the_repair_unless_that_has_a_reques
         (3.0, Repaired(0, repair, rollback)),
         (3.0, Committed(0, repair)),
     ]
-    (first, *more) = spans(b"".join(dump(Moment(at, event)) for at, event in events))
+    first, *more = spans(b"".join(dump(Moment(at, event)) for at, event in events))
     assert [f"{part['what']} {part['fate']}" for part in first["parts"]] == [shown]
     assert [part["what"] for span in more for part in span["parts"]] == ["repair"] * repaired
 
@@ -136,7 +163,10 @@ def test_a_step_that_was_written_to_judge_is_the_repair_unless_that_has_a_reques
 
 def test_every_model_has_a_lane_the_cheapest_first() -> None:
     body = "return given.map((text) => spans.lanesOf(seen(text)).map((lane) => lane.model))"
-    deep, begun = drawn_nested("specreason", *DEEP, seed=1, ahead=0), nested().splitlines(keepends=True)[0]
+    deep, begun = (
+        drawn_nested("specreason", *DEEP, seed=1, ahead=0),
+        nested().splitlines(keepends=True)[0],
+    )
     unnamed = begun.replace(b'["small.small","tiny"],["small.large","middle"],', b"")
     assert script(body, [trace.decode() for trace in (made(), nested(), deep, begun, unnamed)]) == [
         ["small", "large"],
@@ -149,7 +179,11 @@ def test_every_model_has_a_lane_the_cheapest_first() -> None:
 
 def test_a_request_of_a_pair_belongs_to_the_step_that_it_names_and_shares_its_fate() -> None:
     shown = [(span["model"], part) for span in spans(nested()) for part in span["parts"]]
-    assert [(part["what"], part["draft"], part["fate"]) for model, part in shown if model == "small.large"] == [
+    assert [
+        (part["what"], part["draft"], part["fate"])
+        for model, part in shown
+        if model == "small.large"
+    ] == [
         *(("verdict", 0, "done"), ("verdict", 1, "done"), ("repair", 1, "rejected")),
         (None, None, "unknown"),  # a verdict on a draft that was never complete
         *(("verdict", 2, "done"), ("repair", 2, "kept"), ("verdict", 3, "done")),
@@ -161,23 +195,33 @@ def test_a_request_of_a_pair_belongs_to_the_step_that_it_names_and_shares_its_fa
 TINY, SMALL = "small.small", "small.large"
 
 
-def written(text: str, author: str = "small", note: str = "", pieces: tuple[Step, ...] = ()) -> Step:
+def written(
+    text: str, author: str = "small", note: str = "", pieces: tuple[Step, ...] = ()
+) -> Step:
     """A step of *text*, a token to a word."""
     tokens = tuple(Token(word) for word in text.split())
-    return Step(text, "small" if author == "small" else "large", tokens=tokens, note=note, pieces=pieces)
+    return Step(
+        text, "small" if author == "small" else "large", tokens=tokens, note=note, pieces=pieces
+    )
 
 
 def trace(*happened: tuple[float, Event]) -> bytes:
-    return b"".join(dump(Moment(at, event)) for at, event in [(0.0, Started((), "bild")), *happened])
+    return b"".join(
+        dump(Moment(at, event)) for at, event in [(0.0, Started((), "bild")), *happened]
+    )
 
 
 def test_a_rival_that_stands_within_a_pair_is_a_piece_and_its_draft_fell() -> None:
     draft, rival = written("one"), written("two")
-    verdict = Rollback(0, "grade", 2.0, rivals=(Rival(written("three"), 1.0, "grade"), Rival(rival, 8.0)))
+    verdict = Rollback(
+        0, "grade", 2.0, rivals=(Rival(written("three"), 1.0, "grade"), Rival(rival, 8.0))
+    )
     full = written("two", pieces=(rival,))
     text = trace((1.0, JudgedWithin("small", 0, draft, verdict)), (1.0, Drafted(0, full)))
     (shown,) = view(text)["drafts"]
-    assert [(one["text"], one["score"], one["reason"]) for one in shown["rejectedWithin"]] == [("one", 2, "grade")]
+    assert [(one["text"], one["score"], one["reason"]) for one in shown["rejectedWithin"]] == [
+        ("one", 2, "grade")
+    ]
     assert script("return ledger.ledgerOf(seen(given)).sifted", text.decode()) == [
         {"path": "small", "drafts": 1, "accepted": 1}
     ]

@@ -1,4 +1,7 @@
-"""What the page makes of a run's events: the same sums and the same chain as the library, whatever the method."""
+"""
+What the page makes of a run's events: the same sums and the same chain as the library, whatever the
+method.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,20 @@ from tests.fakes import replay
 
 from ....arms import ARMS
 from ....nesting.families import INNER, OUTER
-from .made import ANSWER, DOUBTED, KEPT, PROBLEM, SLIP, STEPS, WRONG, drawn, drawn_nested, made, nested, trace_of
+from .made import (
+    ANSWER,
+    DOUBTED,
+    KEPT,
+    PROBLEM,
+    SLIP,
+    STEPS,
+    WRONG,
+    drawn,
+    drawn_nested,
+    made,
+    nested,
+    trace_of,
+)
 from .script import script
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.jsonl"))
@@ -45,7 +61,17 @@ def events(trace: bytes) -> list[Any]:
 
 
 def account(one: Account) -> dict[str, Any]:
-    names = "kept", "discarded", "judging", "prompt", "cached", "requests", "failed", "writing", "judged"
+    names = (
+        "kept",
+        "discarded",
+        "judging",
+        "prompt",
+        "cached",
+        "requests",
+        "failed",
+        "writing",
+        "judged",
+    )
     return {name: pytest.approx(getattr(one, name)) for name in names}
 
 
@@ -68,12 +94,18 @@ def undrafted() -> bytes:
 
 
 def test_the_ledger_is_the_librarys(runs: list[bytes]) -> None:
-    ledgers = script("return given.map((text) => ledger.ledgerOf(seen(text)))", [trace.decode() for trace in runs])
+    ledgers = script(
+        "return given.map((text) => ledger.ledgerOf(seen(text)))",
+        [trace.decode() for trace in runs],
+    )
     for trace, found in zip(runs, ledgers, strict=True):
         expected = Ledger.of(events(trace))
         counts = (expected.drafts, expected.accepted)
         assert (found["drafts"], found["accepted"]) == counts
-        assert (found["acceptRate"], found["shareLarge"]) == (expected.accept_rate, expected.share_large)
+        assert (found["acceptRate"], found["shareLarge"]) == (
+            expected.accept_rate,
+            expected.share_large,
+        )
         for name in ("small", "large", "critic"):
             assert found[name] == account(getattr(expected, name))
 
@@ -107,11 +139,17 @@ def test_a_run_as_it_is_shown() -> None:
     assert rejected["verdict"] | {"at": 0} == {**verdict, "at": 0}
     assert (rejected["repair"]["text"], rejected["repair"]["author"]) == (STEPS[1], "large")
     assert (shown["answer"]["text"], shown["finished"]["answer"]) == (ANSWER.strip(), "16")
-    assert (shown["models"], shown["messages"][0]["content"]) == ({"small": "tiny", "large": "huge"}, PROBLEM)
+    assert (shown["models"], shown["messages"][0]["content"]) == (
+        {"small": "tiny", "large": "huge"},
+        PROBLEM,
+    )
 
 
 def test_a_draft_is_grey_until_it_is_committed() -> None:
-    body = "return given.map((line, place) => seen(given.slice(0, place + 1).join('\\n')).drafts[0]?.fate ?? '')"
+    body = (
+        "return given.map((line, place) => seen(given.slice(0, place +"
+        " 1).join('\\n')).drafts[0]?.fate ?? '')"
+    )
     fates = script(body, made().decode().splitlines())
     assert [fate for place, fate in enumerate(fates) if fate != ([None, *fates])[place]] == [
         "",
@@ -122,10 +160,19 @@ def test_a_draft_is_grey_until_it_is_committed() -> None:
 
 
 def test_a_bet_that_was_lost_and_what_was_left_over_say_so() -> None:
-    lost = next(trace for seed in range(9) if b'"event":"Lost"' in (trace := drawn("specreason", seed, 3)))
+    lost = next(
+        trace for seed in range(9) if b'"event":"Lost"' in (trace := drawn("specreason", seed, 3))
+    )
     assert "lost" in [draft["fate"] for draft in view(lost)["drafts"]]
-    left = b"".join(line + b"\n" for line in made().splitlines() if b'"event":"Committed"' not in line)
-    assert [draft["fate"] for draft in view(left)["drafts"]] == ["unused", "rejected", "unused", "unused"]
+    left = b"".join(
+        line + b"\n" for line in made().splitlines() if b'"event":"Committed"' not in line
+    )
+    assert [draft["fate"] for draft in view(left)["drafts"]] == [
+        "unused",
+        "rejected",
+        "unused",
+        "unused",
+    ]
 
 
 def test_the_kept_part_of_a_rejected_draft_is_known_in_any_alphabet() -> None:
@@ -141,8 +188,15 @@ def test_the_kept_part_of_a_rejected_draft_is_known_in_any_alphabet() -> None:
         Committed(1, repair),
     ]
     (shown,) = view(trace_of(*happened))["drafts"]
-    assert (shown["fate"], shown["repair"]["text"], shown["repair"]["kept"]) == ("rejected", "🦊\n\n", 5)
-    assert draft.text.encode("utf-16-le")[: 2 * shown["kept"]["characters"]].decode("utf-16-le") == "🦊 + 🦊 = "
+    assert (shown["fate"], shown["repair"]["text"], shown["repair"]["kept"]) == (
+        "rejected",
+        "🦊\n\n",
+        5,
+    )
+    assert (
+        draft.text.encode("utf-16-le")[: 2 * shown["kept"]["characters"]].decode("utf-16-le")
+        == "🦊 + 🦊 = "
+    )
 
 
 def test_failures_are_noticed_where_they_happened() -> None:
@@ -171,7 +225,10 @@ def test_lines_say_what_a_verifier_said_about_the_answer() -> None:
     ]
     shown = view(trace_of(*happened))
     assert [(one["text"], one["cause"]) for one in shown["notices"]] == [
-        ("The verifier rejected the answer, and the large model corrects it.", "off by one\n\nIt is 41."),
+        (
+            "The verifier rejected the answer, and the large model corrects it.",
+            "off by one\n\nIt is 41.",
+        ),
         ("The verifier failed; its fallback decided about the answer: accept.", "it is gone"),
         ("Nobody judged the answer.", "The verifier failed."),
         ("The verifier rejected the answer.", "off by one"),
@@ -209,14 +266,20 @@ def test_a_line_says_who_goes_on_and_steps_written_alone_are_no_accepted_drafts(
     ]
     trace = trace_of(*happened)
     notices = [(one["at"], one["text"], one["cause"]) for one in view(trace)["notices"]]
-    assert notices == [(2, "The large model goes on alone.", "it is quicker"), (7, "The method goes on.", "no longer")]
+    assert notices == [
+        (2, "The large model goes on alone.", "it is quicker"),
+        (7, "The method goes on.", "no longer"),
+    ]
     sums = script("return ledger.ledgerOf(seen(given))", trace.decode())
     assert (sums["drafts"], sums["accepted"]) == (1, 1)
     assert (Ledger.of(happened).drafts, Ledger.of(happened).accepted) == (1, 1)
 
 
 def test_the_answer_grows_and_is_not_taken_back() -> None:
-    body = "return given.map((line, place) => seen(given.slice(0, place + 1).join('\\n')).answer?.text ?? '')"
+    body = (
+        "return given.map((line, place) => seen(given.slice(0, place + 1).join('\\n')).answer?.text"
+        " ?? '')"
+    )
     texts = script(body, made().decode().splitlines())
     assert texts[-1] == ANSWER.strip()
     assert len(set(texts)) > 5
@@ -230,7 +293,10 @@ def test_the_answer_grows_and_is_not_taken_back() -> None:
         ("\n \n", "the file is empty"),
         ("# A page", "line 1 is no event of a run"),
         ("null", "line 1 is no event of a run"),
-        ('{"at": 0, "event": "Started", "messages": [], "policy": "", "models": []}\n{"at": 1}', "line 2 is no event"),
+        (
+            '{"at": 0, "event": "Started", "messages": [], "policy": "", "models": []}\n{"at": 1}',
+            "line 2 is no event",
+        ),
         ('{"at": 0, "event": "Finished"}', "does not begin with the event Started"),
     ],
 )
@@ -242,7 +308,9 @@ def test_what_is_no_trace_is_refused_with_the_reason(text: str, complaint: str) 
 def test_a_saved_trace_is_the_one_that_was_opened() -> None:
     text = made().decode()
     saved = script("return trace.formatTrace(trace.parseTrace(given))", text)
-    assert [json.loads(line) for line in saved.splitlines()] == [json.loads(line) for line in text.splitlines()]
+    assert [json.loads(line) for line in saved.splitlines()] == [
+        json.loads(line) for line in text.splitlines()
+    ]
 
 
 # Nested pairs: the accounts and pieces of the library, whatever the policies and the depth.
@@ -252,16 +320,22 @@ DEEP = ("bild", "keeping")
 
 @pytest.fixture(scope="module")
 def pairs() -> list[bytes]:
-    """Every policy within a pair and every one over it, alone and ahead, and some pairs in pairs."""
+    """
+    Every policy within a pair and every one over it, alone and ahead, and some pairs in pairs.
+    """
     drawn = [
         drawn_nested(outer, *(DEEP if inner == "bild" else (inner,)), seed=seed, ahead=ahead)
-        for seed, ((outer, inner), ahead) in enumerate(product(zip(OUTER, INNER * 2, strict=False), (0, 2)))
+        for seed, ((outer, inner), ahead) in enumerate(
+            product(zip(OUTER, INNER * 2, strict=False), (0, 2))
+        )
     ]
     return [nested(), *drawn, *(path.read_bytes() for path in TRACES)]
 
 
 def all_of(body: str, runs: list[bytes]) -> list[Any]:
-    found: list[Any] = script(f"return given.map((text) => {body})", [trace.decode() for trace in runs])
+    found: list[Any] = script(
+        f"return given.map((text) => {body})", [trace.decode() for trace in runs]
+    )
     return found
 
 
@@ -290,7 +364,11 @@ def test_every_draft_is_shown_in_its_pieces(pairs: list[bytes]) -> None:
     for trace, drafts in zip(
         pairs, all_of("seen(text).drafts.map((one) => [one.index, one.pieces])", pairs), strict=True
     ):
-        drafted = [(event.index, joined(event.draft)) for event in events(trace) if isinstance(event, Drafted)]
+        drafted = [
+            (event.index, joined(event.draft))
+            for event in events(trace)
+            if isinstance(event, Drafted)
+        ]
         shown = [(index, [tuple(piece.values()) for piece in pieces]) for index, pieces in drafts]
         assert [one for one in shown if one in drafted] == drafted
 
@@ -299,7 +377,9 @@ def test_every_draft_is_shown_in_its_pieces(pairs: list[bytes]) -> None:
 def test_drafts_rejected_within_are_shown_with_their_step(inner: tuple[str, ...]) -> None:
     """Without a lookahead, all that a pair judges between two drafts is about the second."""
     alone = [drawn_nested("specreason", *inner, seed=seed, ahead=0) for seed in range(20)]
-    rejected = all_of("seen(text).drafts.map((one) => one.rejectedWithin.map((fell) => fell.text))", alone)
+    rejected = all_of(
+        "seen(text).drafts.map((one) => one.rejectedWithin.map((fell) => fell.text))", alone
+    )
     fallen = 0
     for trace, drafts in zip(alone, rejected, strict=True):
         since: list[str] = []
@@ -317,9 +397,13 @@ def test_drafts_rejected_within_are_shown_with_their_step(inner: tuple[str, ...]
 
 @pytest.mark.parametrize("inner", [("bild",), ("specreason",), DEEP])
 def test_what_fell_within_is_the_same_at_any_lookahead(inner: tuple[str, ...]) -> None:
-    body = "seen(text).drafts.filter((one) => one.kept).map((one) => [one.text, one.rejectedWithin])"
+    body = (
+        "seen(text).drafts.filter((one) => one.kept).map((one) => [one.text, one.rejectedWithin])"
+    )
     for seed in range(4):
-        alone, ahead = all_of(body, [drawn_nested("specreason", *inner, seed=seed, ahead=depth) for depth in (0, 3)])
+        alone, ahead = all_of(
+            body, [drawn_nested("specreason", *inner, seed=seed, ahead=depth) for depth in (0, 3)]
+        )
         assert alone == ahead
 
 
@@ -332,7 +416,10 @@ def test_a_pair_as_it_is_shown() -> None:
         [("small.large", STEPS[2])],
         [("small.small", STEPS[3])],
     ]
-    fallen = [[(one["path"], one["text"], one["kept"]) for one in draft["rejectedWithin"]] for draft in shown["drafts"]]
+    fallen = [
+        [(one["path"], one["text"], one["kept"]) for one in draft["rejectedWithin"]]
+        for draft in shown["drafts"]
+    ]
     assert fallen == [[], [("small.small", WRONG, len(KEPT))], [("small.small", DOUBTED, 0)], []]
     assert shown["drafts"][1]["repair"]["pieces"] == []
     assert shown["models"]["small.small"] == "tiny"
