@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser clients demo test quick check size coverage bench bench-overhead faults soak gpu-pack real fuzz random mutate docs docs-serve lock clean \
-  pyright mypy lint-imports format lint codespell
+.PHONY: help install browser clients demo test quick check size ratchet coverage bench bench-overhead faults soak gpu-pack real fuzz random mutate docs docs-serve lock clean \
+  pyright mypy lint-imports format lint codespell dense
 
 # Of python3 and the operating system's Python of the same version, the latter if it has all that is needed: Linux
 # distributions build Python with profile-guided optimisation, pyenv by default without, and most CPU time of the tests is
@@ -58,8 +58,8 @@ test: $(STAMP) ## every test, those against real servers included
 quick: $(STAMP) ## the tests for the inner loop: no servers, no browser, no charts, no real vocabularies; 60 s at most
 	$(RUN)/pytest -n 2 --dist loadgroup -q -m "not servers" $(addprefix --ignore=tests/,$(SLOW))
 
-check: $(STAMP) ## format, lint, types, layers, spelling: two at a time, and all of them whatever the others say
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync pyright mypy lint-imports format lint codespell
+check: $(STAMP) ## format, lint, types, layers, spelling, density: two at a time, and all of them whatever the others say
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync pyright mypy lint-imports format lint codespell dense
 
 pyright mypy lint-imports codespell:
 	$(RUN)/$@
@@ -70,8 +70,14 @@ format:
 lint:
 	$(RUN)/ruff check
 
-size: $(STAMP) ## lines and files of package, lab, tests and docs, bytes of the wheel, and large functions, against their goals
+dense:
+	$(RUN)/python .ci/size.py --ratchet
+
+size: $(STAMP) ## syntax nodes, their number per line and the patterns that make code dense, against their goals
 	$(RUN)/python .ci/size.py
+
+ratchet: $(STAMP) ## write today's figures of make size into .ci/ratchet.json, below which none may fall again
+	$(RUN)/python .ci/size.py --record
 
 coverage: $(STAMP) ## what of policies/ and the core of orchestrator/ no unit test runs, by branch: 5% at most
 	$(RUN)/pytest -m "not servers" $(UNITS) --cov --cov-report=
