@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,7 +41,15 @@ def deaths(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def forked(request: pytest.FixtureRequest) -> Generator[tuple[str, ...]]:
-    """The program that forks a server instead of importing vLLM for it."""
+    """
+    The program that forks a server instead of importing vLLM for it.
+
+    With the variable STEPSPEC_TEST_VLLM, the Python of another environment runs its own vLLM.
+    """
+    other_python = os.environ.get("STEPSPEC_TEST_VLLM")
+    if other_python:
+        yield other_python, "-m", "vllm.entrypoints.openai.api_server"
+        return
     with forking(
         shared_folder(request.config), {**ENVIRONMENT, **ZEROS, "VLLM_PLUGINS": ""}
     ) as program:
