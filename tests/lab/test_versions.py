@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from lab.sent_bodies import sent_bodies
 from lab.versions import Tried, read_report
-
 from stepspec.orchestrator.errors import ConfigurationError
 
 REPORT = """
