@@ -8,7 +8,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
 
-from ..chain import THINK_END, Chain, Message, Step, Token, Tool
+from ..chain import THINK_END, Chain, Message, Step, Token, Tokens, Tool
 from ..errors import ConfigurationError, EndpointRejected, MissingCapability
 from ..markers import ThinkingMarkers, mark_after, opened_by, opens_block
 from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Messages, Template, cut
@@ -256,16 +256,16 @@ class ModelTokenizer(TextEncoder):
         if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.encode(step.text, closing=closing)
         tokens = self._without_turns(step)
-        ids = [token.id for token in tokens]
+        ids = tokens.ids
         return ids if -1 not in ids else await self._mixed(tokens, closing=closing)
 
-    def _without_turns(self, step: Step) -> Sequence[Token]:
+    def _without_turns(self, step: Step) -> Tokens:
         """
         Make text of the special tokens of *step* that stand between turns; the end of the thinking
         stays.
         """
-        tokens = step.tokens
-        if self._turns.isdisjoint(token.id for token in tokens):
+        tokens = Tokens.of(step.tokens)
+        if self._turns.isdisjoint(tokens.ids):
             return tokens
         left, checked = len(step.reasoning), list[Token]()
         for token in tokens:
@@ -275,7 +275,7 @@ class ModelTokenizer(TextEncoder):
                 if token.id in self._turns and token.text and left >= 0
                 else token
             )
-        return checked
+        return Tokens.of(checked)
 
     async def _mixed(self, tokens: Sequence[Token], *, closing: str) -> list[int]:
         """

@@ -117,9 +117,14 @@ class VllmModel:
             return self._generate(chain, prompt, sampling, room, opening, observe=observe)
 
         sticky = StickyStream(open_request, self._observe, ends, limit, sampling.logprobs, closing)
+        if stack not in self._sticky:
+            stack.push_async_callback(self._close_sticky, stack)
         self._sticky[stack] = sticky
-        stack.push_async_callback(sticky.close)
         return await sticky.write(chain, growing, until, limit)
+
+    async def _close_sticky(self, stack: AsyncExitStack) -> None:
+        """Close the last stream that was opened on *stack*; those before it are closed."""
+        await self._sticky.pop(stack).close()
 
     async def branch(
         self,
