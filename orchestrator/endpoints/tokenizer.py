@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
+from typing import Self
 
 from ..chain import THINK_END, Chain, Message, Step, Token, Tokens, Tool
 from ..errors import ConfigurationError, EndpointRejected, MissingCapability
@@ -367,6 +369,38 @@ class ModelTokenizer(TextEncoder):
             return str(reply["choices"][0]["text"])
 
 
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A chain and its ids."""
+
+    chain: Chain
+    """The chain."""
+    prompt: EncodedPrompt
+    """The ids of the whole chain."""
+    counts: array[int]
+    """The number of tokens up to the end of the conversation, and of each step."""
+    sizes: array[int]
+    """The bytes of the JSON of these tokens."""
+
+    @classmethod
+    def begun(cls, chain: Chain, prefix: EncodedPrompt) -> Self:
+        """Begin *chain* with the ids of its conversation."""
+        beginning = replace(chain, steps=())
+        return cls(beginning, prefix, array("q", [prefix.count]), array("q", [len(prefix.json)]))
+
+    def extended(self, chain: Chain, shared: int, steps: Iterable[EncodedPrompt]) -> Self:
+        """Keep the first *shared* steps, and add the *steps* that *chain* has after them."""
+        counts = self.counts[: shared + 1]
+        sizes = self.sizes[: shared + 1]
+        parts = [EncodedPrompt(counts[-1], self.prompt.json[: sizes[-1]])]
+        for step in steps:
+            comma = 1 if counts[-1] and step.count else 0
+            sizes.append(sizes[-1] + comma + len(step.json))
+            counts.append(counts[-1] + step.count)
+            parts.append(step)
+        return type(self)(chain, EncodedPrompt.joined(parts), counts, sizes)
+
+
 class ChainIds:
     """
     The ids of the chain of one run, which grows: the steps that the chain before had too are not
@@ -379,32 +413,30 @@ class ChainIds:
     def __init__(self, encoder: Callable[[], ModelTokenizer]) -> None:
         self._current = encoder
         self._encoder = encoder()
-        self._chain: Chain | None = None
-        self._parts: list[EncodedPrompt] = []  # the messages, then each step
+        self._known: _Encoded | None = None
 
     async def __call__(self, chain: Chain) -> EncodedPrompt:
         """Return the ids that `ModelTokenizer.chain` returns for *chain*."""
         if self._current() is not self._encoder:
-            self._encoder, self._chain = self._current(), None
-        # together: others change them meanwhile
-        encoder, known, parts = self._encoder, self._chain, self._parts
+            self._encoder = self._current()
+            self._known = None
+        encoder = self._encoder
         # How a step is encoded may depend on the rest of the chain then.
         if not await encoder.marked(chain):
             return EncodedPrompt.of(await encoder.chain(chain))
-        if known is not None and _begun(known) == _begun(chain):
-            shared = _shared(known.steps, chain.steps)
-            parts = parts[: shared + 1]
-        else:
+        known = self._known  # Other calls may change it from here on.
+        if known is None or _begun(known.chain) != _begun(chain):
             prefix = await encoder.prefix(chain.messages, chain.tools, thinks=chain.thinks)
-            shared, parts = 0, [EncodedPrompt.of(prefix)]
+            known = _Encoded.begun(chain, EncodedPrompt.of(prefix))
+        shared = _shared(known.chain.steps, chain.steps)
+        added = list[EncodedPrompt]()
         last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
         for place, step in enumerate(chain.steps[shared:], shared):
             markers = await encoder.markers(chain) if place == last else None
-            parts.append(
-                EncodedPrompt.of(await encoder.step(step, closes=markers, calls=bool(chain.tools)))
-            )
-        self._chain, self._parts = chain, parts
-        return EncodedPrompt.joined(parts)
+            ids = await encoder.step(step, closes=markers, calls=bool(chain.tools))
+            added.append(EncodedPrompt.of(ids))
+        self._known = known = known.extended(chain, shared, added)
+        return known.prompt
 
 
 def _begun(chain: Chain) -> tuple[object, ...]:

@@ -92,6 +92,11 @@ TEMPLATE_CURE = (
 JUDGE = "judge"  # the verb of requests to a verifier, whose server may be any
 NOT_READY = (502, 503, 504)  # of a gateway or a server that has not loaded its model
 PROMPT_ROWS = "log-probabilities of the prompt"
+# the JSON of these rows: no text in it can have these bytes, whose quotes would be escaped
+ROWS = b'"prompt_logprobs":['
+ROW_ENDS = b"}},"
+NEXT_ROW = ROW_ENDS + b'{"'
+ROW_BEGINS = re.compile(rb'\d+":\{')  # what follows `NEXT_ROW`, but in no text
 ROUNDING = 1e-3  # by which a log-probability may exceed 0: servers add up float32 and bfloat16
 TITLE, TAG = re.compile(r"<title>([^<]*)</title>", re.IGNORECASE), re.compile(r"<[^<>]*>")
 
@@ -799,14 +804,35 @@ def suffix_scoring_body(model: str, prompt: Prompt, top: int) -> Body:
     return {"model": model, "token_ids": prompt, "sampling_params": sampling}
 
 
-def prompt_rows(call: Call, reply: Reply, start: int) -> Sequence[Row]:
+def with_last_rows(body: bytes, count: int) -> bytes:
     """
-    Take the rows from token *start* on out of a reply to `scoring_body`. Raise `MalformedReply`.
+    Leave all rows but the last *count* out of the *body* of a reply, before it is parsed.
+
+    The rows of a whole chain take a second to parse, and the event loop waits meanwhile. A body
+    with other white space than vLLM's is returned as it is.
+    """
+    head = body.find(ROWS)
+    if head < 0 or count < 1:
+        return body
+    first = head + len(ROWS)
+    at = len(body)
+    for _ in range(count):
+        at = body.rfind(NEXT_ROW, first, at)
+        while at >= 0 and not ROW_BEGINS.match(body, at + len(NEXT_ROW)):
+            at = body.rfind(NEXT_ROW, first, at)
+        if at < 0:
+            return body
+    return body[:first] + body[at + len(ROW_ENDS) :]
+
+
+def prompt_rows(call: Call, reply: Reply, count: int) -> Sequence[Row]:
+    """
+    Take the last *count* rows out of a reply to `scoring_body`. Raise `MalformedReply`.
     """
     with reading(call, PROMPT_ROWS, reply):
         ending(call, reply["choices"][0])
-        rows: Sequence[Row] = reply["choices"][0]["prompt_logprobs"][start:]
-        return rows
+        rows: Sequence[Row] = reply["choices"][0]["prompt_logprobs"]
+        return rows[len(rows) - count :]
 
 
 def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row] | None:
