@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, TypeAlias
+from weakref import ref
 
 from .markers import THINK_END as THINK_END
 from .markers import opens_block
@@ -252,7 +253,8 @@ class Chain:
     @cached_property
     def totals(self) -> Totals:
         """What the steps add up to; a chain that extends another one adds only its new steps."""
-        known: Totals = self.__dict__.get("_known", NO_STEPS)
+        # Without the shorter chain's text, which would stay as long as this one.
+        known: Totals = self.__dict__.pop("_known", NO_STEPS)
         return known.plus(self.steps[known.count :], thinks=self.thinks)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -306,8 +308,14 @@ class Chain:
         return self.totals.tokens
 
     def extend(self, step: Step) -> Chain:
+        """Append *step*. The loop, its lookahead and its models share the chain that they make."""
+        made: ref[Chain] | None = self.__dict__.get("_longer")
+        longer = made() if made is not None else None
+        if longer is not None and longer.steps[-1] is step:
+            return longer
         longer = replace(self, steps=(*self.steps, step))
         longer.__dict__["_known"] = self.totals
+        self.__dict__["_longer"] = ref(longer)
         return longer
 
 

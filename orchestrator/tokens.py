@@ -57,8 +57,12 @@ class Tokens(Sequence[Token]):
     """The place after the likeliest tokens of each position: an int32 each."""
 
     @classmethod
-    def of(cls, tokens: Iterable[Token]) -> Tokens:
-        """Turn *tokens* into columns, unless they are."""
+    def of(cls, tokens: Iterable[Token], text: str | None = None) -> Tokens:
+        """
+        Turn *tokens* into columns, unless they are.
+
+        *text* is what their texts join to, if that is known: then a step keeps it only once.
+        """
         if isinstance(tokens, cls):
             return tokens
         rows = tuple(tokens)
@@ -66,7 +70,7 @@ class Tokens(Sequence[Token]):
         ranks = [token.rank for token in rows]
         top = [other for token in rows for other in token.top]
         return cls(
-            text="".join([token.text for token in rows]),
+            text="".join([token.text for token in rows]) if text is None else text,
             ends=_column(accumulate([len(token.text) for token in rows])),
             numbers=_column([token.id for token in rows]),
             logprobs=array("d", logprobs).tobytes() if any(logprobs) else b"",

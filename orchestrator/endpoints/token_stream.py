@@ -280,7 +280,7 @@ class StepBuilder:
         tokens = list(self._tokens)
         while tokens and not tokens[-1].text:
             tokens.pop()
-        return Step(self._text, self._author, stop, Tokens.of(tokens), self._vocabulary)
+        return Step(self._text, self._author, stop, Tokens.of(tokens, self._text), self._vocabulary)
 
 
 @dataclass(slots=True)
