@@ -210,11 +210,17 @@ class Connection:
 
         Of the rows of the prompt's tokens only the last *rows* are read; None reads all.
         """
-        answer = await self._fetch(call, path, body, retries)
+        answer = await self.post_unread(call, path, body, retries=retries)
         reply = parse_object(call, answer if rows is None else with_last_rows(answer, rows))
         if call.verb != JUDGE and (error := reply_error(call, reply)):
             raise error
         return reply
+
+    async def post_unread(
+        self, call: Call, path: str, body: Body, *, retries: int | None = None
+    ) -> bytes:
+        """Send *body* to *path* and return the body of the reply, in which an error may stand."""
+        return await self._fetch(call, path, body, retries)
 
     async def get(self, call: Call, path: str, *, retries: int | None = None) -> bytes:
         return await self._fetch(call, path, None, retries)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
-from typing import Self
+from typing import Self, TypeAlias
 
 from ..chain import THINK_END, Chain, Message, Step, Token, Tokens, Tool
 from ..errors import ConfigurationError, EndpointRejected, MissingCapability
@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 CONVERSATIONS_KEPT, CHOICES_KEPT = 256, 64  # entries of the caches
 LAST_WORDS = 96  # tokens; the end of a prompt that says whether a block is open
 FIRST_WORDS = 16  # tokens; a model that thinks opens its block within them
+
+Conversation: TypeAlias = tuple[tuple[Message, ...], tuple[Tool, ...], bool]
+"""What a chain begins with: messages, tools, and whether the model may think."""
 
 PROBE = (
     "The quick brown fox; don't stop: 0123456789 3.14159 1,000,000 ... \n\n\n    def"
@@ -69,6 +72,7 @@ class ModelTokenizer(TextEncoder):
         self._settings = settings
         self.spelt = AsyncCache(self._spell, TEXTS)
         self._prefixes = AsyncCache(self._prefix, CONVERSATIONS_KEPT)
+        self._same: dict[object, tuple[Conversation, tuple[EncodedPrompt, bool]]] = {}
         self.choices = AsyncCache(self._choices, CHOICES_KEPT)
         self._turns: frozenset[int] = frozenset()  # the special tokens between turns
 
@@ -153,18 +157,33 @@ class ModelTokenizer(TextEncoder):
 
     async def prefix(
         self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = (), *, thinks: bool = True
-    ) -> tuple[int, ...]:
+    ) -> EncodedPrompt:
         """
         Encode what stands before the first step: the conversation, with the *tools* that the
         template shows.
 
         Without *thinks*, a thinking block that would be open is closed.
         """
-        return (await self._prefixes((messages, tools, thinks)))[0]
+        return (await self._begun((messages, tools, thinks)))[0]
+
+    async def _begun(self, conversation: Conversation) -> tuple[EncodedPrompt, bool]:
+        """
+        Look *conversation* up by the objects that it consists of, and then by what they say.
+
+        To hash thousands of messages takes longer than the rest of a step.
+        """
+        messages, tools, thinks = conversation
+        objects = id(messages), id(tools), thinks
+        if objects not in self._same:
+            # The conversation is kept with its prompt: its objects keep their ids.
+            self._same[objects] = conversation, await self._prefixes(conversation)
+        if len(self._same) > CONVERSATIONS_KEPT:
+            self._same.pop(next(iter(self._same)))
+        return self._same[objects][1]
 
     async def opens(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
         """Whether the model thinks in a block of its own before it answers this conversation."""
-        return (await self._prefixes((messages, tools, True)))[1]
+        return (await self._begun((messages, tools, True)))[1]
 
     async def thinking(self, chain: Chain) -> bool:
         """
@@ -186,7 +205,7 @@ class ModelTokenizer(TextEncoder):
 
     async def chain(self, chain: Chain) -> list[int]:
         """Encode a whole chain; tokens that were written in this vocabulary keep their ids."""
-        ids = list(await self.prefix(chain.messages, chain.tools, thinks=chain.thinks))
+        ids = (await self.prefix(chain.messages, chain.tools, thinks=chain.thinks)).ids
         marked, markers = await self.marked(chain), await self.markers(chain)
         last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
         for place, step in enumerate(chain.steps):
@@ -319,24 +338,22 @@ class ModelTokenizer(TextEncoder):
             )
         return {choice: ids[0] for choice, ids in encoded.items()}
 
-    async def _prefix(
-        self, conversation: tuple[tuple[Message, ...], tuple[Tool, ...], bool]
-    ) -> tuple[tuple[int, ...], bool]:
+    async def _prefix(self, conversation: Conversation) -> tuple[EncodedPrompt, bool]:
         """
         Encode a conversation and its tools; also say whether the thinking block is open after it.
         """
         messages, tools, thinks = conversation
         markers = self.template.markers
-        ids = await self.rendered(
+        shown = await self.rendered(
             [message_fields(message) for message in messages],
             [*map(tool_fields, tools)],
             template=self._settings.template,
             kept=() if markers.opens_message else (markers.opening.strip(), markers.closing),
         )
-        prompt = await self.decode(ids[-LAST_WORDS:])
+        prompt = await self.decode(shown.last(LAST_WORDS))
         begun = self.template.begin(prompt, thinks=thinks)
         added = begun.removeprefix(prompt).removesuffix(self.template.head if tools else "")
-        return (*ids, *await self.literally(added)), self.template.opens(begun)
+        return shown.plus(await self.literally(added)), self.template.opens(begun)
 
     async def _by_effect(self, shown: Template) -> Template:
         """
@@ -427,7 +444,7 @@ class ChainIds:
         known = self._known  # Other calls may change it from here on.
         if known is None or _begun(known.chain) != _begun(chain):
             prefix = await encoder.prefix(chain.messages, chain.tools, thinks=chain.thinks)
-            known = _Encoded.begun(chain, EncodedPrompt.of(prefix))
+            known = _Encoded.begun(chain, prefix)
         shared = _shared(known.chain.steps, chain.steps)
         added = list[EncodedPrompt]()
         last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1

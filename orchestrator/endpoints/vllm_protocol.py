@@ -29,6 +29,7 @@ from ..errors import (
     MalformedReply,
     ModelGone,
 )
+from ..tokens import LARGEST_ID
 from .settings import Sampling
 
 Body: TypeAlias = dict[str, Any]
@@ -91,6 +92,8 @@ TEMPLATE_CURE = (
 )
 JUDGE = "judge"  # the verb of requests to a verifier, whose server may be any
 NOT_READY = (502, 503, 504)  # of a gateway or a server that has not loaded its model
+TOKENS = b'"tokens":['
+IDS = re.compile(rb"[\d,]+")
 PROMPT_ROWS = "log-probabilities of the prompt"
 # the JSON of these rows: no text in it can have these bytes, whose quotes would be escaped
 ROWS = b'"prompt_logprobs":['
@@ -374,6 +377,16 @@ class EncodedPrompt:
         return self.count
 
     @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+        ids: list[int] = orjson.loads(b"[%b]" % self.json)
+        return ids
+
+    def last(self, count: int) -> list[int]:
+        """The last *count* token ids, or all."""
+        return EncodedPrompt(json=b",".join(self.json.rsplit(b",", count)[-count:])).ids
+
+    @property
     def fragment(self) -> orjson.Fragment:
         """The prompt in the body of a request."""
         return orjson.Fragment(b"[%b]" % self.json)
@@ -444,6 +457,35 @@ def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[
     raise call.error(ContextTooLong, no_room(count, room))
 
 
+def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
+    """
+    Read the *body* of a reply of ``/tokenize`` as `tokenized` does, but leave the ids as JSON.
+
+    A million ids take longer to parse than the event loop may wait. A body with other white space
+    than vLLM's is parsed all the same. Raise the error that the reply carries, `MalformedReply`,
+    and `ContextTooLong` if the ids do not fit into the context.
+    """
+    head, tokens, rest = body.partition(TOKENS)
+    ids, end, tail = rest.partition(b"]")
+    if not end or not IDS.fullmatch(ids):
+        reply = checked(call, parse_object(call, body))
+        return EncodedPrompt.of(tokenized(call, reply, fitting=True)[0])
+    reply = checked(call, parse_object(call, head + tokens + end + tail))
+    count = ids.count(b",") + 1
+    with reading(call, "token ids", reply):
+        room = int(reply["max_model_len"])
+    if count > room:
+        raise call.error(ContextTooLong, no_room(count, room))
+    return EncodedPrompt(count, ids)
+
+
+def checked(call: Call, reply: Reply) -> Reply:
+    """Return *reply*. Raise the error that it carries."""
+    if error := reply_error(call, reply):
+        raise error
+    return reply
+
+
 def no_room(count: int, room: int) -> str:
     """
     Say, in words that clients look for, that *count* tokens leave no room in a context of *room*,
@@ -459,7 +501,9 @@ def _ids(value: Any) -> list[int]:
     Return *value*, a list of token ids, perhaps a million. Raise `ValueError` for anything else.
     """
     ids = cast("list[int]", value)
-    if not isinstance(value, list) or {*map(type, ids)} - {int} or min(ids, default=0) < 0:
+    if not isinstance(value, list) or {*map(type, ids)} - {int}:
+        raise ValueError(str(ids)[:80])
+    if min(ids, default=0) < 0 or max(ids, default=0) > LARGEST_ID:
         raise ValueError(str(ids)[:80])
     return ids
 

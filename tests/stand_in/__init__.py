@@ -206,7 +206,8 @@ class FakeVllm:
             else body["prompt"]
         )
         text = self.begin + text if body.get("add_special_tokens") else text
-        return web.json_response({"tokens": self.encode(text), "max_model_len": self.room})
+        reply = {"tokens": self.encode(text), "max_model_len": self.room}
+        return web.json_response(reply, dumps=compact)
 
     async def detokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"prompt": self.decode((await request.json())["tokens"])})
