@@ -54,7 +54,7 @@ A word that no text can hold, as each process draws its own; templates and JSON 
 """
 
 # also Kimi's triangles and DeepSeek's wide bar
-_SIGNS = re.compile("[<>\\[\\]|\u25c1\u25b7\uff5c]")
+_SIGNS = "<>[]|\u25c1\u25b7\uff5c"
 _FIXED = frozenset({"role", "type"})
 """The fields of messages and tools whose values are names of the protocol."""
 
@@ -296,9 +296,10 @@ def may_spell(text: str) -> bool:
     Whether *text* has a sign that special tokens are made of, also once a tokenizer has normalised
     it.
     """
-    return bool(_SIGNS.search(text)) or (
-        not text.isascii() and bool(_SIGNS.search(normalize("NFKC", text)))
-    )
+    if any(sign in text for sign in _SIGNS):
+        return True
+    normal = text if text.isascii() else normalize("NFKC", text)
+    return any(sign in normal for sign in _SIGNS)
 
 
 def is_mark(piece: str) -> bool:

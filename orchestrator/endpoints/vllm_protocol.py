@@ -93,7 +93,8 @@ TEMPLATE_CURE = (
 JUDGE = "judge"  # the verb of requests to a verifier, whose server may be any
 NOT_READY = (502, 503, 504)  # of a gateway or a server that has not loaded its model
 TOKENS = b'"tokens":['
-IDS = re.compile(rb"[\d,]+")
+# Without one of these a list of JSON has nothing but whole numbers from 0 on, close together.
+OTHER_VALUES = tuple([b"%c" % sign for sign in b'"-.eElL[{ \t\r\n'])
 PROMPT_ROWS = "log-probabilities of the prompt"
 # the JSON of these rows: no text in it can have these bytes, whose quotes would be escaped
 ROWS = b'"prompt_logprobs":['
@@ -467,7 +468,7 @@ def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
     """
     head, tokens, rest = body.partition(TOKENS)
     ids, end, tail = rest.partition(b"]")
-    if not end or not IDS.fullmatch(ids):
+    if not ids or not end or any(sign in ids for sign in OTHER_VALUES):
         reply = checked(call, parse_object(call, body))
         return EncodedPrompt.of(tokenized(call, reply, fitting=True)[0])
     reply = checked(call, parse_object(call, head + tokens + end + tail))

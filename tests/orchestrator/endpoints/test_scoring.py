@@ -125,7 +125,7 @@ async def test_a_server_without_the_route_is_a_wrong_setting(meet: Meet) -> None
             await met.model.score(PROBLEM, "So")
 
 
-TEXTS = ["plain", '}},{"8":{', '"prompt_logprobs":[', '}},{', '\\"}},{"8":{\\', "\u00e9\n", "]}"]
+TEXTS = ["plain", '}},{"8":{', '"prompt_logprobs":[', "}},{", '\\"}},{"8":{\\', "\u00e9\n", "]}"]
 
 
 @pytest.mark.parametrize("count", range(len(TEXTS) + 1))
