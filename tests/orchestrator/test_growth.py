@@ -15,9 +15,9 @@ from stepspec.orchestrator.reason import reason
 
 from ..stand_in import stand_in_process
 
-SHORT = 60  # steps
-TIMES = 4
-SERVER = ("--steps", "10000", "--step-tokens", "8", "--room", "1000000", "--block", "0")
+SHORT = 50  # steps
+TIMES = 5
+SERVER = ("--steps", "10000", "--step-tokens", "40", "--room", "1000000", "--block", "0")
 
 
 async def peak(method: str, steps: int) -> int:
@@ -47,4 +47,5 @@ async def peak(method: str, steps: int) -> int:
 async def test_the_memory_of_a_chain_grows_with_its_length(method: str) -> None:
     short = await peak(method, SHORT)
     long = await peak(method, TIMES * SHORT)
-    assert long < 1.5 * TIMES * short
+    # What a run holds from its start on is in both.
+    assert long < 0.75 * TIMES * short

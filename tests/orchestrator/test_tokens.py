@@ -31,12 +31,15 @@ CASES: list[tuple[Token, ...]] = [
 def test_columns_are_read_as_the_tokens_that_they_were_made_of(tokens: tuple[Token, ...]) -> None:
     made = Tokens.of(tokens)
     assert list(made) == list(tokens)
-    assert (made, hash(made)) == (tokens, hash(tokens))
+    equal: object = tokens
+    assert made == equal
+    assert hash(made) == hash(tokens)
     assert [made[-1 - place] for place in range(len(tokens))] == list(reversed(tokens))
     assert made[1:] == tokens[1:]
     assert made.ids == [token.id for token in tokens]
     assert pickle.loads(pickle.dumps(made)) == made
-    assert made != (*tokens, Token("more"))
+    longer: object = (*tokens, Token("more"))
+    assert made != longer
 
 
 @pytest.mark.parametrize("tokens", CASES)
