@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, cast, overload
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -119,7 +119,7 @@ class Tokens(Sequence[Token]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tokens | tuple):
             return NotImplemented
-        return tuple(self) == tuple(other)
+        return tuple(self) == tuple(cast("Iterable[Token]", other))
 
     def __hash__(self) -> int:
         return hash(tuple(self))  # that of an equal tuple
