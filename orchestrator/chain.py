@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+from weakref import ref
 
 from .markers import THINK_END as THINK_END
 from .markers import opens_block
 from .step_ends import BLANK_LINE, BLANK_LINES, NO_BLOCKS, Blocks, StepEnds
+from .tokens import Token as Token
+from .tokens import Tokens as Tokens
 
 Role: TypeAlias = Literal["small", "large"]
 # a model that may be called; a critic writes nothing
@@ -85,23 +88,6 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
-    """
-    A piece of text and what one model knows about it.
-
-    *logprob* is in nats. *rank* counts from 1, the model's first choice (0: unknown). *id* is the
-    token's number in the vocabulary that its step names (-1: unknown; the text has to be encoded
-    again). *top* are the likeliest tokens of its position, best first, if they were requested.
-    """
-
-    text: str
-    logprob: float = 0.0
-    rank: int = 0
-    id: int = -1
-    top: tuple[Token, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """
     One unit of reasoning. It includes its delimiter, so that the text of a chain is a plain join.
@@ -118,7 +104,7 @@ class Step:
     text: str
     author: Role
     stop: Stop = "delimiter"
-    tokens: tuple[Token, ...] = ()
+    tokens: Annotated[Sequence[Token], Tokens] = ()
     vocabulary: str = ""
     note: str = ""
     pieces: tuple[Step, ...] = ()
@@ -158,7 +144,7 @@ class Step:
             left -= len(token.text)
         pieces = beginning(self.pieces, keep)
         return replace(
-            self, text=self.text[:keep], stop="length", tokens=tuple(tokens), pieces=pieces
+            self, text=self.text[:keep], stop="length", tokens=Tokens.of(tokens), pieces=pieces
         )
 
     def leaves(self) -> Iterator[tuple[str, Step]]:
@@ -267,7 +253,8 @@ class Chain:
     @cached_property
     def totals(self) -> Totals:
         """What the steps add up to; a chain that extends another one adds only its new steps."""
-        known: Totals = self.__dict__.get("_known", NO_STEPS)
+        # Without the shorter chain's text, which would stay as long as this one.
+        known: Totals = self.__dict__.pop("_known", NO_STEPS)
         return known.plus(self.steps[known.count :], thinks=self.thinks)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -321,8 +308,14 @@ class Chain:
         return self.totals.tokens
 
     def extend(self, step: Step) -> Chain:
+        """Append *step*. The loop, its lookahead and its models share the chain that they make."""
+        made: ref[Chain] | None = self.__dict__.get("_longer")
+        longer = made() if made is not None else None
+        if longer is not None and longer.steps[-1] is step:
+            return longer
         longer = replace(self, steps=(*self.steps, step))
         longer.__dict__["_known"] = self.totals
+        self.__dict__["_longer"] = ref(longer)
         return longer
 
 

@@ -114,7 +114,7 @@ class Lookahead:
         self._wanted = asyncio.Event()
         self._caller_context, self._caller_request = copy_context(), REQUEST.get()
         self._kept_open = AsyncExitStack()
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()  # those that have not ended
         # hedges and prepared steps, by the index of the draft
         self._early_repairs: dict[int, asyncio.Task[Step]] = {}
         self._closing: asyncio.Task[None] | None = None
@@ -158,15 +158,11 @@ class Lookahead:
         await to_the_end(self._close())
 
     async def _close(self) -> None:
-        while going_on := [task for task in self._tasks if not task.done()]:
-            # Where a deadline of its own cancelled a task just then, it has gone on.
+        while self._tasks:
+            # A task whose own timeout fired during a cancellation may have survived.
             self._cancel()
-            await asyncio.wait(going_on, timeout=AGAIN)
+            await asyncio.wait(self._tasks, timeout=AGAIN)
         await (self._closing or self._kept_open.aclose())
-        for task in self._tasks:
-            if not task.cancelled():
-                # The failure of a lost bet does not matter: reading it silences asyncio's warning.
-                task.exception()
         while not self._pending.empty():
             item = self._pending.get_nowait()
             if not isinstance(item, BaseException):
@@ -194,8 +190,15 @@ class Lookahead:
         context = self._caller_context.copy()
         context.run(REQUEST.set, request)
         task = asyncio.create_task(work, context=context)
-        self._tasks.append(task)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
         return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # The failure of a lost bet does not matter: reading it silences asyncio's warning.
+            task.exception()
 
     async def _draft_ahead(self, chain: Chain) -> None:
         """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import GenericAlias
-from typing import Any, cast, get_args
+from typing import Any, cast, get_args, overload
 
 import orjson
 from pydantic import ConfigDict, TypeAdapter
@@ -22,6 +23,8 @@ _ADAPTERS: dict[str, TypeAdapter[Any]] = {
     kind.__name__: TypeAdapter(cast("Any", GenericAlias(tuple, (kind,))), config=_CONFIG)
     for kind in get_args(Event)
 }
+_NAMES = {kind: tuple([field.name for field in fields(kind)]) for kind in get_args(Event)}
+"""The fields of each kind of event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +56,17 @@ def dump(moment: Moment) -> bytes:
     """Return one line of a trace, with its line break."""
     name = type(moment.event).__name__
     head = orjson.dumps({"at": round(moment.at, 6), "event": name})
-    fields = _ADAPTERS[name].dump_json((moment.event,))
-    return head.removesuffix(b"}") + b"," + fields.removeprefix(b"[{").removesuffix(b"]") + b"\n"
+    values = _ADAPTERS[name].dump_json((moment.event,))
+    return head.removesuffix(b"}") + b"," + values.removeprefix(b"[{").removesuffix(b"]") + b"\n"
 
 
 def parse(line: bytes) -> Moment:
     """Parse one line. Raise `ConfigurationError` if it is not a line of a trace."""
     try:
-        fields = orjson.loads(line)
-        at, name = float(fields.pop("at")), fields.pop("event")
-        (event,) = _ADAPTERS[name].validate_python((fields,), extra="forbid")
+        values = orjson.loads(line)
+        at = float(values.pop("at"))
+        name = values.pop("event")
+        (event,) = _ADAPTERS[name].validate_python((values,), extra="forbid")
         return Moment(at, event)
     except (
         AttributeError,
@@ -83,6 +87,45 @@ def read(path: Path) -> list[Moment]:
     return [parse(line) for line in path.read_bytes().splitlines() if line.strip()]
 
 
+class EventLog(Sequence[Event]):
+    """
+    The events of one run, in order, as one list of their fields: an event is made whenever it is
+    read.
+
+    A log of a long run is then few objects for a garbage collection, which stops the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: list[type[Any]] = []
+        self._starts = array("q")  # the place of each event's first field
+        self._fields: list[Any] = []
+
+    def append(self, event: Event) -> None:
+        kind = type(event)
+        self._kinds.append(kind)
+        self._starts.append(len(self._fields))
+        self._fields += [getattr(event, name) for name in _NAMES[kind]]
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    @overload
+    def __getitem__(self, place: int) -> Event: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Event]: ...
+    def __getitem__(self, place: int | slice) -> Event | list[Event]:
+        places = range(len(self))[place]
+        if isinstance(places, int):
+            return self._event(places)
+        return [self._event(each) for each in places]
+
+    def _event(self, place: int) -> Event:
+        kind = self._kinds[place]
+        start = self._starts[place]
+        made: Event = kind(*self._fields[start : start + len(_NAMES[kind])])
+        return made
+
+
 class Recorder:
     """
     An observer that keeps every event of one run; *clock* returns the seconds since the run began.
@@ -90,11 +133,23 @@ class Recorder:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.moments: list[Moment] = []
+        self._log = EventLog()
+        self._at = array("d")  # seconds
 
     def __call__(self, event: Event) -> None:
-        self.moments.append(Moment(self.clock(), event))
+        self._at.append(self.clock())
+        self._log.append(event)
 
     @property
     def events(self) -> list[Event]:
-        return [moment.event for moment in self.moments]
+        return list(self._log)
+
+    @property
+    def moments(self) -> list[Moment]:
+        """All events with their times."""
+        return [Moment(at, event) for at, event in zip(self._at, self._log, strict=True)]
+
+    @property
+    def last(self) -> Moment:
+        """The last event with its time."""
+        return Moment(self._at[-1], self._log[-1])

@@ -217,7 +217,7 @@ class ScriptedModel:
         return tuple(tokens)
 
     def token(self, before: str, piece: str, rank: int, top: int = 0) -> Token:
-        token = Token(piece, self.logprob(before, piece), rank, crc32(piece.encode()))
+        token = Token(piece, self.logprob(before, piece), rank, crc32(piece.encode()) >> 1)
         if not top:
             return token
         rivals = self.rivals(before, piece) or (self.token(before, self.next(before) or piece, 1),)

@@ -78,6 +78,7 @@ from .vllm_protocol import (
     refused_elsewhere,
     reply_error,
     retry_after,
+    with_last_rows,
 )
 
 # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is
@@ -195,12 +196,31 @@ class Connection:
             self._table,
         )
 
-    async def post(self, call: Call, path: str, body: Body, *, retries: int | None = None) -> Reply:
-        """Send *body* to *path* and return the reply. *retries* None means the settings' number."""
-        reply = parse_object(call, await self._fetch(call, path, body, retries))
+    async def post(
+        self,
+        call: Call,
+        path: str,
+        body: Body,
+        *,
+        retries: int | None = None,
+        rows: int | None = None,
+    ) -> Reply:
+        """
+        Send *body* to *path* and return the reply. *retries* None means the settings' number.
+
+        Of the rows of the prompt's tokens only the last *rows* are read; None reads all.
+        """
+        answer = await self.post_unread(call, path, body, retries=retries)
+        reply = parse_object(call, answer if rows is None else with_last_rows(answer, rows))
         if call.verb != JUDGE and (error := reply_error(call, reply)):
             raise error
         return reply
+
+    async def post_unread(
+        self, call: Call, path: str, body: Body, *, retries: int | None = None
+    ) -> bytes:
+        """Send *body* to *path* and return the body of the reply, in which an error may stand."""
+        return await self._fetch(call, path, body, retries)
 
     async def get(self, call: Call, path: str, *, retries: int | None = None) -> bytes:
         return await self._fetch(call, path, None, retries)

@@ -230,7 +230,7 @@ class _Probe:
                 whole = await self._post(vllm_protocol.scoring_body(self._model, prompt, 0))
                 if not whole:
                     return False
-                expected = vllm_protocol.prompt_rows(self._call, whole, start)
+                expected = vllm_protocol.prompt_rows(self._call, whole, 1)
                 return bool(abs(expected[0][last]["logprob"] - rows[0][last]["logprob"]) < NEAR)
         return False
 

@@ -87,7 +87,7 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
             *system,
             *({"role": message.role, "content": message.content} for message in turns),
         ]
-        return await self._encoder.rendered(conversation)
+        return tuple((await self._encoder.rendered(conversation)).ids)
 
     async def _learn(self) -> None:
         self._encoder = TextEncoder(self.connection, self.name)

@@ -31,11 +31,13 @@ from .vllm_protocol import (
     REPLACEMENT,
     TOKENIZE,
     Body,
+    EncodedPrompt,
     detokenize_body,
     detokenized,
     tokenize_body,
     tokenize_messages_body,
     tokenized,
+    tokenized_prompt,
 )
 
 K = TypeVar("K")
@@ -52,7 +54,7 @@ A word that no text can hold, as each process draws its own; templates and JSON 
 """
 
 # also Kimi's triangles and DeepSeek's wide bar
-_SIGNS = re.compile("[<>\\[\\]|\u25c1\u25b7\uff5c]")
+_SIGNS = "<>[]|\u25c1\u25b7\uff5c"
 _FIXED = frozenset({"role", "type"})
 """The fields of messages and tools whose values are names of the protocol."""
 
@@ -108,7 +110,7 @@ class TextEncoder:
         *,
         template: Mapping[str, Any] | None = None,
         kept: Collection[str] = (),
-    ) -> tuple[int, ...]:
+    ) -> EncodedPrompt:
         """
         Encode *messages* and *tools* as the chat template shows them, with a generation prompt.
 
@@ -116,17 +118,20 @@ class TextEncoder:
         tokens *kept*. Raise `MissingCapability` as `between` does, and `ContextTooLong` if what is
         shown does not fit into the context.
         """
-        ids = await self.render(messages, template=template, tools=tools, fitting=True)
+        body = tokenize_messages_body(self._model, messages, template=template, tools=tools)
+        reply = await self.connection.post_unread(self._call, TOKENIZE, body)
+        prompt = tokenized_prompt(self._call, reply)
         texts = texts_of([*messages, *tools])
         if not may_spell(texts):
-            return tuple(ids)
+            return prompt
+        ids = prompt.ids
         marks = await self._spelt_marks(ids, texts)
         for _ in range(ROUNDS if marks else 0):
             fields, shown_tools = divided_fields([messages, tools], marks, kept)
             shown = await self.render(fields, template=template, tools=shown_tools)
             own = await self._mark_ids(shown)
             if own == await self._mark_ids(ids):
-                return tuple(ids)
+                return EncodedPrompt.of(ids)
             text = await self.decode(shown)
             if list(await self.literally(text)) != shown:
                 break
@@ -134,7 +139,7 @@ class TextEncoder:
             marks |= await self._spelt_marks(ids, texts)
         if marks:
             raise self._forged(marks)
-        return tuple(ids)
+        return EncodedPrompt.of(ids)
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Decode *ids*, special tokens included."""
@@ -156,7 +161,6 @@ class TextEncoder:
         generate: bool = True,
         template: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
-        fitting: bool = False,
     ) -> list[int]:
         """
         Encode what the chat template shows, with whatever special tokens the *messages* spell.
@@ -164,16 +168,14 @@ class TextEncoder:
         body = tokenize_messages_body(
             self._model, messages, generate=generate, template=template, tools=tools
         )
-        return (await self.tokenize(body, fitting=fitting))[0]
+        return (await self.tokenize(body))[0]
 
-    async def tokenize(self, body: Body, *, fitting: bool = False) -> tuple[list[int], int]:
+    async def tokenize(self, body: Body) -> tuple[list[int], int]:
         """
         Send one request; return the ids, and the longest sequence that the model takes: see
         `tokenized`.
         """
-        return tokenized(
-            self._call, await self.connection.post(self._call, TOKENIZE, body), fitting=fitting
-        )
+        return tokenized(self._call, await self.connection.post(self._call, TOKENIZE, body))
 
     async def learn_marks(self, ids: Iterable[int]) -> None:
         """
@@ -255,13 +257,15 @@ class TextEncoder:
 
     async def _mark_ids(self, ids: Sequence[int]) -> list[int]:
         """List those of *ids* that have the shape of special tokens."""
-        pieces = await self.pieces(ids)
-        return [number for number in ids if is_mark(pieces[number])]
+        pieces = await self.pieces({*ids})
+        marks = {number for number, piece in pieces.items() if is_mark(piece)}
+        return [number for number in ids if number in marks]
 
     async def _spelt_marks(self, ids: Sequence[int], text: str) -> set[str]:
         """Return the special tokens among *ids* that *text*, of users and models, spells."""
-        marks = {self._pieces[number] for number in await self._mark_ids(ids)}
-        return {mark for mark in marks if mark in text or mark in normalize("NFKC", text)}
+        marks = {self._pieces[number] for number in {*await self._mark_ids(ids)}}
+        normal = normalize("NFKC", text)
+        return {mark for mark in marks if mark in text or mark in normal}
 
     async def _spell_each(self, ids: Sequence[int]) -> list[str]:
         """Decode each of *ids*, in one request if a mark can be put between them."""
@@ -292,9 +296,10 @@ def may_spell(text: str) -> bool:
     Whether *text* has a sign that special tokens are made of, also once a tokenizer has normalised
     it.
     """
-    return bool(_SIGNS.search(text)) or (
-        not text.isascii() and bool(_SIGNS.search(normalize("NFKC", text)))
-    )
+    if any(sign in text for sign in _SIGNS):
+        return True
+    normal = text if text.isascii() else normalize("NFKC", text)
+    return any(sign in normal for sign in _SIGNS)
 
 
 def is_mark(piece: str) -> bool:
@@ -316,8 +321,13 @@ def divided(text: str, marks: Iterable[str]) -> str:
     Put a sentinel after the first character of each of *marks* in *text*, also where they overlap.
     """
     cuts = {
-        found.start() + 1 for mark in marks for found in re.finditer(f"(?={re.escape(mark)})", text)
+        found.start() + 1
+        for mark in marks
+        if mark in text
+        for found in re.finditer(f"(?={re.escape(mark)})", text)
     }
+    if not cuts:
+        return text
     places = [0, *sorted(cuts), len(text)]
     return SENTINEL.join(text[start:end] for start, end in pairwise(places))
 

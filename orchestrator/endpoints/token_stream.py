@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from ..chain import THINK_END, Chain, Party, Role, Step, Stop, Token
+from ..chain import THINK_END, Chain, Party, Role, Step, Stop, Token, Tokens
 from ..errors import EndpointError, EndpointUnavailable, EndpointUnreachable, MalformedReply
 from ..events import Called, Fate, Verb
 from ..interfaces import REQUEST, RequestContext
@@ -280,7 +280,7 @@ class StepBuilder:
         tokens = list(self._tokens)
         while tokens and not tokens[-1].text:
             tokens.pop()
-        return Step(self._text, self._author, stop, tuple(tokens), self._vocabulary)
+        return Step(self._text, self._author, stop, Tokens.of(tokens, self._text), self._vocabulary)
 
 
 @dataclass(slots=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
+from typing import Self, TypeAlias
 
-from ..chain import THINK_END, Chain, Message, Step, Token, Tool
+from ..chain import THINK_END, Chain, Message, Step, Token, Tokens, Tool
 from ..errors import ConfigurationError, EndpointRejected, MissingCapability
 from ..markers import ThinkingMarkers, mark_after, opened_by, opens_block
 from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Messages, Template, cut
@@ -32,6 +34,9 @@ log = logging.getLogger(__name__)
 CONVERSATIONS_KEPT, CHOICES_KEPT = 256, 64  # entries of the caches
 LAST_WORDS = 96  # tokens; the end of a prompt that says whether a block is open
 FIRST_WORDS = 16  # tokens; a model that thinks opens its block within them
+
+Conversation: TypeAlias = tuple[tuple[Message, ...], tuple[Tool, ...], bool]
+"""What a chain begins with: messages, tools, and whether the model may think."""
 
 PROBE = (
     "The quick brown fox; don't stop: 0123456789 3.14159 1,000,000 ... \n\n\n    def"
@@ -67,6 +72,7 @@ class ModelTokenizer(TextEncoder):
         self._settings = settings
         self.spelt = AsyncCache(self._spell, TEXTS)
         self._prefixes = AsyncCache(self._prefix, CONVERSATIONS_KEPT)
+        self._same: dict[object, tuple[Conversation, tuple[EncodedPrompt, bool]]] = {}
         self.choices = AsyncCache(self._choices, CHOICES_KEPT)
         self._turns: frozenset[int] = frozenset()  # the special tokens between turns
 
@@ -151,18 +157,33 @@ class ModelTokenizer(TextEncoder):
 
     async def prefix(
         self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = (), *, thinks: bool = True
-    ) -> tuple[int, ...]:
+    ) -> EncodedPrompt:
         """
         Encode what stands before the first step: the conversation, with the *tools* that the
         template shows.
 
         Without *thinks*, a thinking block that would be open is closed.
         """
-        return (await self._prefixes((messages, tools, thinks)))[0]
+        return (await self._begun((messages, tools, thinks)))[0]
+
+    async def _begun(self, conversation: Conversation) -> tuple[EncodedPrompt, bool]:
+        """
+        Look *conversation* up by the objects that it consists of, and then by what they say.
+
+        To hash thousands of messages takes longer than the rest of a step.
+        """
+        messages, tools, thinks = conversation
+        objects = id(messages), id(tools), thinks
+        if objects not in self._same:
+            # The conversation is kept with its prompt: its objects keep their ids.
+            self._same[objects] = conversation, await self._prefixes(conversation)
+        if len(self._same) > CONVERSATIONS_KEPT:
+            self._same.pop(next(iter(self._same)))
+        return self._same[objects][1]
 
     async def opens(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
         """Whether the model thinks in a block of its own before it answers this conversation."""
-        return (await self._prefixes((messages, tools, True)))[1]
+        return (await self._begun((messages, tools, True)))[1]
 
     async def thinking(self, chain: Chain) -> bool:
         """
@@ -184,7 +205,7 @@ class ModelTokenizer(TextEncoder):
 
     async def chain(self, chain: Chain) -> list[int]:
         """Encode a whole chain; tokens that were written in this vocabulary keep their ids."""
-        ids = list(await self.prefix(chain.messages, chain.tools, thinks=chain.thinks))
+        ids = (await self.prefix(chain.messages, chain.tools, thinks=chain.thinks)).ids
         marked, markers = await self.marked(chain), await self.markers(chain)
         last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
         for place, step in enumerate(chain.steps):
@@ -256,16 +277,16 @@ class ModelTokenizer(TextEncoder):
         if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.encode(step.text, closing=closing)
         tokens = self._without_turns(step)
-        ids = [token.id for token in tokens]
+        ids = tokens.ids
         return ids if -1 not in ids else await self._mixed(tokens, closing=closing)
 
-    def _without_turns(self, step: Step) -> Sequence[Token]:
+    def _without_turns(self, step: Step) -> Tokens:
         """
         Make text of the special tokens of *step* that stand between turns; the end of the thinking
         stays.
         """
-        tokens = step.tokens
-        if self._turns.isdisjoint(token.id for token in tokens):
+        tokens = Tokens.of(step.tokens)
+        if self._turns.isdisjoint(tokens.ids):
             return tokens
         left, checked = len(step.reasoning), list[Token]()
         for token in tokens:
@@ -275,7 +296,7 @@ class ModelTokenizer(TextEncoder):
                 if token.id in self._turns and token.text and left >= 0
                 else token
             )
-        return checked
+        return Tokens.of(checked)
 
     async def _mixed(self, tokens: Sequence[Token], *, closing: str) -> list[int]:
         """
@@ -317,24 +338,22 @@ class ModelTokenizer(TextEncoder):
             )
         return {choice: ids[0] for choice, ids in encoded.items()}
 
-    async def _prefix(
-        self, conversation: tuple[tuple[Message, ...], tuple[Tool, ...], bool]
-    ) -> tuple[tuple[int, ...], bool]:
+    async def _prefix(self, conversation: Conversation) -> tuple[EncodedPrompt, bool]:
         """
         Encode a conversation and its tools; also say whether the thinking block is open after it.
         """
         messages, tools, thinks = conversation
         markers = self.template.markers
-        ids = await self.rendered(
+        shown = await self.rendered(
             [message_fields(message) for message in messages],
             [*map(tool_fields, tools)],
             template=self._settings.template,
             kept=() if markers.opens_message else (markers.opening.strip(), markers.closing),
         )
-        prompt = await self.decode(ids[-LAST_WORDS:])
+        prompt = await self.decode(shown.last(LAST_WORDS))
         begun = self.template.begin(prompt, thinks=thinks)
         added = begun.removeprefix(prompt).removesuffix(self.template.head if tools else "")
-        return (*ids, *await self.literally(added)), self.template.opens(begun)
+        return shown.plus(await self.literally(added)), self.template.opens(begun)
 
     async def _by_effect(self, shown: Template) -> Template:
         """
@@ -367,6 +386,38 @@ class ModelTokenizer(TextEncoder):
             return str(reply["choices"][0]["text"])
 
 
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A chain and its ids."""
+
+    chain: Chain
+    """The chain."""
+    prompt: EncodedPrompt
+    """The ids of the whole chain."""
+    counts: array[int]
+    """The number of tokens up to the end of the conversation, and of each step."""
+    sizes: array[int]
+    """The bytes of the JSON of these tokens."""
+
+    @classmethod
+    def begun(cls, chain: Chain, prefix: EncodedPrompt) -> Self:
+        """Begin *chain* with the ids of its conversation."""
+        beginning = replace(chain, steps=())
+        return cls(beginning, prefix, array("q", [prefix.count]), array("q", [len(prefix.json)]))
+
+    def extended(self, chain: Chain, shared: int, steps: Iterable[EncodedPrompt]) -> Self:
+        """Keep the first *shared* steps, and add the *steps* that *chain* has after them."""
+        counts = self.counts[: shared + 1]
+        sizes = self.sizes[: shared + 1]
+        parts = [EncodedPrompt(counts[-1], self.prompt.json[: sizes[-1]])]
+        for step in steps:
+            comma = 1 if counts[-1] and step.count else 0
+            sizes.append(sizes[-1] + comma + len(step.json))
+            counts.append(counts[-1] + step.count)
+            parts.append(step)
+        return type(self)(chain, EncodedPrompt.joined(parts), counts, sizes)
+
+
 class ChainIds:
     """
     The ids of the chain of one run, which grows: the steps that the chain before had too are not
@@ -379,32 +430,30 @@ class ChainIds:
     def __init__(self, encoder: Callable[[], ModelTokenizer]) -> None:
         self._current = encoder
         self._encoder = encoder()
-        self._chain: Chain | None = None
-        self._parts: list[EncodedPrompt] = []  # the messages, then each step
+        self._known: _Encoded | None = None
 
     async def __call__(self, chain: Chain) -> EncodedPrompt:
         """Return the ids that `ModelTokenizer.chain` returns for *chain*."""
         if self._current() is not self._encoder:
-            self._encoder, self._chain = self._current(), None
-        # together: others change them meanwhile
-        encoder, known, parts = self._encoder, self._chain, self._parts
+            self._encoder = self._current()
+            self._known = None
+        encoder = self._encoder
         # How a step is encoded may depend on the rest of the chain then.
         if not await encoder.marked(chain):
             return EncodedPrompt.of(await encoder.chain(chain))
-        if known is not None and _begun(known) == _begun(chain):
-            shared = _shared(known.steps, chain.steps)
-            parts = parts[: shared + 1]
-        else:
+        known = self._known  # Other calls may change it from here on.
+        if known is None or _begun(known.chain) != _begun(chain):
             prefix = await encoder.prefix(chain.messages, chain.tools, thinks=chain.thinks)
-            shared, parts = 0, [EncodedPrompt.of(prefix)]
+            known = _Encoded.begun(chain, prefix)
+        shared = _shared(known.chain.steps, chain.steps)
+        added = list[EncodedPrompt]()
         last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
         for place, step in enumerate(chain.steps[shared:], shared):
             markers = await encoder.markers(chain) if place == last else None
-            parts.append(
-                EncodedPrompt.of(await encoder.step(step, closes=markers, calls=bool(chain.tools)))
-            )
-        self._chain, self._parts = chain, parts
-        return EncodedPrompt.joined(parts)
+            ids = await encoder.step(step, closes=markers, calls=bool(chain.tools))
+            added.append(EncodedPrompt.of(ids))
+        self._known = known = known.extended(chain, shared, added)
+        return known.prompt
 
 
 def _begun(chain: Chain) -> tuple[object, ...]:

@@ -117,9 +117,14 @@ class VllmModel:
             return self._generate(chain, prompt, sampling, room, opening, observe=observe)
 
         sticky = StickyStream(open_request, self._observe, ends, limit, sampling.logprobs, closing)
+        if stack not in self._sticky:
+            stack.push_async_callback(self._close_sticky, stack)
         self._sticky[stack] = sticky
-        stack.push_async_callback(sticky.close)
         return await sticky.write(chain, growing, until, limit)
+
+    async def _close_sticky(self, stack: AsyncExitStack) -> None:
+        """Close the last stream that was opened on *stack*; those before it are closed."""
+        await self._sticky.pop(stack).close()
 
     async def branch(
         self,
@@ -247,8 +252,8 @@ class VllmModel:
         if rows is None:
             prompt = before.plus(read)
             body = vllm_protocol.scoring_body(self._endpoint.name, prompt.fragment, top)
-            reply = await self._post("score", [prompt], body)
-            rows = vllm_protocol.prompt_rows(self._call("score"), reply, len(before))
+            reply = await self._post("score", [prompt], body, rows=len(read))
+            rows = vllm_protocol.prompt_rows(self._call("score"), reply, len(read))
         return vllm_protocol.scored_spans(self._call("score"), rows, encoded, top, pieces)
 
     async def _suffix(
@@ -261,7 +266,9 @@ class VllmModel:
         prompt = before.plus(ids)
         body = vllm_protocol.suffix_scoring_body(self._endpoint.name, prompt.fragment, top)
         try:
-            reply = await self._post("score", [prompt], body, path=GENERATE, retries=0)
+            # The row before these says that the first of them is not that of the first token.
+            rows = len(ids) + 1
+            reply = await self._post("score", [prompt], body, path=GENERATE, retries=0, rows=rows)
         except EndpointRejected as exc:
             if isinstance(exc, ContextTooLong):
                 raise
@@ -416,10 +423,11 @@ class VllmModel:
         *,
         path: str = COMPLETIONS,
         retries: int | None = None,
+        rows: int | None = None,
     ) -> Reply:
         """
         Send *body* with *prompts*, of which the first is the longest; the server writes one token
-        for each.
+        for each. *rows* is that of `Connection.post`.
 
         The usage tells the cached tokens of the last prompt only, with which the others begin: all
         have that many.
@@ -428,7 +436,7 @@ class VllmModel:
         count = sum(map(len, prompts))
         with self._tally(verb, count) as tally:
             reply = await self._endpoint.connection.post(
-                self._call(verb), path, body, retries=retries
+                self._call(verb), path, body, retries=retries, rows=rows
             )
             _, cached, written = vllm_protocol.usage(reply)
             tally.add(min(written, len(prompts)), len(prompts) * cached)

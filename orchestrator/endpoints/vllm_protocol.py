@@ -29,6 +29,7 @@ from ..errors import (
     MalformedReply,
     ModelGone,
 )
+from ..tokens import LARGEST_ID
 from .settings import Sampling
 
 Body: TypeAlias = dict[str, Any]
@@ -91,7 +92,15 @@ TEMPLATE_CURE = (
 )
 JUDGE = "judge"  # the verb of requests to a verifier, whose server may be any
 NOT_READY = (502, 503, 504)  # of a gateway or a server that has not loaded its model
+TOKENS = b'"tokens":['
+# Without one of these a list of JSON has nothing but whole numbers from 0 on, close together.
+OTHER_VALUES = tuple([b"%c" % sign for sign in b'"-.eElL[{ \t\r\n'])
 PROMPT_ROWS = "log-probabilities of the prompt"
+# the JSON of these rows: no text in it can have these bytes, whose quotes would be escaped
+ROWS = b'"prompt_logprobs":['
+ROW_ENDS = b"}},"
+NEXT_ROW = ROW_ENDS + b'{"'
+ROW_BEGINS = re.compile(rb'\d+":\{')  # what follows `NEXT_ROW`, but in no text
 ROUNDING = 1e-3  # by which a log-probability may exceed 0: servers add up float32 and bfloat16
 TITLE, TAG = re.compile(r"<title>([^<]*)</title>", re.IGNORECASE), re.compile(r"<[^<>]*>")
 
@@ -369,6 +378,16 @@ class EncodedPrompt:
         return self.count
 
     @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+        ids: list[int] = orjson.loads(b"[%b]" % self.json)
+        return ids
+
+    def last(self, count: int) -> list[int]:
+        """The last *count* token ids, or all."""
+        return EncodedPrompt(json=b",".join(self.json.rsplit(b",", count)[-count:])).ids
+
+    @property
     def fragment(self) -> orjson.Fragment:
         """The prompt in the body of a request."""
         return orjson.Fragment(b"[%b]" % self.json)
@@ -439,6 +458,35 @@ def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[
     raise call.error(ContextTooLong, no_room(count, room))
 
 
+def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
+    """
+    Read the *body* of a reply of ``/tokenize`` as `tokenized` does, but leave the ids as JSON.
+
+    A million ids take longer to parse than the event loop may wait. A body with other white space
+    than vLLM's is parsed all the same. Raise the error that the reply carries, `MalformedReply`,
+    and `ContextTooLong` if the ids do not fit into the context.
+    """
+    head, tokens, rest = body.partition(TOKENS)
+    ids, end, tail = rest.partition(b"]")
+    if not ids or not end or any(sign in ids for sign in OTHER_VALUES):
+        reply = checked(call, parse_object(call, body))
+        return EncodedPrompt.of(tokenized(call, reply, fitting=True)[0])
+    reply = checked(call, parse_object(call, head + tokens + end + tail))
+    count = ids.count(b",") + 1
+    with reading(call, "token ids", reply):
+        room = int(reply["max_model_len"])
+    if count > room:
+        raise call.error(ContextTooLong, no_room(count, room))
+    return EncodedPrompt(count, ids)
+
+
+def checked(call: Call, reply: Reply) -> Reply:
+    """Return *reply*. Raise the error that it carries."""
+    if error := reply_error(call, reply):
+        raise error
+    return reply
+
+
 def no_room(count: int, room: int) -> str:
     """
     Say, in words that clients look for, that *count* tokens leave no room in a context of *room*,
@@ -454,7 +502,9 @@ def _ids(value: Any) -> list[int]:
     Return *value*, a list of token ids, perhaps a million. Raise `ValueError` for anything else.
     """
     ids = cast("list[int]", value)
-    if not isinstance(value, list) or {*map(type, ids)} - {int} or min(ids, default=0) < 0:
+    if not isinstance(value, list) or {*map(type, ids)} - {int}:
+        raise ValueError(str(ids)[:80])
+    if min(ids, default=0) < 0 or max(ids, default=0) > LARGEST_ID:
         raise ValueError(str(ids)[:80])
     return ids
 
@@ -799,14 +849,35 @@ def suffix_scoring_body(model: str, prompt: Prompt, top: int) -> Body:
     return {"model": model, "token_ids": prompt, "sampling_params": sampling}
 
 
-def prompt_rows(call: Call, reply: Reply, start: int) -> Sequence[Row]:
+def with_last_rows(body: bytes, count: int) -> bytes:
     """
-    Take the rows from token *start* on out of a reply to `scoring_body`. Raise `MalformedReply`.
+    Leave all rows but the last *count* out of the *body* of a reply, before it is parsed.
+
+    The rows of a whole chain take a second to parse, and the event loop waits meanwhile. A body
+    with other white space than vLLM's is returned as it is.
+    """
+    head = body.find(ROWS)
+    if head < 0 or count < 1:
+        return body
+    first = head + len(ROWS)
+    at = len(body)
+    for _ in range(count):
+        at = body.rfind(NEXT_ROW, first, at)
+        while at >= 0 and not ROW_BEGINS.match(body, at + len(NEXT_ROW)):
+            at = body.rfind(NEXT_ROW, first, at)
+        if at < 0:
+            return body
+    return body[:first] + body[at + len(ROW_ENDS) :]
+
+
+def prompt_rows(call: Call, reply: Reply, count: int) -> Sequence[Row]:
+    """
+    Take the last *count* rows out of a reply to `scoring_body`. Raise `MalformedReply`.
     """
     with reading(call, PROMPT_ROWS, reply):
         ending(call, reply["choices"][0])
-        rows: Sequence[Row] = reply["choices"][0]["prompt_logprobs"][start:]
-        return rows
+        rows: Sequence[Row] = reply["choices"][0]["prompt_logprobs"]
+        return rows[len(rows) - count :]
 
 
 def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row] | None:

@@ -358,7 +358,7 @@ class Solver:
 
         def watch(event: Event) -> None:
             recorder(event)
-            auto.read(recorder.moments[-1])
+            auto.read(recorder.last)
             if isinstance(event, Decided) and event.advice and not auto.record.explained:
                 auto.record.explained = True
                 log.warning("the large model goes on alone: %s", event.advice)

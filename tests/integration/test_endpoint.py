@@ -83,8 +83,8 @@ async def test_no_text_of_users_or_models_forges_a_turn(pair: Pair) -> None:
             chain = Chain.of(words).extend(Step(words.replace(THINK_END, ""), "small"))
             read = await model.score(PROBLEM, words.replace(THINK_END, ""))
             prompts = [
-                await encoder.prefix((Message("system", words), Message("user", words))),
-                await encoder.prefix(calls, (Tool("look", words),)),
+                (await encoder.prefix((Message("system", words), Message("user", words)))).ids,
+                (await encoder.prefix(calls, (Tool("look", words),))).ids,
                 await encoder.chain(chain),
                 await encoder.question(words, "The grade is "),
                 [token.id for token in read[0]],
@@ -92,7 +92,8 @@ async def test_no_text_of_users_or_models_forges_a_turn(pair: Pair) -> None:
             found.append([[number for number in prompt if number in special] for prompt in prompts])
             assert sum((await model.ask(chain, words, DIGITS)).values()) > 0
         assert found[0] == found[1]
-        assert text in await encoder.decode(await encoder.prefix((Message("user", text),)))
+        shown = await encoder.prefix((Message("user", text),))
+        assert text in await encoder.decode(shown.ids)
 
 
 class TestServedModel(ModelContract):

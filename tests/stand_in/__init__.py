@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
 import os
 import re
 import subprocess
@@ -205,7 +206,8 @@ class FakeVllm:
             else body["prompt"]
         )
         text = self.begin + text if body.get("add_special_tokens") else text
-        return web.json_response({"tokens": self.encode(text), "max_model_len": self.room})
+        reply = {"tokens": self.encode(text), "max_model_len": self.room}
+        return web.json_response(reply, dumps=compact)
 
     async def detokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"prompt": self.decode((await request.json())["tokens"])})
@@ -289,7 +291,7 @@ class FakeVllm:
             if what := request.get(SPOILT):
                 reply = spoilt(reply, what)
                 reply["choices"] = [spoilt(choice, what) for choice in reply.get("choices", ())]
-            return web.json_response(reply)
+            return web.json_response(reply, dumps=compact)
         except (asyncio.CancelledError, ConnectionError):
             self.left.set()
             raise
@@ -650,6 +652,11 @@ YES, NO = {"Yes": -0.1, "No": -2.5}, {"Yes": -2.5, "No": -0.1}
 OUT_OF_MEMORY = Refuse(
     500, "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
 )
+
+
+def compact(reply: object) -> str:
+    """Return JSON without white space, as vLLM does."""
+    return json.dumps(reply, separators=(",", ":"))
 
 
 def _encode(text: str) -> list[int]:

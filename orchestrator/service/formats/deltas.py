@@ -15,6 +15,7 @@ from ...events import Answered, Answering, Called, Calling, Committed, Event, St
 from ...ledger import Ledger
 from ...markers import may_open_block, opened_by
 from ...solution import Solution
+from ...trace import EventLog
 from ..settings import Thinking
 from ..watch.records import RunEvent, RunResult
 from .requests import RunRequest
@@ -207,7 +208,7 @@ class TokenCounts:
     def __init__(self) -> None:
         self.reasoning = self.answer = self.written = 0
         self._block = ThinkingBlock()
-        self.events: list[Event] = []
+        self.events = EventLog()
 
     def __call__(self, event: Event) -> None:
         self.events.append(event)

@@ -73,7 +73,7 @@ async def test_no_text_of_a_conversation_adds_a_special_token(vocabulary: str, n
         for number, text in enumerate(hostile(tokenizer, server.family)):
             for place in range(4):
                 wanted, found = [
-                    await endpoint.encoder.prefix(*conversation(words, place))
+                    (await endpoint.encoder.prefix(*conversation(words, place))).ids
                     for words in (f"harmless {number}", text)
                 ]
                 assert shown(tokenizer, found) == shown(tokenizer, wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import orjson
 import pytest
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
@@ -122,6 +123,33 @@ async def test_a_server_without_the_route_is_a_wrong_setting(meet: Meet) -> None
             ConfigurationError, match=r"suffix_scoring is set, but .*--enable-scale-out"
         ):
             await met.model.score(PROBLEM, "So")
+
+
+TEXTS = ["plain", '}},{"8":{', '"prompt_logprobs":[', "}},{", '\\"}},{"8":{\\', "\u00e9\n", "]}"]
+
+
+@pytest.mark.parametrize("count", range(len(TEXTS) + 1))
+@pytest.mark.parametrize("top", [0, 1])
+def test_the_last_rows_of_a_reply_are_found_in_its_bytes(count: int, top: int) -> None:
+    rows = [
+        {
+            str(place + other): {"logprob": -0.5, "rank": 1 + other, "decoded_token": text}
+            for other in range(top + 1)
+        }
+        for place, text in enumerate(TEXTS)
+    ]
+    choice = {"text": TEXTS[1], "prompt_logprobs": [None, *rows], "finish_reason": "length"}
+    reply = {"choices": [choice], "usage": {"prompt_tokens": 8}}
+    read = orjson.loads(vllm_protocol.with_last_rows(orjson.dumps(reply), count))
+    kept = read["choices"][0]["prompt_logprobs"]
+    assert kept[len(kept) - count :] == rows[len(rows) - count :]
+    assert len(kept) == (count if 0 < count < len(rows) else 1 + len(rows))
+    assert read == {**reply, "choices": [{**choice, "prompt_logprobs": kept}]}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"prompt_logprobs":[null]}', b'"}},{"8":{'])
+def test_a_reply_without_that_many_rows_stays_as_it_is(body: bytes) -> None:
+    assert vllm_protocol.with_last_rows(body, 2) == body
 
 
 def reply(cached: int | None, rows: int, *, garbage: int = 0) -> dict[str, object]:

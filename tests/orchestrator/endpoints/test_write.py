@@ -6,6 +6,7 @@ repeats them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -259,7 +260,7 @@ LETTERS = ("a", "b", "\n\n")
 RIVALS = ("x", "y", "z")
 
 
-def top_texts(tokens: tuple[Token, ...]) -> list[list[str]]:
+def top_texts(tokens: Sequence[Token]) -> list[list[str]]:
     return [[rival.text for rival in token.top] for token in tokens]
 
 

@@ -74,7 +74,11 @@ class Checked:
         self.small = ScriptedModel("small", counting("small", 4))
         self.large = Rewriter("large", counting("large", 4), log=self.small.log)
         self.candidates: list[Candidate] = []
-        self.moments: list[Moment] = []
+        self.recorder: Recorder | None = None
+
+    @property
+    def moments(self) -> list[Moment]:
+        return self.recorder.moments if self.recorder else []
 
     @property
     def events(self) -> list[Event]:
@@ -99,8 +103,7 @@ class Checked:
             return self.rate(candidate)
 
         loop = asyncio.get_running_loop()
-        recorder = Recorder(loop.time)
-        self.moments = recorder.moments
+        recorder = self.recorder = Recorder(loop.time)
         self.small.observe = self.large.observe = recorder
         settings = FunctionVerifier(function=rated, **self.settings)  # type: ignore[arg-type]  # a validator names it
         async with ConnectedVerifier(settings) as connected:
