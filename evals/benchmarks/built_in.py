@@ -117,7 +117,7 @@ def gpqa_diamond(row: Row, seed: int) -> Task:
     question, choices = row["Question"].strip(), [row[column].strip() for column in (RIGHT, *WRONG)]
     order = random.Random(f"{seed} {question}").sample(range(len(choices)), len(choices))
     listed = "\n".join(
-        f"({letter}) {choices[place]}" for letter, place in zip(LETTERS, order, strict=True)
+        f"({letter}) {choices[place]}" for letter, place in zip(LETTERS, order, strict=False)
     )
     name = row.get("Record ID", "")
     return Task(
