@@ -115,8 +115,15 @@ def calibrate(
     prompt: PromptName = None,
     limit: Limit = None,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the sampling, and of generated problems.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0,
+            help=(
+                "Seed of the sampling, and of generated problems; default: the configured"
+                " sampling.seed, or 0."
+            ),
+        ),
+    ] = None,
     concurrency: Concurrency = 8,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the policy file.", metavar="FILE")
@@ -144,6 +151,7 @@ def calibrate(
         only_without_testbed()
     own_solver = None if testbed else Solver()
     settings = own_solver.settings if own_solver else testbed_settings()
+    seed = (settings.sampling.seed or 0) if seed is None else seed
     policy = settings.policy
     threshold = find_threshold(
         policy, vary, numbers("--values", values or "", float, positive=False)

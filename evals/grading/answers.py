@@ -105,7 +105,7 @@ _STATEMENTS = tuple(
         rf"|most|likely|definitely|option|choice|letter|the|correct|one)\W+)*"
         rf"{_LETTER}{_SURE}{_DENIED}",
         rf"\b(?i:I|we|I'll|I'd|I'm|am|let's|me|us|would|will|to)\W+"
-        rf"(?i:pick|choose|select|say|go with|going"
+        rf"(?i:pick|chose|choose|select|say|go with|going"
         rf" with|take)\W+(?:(?i:the|option|choice|answer|letter)\W+)*"
         rf"{_LETTER}{_SURE}{_DENIED}",
         r"\b(?i:thus|so|therefore|hence|it is|it's|it (?:must|has to) be|conclude|i\.e\.|not"

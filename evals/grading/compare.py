@@ -51,6 +51,7 @@ _UNIT_VECTOR = re.compile(r"\\vec\{([ijk])\}")
 _COEFFICIENT = re.compile(r"[+-]? ?(?:[^-+(]*|\([^()]*\))")
 _RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|\\text\{to\}) ?(\d+(?:\.\d+)?)")
 _TIME = re.compile(r"\d{1,2}:[0-5]\d")
+_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
 _IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow)(?![a-zA-Z])")
 _SUM = re.compile(r"[a-zA-Z](?:_\w)?(?:(?:[-+]|\\times )?[a-zA-Z](?:_\w)?)+")
 _UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'|:")
@@ -417,9 +418,10 @@ def _interval(text: str) -> Group | None:
 
 def _signs(text: str) -> tuple[str, ...]:
     """Both values of an expression with one plus-minus sign."""
-    before, sign, after = text.partition(r"\pm")
-    if not sign or r"\pm" in after or r"\mp" in text:
+    parts = _PLUS_MINUS.split(text)
+    if len(parts) != 2 or r"\mp" in text:
         return (text,)
+    before, after = parts
     return f"{before}+{after}".removeprefix("+"), f"{before}-{after}"
 
 
