@@ -273,7 +273,12 @@ def writable(flag: str, path: Path) -> None:
     """
     Make the folder of the file at *path*. Raise `ConfigurationError` if that file cannot be
     written.
+
+    No folder is made directly below the root, where a path with a spelling error would leave one.
     """
+    top = Path(*path.absolute().parts[:2])
+    if not top.exists() and top != path.absolute():
+        raise ConfigurationError(f"{flag} {path}: there is no folder {top}; make it, or name another")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:

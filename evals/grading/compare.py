@@ -50,6 +50,7 @@ _MODULUS = re.compile(
 _UNIT_VECTOR = re.compile(r"\\vec\{([ijk])\}")
 _COEFFICIENT = re.compile(r"[+-]? ?(?:[^-+(]*|\([^()]*\))")
 _RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|\\text\{to\}) ?(\d+(?:\.\d+)?)")
+_FRACTION = re.compile(r":|/|\\frac|\\text\{to\}")
 _TIME = re.compile(r"\d{1,2}:[0-5]\d")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
 _IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow)(?![a-zA-Z])")
@@ -86,7 +87,8 @@ async def _same(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     ours = _conclusion(ours, theirs)
     words = _words(ours), _words(theirs)
     if (words[0] or words[1]) and not (_group(ours) or _group(theirs)):
-        return words[0] == words[1] or _letters(ours) == _letters(theirs) != ""
+        alike = words[0] == words[1] or _letters(ours) == _letters(theirs) != ""
+        return alike and not _other_case(ours, theirs)
     groups = _group(ours), _group(theirs)
     if groups[0] is None and _group(value := _named(ours)[1]):
         return await _same(value, theirs, algebra)
@@ -222,7 +224,7 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     if len(parts) > 1 or r"\approx" in ours:  # an exact value with its decimals, or one of them
         return _any([await _same(part.strip(), theirs, algebra) for part in parts])
     ratios = _ratio(ours), _ratio(theirs)
-    if any(ratios):
+    if any(ratios) and all(map(_FRACTION.search, (ours, theirs))):
         return await _same_ratios(ratios, (ours, theirs), algebra)
     ours = _residue(ours)
     left, right = quantity(ours), quantity(theirs)
@@ -335,19 +337,20 @@ def _words(text: str) -> str:
     spelled = bare != text or re.search(r"[a-zA-Z]{4}", bare)
     if not spelled or re.search(r"[\\=<>^_+*/]", bare) or not re.match(r"[ (]*[a-zA-Z]", bare):
         return ""
-    words = _TOKEN.findall(re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", _folded(bare)))
+    words = _TOKEN.findall(re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", bare.lower()))
     return " ".join(words[1:] if words[0] in ("the", "a", "an") and len(words) > 1 else words)
 
 
 def _letters(text: str) -> str:
     r"""``C``, ``(C)`` and ``\text{(C)}`` are one answer, and so are ``odd`` and ``\text{odd}``."""
-    bare = _folded(re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip("()[] ."))
+    bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip("()[] .").lower()
     return bare if bare.isalpha() else ""
 
 
-def _folded(text: str) -> str:
-    """Return *text* in lower case, unless it is a single letter, which may be a variable."""
-    return text if len(text.strip()) == 1 else text.lower()
+def _other_case(ours: str, theirs: str) -> bool:
+    """Whether both are one letter, which may be a variable, in other cases: ``R`` and ``r``."""
+    left, right = (re.sub(r"\\text\{([^{}]*)\}", r"\1", each).strip() for each in (ours, theirs))
+    return len(left) == len(right) == 1 and left != right
 
 
 def _group(text: str) -> Group | None:
