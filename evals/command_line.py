@@ -14,11 +14,22 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TextIO, TypeAlias, TypeVar, cast, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NoReturn,
+    TextIO,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    get_type_hints,
+)
 
 import orjson
 import typer
@@ -27,9 +38,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 from typer.models import ArgumentInfo, OptionInfo
 
-from stepspec.orchestrator.endpoints.client import WAITING
-from stepspec.orchestrator.errors import ConfigurationError, GuardedStream, StepspecError
-from stepspec.setting_sources import ROLES, command_line
+from stepspec.orchestrator.errors import (
+    WAITING,
+    ConfigurationError,
+    GuardedStream,
+    StepspecError,
+)
 
 T = TypeVar("T")
 
@@ -92,9 +106,14 @@ def _with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*, verbose: bool = False, **arguments: Any) -> None:
+        # from here on, Ctrl-C has something to clean up
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         if verbose:
             log.setLevel(logging.DEBUG)
-        command(**arguments)
+        try:
+            command(**arguments)
+        except KeyboardInterrupt:
+            _interrupted()
 
     verbose = inspect.Parameter(
         "verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose
@@ -184,10 +203,18 @@ def wait(work: Coroutine[Any, Any, T], *, resumable: bool = False) -> T:
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        _stderr().print(
-            "interrupted" + ": the same command goes on from here" * resumable, style="yellow"
+        _interrupted(
+            "interrupted: the same command goes on from here" if resumable else INTERRUPTED
         )
-        raise typer.Exit(130) from None
+
+
+INTERRUPTED = "interrupted"
+
+
+def _interrupted(message: str = INTERRUPTED) -> NoReturn:
+    """Print the *message*, and exit with 130."""
+    _stderr().print(message, style="yellow")
+    raise typer.Exit(130) from None
 
 
 UNWRITABLE = frozenset(
@@ -278,7 +305,9 @@ def writable(flag: str, path: Path) -> None:
     """
     top = Path(*path.absolute().parts[:2])
     if not top.exists() and top != path.absolute():
-        raise ConfigurationError(f"{flag} {path}: there is no folder {top}; make it, or name another")
+        raise ConfigurationError(
+            f"{flag} {path}: there is no folder {top}; make it, or name another"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -313,6 +342,8 @@ def only_without_testbed(**others: object) -> None:
     Raise `ConfigurationError` if a server is named, or one of *others* is set, beside the miniature
     pair.
     """
+    from stepspec.setting_sources import ROLES, command_line  # pydantic's settings start slowly
+
     flags = [name for place, name in command_line().flags.items() if place[0] in ROLES]
     if flags := [*flags, *(f"--{name}" for name, value in others.items() if value is not None)]:
         raise ConfigurationError(

@@ -76,7 +76,9 @@ Concurrency: TypeAlias = Annotated[
 ]
 DataFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="A file with the benchmark's columns, JSONL, CSV or Parquet, instead of the hub."),
+    typer.Option(
+        help="A file with the benchmark's columns, JSONL, CSV or Parquet, instead of the hub."
+    ),
 ]
 ProblemColumn: TypeAlias = Annotated[
     str | None,

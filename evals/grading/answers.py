@@ -140,7 +140,9 @@ _LETTER_FIRST = re.compile(
     rf"(?:\s*[).:]|,? (?:since|because)\b| [–—=-] (?!\(?[{LETTERS}]\b)|"
     rf" {{1,3}}(?=\((?![{LETTERS}]\b)))(.*)",
 )
-_ITEM = re.compile(rf"(?<![\w)])(?<!ption )(?<!hoice )(?<!tatement )\(?([{LETTERS}])(?:\)|[.:](?=\s))(?=[^\S\n]*\S)")
+_ITEM = re.compile(
+    rf"(?<![\w)])(?<!ption )(?<!hoice )(?<!tatement )\(?([{LETTERS}])(?:\)|[.:](?=\s))(?=[^\S\n]*\S)"
+)
 _OTHER_LETTER = re.compile(rf"(?<!\w)\(?[{LETTERS}][).:]|\b(?:or|and)\s+\(?[{LETTERS}]\b")
 
 

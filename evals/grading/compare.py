@@ -185,7 +185,12 @@ def _alike(
         ours = Group("list", (texts[0],))
     if theirs is None and ours is not None and ours.kind == "list":
         theirs = Group("list", (texts[1],))
-    if ours and theirs and ours.kind == theirs.kind == "list" and not any(map(_value_of, ours.items)):
+    if (
+        ours
+        and theirs
+        and ours.kind == theirs.kind == "list"
+        and not any(map(_value_of, ours.items))
+    ):
         values = [_value_of(item) for item in theirs.items]
         names = {item.partition("=")[0] for item in theirs.items}
         if all(values) and len(names) == len(values) > 1:
@@ -226,7 +231,7 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     ratios = _ratio(ours), _ratio(theirs)
     if any(ratios) and all(map(_FRACTION.search, (ours, theirs))):
         return await _same_ratios(ratios, (ours, theirs), algebra)
-    ours = _residue(ours)
+    ours = ours if "mod" in theirs else _residue(ours)
     left, right = quantity(ours), quantity(theirs)
     if _other_unit(left, right):
         return False
