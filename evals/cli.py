@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.console import Console
 
 from stepspec import policies, prompts
 from stepspec.api import Solver
@@ -24,8 +23,16 @@ from stepspec.settings import Settings
 
 from . import provenance
 from .arms import LARGE, PLAIN, SMALL
-from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
-from .command_line import only_without_testbed, print_json, stderr, stdout, wait
+from .benchmarks import BENCHMARKS, Benchmark, bare, choose, duplicates, half, load, overlaps
+from .command_line import (
+    only_without_testbed,
+    print_json,
+    stderr,
+    stdout,
+    wait,
+    writable,
+    write_file,
+)
 from .evaluation import Evaluation, evaluate
 from .flags import (
     BUDGET,
@@ -50,7 +57,7 @@ from .flags import (
 )
 from .grading.graders import require_graders
 from .plan import Plan, check_arm, configured_arm, testbed_settings
-from .results import ArmSummary, small_print, table
+from .results import ArmSummary, csv_text, small_print, tables
 from .runner import WorkerGroup
 from .sample import Arm, Task
 from .testbed.servers import miniature
@@ -310,6 +317,10 @@ def command(
     traces: Annotated[
         bool, typer.Option("--traces", help="Also keep the trace of every run in the folder.")
     ] = False,
+    table: Annotated[
+        Path | None,
+        typer.Option("--csv", help="Also write the figures to this file.", metavar="FILE"),
+    ] = None,
     fresh: Fresh = False,
     json: Json = False,
 ) -> None:
@@ -331,6 +342,8 @@ def command(
     baselines = baseline or ["plain", "small"]
     competing = arms(policy or [], baselines, random or [], parse_options(option), settings)
     seed = (settings.sampling.seed or 0) if seed is None else seed
+    if table is not None:
+        writable("--csv", table)
     folder = output or Path("runs") / chosen.name
     with prompts.replacing(settings.prompts):
         plan = _plan(settings, competing, samples, seed, concurrency)
@@ -351,6 +364,7 @@ def command(
             if source is None and chosen.made
             else overlaps(_calibrated(policy, settings), chosen.name, part)
         )
+        remarks += duplicates(tasks)
         _remark(remarks)
 
         async def work() -> list[ArmSummary]:
@@ -370,7 +384,10 @@ def command(
                 )
                 return await evaluate(solver, evaluation, stderr, team)
 
-        _show(wait(work(), resumable=True), competing[0].name, as_json=json)
+        summaries = wait(work(), resumable=True)
+        _show(summaries, competing[0].name, as_json=json)
+        if table is not None:
+            write_file(table, csv_text(summaries))
         stderr.print(
             f"wrote {folder}; next: stepspec report {folder}", highlight=False, soft_wrap=True
         )
@@ -473,6 +490,6 @@ def _show(summaries: list[ArmSummary], baseline: str, *, as_json: bool) -> None:
     if as_json:
         print_json([asdict(summary) for summary in summaries])
         return
-    wide = Console(width=max(stdout.width, WIDTH), markup=False)  # so that no cell is cut off
-    wide.print(table(summaries, baseline))
-    stdout.print(small_print(baseline), style="dim")
+    for part in tables(summaries, baseline):
+        stdout.print(part)
+    stdout.print(small_print(baseline), style="dim", highlight=False)

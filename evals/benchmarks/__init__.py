@@ -16,7 +16,16 @@ from ..grading.answers import HASHES, Metric, extract_answer
 from ..grading.graders import METRICS, Answer
 from ..sample import Task
 from .built_in import AIME24, AIME25, AMC23, ARITHMETIC, GPQA_DIAMOND, GSM8K, MATH500
-from .loading import CALIBRATED_ON, Benchmark, Row, bare, half, load, overlaps
+from .loading import (
+    CALIBRATED_ON,
+    Benchmark,
+    Row,
+    bare,
+    duplicates,
+    half,
+    load,
+    overlaps,
+)
 
 FILES = (".jsonl", ".csv", ".parquet")
 BOXED = "eval.boxed"  # the prompt of mathematical benchmarks
@@ -27,6 +36,7 @@ __all__ = [
     "Benchmark",
     "bare",
     "choose",
+    "duplicates",
     "find",
     "half",
     "load",

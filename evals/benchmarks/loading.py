@@ -223,6 +223,17 @@ def half(task: Task) -> Half:
     return "calibration" if blake2b(question.encode(), digest_size=1).digest()[0] % 2 else "report"
 
 
+def duplicates(tasks: Sequence[Task]) -> list[str]:
+    """A remark about problems that are there several times, if any of *tasks* is."""
+    again = len(tasks) - len({task.question or task.problem for task in tasks})
+    if not again:
+        return []
+    return [
+        f"{again} of {len(tasks)} problems are there before: they count as independent, so that the"
+        " intervals are too narrow."
+    ]
+
+
 def overlaps(calibrated: Mapping[str, str], benchmark: str, part: str | None) -> list[str]:
     """
     Remarks about arms that were *calibrated* on problems that are measured here.
