@@ -16,6 +16,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,8 +107,9 @@ def _with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*, verbose: bool = False, **arguments: Any) -> None:
-        # from here on, Ctrl-C has something to clean up
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if threading.current_thread() is threading.main_thread():
+            # from here on, Ctrl-C has something to clean up
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if verbose:
             log.setLevel(logging.DEBUG)
         try:
