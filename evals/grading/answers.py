@@ -155,7 +155,7 @@ def extract_answer(text: str, metric: Metric) -> str:
     """
     inside = boxed(text)
     if inside is not None and metric == "choice":
-        return inside if _letter(inside) else _stated_letter(text) or inside
+        return inside if _letter(inside) else _stated_letter(_unboxed(text, inside)) or inside
     if inside is not None:
         return inside
     # A box that was cut off may lack its last digits.
@@ -168,6 +168,11 @@ def extract_answer(text: str, metric: Metric) -> str:
             return last.splitlines()[-1].strip() if last else ""
         case "number" | "math":
             return _stated_value(last, metric)
+
+
+def _unboxed(text: str, inside: str) -> str:
+    """Return *text* without the box around *inside*."""
+    return text.replace(rf"\boxed{{{inside}}}", "").replace(rf"\fbox{{{inside}}}", "")
 
 
 def _stated_value(text: str, metric: Metric) -> str:

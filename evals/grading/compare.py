@@ -49,11 +49,12 @@ _MODULUS = re.compile(
 )
 _UNIT_VECTOR = re.compile(r"\\vec\{([ijk])\}")
 _COEFFICIENT = re.compile(r"[+-]? ?(?:[^-+(]*|\([^()]*\))")
-_RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|\\text\{to\}) ?(\d+(?:\.\d+)?)")
-_FRACTION = re.compile(r":|/|\\frac|\\text\{to\}")
+_RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|to|\\text\{to\}) ?(\d+(?:\.\d+)?)")
+_FRACTION = re.compile(r":|/|\\frac|\bto\b")
 _TIME = re.compile(r"\d{1,2}:[0-5]\d")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
 _IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow)(?![a-zA-Z])")
+_LINKING_WORDS = re.compile(r"^\\text\{(?:so|thus|hence|then|therefore|giving|and)[a-z ]*\} ?")
 _SUM = re.compile(r"[a-zA-Z](?:_\w)?(?:(?:[-+]|\\times )?[a-zA-Z](?:_\w)?)+")
 _UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'|:")
 
@@ -128,7 +129,7 @@ def _conclusion(text: str, gold: str) -> str:
     if _group(gold) is not None or _IMPLIES.search(gold):
         return text
     last = _IMPLIES.split(text)[-1].strip()
-    items = _split(last, ",")
+    items = [_LINKING_WORDS.sub("", item) for item in _split(last, ",")]
     name = _split(items[-1], "=")[0]
     return items[-1] if len(items) > 1 and _SUM.fullmatch(name) else last
 
@@ -228,7 +229,7 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     parts = [part for part in ours.split(r"\approx") if part.strip()]
     if len(parts) > 1 or r"\approx" in ours:  # an exact value with its decimals, or one of them
         return _any([await _same(part.strip(), theirs, algebra) for part in parts])
-    ratios = _ratio(ours), _ratio(theirs)
+    ratios = _ratio(ours), "" if _TIME.fullmatch(theirs) else _ratio(theirs)
     if any(ratios) and all(map(_FRACTION.search, (ours, theirs))):
         return await _same_ratios(ratios, (ours, theirs), algebra)
     ours = ours if "mod" in theirs else _residue(ours)
@@ -241,11 +242,6 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     if expressions[0] == expressions[1]:
         return True
     if any(
-        each.value and "." in each.expression and each.value.denominator > 10**9
-        for each in (left, right)
-    ):
-        return False  # Algebra takes so many decimals for a number that they only come close to.
-    if any(
         _BASED.search(each) or _UNREADABLE.search(_INDEXED.sub("x", each)) for each in expressions
     ):
         return False
@@ -255,9 +251,9 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
 
 
 def _ratio(text: str) -> str:
-    """Return the fraction of a ratio, ``7:3``; empty for other texts, and for a time, ``10:30``."""
+    """Return the fraction of a ratio, ``7:3``; empty for other texts."""
     match = _RATIO.fullmatch(text)
-    return "" if match is None or _TIME.fullmatch(text) else rf"\frac{{{match[1]}}}{{{match[2]}}}"
+    return "" if match is None else rf"\frac{{{match[1]}}}{{{match[2]}}}"
 
 
 async def _same_ratios(
