@@ -232,7 +232,10 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     ratios = _ratio(ours), "" if _TIME.fullmatch(theirs) else _ratio(theirs)
     if any(ratios) and all(map(_FRACTION.search, (ours, theirs))):
         return await _same_ratios(ratios, (ours, theirs), algebra)
-    ours = ours if "mod" in theirs else _residue(ours)
+    classes = _MODULUS.fullmatch(ours), _MODULUS.fullmatch(theirs)
+    if classes[0] and classes[1]:
+        return classes[0].groups() == classes[1].groups()
+    ours = _residue(ours)
     left, right = quantity(ours), quantity(theirs)
     if _other_unit(left, right):
         return False

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from stepspec import __version__
-from stepspec.evals.command_line import add_command, new_app, run, stdout, verbatim
+from stepspec.evals.program import add_command, new_app, run, stdout, verbatim
 
 EXAMPLES = """
 Examples:
