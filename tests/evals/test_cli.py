@@ -326,7 +326,7 @@ def test_without_a_policy_the_configured_method_is_measured(tmp_path: Path) -> N
 def test_an_empty_half_is_named() -> None:
     with pytest.raises(ConfigurationError, match="is in its report half: leave --half out"):
         eval_cli._tasks(  # pyright: ignore[reportPrivateUsage]
-            replace(find("arithmetic"), made=lambda seed, limit: [_in_half("calibration")]),
+            replace(find("arithmetic"), made=_one_for_calibration),
             None,
             0,
             None,
@@ -334,9 +334,9 @@ def test_an_empty_half_is_named() -> None:
         )
 
 
-def _in_half(part: str) -> Task:
+def _one_for_calibration(*_: int) -> list[Task]:
     tasks = (Task(f"What is {n} + {n}?", Answer(str(2 * n))) for n in range(100))
-    return next(task for task in tasks if half(task) == part)
+    return [next(task for task in tasks if half(task) == "calibration")]
 
 
 def test_problems_that_are_there_before_are_counted_in_a_remark() -> None:
