@@ -76,9 +76,9 @@ def test_ctrl_c_in_a_command_without_requests_is_one_line_and_130(
 def test_an_option_of_no_method_in_the_environment_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("STEPSPEC_OPTIONS__TRESHOLD", "8")
+    monkeypatch.setenv("STEPSPEC_OPTIONS__THRESH", "8")
     assert call("config", "show") == 2
-    assert "treshold" in capsys.readouterr().err.lower()
+    assert "thresh" in capsys.readouterr().err.lower()
 
 
 @pytest.mark.usefixtures("nowhere")
