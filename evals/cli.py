@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.console import Console
 
 from stepspec import policies, prompts
 from stepspec.api import Solver
@@ -24,8 +23,16 @@ from stepspec.settings import Settings
 
 from . import provenance
 from .arms import LARGE, PLAIN, SMALL
-from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
-from .command_line import only_without_testbed, print_json, stderr, stdout, wait
+from .benchmarks import BENCHMARKS, Benchmark, bare, choose, duplicates, half, load, overlaps
+from .command_line import (
+    only_without_testbed,
+    print_json,
+    stderr,
+    stdout,
+    wait,
+    writable,
+    write_file,
+)
 from .evaluation import Evaluation, evaluate
 from .flags import (
     BUDGET,
@@ -49,8 +56,8 @@ from .flags import (
     with_settings,
 )
 from .grading.graders import require_graders
-from .plan import Plan, check_arm, testbed_settings
-from .results import ArmSummary, small_print, table
+from .plan import Plan, check_arm, configured_arm, testbed_settings
+from .results import ArmSummary, csv_text, small_print, tables
 from .runner import WorkerGroup
 from .sample import Arm, Task
 from .testbed.servers import miniature
@@ -67,13 +74,15 @@ def arms(
     baselines: Sequence[str],
     controls: Sequence[str],
     options: Mapping[str, Any] = NO_OPTIONS,
+    settings: Settings | None = None,
 ) -> tuple[Arm, ...]:
     """
     The *baselines*, the *chosen* methods, and *controls* of some of these methods. The first
     baseline is the usual one.
 
-    The *options* are of every chosen method that is no policy file, unless it sets its own. Raise
-    `ConfigurationError` for an unknown name, and for an arm that is named twice.
+    The *options* are of every chosen method that is no policy file, unless it sets its own. If none
+    is chosen, the method of the *settings* is. Raise `ConfigurationError` for an unknown name, and
+    for an arm that is named twice.
     """
     unknown = [name for name in baselines if name not in BASELINES]
     if unknown:
@@ -81,6 +90,8 @@ def arms(
             f"no such baseline: {unknown[0]!r}; there are {', '.join(BASELINES)}"
         )
     methods = [arm(spec, options) for spec in chosen]
+    if settings is not None and not chosen:
+        methods = [configured_arm(settings, options)]
     competing = (
         *(BASELINES[name] for name in dict.fromkeys(baselines)),
         *methods,
@@ -128,6 +139,14 @@ def calibrated(chosen: Sequence[str]) -> dict[str, str]:
         if isinstance(entry, dict)
     }
     return {name: str(table["benchmark"]) for name, table in tables.items() if "benchmark" in table}
+
+
+def _calibrated(chosen: Sequence[str] | None, settings: Settings) -> dict[str, str]:
+    """Like `calibrated`, for the configured method if none is *chosen*."""
+    if chosen:
+        return calibrated(chosen)
+    calibration = settings.calibration
+    return {settings.policy: calibration.benchmark} if calibration else {}
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -250,8 +269,14 @@ def command(
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each problem by each arm.")] = 1,
     seed: Annotated[
-        int, typer.Option(help="Seed of the samples, the order of choices, and generated problems.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            help=(
+                "Seed of the samples, the order of choices, and generated problems; default: the"
+                " configured sampling.seed, or 0."
+            )
+        ),
+    ] = None,
     concurrency: Annotated[
         int,
         typer.Option(
@@ -292,23 +317,33 @@ def command(
     traces: Annotated[
         bool, typer.Option("--traces", help="Also keep the trace of every run in the folder.")
     ] = False,
+    table: Annotated[
+        Path | None,
+        typer.Option("--csv", help="Also write the figures to this file.", metavar="FILE"),
+    ] = None,
     fresh: Fresh = False,
     json: Json = False,
 ) -> None:
     """
     Measure methods on a benchmark, next to each model alone: same servers, problems and budgets,
     interleaved.
+
+    Without --policy, the configured method is measured, with its options: SpecReason unless a
+    settings file or STEPSPEC_POLICY names another.
     """
     chosen, source = choose(
         benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
     )
     _check_half(chosen, source, part)
-    methods = policy or ["specreason"]
-    competing = arms(methods, baseline or ["plain", "small"], random or [], parse_options(option))
     if testbed:
         only_without_testbed()
     own_solver = None if testbed else Solver()
     settings = own_solver.settings if own_solver else testbed_settings()
+    baselines = baseline or ["plain", "small"]
+    competing = arms(policy or [], baselines, random or [], parse_options(option), settings)
+    seed = (settings.sampling.seed or 0) if seed is None else seed
+    if table is not None:
+        writable("--csv", table)
     folder = output or Path("runs") / chosen.name
     with prompts.replacing(settings.prompts):
         plan = _plan(settings, competing, samples, seed, concurrency)
@@ -327,8 +362,9 @@ def command(
         remarks = (
             []
             if source is None and chosen.made
-            else overlaps(calibrated(methods), chosen.name, part)
+            else overlaps(_calibrated(policy, settings), chosen.name, part)
         )
+        remarks += duplicates(tasks)
         _remark(remarks)
 
         async def work() -> list[ArmSummary]:
@@ -348,7 +384,10 @@ def command(
                 )
                 return await evaluate(solver, evaluation, stderr, team)
 
-        _show(wait(work(), resumable=True), competing[0].name, as_json=json)
+        summaries = wait(work(), resumable=True)
+        _show(summaries, competing[0].name, as_json=json)
+        if table is not None:
+            write_file(table, csv_text(summaries))
         stderr.print(
             f"wrote {folder}; next: stepspec report {folder}", highlight=False, soft_wrap=True
         )
@@ -397,7 +436,15 @@ def _tasks(
     benchmark: Benchmark, data: Path | None, seed: int, limit: int | None, part: str | None
 ) -> tuple[Task, ...]:
     tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
-    return tasks if part is None else tuple(task for task in tasks if half(task) == part)
+    if part is None:
+        return tasks
+    chosen = tuple(task for task in tasks if half(task) == part)
+    if not chosen:
+        raise ConfigurationError(
+            f"none of the {len(tasks)} problems of {benchmark.name} is in its {part} half: leave"
+            " --half out, or take more problems"
+        )
+    return chosen
 
 
 def _plan(
@@ -443,6 +490,6 @@ def _show(summaries: list[ArmSummary], baseline: str, *, as_json: bool) -> None:
     if as_json:
         print_json([asdict(summary) for summary in summaries])
         return
-    wide = Console(width=max(stdout.width, WIDTH), markup=False)  # so that no cell is cut off
-    wide.print(table(summaries, baseline))
-    stdout.print(small_print(baseline), style="dim")
+    for part in tables(summaries, baseline):
+        stdout.print(part)
+    stdout.print(small_print(baseline), style="dim", highlight=False)

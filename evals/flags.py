@@ -44,7 +44,7 @@ ARMS_METAVAR = "NAME[:OPTION=VALUE,...]"
 BenchmarkName: TypeAlias = Annotated[
     str,
     typer.Argument(
-        help="A benchmark, or a JSONL or Parquet file of problems.",
+        help="A benchmark, or a JSONL, CSV or Parquet file of problems.",
         autocompletion=complete_benchmarks,
     ),
 ]
@@ -76,7 +76,9 @@ Concurrency: TypeAlias = Annotated[
 ]
 DataFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="A file with the benchmark's columns, JSONL or Parquet, instead of the hub."),
+    typer.Option(
+        help="A file with the benchmark's columns, JSONL, CSV or Parquet, instead of the hub."
+    ),
 ]
 ProblemColumn: TypeAlias = Annotated[
     str | None,

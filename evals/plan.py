@@ -10,6 +10,7 @@ from stepspec import settings as configuration
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.run_options import arm_options
 from stepspec.run_parts import check_policies
 from stepspec.settings import Settings
 
@@ -107,6 +108,16 @@ def turns(arms: Sequence[Arm], number: int) -> Sequence[Arm]:
 def testbed_settings() -> Settings:
     """The settings of the solver over the miniature pair, without its endpoints."""
     return configuration.load(sampling=GREEDY)
+
+
+def configured_arm(settings: Settings, options: Mapping[str, Any] | None = None) -> Arm:
+    """
+    Return the arm that solves as a solver with these *settings* does; *options* replace those of
+    its method.
+    """
+    overrides: Any = {name: getattr(settings, name) for name in arm_options()}
+    choices = {**settings.options, **(options or {})}
+    return Arm.of(settings.policy, settings.policy, choices, **overrides)
 
 
 def check_arm(arm: Arm, settings: Settings) -> None:

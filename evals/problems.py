@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -104,15 +105,25 @@ def read_text(path: Path) -> str:
     Read the file at *path*; ``-`` is standard input, which is empty if it is closed. Raise
     `ConfigurationError`.
     """
+    if path.is_char_device() and not _ends(path):
+        raise ConfigurationError(f"no problems in {path}: it is a device without an end")
     try:
-        text = (
-            path.read_text("utf-8") if path != Path("-") else sys.stdin.read() if sys.stdin else ""
-        )
+        text = _standard_input() if path == Path("-") else path.read_text("utf-8")
     except OSError as exc:
         raise ConfigurationError(f"no problems in {path}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
         raise ConfigurationError(f"no problems in {path}: it is not UTF-8") from exc
     return text.removeprefix("\ufeff")
+
+
+def _standard_input() -> str:
+    return sys.stdin.read() if sys.stdin else ""
+
+
+def _ends(device: Path) -> bool:
+    """Whether reading the *device* ends: that of a terminal does, and that of /dev/null."""
+    with device.open("rb") as file:
+        return file.isatty() or device.samefile(os.devnull)
 
 
 def read_problems(path: Path, limit: int | None = None) -> list[Problem]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import random
 from collections import Counter
@@ -15,6 +17,8 @@ from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 
 from .arms import LARGE, PLAIN, SMALL
+from .grading.answers import extract_answer
+from .grading.normal import normal
 from .sample import Arm, ByRole, Outcome, Sample, sum_acceptances
 from .store import Place
 
@@ -88,6 +92,18 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class SeveralSamples:
+    """What several samples of each problem are worth together."""
+
+    samples: int
+    """Samples of each problem, k."""
+    best: Interval
+    """pass@k: the share of problems with a right answer among their samples."""
+    majority: Interval
+    """maj@k: the share of problems whose most frequent answer is right; the first one of equals."""
+
+
+@dataclass(frozen=True, slots=True)
 class ArmSummary:
     """
     The result of one arm, and its comparison with the baseline on the same problems.
@@ -103,6 +119,8 @@ class ArmSummary:
     tokens: Tokens
     outcomes: Mapping[Outcome, int]
     cut_right: int
+    several: SeveralSamples | None = None
+    """None with one sample of each problem."""
 
     def count(self, outcome: Outcome) -> str:
         """
@@ -176,7 +194,28 @@ def _summary(
     cut = sum(sample.correct for sample in ours if sample.outcome == "truncated")
     outcomes = Counter[Outcome](s.outcome for s in ours)
     outcomes.update("degraded" for s in ours if s.degraded)
-    return ArmSummary(result, apart, p, _tokens(ours), dict(outcomes), cut)
+    several = None if repeats == 1 else several_samples(ours, repeats)
+    return ArmSummary(result, apart, p, _tokens(ours), dict(outcomes), cut, several)
+
+
+def several_samples(samples: Sequence[Sample], repeats: int) -> SeveralSamples:
+    """Return pass@k and maj@k of *samples*, *repeats* of each problem, which follow each other."""
+    problems = [samples[at : at + repeats] for at in range(0, len(samples), repeats)]
+    best = sum(any(sample.correct for sample in each) for each in problems)
+    majority = sum(_majority_right(each) for each in problems)
+    n = len(problems)
+    return SeveralSamples(repeats, wilson(best, n), wilson(majority, n))
+
+
+def _majority_right(samples: Sequence[Sample]) -> bool:
+    """Whether the most frequent answer is right. All right answers are the same one."""
+    answers = ["" if each.correct else f"wrong: {_spelled(each)}" for each in samples]
+    counts = Counter(answers)
+    return max(answers, key=lambda answer: counts[answer]) == ""
+
+
+def _spelled(sample: Sample) -> str:
+    return normal(extract_answer(sample.answer, "math"))
 
 
 def disagreements(ours: Sequence[Sample], theirs: Sequence[Sample]) -> tuple[int, int]:
@@ -395,18 +434,40 @@ def _statistic(n: int, gained: float, lost: float, true: float) -> float:
     return above / math.sqrt(variance)
 
 
-def table(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> Table:
+def tables(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> list[Table]:
     """
-    A table with one row per arm, compared with the *baseline*; `small_print` explains the columns.
+    Tables with one row per arm, compared with the *baseline*: what is right, what it takes, and
+    with several samples of a problem what the best of them and most of them are worth.
+
+    Each fits into 80 columns unless an arm has a long name. `small_print` explains the columns.
     """
     short = baseline.removesuffix(" alone")
-    columns = ("", "n", "accuracy", f"against {short}", "p", "seconds", f"vs {short}", *TOKENS)
     shown = noted_outcomes(summaries)
+    right = ("", "n", "accuracy", f"against {short}", "p", *shown)
+    parts = [
+        _aligned(right, [(*_right(each, baseline), *map(each.count, shown)) for each in summaries]),
+        _aligned(("", "seconds", f"vs {short}", *TOKENS), [_taken(each) for each in summaries]),
+    ]
+    several = [(each.result.name, each.several) for each in summaries if each.several is not None]
+    if several:
+        k = several[0][1].samples
+        rows = [(name, f"{of.best:.1%}", f"{of.majority:.1%}") for name, of in several]
+        parts.append(_aligned(("", f"pass@{k}", f"maj@{k}"), rows))
+    return parts
+
+
+def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     rendered = Table(box=None, padding=(0, 1, 0, 0))
-    for column in (*columns, *shown):
-        rendered.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for summary in summaries:
-        rendered.add_row(*_row(summary, baseline), *map(summary.count, shown))
+    for column in columns:
+        # A name may take several lines, a figure is never divided.
+        rendered.add_column(
+            column,
+            justify="right" if column else "left",
+            no_wrap=bool(column),
+            overflow="fold",
+        )
+    for row in rows:
+        rendered.add_row(*row)
     return rendered
 
 
@@ -417,43 +478,83 @@ def noted_outcomes(summaries: Sequence[ArmSummary]) -> list[Outcome]:
     ]
 
 
-def _row(summary: ArmSummary, baseline: str) -> tuple[str, ...]:
-    r, t = summary.result, summary.tokens
-    itself = r.name == baseline
+def _right(summary: ArmSummary, baseline: str) -> tuple[str, ...]:
+    result = summary.result
+    itself = result.name == baseline
+    problems = result.n if summary.several is None else result.n // summary.several.samples
+    counted = f"{result.n}" if problems == result.n else f"{problems} x {result.n // problems}"
     return (
-        r.name,
-        str(r.n),
-        f"{Interval(r.accuracy, *r.accuracy_interval):.1%}",
+        result.name,
+        counted,
+        f"{Interval(result.accuracy, *result.accuracy_interval):.1%}",
         "" if itself else f"{summary.difference.points:+.1f}",
         "" if itself or summary.p is None else f"{summary.p:.2g}",
-        f"{r.seconds:.2f}",
-        f"{Interval(r.ratio, *r.ratio_interval):.2f}",
-        f"{t.small:.0f}",
-        f"{t.large:.0f}",
-        f"{t.wasted:.0f}",
-        f"{t.judging:.0f}" if t.judging else "",
-        "" if r.accept_rate is None else f"{r.accept_rate:.0%}",
     )
+
+
+def _taken(summary: ArmSummary) -> tuple[str, ...]:
+    result = summary.result
+    tokens = summary.tokens
+    return (
+        result.name,
+        f"{result.seconds:.2f}",
+        f"{Interval(result.ratio, *result.ratio_interval):.2f}",
+        f"{tokens.small:.0f}",
+        f"{tokens.large:.0f}",
+        f"{tokens.wasted:.0f}",
+        f"{tokens.judging:.0f}" if tokens.judging else "",
+        "" if result.accept_rate is None else f"{result.accept_rate:.0%}",
+    )
+
+
+def csv_text(summaries: Sequence[ArmSummary]) -> str:
+    """The figures of each arm as a line of comma-separated values, below a line of their names."""
+    rows = [_figures(summary) for summary in summaries]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _figures(summary: ArmSummary) -> dict[str, str | float | None]:
+    result = summary.result
+    several = summary.several
+    samples = 1 if several is None else several.samples
+    best = None if several is None else several.best.value
+    majority = None if several is None else several.majority.value
+    return {
+        "arm": result.name,
+        "problems": result.n // samples,
+        "samples": result.n,
+        "accuracy": result.accuracy,
+        "accuracy_low": result.accuracy_interval[0],
+        "accuracy_high": result.accuracy_interval[1],
+        "difference": summary.difference.value,
+        "difference_low": summary.difference.low,
+        "difference_high": summary.difference.high,
+        "p": summary.p,
+        "pass_at_k": best,
+        "maj_at_k": majority,
+        "seconds": result.seconds,
+        "ratio": result.ratio,
+        "ratio_low": result.ratio_interval[0],
+        "ratio_high": result.ratio_interval[1],
+        "small_tokens": summary.tokens.small,
+        "large_tokens": summary.tokens.large,
+        "wasted_tokens": summary.tokens.wasted,
+        "judging_tokens": summary.tokens.judging,
+        "accept_rate": result.accept_rate,
+    }
 
 
 def small_print(baseline: str) -> str:
     """What the columns of `table` mean."""
-    short = baseline.removesuffix(" alone")
-    plain = " (the large model as one ordinary request)" if baseline == PLAIN.name else ""
-    return f"{SMALL_PRINT[0]} Against {short}{plain}: {SMALL_PRINT[1]} vs {short}: {SMALL_PRINT[2]}"
+    plain = " plain: the large model as one ordinary request." if baseline == PLAIN.name else ""
+    return f"{SMALL_PRINT}{plain}"
 
 
 SMALL_PRINT = (
-    "Brackets are 95% intervals.",
-    (
-        "points of accuracy, on the same problems, with a score interval; p: McNemar's test, exact."
-        " Seconds: mean wall time of one problem;"
-    ),
-    (
-        "divided by that of this arm. Small, large: kept tokens by author; wasted: written and not"
-        " kept; judging: read or written to judge, without those in a prefix cache. Accepted: of"
-        " the drafts judged. Truncated runs ran out of tokens, time or context; what they answered"
-        " is graded like any other answer. The oracle gives the small model exactly the problems"
-        " that it gets right."
-    ),
+    "Brackets: 95% intervals, over problems. n: problems x samples. docs/evals.md explains each"
+    " column."
 )

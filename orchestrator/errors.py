@@ -35,6 +35,8 @@ from typing import Self
 from .chain import Role
 
 NAME = "stepspec"
+WAITING = "stepspec.waiting"
+"""The logger of servers that do not answer; the command line shows what it logs."""
 VLLM_FOR_CPUS = "without a GPU, run `make install` in a clone and use its .venv"
 # characters of a word to look for similar ones: the time grows with the square of them
 LONGEST_WORD = 64

@@ -78,6 +78,19 @@ class Ledger:
         """
         return self.accepted / self.drafts if self.drafts else None
 
+    def __str__(self) -> str:
+        """A table with a line for each model that had a request, and a line about the drafts."""
+        heads = ("", "kept", "discarded", "judging", "requests", "seconds")
+        lines = ["{:<8}{:>10}{:>11}{:>10}{:>10}{:>10}".format(*heads)]
+        for account in (self.small, self.large, self.critic):
+            if account.requests:
+                seconds = account.writing + account.judged
+                lines.append(
+                    f"{account.role:<8}{account.kept:>10}{account.discarded:>11}"
+                    f"{account.judging:>10}{account.requests:>10}{seconds:>10.2f}"
+                )
+        return "\n".join([*lines, f"{self.accepted} of {self.drafts} drafts accepted"])
+
     @property
     def share_large(self) -> float:
         """The large model's share of the kept tokens."""

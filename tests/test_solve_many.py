@@ -252,3 +252,11 @@ def test_another_file_is_not_touched(content: bytes, nowhere: Path) -> None:
     with pytest.raises(ConfigurationError, match="line 1, is no solution"), SolutionFile(path, "d"):
         pass
     assert path.read_bytes() == content
+
+
+def test_a_device_is_written_to_and_never_read() -> None:
+    with (
+        pytest.raises(OSError, match="No space left on device"),
+        SolutionFile(Path("/dev/full"), "d") as file,
+    ):
+        file.write(Problem(1, "1 + 1"), answer="2")

@@ -16,9 +16,18 @@ from ..grading.answers import HASHES, Metric, extract_answer
 from ..grading.graders import METRICS, Answer
 from ..sample import Task
 from .built_in import AIME24, AIME25, AMC23, ARITHMETIC, GPQA_DIAMOND, GSM8K, MATH500
-from .loading import CALIBRATED_ON, Benchmark, Row, bare, half, load, overlaps
+from .loading import (
+    CALIBRATED_ON,
+    Benchmark,
+    Row,
+    bare,
+    duplicates,
+    half,
+    load,
+    overlaps,
+)
 
-FILES = (".jsonl", ".parquet")
+FILES = (".jsonl", ".csv", ".parquet")
 BOXED = "eval.boxed"  # the prompt of mathematical benchmarks
 
 __all__ = [
@@ -27,6 +36,7 @@ __all__ = [
     "Benchmark",
     "bare",
     "choose",
+    "duplicates",
     "find",
     "half",
     "load",
@@ -71,7 +81,7 @@ def find(name: str) -> Benchmark:
         if name in BENCHMARKS.broken:
             raise
         raise ConfigurationError(
-            f"{exc}; or a JSONL or Parquet file with the problems and their answers"
+            f"{exc}; or a JSONL, CSV or Parquet file with the problems and their answers"
         ) from exc
 
 

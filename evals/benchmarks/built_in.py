@@ -61,8 +61,9 @@ def aime(row: Row, seed: int) -> Task:
 
     Every answer is a number from 0 to 999.
 
-    Dataset: HuggingFaceH4/aime_2024, train, and math-ai/aime25, test; 30 problems each. Licence:
-    2024: none stated; the problems are the Mathematical Association of America's. 2025: Apache-2.0.
+    Dataset: HuggingFaceH4/aime_2024, train, and math-ai/aime25, test; 30 problems each.
+    Licence: 2024: none stated; the problems are the Mathematical Association of America's. 2025:
+    Apache-2.0.
     Metric: the same number; what is no plain number goes to math-verify. Prompt: eval.boxed.
     """
     name = row.get("url") or row.get("id", "")
@@ -117,7 +118,7 @@ def gpqa_diamond(row: Row, seed: int) -> Task:
     question, choices = row["Question"].strip(), [row[column].strip() for column in (RIGHT, *WRONG)]
     order = random.Random(f"{seed} {question}").sample(range(len(choices)), len(choices))
     listed = "\n".join(
-        f"({letter}) {choices[place]}" for letter, place in zip(LETTERS, order, strict=True)
+        f"({letter}) {choices[place]}" for letter, place in zip(LETTERS, order, strict=False)
     )
     name = row.get("Record ID", "")
     return Task(

@@ -5,9 +5,14 @@ columns.
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
+import logging
 import math
+import os
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -29,7 +34,7 @@ class Benchmark:
     A set of problems.
 
     *source*, *subset* and *split* name the data set on the Hugging Face hub. One without a source
-    is read from a *file*, JSONL or Parquet, or *made* from a seed and a number of problems. *read*
+    is read from a *file*, JSONL, CSV or Parquet, or *made* from a seed and a number of problems. *read*
     makes a task, with what grades the answers to it, of a row, which has at least these *columns*,
     and the seed. *prompt* names the template that every problem is put into, for all arms alike;
     without one it stands alone.
@@ -58,6 +63,9 @@ class Benchmark:
 Raw: TypeAlias = Mapping[str, Any]
 Half: TypeAlias = Literal["calibration", "report"]
 MADE = 200  # problems, where a benchmark has no end
+HUB = "https://huggingface.co"
+HUB_SECONDS = 5.0  # to answer
+HUB_LIBRARIES = ("datasets", "huggingface_hub", "httpx", "urllib3")
 CALIBRATED_ON = "calibration half"
 
 
@@ -126,11 +134,14 @@ def _text(value: object) -> str | None:
 
 
 def from_file(path: Path) -> Sequence[Raw]:
-    """Read a JSONL or a Parquet file."""
+    """Read a JSONL, a CSV or a Parquet file."""
     if not path.is_file():
         raise ConfigurationError(f"no data at {path}")
     if path.suffix == ".parquet":
         return _parquet(path)
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return list(csv.DictReader(file))
     lines = path.read_bytes().splitlines()
     return [_row(line, f"{path}, line {at}") for at, line in enumerate(lines, 1) if line.strip()]
 
@@ -159,7 +170,11 @@ def _row(line: bytes, where: str) -> Raw:
 
 def from_hub(benchmark: Benchmark) -> Sequence[Raw]:
     """Fetch the data set, or take it from the hub's cache on this machine."""
+    if not _hub_answers():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # else the library tries again for half a minute
     datasets = _library("datasets", f"the data set {benchmark.source}")
+    for library in HUB_LIBRARIES:
+        logging.getLogger(library).setLevel(logging.CRITICAL)  # the error below says the same
     try:
         loaded = datasets.load_dataset(benchmark.source, benchmark.subset, split=benchmark.split)
     except (
@@ -168,11 +183,23 @@ def from_hub(benchmark: Benchmark) -> Sequence[Raw]:
         cause = " ".join(str(exc).split()) or type(exc).__name__
         raise ConfigurationError(
             f"cannot load {benchmark.source} from the Hugging Face hub: {cause[:300]}. Without a"
-            " network, pass --data FILE, a JSONL or Parquet file with the columns"
+            " network, pass --data FILE, a JSONL, CSV or Parquet file with the columns"
             f" {', '.join(map(repr, benchmark.columns))}; a data set that asks for registration"
             " needs HF_TOKEN"
         ) from exc
     return cast("Sequence[Raw]", loaded)
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached. An answer of any status counts."""
+    request = urllib.request.Request(os.environ.get("HF_ENDPOINT", HUB), method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=HUB_SECONDS):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):  # ValueError: the variable holds no URL
+        return False
 
 
 def _library(name: str, what: str) -> Any:
@@ -194,6 +221,17 @@ def half(task: Task) -> Half:
     """
     question = task.question or task.problem
     return "calibration" if blake2b(question.encode(), digest_size=1).digest()[0] % 2 else "report"
+
+
+def duplicates(tasks: Sequence[Task]) -> list[str]:
+    """A remark about problems that are there several times, if any of *tasks* is."""
+    again = len(tasks) - len({task.question or task.problem for task in tasks})
+    if not again:
+        return []
+    return [
+        f"{again} of {len(tasks)} problems are there before: they count as independent, so that the"
+        " intervals are too narrow."
+    ]
 
 
 def overlaps(calibrated: Mapping[str, str], benchmark: str, part: str | None) -> list[str]:

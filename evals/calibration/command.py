@@ -115,8 +115,15 @@ def calibrate(
     prompt: PromptName = None,
     limit: Limit = None,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the sampling, and of generated problems.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0,
+            help=(
+                "Seed of the sampling, and of generated problems; default: the configured"
+                " sampling.seed, or 0."
+            ),
+        ),
+    ] = None,
     concurrency: Concurrency = 8,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the policy file.", metavar="FILE")
@@ -144,6 +151,7 @@ def calibrate(
         only_without_testbed()
     own_solver = None if testbed else Solver()
     settings = own_solver.settings if own_solver else testbed_settings()
+    seed = (settings.sampling.seed or 0) if seed is None else seed
     policy = settings.policy
     threshold = find_threshold(
         policy, vary, numbers("--values", values or "", float, positive=False)
@@ -172,9 +180,10 @@ def calibrate(
             store = RunStore(path, {**about, "models": dict(solver.models)}, fresh=fresh)
             put = bare(tasks) if file != data and miniature(solver.models.values()) else tasks
             solve = solve_on_servers(solver, put, threshold, graders, seed)
+            end = AttemptEnd(len(tasks), max_loss, level, threshold.values)
+            _check_size(end, store)  # before the file is begun, which refuses other settings
             with store:
                 store.start_attempt(digests(put))
-                end = AttemptEnd(len(tasks), max_loss, level, threshold.values)
                 result = await _attempt(solve, end, threshold, store, concurrency)
             return CalibrationSettings(
                 policy, threshold, f"{chosen.name}, {CALIBRATED_ON}", result, solver.settings.options,
@@ -200,19 +209,21 @@ def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> No
     write_settings(output, calibrated.toml())
 
 
-async def _attempt(
-    solve: SolveAt, end: AttemptEnd, threshold: Threshold, store: RunStore, at_once: int
-) -> CalibrationResult:
-    """
-    Make the attempt that ends at *end*. Raise `ConfigurationError` for too few problems before any
-    is solved.
-    """
-    number = store.attempt_number(end)
-    test = LossTest(end.limit, end.level, again=number > 1)
+def _check_size(end: AttemptEnd, store: RunStore) -> None:
+    """Raise `ConfigurationError` if the attempt that ends at *end* has too few problems."""
+    test = LossTest(end.limit, end.level, again=store.attempt_number(end) > 1)
     least = test.needed()
     if least is None or end.problems < least:
         takes = "more than any number" if least is None else f"{least:,} even if none is lost"
         raise ConfigurationError(f"too few problems, {end.problems}: this promise takes {takes}")
+
+
+async def _attempt(
+    solve: SolveAt, end: AttemptEnd, threshold: Threshold, store: RunStore, at_once: int
+) -> CalibrationResult:
+    """Make the attempt that ends at *end*."""
+    number = store.attempt_number(end)
+    test = LossTest(end.limit, end.level, again=number > 1)
     with progress_bars(stderr) as progress:
         bars: dict[float | None, TaskID] = {
             None: progress.add_task("large alone", total=end.problems)

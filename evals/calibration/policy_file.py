@@ -22,6 +22,7 @@ from stepspec.settings import Settings
 
 from ..arms import LARGE
 from ..grading.graders import Graders
+from ..plan import configured_arm
 from ..sample import Arm, Task, derive_seed, solve_once
 from .search import CalibrationResult, CalibrationRun, SolveAt
 
@@ -48,20 +49,27 @@ def find_threshold(
                 " first, as in --vary threshold --values 9,8,7 (methods with a known threshold:"
                 f" {', '.join(known_thresholds)})"
             )
+        _check_order(values or known.values, rising=known.values[0] < known.values[-1])
         return Threshold(known.option, tuple(values)) if values else known
     if not values:
         raise ConfigurationError(f"--vary {option} needs --values, the strictest first")
+    _check_order(values, rising=values[0] < values[-1])
     return Threshold(option, tuple(values))
+
+
+def _check_order(values: Sequence[float], *, rising: bool) -> None:
+    """Raise `ConfigurationError` unless *values* rise, or fall: the strictest has to come first."""
+    ordered = sorted(values, reverse=not rising)
+    if list(values) != ordered:
+        right = ",".join(f"{value:g}" for value in ordered)
+        raise ConfigurationError(f"--values: the strictest comes first, as in {right}")
 
 
 def served_arm(settings: Settings, threshold: Threshold, value: float) -> Arm:
     """
     The arm that solves as a solver with these *settings* does, with the *threshold* at *value*.
     """
-    overrides: Any = {name: getattr(settings, name) for name in arm_options()}
-    return Arm.of(
-        settings.policy, settings.policy, {**settings.options, threshold.option: value}, **overrides
-    )
+    return configured_arm(settings, {threshold.option: value})
 
 
 def promise_conditions(settings: Settings, threshold: Threshold) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from .normal import MAGNITUDES
 
 Metric: TypeAlias = Literal["math", "number", "choice", "exact"]
 
-LETTERS = "ABCD"
+LETTERS = "ABCDEFGHIJ"  # of choices
+SHORTEST_LIST = 3  # choices
+LISTED = "_"  # no statement runs over this mark
 HASHES = "####"  # GSM8K's own, before the answer
 
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -59,7 +61,7 @@ _ANSWER_IS = re.compile(
 _PLAIN = r"(?:[^()\\$]|\$[^$()]{0,80}\$)"
 _ASIDE = re.compile(
     r"<<[^<>\n]*>>|</?[a-z]{1,9}>|(?<=[\w$}*])"
-    rf" \((?:\s*=[^()]*|{_PLAIN}{{0,80}}?[a-z]{{2}}{_PLAIN}{{0,200}})\)"
+    rf" \((?:[^()]*=[^()]*|{_PLAIN}{{0,80}}?[a-z]{{2}}{_PLAIN}{{0,200}})\)"
 )
 _AFTERTHOUGHT = re.compile(
     r",? (?:not|rather than|instead of) .*|, (?:where|when|because|since|as|with|while|but) .*"
@@ -82,7 +84,9 @@ _MARKUP = re.compile(
     rf" ]|(?:rm|bf|\w?arge|huge|displaystyle|q?quad|checkmark)(?![a-z])|{_COLOR})|[*$~`_]|</?\w{{2,9}}>"
 )
 _QUOTES = str.maketrans("‘’“”", "''\"\"")
-_LETTER = rf"\(?([{LETTERS}])\)?(?![a-zA-Z0-9'_)])"
+# "I" is a letter of a choice only in brackets or at the end of a line.
+_CHOICE = r"(?:[A-HJ]|(?<=\()I(?=\))|I(?=[.!]?\s*(?:\n|$)))"
+_LETTER = rf"\(?({_CHOICE})\)?(?![a-zA-Z0-9'_)])"
 # The article "A" is no letter of a choice, and of two letters neither is the answer.
 _SURE = (
     rf"(?!(?<!\))\s+(?!(?:because|since|as|and|is|for|by|due|which|with|or|are|does|will|rather|instead|not|but)\b)[a-z])"
@@ -101,7 +105,7 @@ _STATEMENTS = tuple(
         rf"|most|likely|definitely|option|choice|letter|the|correct|one)\W+)*"
         rf"{_LETTER}{_SURE}{_DENIED}",
         rf"\b(?i:I|we|I'll|I'd|I'm|am|let's|me|us|would|will|to)\W+"
-        rf"(?i:pick|choose|select|say|go with|going"
+        rf"(?i:pick|chose|choose|select|say|go with|going"
         rf" with|take)\W+(?:(?i:the|option|choice|answer|letter)\W+)*"
         rf"{_LETTER}{_SURE}{_DENIED}",
         r"\b(?i:thus|so|therefore|hence|it is|it's|it (?:must|has to) be|conclude|i\.e\.|not"
@@ -136,6 +140,9 @@ _LETTER_FIRST = re.compile(
     rf"(?:\s*[).:]|,? (?:since|because)\b| [–—=-] (?!\(?[{LETTERS}]\b)|"
     rf" {{1,3}}(?=\((?![{LETTERS}]\b)))(.*)",
 )
+_ITEM = re.compile(
+    rf"(?<![\w)])(?<!ption )(?<!hoice )(?<!tatement )\(?([{LETTERS}])(?:\)|[.:](?=\s))(?=[^\S\n]*\S)"
+)
 _OTHER_LETTER = re.compile(rf"(?<!\w)\(?[{LETTERS}][).:]|\b(?:or|and)\s+\(?[{LETTERS}]\b")
 
 
@@ -147,6 +154,8 @@ def extract_answer(text: str, metric: Metric) -> str:
     no answer.
     """
     inside = boxed(text)
+    if inside is not None and metric == "choice":
+        return inside if _letter(inside) else _stated_letter(_unboxed(text, inside)) or inside
     if inside is not None:
         return inside
     # A box that was cut off may lack its last digits.
@@ -159,6 +168,11 @@ def extract_answer(text: str, metric: Metric) -> str:
             return last.splitlines()[-1].strip() if last else ""
         case "number" | "math":
             return _stated_value(last, metric)
+
+
+def _unboxed(text: str, inside: str) -> str:
+    """Return *text* without the box around *inside*."""
+    return text.replace(rf"\boxed{{{inside}}}", "").replace(rf"\fbox{{{inside}}}", "")
 
 
 def _stated_value(text: str, metric: Metric) -> str:
@@ -212,7 +226,7 @@ def _last_value(text: str, metric: Metric, joint: re.Pattern[str] = _BOTH) -> st
 
 def _stated_letter(text: str) -> str:
     """Return the letter that *text* states as the answer, or which is its last line."""
-    plain = _plain(text)
+    plain = _marked(_plain(text))
     found = [match for statement in _STATEMENTS for match in statement.finditer(plain)] or [
         *_MENTIONED.finditer(plain)
     ]
@@ -233,12 +247,35 @@ def _stated_letter(text: str) -> str:
 
 def same_letter(answer: str, gold: str) -> bool:
     """Whether *answer* names the choice *gold* and no other."""
+    return _letter(answer) == gold
+
+
+def _letter(answer: str) -> str:
+    """Return the one letter that *answer* names; empty if there is none, or another."""
     plain = _plain(answer)
     alone = _ONLY_LETTER.fullmatch(plain)
     if alone:
-        return alone[1] == gold
+        return alone[1]
     first = _LETTER_FIRST.fullmatch(plain)
-    return first is not None and first[1].upper() == gold and not _OTHER_LETTER.search(first[2])
+    return first[1].upper() if first and not _OTHER_LETTER.search(first[2]) else ""
+
+
+def _marked(text: str) -> str:
+    """Put a mark before the letters that list the choices in *text*, which state nothing."""
+    run: list[re.Match[str]] = []
+    listed: list[re.Match[str]] = []
+    for item in _ITEM.finditer(text):
+        if item[1] == "A":
+            run = []
+        if item[1] == LETTERS[len(run)]:
+            run.append(item)
+        if len(run) == SHORTEST_LIST:
+            listed.extend(run)
+        elif len(run) > SHORTEST_LIST and run[-1] is item:
+            listed.append(item)
+    for item in reversed(listed):
+        text = f"{text[: item.start()]}{LISTED} {text[item.start() :]}"
+    return text
 
 
 def _plain(text: str) -> str:

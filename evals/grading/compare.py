@@ -40,6 +40,22 @@ _MEMBER = re.compile(
 _BASED = re.compile(r"\d[\dA-F]{0,40}_(?:\d|\{\d{1,4}\})")
 _INDEXED = re.compile(r"[a-zA-Z]_(?:\w|\{\w+\})")
 _POINT = re.compile(r"[A-Z](?:_\w|')?(?=\([^()]+(?:,[^()]+)+\)$)")
+# Of a text with words: numbers with their signs, words, and other signs than punctuation.
+_TOKEN = re.compile(
+    r"(?<![\w)])-(?= ?\d)|\d+(?:\.\d+)?|[^\W\d_]+(?:'[^\W\d_]+)*|[^\w\s.,;:!?'\"()\[\]{}-]"
+)
+_MODULUS = re.compile(
+    r"(?:(?:[a-zA-Z] ?)?\\equiv ?)?(\d{1,40}) ?\(?(?:\\text\{)?\(?\\?[pb]?mod(?:ulo)?[ }{(]*(\d{1,40})[)} ]*"
+)
+_UNIT_VECTOR = re.compile(r"\\vec\{([ijk])\}")
+_COEFFICIENT = re.compile(r"[+-]? ?(?:[^-+(]*|\([^()]*\))")
+_RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|to|\\text\{to\}) ?(\d+(?:\.\d+)?)")
+_FRACTION = re.compile(r":|/|\\frac|\bto\b")
+_TIME = re.compile(r"\d{1,2}:[0-5]\d")
+_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
+_IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow)(?![a-zA-Z])")
+_LINKING_WORDS = re.compile(r"^\\text\{(?:so|thus|hence|then|therefore|giving|and)[a-z ]*\} ?")
+_SUM = re.compile(r"[a-zA-Z](?:_\w)?(?:(?:[-+]|\\times )?[a-zA-Z](?:_\w)?)+")
 _UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'|:")
 
 
@@ -68,9 +84,12 @@ async def _same(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     if ours == theirs:
         return True
     ours, theirs = _unnamed(ours, theirs), _unnamed(theirs, ours)
+    ours, theirs = _vector(ours), _vector(theirs)
+    ours = _conclusion(ours, theirs)
     words = _words(ours), _words(theirs)
     if (words[0] or words[1]) and not (_group(ours) or _group(theirs)):
-        return words[0] == words[1] or _letters(ours) == _letters(theirs) != ""
+        alike = words[0] == words[1] or _letters(ours) == _letters(theirs) != ""
+        return alike and not _other_case(ours, theirs)
     groups = _group(ours), _group(theirs)
     if groups[0] is None and _group(value := _named(ours)[1]):
         return await _same(value, theirs, algebra)
@@ -84,6 +103,35 @@ async def _same(ours: str, theirs: str, algebra: Algebra) -> bool | None:
 def _unnamed(text: str, other: str) -> str:
     """Leave out the name of a point, as of ``P(1,2)``, if *other* has none."""
     return _POINT.sub("", text) if _POINT.match(text) and other.startswith("(") else text
+
+
+def _vector(text: str) -> str:
+    r"""Spell a sum of unit vectors, ``3\vec{i}-2\vec{j}``, as the pair or triple of coefficients."""
+    *coefficients, rest = _UNIT_VECTOR.split(text)
+    parts = [part.strip() for part in coefficients[::2]]
+    axes = coefficients[1::2]
+    readable = all(map(_COEFFICIENT.fullmatch, parts)) and all(
+        part.startswith(("+", "-")) for part in parts[1:]
+    )
+    if not axes or rest.strip() or not readable or len({*axes}) < len(axes):
+        return text
+    values = dict.fromkeys("ijk" if "k" in axes else "ij", "0")
+    for axis, part in zip(axes, parts, strict=True):
+        values[axis] = f"{part}1" if part in ("", "+", "-") else part
+    return f"({','.join(value.removeprefix('+') for value in values.values())})"
+
+
+def _conclusion(text: str, gold: str) -> str:
+    r"""
+    Return what *text* concludes, if *gold* is one value: what follows ``\implies``, or the value of
+    a sum such as ``m+n`` that closes a list.
+    """
+    if _group(gold) is not None or _IMPLIES.search(gold):
+        return text
+    last = _IMPLIES.split(text)[-1].strip()
+    items = [_LINKING_WORDS.sub("", item) for item in _split(last, ",")]
+    name = _split(items[-1], "=")[0]
+    return items[-1] if len(items) > 1 and _SUM.fullmatch(name) else last
 
 
 async def _same_groups(ours: Group | None, theirs: Group | None, algebra: Algebra) -> bool | None:
@@ -138,11 +186,27 @@ def _alike(
         ours = Group("list", (texts[0],))
     if theirs is None and ours is not None and ours.kind == "list":
         theirs = Group("list", (texts[1],))
+    if (
+        ours
+        and theirs
+        and ours.kind == theirs.kind == "list"
+        and not any(map(_value_of, ours.items))
+    ):
+        values = [_value_of(item) for item in theirs.items]
+        names = {item.partition("=")[0] for item in theirs.items}
+        if all(values) and len(names) == len(values) > 1:
+            return Group("()", ours.items), Group("()", values)
     if ours and theirs and ours.kind == "list" and theirs.kind == "()":
         ours = _pair(ours) or ours
     elif ours and theirs and ours.kind == "()" and theirs.kind == "list":
         theirs = _pair(theirs) or theirs
     return ours, theirs
+
+
+def _value_of(item: str) -> str:
+    """Return the value that *item*, such as ``x=1``, gives to a variable; empty for other items."""
+    match = re.fullmatch(rf"{_LETTER}=([^=]+)", item)
+    return match[1] if match else ""
 
 
 def _pair(group: Group) -> Group | None:
@@ -165,6 +229,13 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     parts = [part for part in ours.split(r"\approx") if part.strip()]
     if len(parts) > 1 or r"\approx" in ours:  # an exact value with its decimals, or one of them
         return _any([await _same(part.strip(), theirs, algebra) for part in parts])
+    ratios = _ratio(ours), "" if _TIME.fullmatch(theirs) else _ratio(theirs)
+    if any(ratios) and all(map(_FRACTION.search, (ours, theirs))):
+        return await _same_ratios(ratios, (ours, theirs), algebra)
+    classes = _MODULUS.fullmatch(ours), _MODULUS.fullmatch(theirs)
+    if classes[0] and classes[1]:
+        return classes[0].groups() == classes[1].groups()
+    ours = _residue(ours)
     left, right = quantity(ours), quantity(theirs)
     if _other_unit(left, right):
         return False
@@ -174,17 +245,32 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     if expressions[0] == expressions[1]:
         return True
     if any(
-        each.value and "." in each.expression and each.value.denominator > 10**9
-        for each in (left, right)
-    ):
-        return False  # Algebra takes so many decimals for a number that they only come close to.
-    if any(
         _BASED.search(each) or _UNREADABLE.search(_INDEXED.sub("x", each)) for each in expressions
     ):
         return False
     if ("=" in expressions[0]) != ("=" in expressions[1]):
         return False
     return await algebra(expressions[1], expressions[0])
+
+
+def _ratio(text: str) -> str:
+    """Return the fraction of a ratio, ``7:3``; empty for other texts."""
+    match = _RATIO.fullmatch(text)
+    return "" if match is None else rf"\frac{{{match[1]}}}{{{match[2]}}}"
+
+
+async def _same_ratios(
+    ratios: tuple[str, str], texts: tuple[str, str], algebra: Algebra
+) -> bool | None:
+    ours = ratios[0] or texts[0]
+    theirs = ratios[1] or texts[1]
+    return await _same_atoms(ours, theirs, algebra)
+
+
+def _residue(text: str) -> str:
+    r"""Leave out the modulus of ``33\pmod{1000}``, if the number is smaller."""
+    match = _MODULUS.fullmatch(text)
+    return match[1] if match and int(match[1]) < int(match[2]) else text
 
 
 def _other_unit(left: Quantity, right: Quantity) -> bool:
@@ -217,9 +303,15 @@ def _sides(ours: str, theirs: str) -> tuple[str, str]:
         return (value, their_value) if name == other else (ours, theirs)
     if name and "=" not in theirs:
         return value, theirs
-    if other and "=" not in ours:
+    if other and "=" not in ours and not _equation(theirs):
         return ours, their_value
     return ours, theirs
+
+
+def _equation(text: str) -> bool:
+    """Whether *text*, a true answer, says something about several variables, as ``x+y=5`` does."""
+    left = _split(text, "=")[0]
+    return bool(re.search(r"[-+*]|\\times|\\frac|(?<![a-zA-Z\\])[a-z]{2,3}(?![a-zA-Z(])", left))
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -249,7 +341,7 @@ def _words(text: str) -> str:
     spelled = bare != text or re.search(r"[a-zA-Z]{4}", bare)
     if not spelled or re.search(r"[\\=<>^_+*/]", bare) or not re.match(r"[ (]*[a-zA-Z]", bare):
         return ""
-    words = re.findall(r"[a-z0-9']+", re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", bare.lower()))
+    words = _TOKEN.findall(re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", bare.lower()))
     return " ".join(words[1:] if words[0] in ("the", "a", "an") and len(words) > 1 else words)
 
 
@@ -257,6 +349,12 @@ def _letters(text: str) -> str:
     r"""``C``, ``(C)`` and ``\text{(C)}`` are one answer, and so are ``odd`` and ``\text{odd}``."""
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip("()[] .").lower()
     return bare if bare.isalpha() else ""
+
+
+def _other_case(ours: str, theirs: str) -> bool:
+    """Whether both are one letter, which may be a variable, in other cases: ``R`` and ``r``."""
+    left, right = (re.sub(r"\\text\{([^{}]*)\}", r"\1", each).strip() for each in (ours, theirs))
+    return len(left) == len(right) == 1 and left != right
 
 
 def _group(text: str) -> Group | None:
@@ -327,9 +425,10 @@ def _interval(text: str) -> Group | None:
 
 def _signs(text: str) -> tuple[str, ...]:
     """Both values of an expression with one plus-minus sign."""
-    before, sign, after = text.partition(r"\pm")
-    if not sign or r"\pm" in after or r"\mp" in text:
+    parts = _PLUS_MINUS.split(text)
+    if len(parts) != 2 or r"\mp" in text:
         return (text,)
+    before, after = parts
     return f"{before}+{after}".removeprefix("+"), f"{before}-{after}"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -87,14 +88,11 @@ MAGNITUDES = {
 }
 # the last two often mean something else in prose
 _MULTIPLES = MAGNITUDES | {"score": 20, "gross": 144}
-# A number followed by one of these words is not that number with a unit.
-_NOT_UNITS = re.compile(
-    r"\b(?:or|and|to|of|out|half|halves|quarters?|thirds?|fourths?|fifths|tenths|(?:hundred|thousand)ths|plus|minus"
-    r"|times(?!"
-    r" ?$)|more|less|least|most|than|not|mod(?:ulo)?|squared|cubed|factorial|root|point|below|above|over"
-    r"|under|negative|divided|multiplied|choose|remainder|between|except|if|when|where|for|unless|approximately|infinity"
-    r"|pi|alpha|beta|gamma|delta|theta|lambda|sigma|omega|epsilon|sqrt|frac|log|sin|cos|tan|sinh|cosh|tanh"
-    r"|one|two|three|four|five|six|seven|eight|nine|ten)\b"
+_UNITS = frozenset(
+    word
+    for line in Path(__file__).with_name("units.txt").read_text("utf-8").splitlines()
+    if not line.startswith("# ")
+    for word in line.split()
 )
 _SMALL_WORDS = frozenset({"a", "an", "per", "each", "the", "in", "of"})
 POWERS = frozenset({"2", "3"})
@@ -250,15 +248,12 @@ def quantity(text: str) -> Quantity:
     factor = 1
     found = _UNIT.search(text)
     words = _words_of(found[1]) if found else []
-    if found and not _NOT_UNITS.search(" ".join(words)):
+    multiple = _multiple(words)
+    if multiple is not None:
+        del words[0]
+    if found and all(map(_is_unit, words)):
         text = text[: found.start()]
-        if (
-            words
-            and (word := words[0] if words[0] in _MULTIPLES else words[0].removesuffix("s"))
-            in _MULTIPLES
-        ):
-            factor = _MULTIPLES[word]
-            del words[0]
+        factor = multiple or 1
         unit.update(_canonical(word) for word in words if word not in _SMALL_WORDS)
     value = _value(text)
     if factor != 1 and value is None:
@@ -269,6 +264,17 @@ def quantity(text: str) -> Quantity:
 def _words_of(unit: str) -> list[str]:
     unit = "percent" if unit == "%" else re.sub(r"\\(?:text|times)", " ", unit).lower()
     return re.findall(r"[a-z']+|(?<=\^)[23]|(?<=\^\{)[23]", unit)
+
+
+def _multiple(words: Sequence[str]) -> int | None:
+    """Return the number that the first of *words* stands for, as 12 for "dozen"."""
+    if not words:
+        return None
+    return _MULTIPLES.get(words[0]) or _MULTIPLES.get(words[0].removesuffix("s"))
+
+
+def _is_unit(word: str) -> bool:
+    return word in _UNITS or word.removesuffix("s") in _UNITS or word in POWERS
 
 
 def _canonical(word: str) -> str:

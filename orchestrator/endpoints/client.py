@@ -47,6 +47,7 @@ from tenacity import wait_random_exponential as random_exponential
 
 from ..concurrency import background
 from ..errors import (
+    WAITING,
     ConfigurationError,
     EndpointError,
     EndpointRejected,
@@ -84,9 +85,6 @@ from .vllm_protocol import (
 # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is
 # sent
 KEEP_ALIVE = 4.0
-
-WAITING = "stepspec.waiting"
-"""The logger of servers that do not answer; the command line shows what it logs."""
 QUIET = 1.0  # seconds of waiting that are not reported
 REPORT_EVERY = 5.0  # seconds between two reports
 SILENCE = 4.0  # seconds without an answer, in which a server may have been started again

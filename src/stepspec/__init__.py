@@ -6,39 +6,38 @@ version. `errors`, `events` and `trace` are modules with everything that is rais
 a run, and that reads and writes records of runs.
 """
 
-import importlib.metadata
+import importlib
 from typing import TYPE_CHECKING, Any
-
-from stepspec.orchestrator import Budget, Chain, Ledger, Message, errors, events, trace
-from stepspec.orchestrator.chain import (
-    Accept,
-    Rating,
-    Rival,
-    Rollback,
-    Step,
-    Token,
-    Tool,
-    ToolCall,
-    Toolset,
-    Verdict,
-)
-from stepspec.orchestrator.endpoints import Endpoint, Sampling
-from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
-from stepspec.orchestrator.events import Event, Observer
-from stepspec.orchestrator.interfaces import Model, Policy
-from stepspec.orchestrator.nesting import NestedPair
-from stepspec.orchestrator.run_options import RunOptions
-from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
-from stepspec.orchestrator.verifiers import Candidate
-from stepspec.policies import Method, Threshold
-
-from .api import EventStream, Solver, asolve, solve
-from .settings import Settings
 
 if TYPE_CHECKING:
     from stepspec.evals.benchmarks import Benchmark
     from stepspec.evals.grading.graders import Answer
     from stepspec.evals.sample import Task
+    from stepspec.orchestrator import Budget, Chain, Ledger, Message, errors, events, trace
+    from stepspec.orchestrator.chain import (
+        Accept,
+        Rating,
+        Rival,
+        Rollback,
+        Step,
+        Token,
+        Tool,
+        ToolCall,
+        Toolset,
+        Verdict,
+    )
+    from stepspec.orchestrator.endpoints import Endpoint, Sampling
+    from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
+    from stepspec.orchestrator.events import Event, Observer
+    from stepspec.orchestrator.interfaces import Model, Policy
+    from stepspec.orchestrator.nesting import NestedPair
+    from stepspec.orchestrator.run_options import RunOptions
+    from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
+    from stepspec.orchestrator.verifiers import Candidate
+    from stepspec.policies import Method, Threshold
+
+    from .api import EventStream, Solver, asolve, solve
+    from .settings import Settings
 
     __version__: str
 
@@ -88,18 +87,47 @@ __all__ = [
     "trace",
 ]
 
-LAZY = {
-    "Answer": "stepspec.evals.grading.graders",
-    "Benchmark": "stepspec.evals.benchmarks",
-    "Task": "stepspec.evals.sample",
+MODULES = {
+    "stepspec.api": ("EventStream", "Solver", "asolve", "solve"),
+    "stepspec.settings": ("Settings",),
+    "stepspec.policies": ("Method", "Threshold"),
+    "stepspec.evals.benchmarks": ("Benchmark",),
+    "stepspec.evals.grading.graders": ("Answer",),
+    "stepspec.evals.sample": ("Task",),
+    "stepspec.orchestrator.budget": ("Budget",),
+    "stepspec.orchestrator.chain": (
+        *("Accept", "Chain", "Message", "Rating", "Rival", "Rollback"),
+        *("Step", "Token", "Tool", "ToolCall", "Toolset", "Verdict"),
+    ),
+    "stepspec.orchestrator.endpoints": ("Endpoint", "Sampling"),
+    "stepspec.orchestrator.errors": ("ConfigurationError", "EndpointError", "StepspecError"),
+    "stepspec.orchestrator.events": ("Event", "Observer"),
+    "stepspec.orchestrator.interfaces": ("Model", "Policy"),
+    "stepspec.orchestrator.ledger": ("Ledger",),
+    "stepspec.orchestrator.nesting": ("NestedPair",),
+    "stepspec.orchestrator.run_options": ("RunOptions",),
+    "stepspec.orchestrator.solution": ("Solution", "SolvedStep", "solved_steps"),
+    "stepspec.orchestrator.verifiers": ("Candidate",),
 }
-"""The modules of names that are seldom needed."""
+"""The names of each module. It is imported when one of them is first used: a command starts sooner."""
+
+PLACES = {name: module for module, names in MODULES.items() for name in names}
+SUBMODULES = ("errors", "events", "trace")
 
 
 def __getattr__(name: str) -> Any:
-    """Look up what is seldom needed when it is first used."""
+    """Look up a name of ``__all__`` when it is first used."""
     if name == "__version__":
-        return importlib.metadata.version("stepspec")
-    if name in LAZY:
-        return getattr(importlib.import_module(LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value: Any = importlib.import_module("importlib.metadata").version("stepspec")
+    elif name in SUBMODULES:
+        value = importlib.import_module(f"stepspec.orchestrator.{name}")
+    elif name in PLACES:
+        value = getattr(importlib.import_module(PLACES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *globals()]

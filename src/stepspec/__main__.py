@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from .cli import main
+import os
+import signal
 
-__all__ = ["main"]
+INTERRUPTED = 130  # the exit code after Ctrl-C
+
+
+def main() -> None:
+    """Run the command. Ctrl-C ends it without a traceback, also while its modules are imported."""
+    signal.signal(signal.SIGINT, _leave)
+    from .cli import main as run
+
+    run()
+
+
+def _leave(*_: object) -> None:
+    """End the process at once: nothing has been started."""
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
+
 
 if __name__ == "__main__":
     main()

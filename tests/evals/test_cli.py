@@ -14,14 +14,16 @@ import orjson
 import pytest
 
 from stepspec import Budget
+from stepspec import settings as configuration
 from stepspec.evals import cli as eval_cli
 from stepspec.evals.arms import LARGE, PLAIN, SMALL
-from stepspec.evals.benchmarks import choose, find, load, overlaps
+from stepspec.evals.benchmarks import choose, duplicates, find, half, load, overlaps
 from stepspec.evals.calibration import command as calibration
 from stepspec.evals.cli import arm, arms, calibrated
+from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan
 from stepspec.evals.results import compare_arms
-from stepspec.evals.sample import Arm
+from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed import solving_pair
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
@@ -307,3 +309,46 @@ def test_a_policy_file_that_is_none_is_refused(tmp_path: Path, text: str, compla
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=complaint):
         arm(str(path))
+
+
+def test_without_a_policy_the_configured_method_is_measured(tmp_path: Path) -> None:
+    settings = configuration.load(policy="bild", options={"rollback": 5}, answer="large")
+    plain, configured = arms([], ["plain"], [], {}, settings)
+    assert plain == PLAIN
+    assert (configured.policy, configured.options) == ("bild", {"rollback": 5})
+    assert configured.run.answer == "large"
+    (_, chosen) = arms(["specreason"], ["plain"], [], {}, settings)
+    assert (chosen.policy, chosen.options) == ("specreason", {})
+    (_, again) = arms([], ["plain"], [], {"rollback": 7}, settings)
+    assert again.options == {"rollback": 7}
+
+
+def test_an_empty_half_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="is in its report half: leave --half out"):
+        eval_cli._tasks(  # pyright: ignore[reportPrivateUsage]
+            replace(find("arithmetic"), made=_one_for_calibration),
+            None,
+            0,
+            None,
+            "report",
+        )
+
+
+def _one_for_calibration(*_: int) -> list[Task]:
+    tasks = (Task(f"What is {n} + {n}?", Answer(str(2 * n))) for n in range(100))
+    return [next(task for task in tasks if half(task) == "calibration")]
+
+
+def test_problems_that_are_there_before_are_counted_in_a_remark() -> None:
+    assert duplicates(TASKS[:10]) == []
+    (remark,) = duplicates([*TASKS[:10], *TASKS[:3]])
+    assert remark.startswith("3 of 13 problems are there before")
+
+
+def test_a_csv_file_is_a_benchmark(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text('problem,answer\n"What is 1,000 + 1?",1001\nWhat is 2 + 2?,4\n')
+    chosen, file = choose(str(path))
+    tasks = load(chosen, file)
+    assert [str(task.gold) for task in tasks] == ["1001", "4"]
+    assert "1,000 + 1" in tasks[0].problem

@@ -24,10 +24,11 @@ from stepspec.evals.results import (
     bootstrap_ratio,
     compare_arms,
     complete,
+    csv_text,
     difference,
     mcnemar,
     oracle,
-    table,
+    tables,
     wilson,
 )
 from stepspec.evals.sample import EMPTY_LEDGER, Arm, Sample
@@ -117,7 +118,8 @@ def test_any_arm_is_the_baseline_and_plain_is_the_usual_one() -> None:
     assert by_name[SHIPPED.name].difference.value == 0
     console = Console(width=250)
     with console.capture() as captured:
-        console.print(table(found, SHIPPED.name))
+        for part in tables(found, SHIPPED.name):
+            console.print(part)
     assert f"vs {SHIPPED.name}" in captured.get()
 
 
@@ -186,7 +188,7 @@ def test_runs_that_ended_badly_are_counted_and_shown() -> None:
     assert shipped.cut_right == 2
     console = Console(width=250)
     with console.capture() as captured:
-        console.print(table(compare_arms(samples, ARMS)))
+        console.print(tables(compare_arms(samples, ARMS))[0])
     head, *_, row, _ = captured.get().splitlines()
     assert head.split()[-4:] == ["truncated", "ungraded", "failed", "degraded"]
     assert row.split()[-6:] == ["2", "(2", "right)", "1", "1", "1"]
@@ -203,7 +205,7 @@ def test_the_tables_show_every_arm() -> None:
     summaries = compare_arms(done(), ARMS)
     console = Console(width=250)
     with console.capture() as captured:
-        console.print(table(summaries))
+        console.print(tables(summaries)[0])
     _, large, small, shipped, _ = captured.get().splitlines()
     assert ("-50.0 [" in small, "+0.0 [" in shipped, "+0.0" in large) == (True, True, False)
     results = [summary.result for summary in summaries[:3]]
@@ -289,3 +291,46 @@ def test_the_bars_are_looked_at() -> None:
     assert len(missed([*fine, *(replace(r, accuracy=0.98) for r in glimpse)])) == 1
     worse = [replace(r, accuracy=0.97) if r.name == THINKING.name else r for r in fine]
     assert len(missed(worse)) == 1
+
+
+def test_the_best_and_the_most_frequent_of_several_answers_are_counted() -> None:
+    answers = {
+        # pass@3 and maj@3 of each problem: right and right, right and wrong, wrong and wrong
+        0: [("5", True), (r"\frac{10}{2}", True), ("7", False)],
+        1: [("5", True), ("7", False), ("7.", False)],
+        2: [("6", False), ("7", False), ("8", False)],
+    }
+    samples = {
+        (3 * problem + repeat, arm.name): replace(
+            done()[0, arm.name], correct=correct, answer=rf"\boxed{{{answer}}}", repeat=repeat
+        )
+        for arm in (LARGE, SHIPPED)
+        for problem, given in answers.items()
+        for repeat, (answer, correct) in enumerate(given)
+    }
+    found = compare_arms(samples, (LARGE, SHIPPED), repeats=3)
+    several = found[1].several
+    assert several is not None
+    assert (several.samples, several.best.value, several.majority.value) == (3, 2 / 3, 1 / 3)
+    assert compare_arms(done(), ARMS)[0].several is None
+    console = Console(width=80)
+    with console.capture() as captured:
+        for part in tables(found):
+            console.print(part)
+    assert "3 x 3" in captured.get()
+    assert "pass@3" in captured.get()
+    assert "maj@3" in captured.get()
+    head, first, second = csv_text(found).splitlines()
+    assert head.startswith("arm,problems,samples,accuracy,")
+    assert first.startswith(f"{LARGE.name},3,9,")
+    assert second.startswith(f"{SHIPPED.name},3,9,")
+
+
+def test_the_tables_fit_into_80_columns() -> None:
+    console = Console(width=80)
+    with console.capture() as captured:
+        for part in tables(compare_arms(done(), ARMS)):
+            console.print(part)
+    shown = captured.get()
+    assert "\u2026" not in shown
+    assert len(shown.splitlines()) == 2 * (1 + 4)  # no line is wrapped

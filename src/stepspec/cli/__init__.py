@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from stepspec import __version__
-from stepspec.evals import cli as eval_cli
-from stepspec.evals.calibration import command as calibration
-from stepspec.evals.command_line import add_command, new_app, run, stdout, verbatim
-from stepspec.evals.estimate import command as estimate
-from stepspec.evals.judge import command as judge
-from stepspec.evals.report import command as report
-
-from . import config, inspect, serve, solve, up
+from stepspec.evals.program import add_command, new_app, run, stdout, verbatim
 
 EXAMPLES = """
 Examples:
@@ -41,7 +38,77 @@ Settings come from flags, then STEPSPEC_* variables, then stepspec.toml or the
 file of --config. docs/command-line.md has the whole grammar.
 """
 
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a command is found."""
+
+    module: str
+    """The module with the command."""
+    name: str = "command"
+    """The function, or the application with more commands."""
+    examples: str = "EXAMPLES"
+    """The name of the examples for its help, in the same module."""
+
+
+COMMANDS: Mapping[str, Place] = {
+    "solve": Place("stepspec.cli.solve", "solve"),
+    "serve": Place("stepspec.cli.serve", "serve"),
+    "trace": Place("stepspec.cli.inspect", "show_trace", "TRACE_EXAMPLES"),
+    "policies": Place("stepspec.cli.inspect", "list_policies", "POLICIES_EXAMPLES"),
+    "doctor": Place("stepspec.cli.inspect", "doctor", "DOCTOR_EXAMPLES"),
+    "config": Place("stepspec.cli.config", "app", "SHOW_EXAMPLES"),
+    "estimate": Place("stepspec.evals.estimate.command"),
+    "judge": Place("stepspec.evals.judge.command"),
+    "eval": Place("stepspec.evals.cli"),
+    "calibrate": Place("stepspec.evals.calibration.command", "calibrate"),
+    "report": Place("stepspec.evals.report.command"),
+    "up": Place("stepspec.cli.up", "up"),
+    "demo": Place("stepspec.cli.up", "demo", "DEMO_EXAMPLES"),
+}
+"""Every command. It is imported when it is run, or when the list of commands is shown."""
+
+
+class Commands(Mapping[str, Any]):
+    """The commands as typer runs them, by name; each is made when it is first looked up."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = _make(name, COMMANDS[name])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+def _make(name: str, place: Place) -> Any:
+    module = importlib.import_module(place.module)
+    found = getattr(module, place.name)
+    if isinstance(found, typer.Typer):
+        group = typer.main.get_group(found)
+        group.name = name
+        return group
+    alone = new_app(add_completion=False)
+    add_command(alone, found, getattr(module, place.examples), name=name)
+    return typer.main.get_command(alone)
+
+
+class CommandGroup(TyperGroup):
+    """The group of all commands."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.commands: Any = Commands()
+
+
 app = new_app(
+    cls=CommandGroup,
     help="Reasoning-step-level speculation over two vLLM endpoints.",
     epilog=verbatim(EXAMPLES),
     no_args_is_help=True,
@@ -73,18 +140,3 @@ def _root(  # pyright: ignore[reportUnusedFunction]
     ] = False,
 ) -> None:
     pass
-
-
-add_command(app, solve.solve, solve.EXAMPLES)
-add_command(app, serve.serve, serve.EXAMPLES)
-add_command(app, inspect.show_trace, inspect.TRACE_EXAMPLES, name="trace")
-add_command(app, inspect.list_policies, inspect.POLICIES_EXAMPLES, name="policies")
-add_command(app, inspect.doctor, inspect.DOCTOR_EXAMPLES)
-app.add_typer(config.app, name="config")
-add_command(app, estimate.command, estimate.EXAMPLES, name="estimate")
-add_command(app, judge.command, judge.EXAMPLES, name="judge")
-add_command(app, eval_cli.command, eval_cli.EXAMPLES, name="eval")
-add_command(app, calibration.calibrate, calibration.EXAMPLES)
-add_command(app, report.command, report.EXAMPLES, name="report")
-add_command(app, up.up, up.EXAMPLES)
-add_command(app, up.demo, up.DEMO_EXAMPLES)

@@ -13,6 +13,7 @@ from stepspec.evals.command_line import add_command, new_app, print_json, stdout
 from stepspec.evals.flags import BUDGET, SAMPLING, SEED, SERVERS, Json, with_settings
 from stepspec.orchestrator.toml import one_line
 
+from .. import policies
 from .. import settings as configuration
 from ..setting_sources import Layer, Place, layers, origin
 from ..settings import Settings
@@ -39,11 +40,10 @@ def show(json: Json = False) -> None:
     API keys are hidden. The flags are those of `solve` and `serve`: with them, show what such a
     command would use.
     """
+    settings = configuration.load()
+    policies.check(settings.policy, settings.options)
     found = layers(Settings, {})
-    shown = {
-        ".".join(place): _shown(place, value, found)
-        for place, value in _leaves(configuration.load())
-    }
+    shown = {".".join(place): _shown(place, value, found) for place, value in _leaves(settings)}
     if json:
         print_json(shown)
         return

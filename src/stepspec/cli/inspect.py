@@ -117,8 +117,9 @@ def doctor(json: Json = False) -> None:
         print_json(report_json(report))
     else:
         for part in render(report):
-            # A finding is one line, also for grep.
-            stdout.print(part, soft_wrap=isinstance(part, Text))
+            # A finding is one line for grep, and wrapped for a reader.
+            one_line = isinstance(part, Text) and not stdout.is_terminal
+            stdout.print(part, soft_wrap=one_line)
     if not report.ok:
         raise typer.Exit(1)
 

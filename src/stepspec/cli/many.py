@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -58,8 +59,7 @@ class SolutionFile:
             ) from exc
         lock(self._file, self.path)
         try:
-            self._file.seek(0)
-            content = self._file.read()
+            content = self._file_content()
             kept = [] if self._fresh else list(self._solutions(self.path, content))
             if (lines := b"".join(line for line, _ in kept)) != content:
                 self._replace(self.path, lines)
@@ -72,6 +72,13 @@ class SolutionFile:
     def __exit__(self, *_: object) -> None:
         if self.path is not None:
             self._file.close()
+
+    def _file_content(self) -> bytes:
+        """What the file holds. A device such as /dev/full may never end: it is not read."""
+        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            return b""
+        self._file.seek(0)
+        return self._file.read()
 
     def write(self, problem: Problem, **fields: Any) -> None:
         """Add a line about *problem*; it is on disk when this returns."""

@@ -6,6 +6,7 @@ the guarantee.
 from __future__ import annotations
 
 import asyncio
+import os
 import tomllib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from stepspec.evals.calibration.policy_file import find_threshold, served_arm, s
 from stepspec.evals.cli import arm
 from stepspec.evals.grading.graders import Answer, Graders
 from stepspec.evals.sample import Arm, Task
+from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.trace import Stopwatch
@@ -193,6 +195,7 @@ async def test_more_problems_are_another_attempt_with_the_same_trials(
             True,
         ), output
         assert not [path for path, _ in large.requests if path == "/v1/completions"]
+        assert "policy.trials.jsonl" not in os.listdir()  # it would refuse other settings
         counts: list[int] = []
         for count in ("3", "3", "8"):
             before = len(large.requests)
@@ -211,3 +214,14 @@ async def test_more_problems_are_another_attempt_with_the_same_trials(
         )
         code, output = await calibrate(capfd, *words, "5", *servers)
         assert (code, "holds runs on 8 problems, and these are 5" in output) == (2, True), output
+
+
+def test_values_are_refused_unless_the_strictest_comes_first() -> None:
+    assert find_threshold("specreason", None, [9, 5, 1]).values == (9, 5, 1)
+    assert find_threshold("bild", None, [1, 2, 4]).values == (1, 2, 4)
+    for policy, values, right in (("specreason", [1, 5, 9], "9,5,1"), ("bild", [4, 1], "1,4")):
+        with pytest.raises(ConfigurationError, match=f"the strictest comes first, as in {right}"):
+            find_threshold(policy, None, values)
+    assert find_threshold("specreason", "other", [1, 5]).values == (1, 5)
+    with pytest.raises(ConfigurationError, match="the strictest comes first"):
+        find_threshold("specreason", "other", [1, 9, 5])

@@ -19,9 +19,10 @@ from tenacity import AsyncRetrying, RetryCallState
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Deadlines, Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints import client as module
-from stepspec.orchestrator.endpoints.client import WAITING, Connection
+from stepspec.orchestrator.endpoints.client import Connection
 from stepspec.orchestrator.endpoints.sse import Events
 from stepspec.orchestrator.errors import (
+    WAITING,
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
