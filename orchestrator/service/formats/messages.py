@@ -14,12 +14,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
-import orjson
 from pydantic import BeforeValidator, Field
 
-from ...answer import first_stop, is_json
+from ...answer import first_stop
 from ...chain import Message, Tool, ToolCall
 from ...events import Answered, Calling, Committed, Event, Started
+from ...json_values import is_json, json_text, read_json
 from ...solution import Solution
 from ..http.errors import ApiError, bad_request
 from ..http.runs import PROGRESS, RunItem, Runs
@@ -257,7 +257,7 @@ class CustomTool(Part):
     @property
     def tool(self) -> Tool:
         return Tool(
-            self.name, self.description or "", orjson.dumps(self.input_schema).decode(), self.strict
+            self.name, self.description or "", json_text(self.input_schema), self.strict
         )
 
 
@@ -472,7 +472,7 @@ class ContentBlocks:
         """
         events = self.close()
         for block, text in self._inputs.items():
-            self.blocks[block]["input"] = orjson.loads(arguments_object(text))
+            self.blocks[block]["input"] = read_json(arguments_object(text))
         lost = {block for block, text in self._inputs.items() if cut and not is_json(text)}
         self.blocks = [block for index, block in enumerate(self.blocks) if index not in lost]
         if not self.blocks:

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field
 
-from ...answer import is_json
 from ...chain import Message, ToolCall
 from ...events import Calling
+from ...json_values import is_json
 from ...solution import Solution
 from ..http.errors import ApiError
 from ..http.runs import PROGRESS, RunItem, Runs

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
-import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from ...chain import Message, Speaker, Tool, ToolCall
 from ...endpoints.vllm_protocol import Format
+from ...json_values import json_text, read_json
 from ...run_options import Count, Delimiter, option_types, service_options
 from ..http.errors import bad_request
 from ..settings import Thinking
@@ -77,8 +77,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
             f"the body has more than {MAX_VALUES} lists and objects", code="invalid_json"
         )
     try:
-        content: object = orjson.loads(body)
-    except orjson.JSONDecodeError as exc:
+        content: object = read_json(body)
+    except ValueError as exc:
         raise bad_request(f"the body is not JSON: {exc}", code="invalid_json") from exc
     if not isinstance(content, dict):
         raise bad_request("the body has to be a JSON object", code="invalid_json")
@@ -240,14 +240,14 @@ def arguments_object(value: Any) -> str:
     is no object, as a number or JSON that was cut off, is kept as the only argument: an answer may
     have it, and clients send it back.
     """
-    text: str = value if isinstance(value, str) else orjson.dumps(value).decode()
+    text: str = value if isinstance(value, str) else json_text(value)
     if not has_arguments(text):
         return "{}"
     parsed: Any = text
     with suppress(ValueError):
-        if _containers(text.encode()) <= MAX_VALUES and not too_deep(read := orjson.loads(text)):
+        if _containers(text.encode()) <= MAX_VALUES and not too_deep(read := read_json(text)):
             parsed = read
-    return text if isinstance(parsed, dict) else orjson.dumps({"arguments": parsed}).decode()
+    return text if isinstance(parsed, dict) else json_text({"arguments": parsed})
 
 
 def has_arguments(text: str) -> bool:
@@ -295,7 +295,7 @@ class FunctionPart(Part):
 
     @property
     def tool(self) -> Tool:
-        parameters = orjson.dumps(self.parameters).decode() if self.parameters else ""
+        parameters = json_text(self.parameters) if self.parameters else ""
         return Tool(self.name, self.description or "", parameters, self.strict)
 
 
