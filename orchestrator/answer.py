@@ -205,8 +205,8 @@ class CallStream(AnswerStream):
 
     @property
     def text(self) -> str:
-        # as vLLM has it: calls are not part of the text, nor is the white space before them
-        return self._content.rstrip() if self._pieces else self._content
+        # as in vLLM's answers: white space alone is no text beside calls
+        return "" if self._pieces and self._content.isspace() else self._content
 
     async def resume(self) -> str:
         if self.partial is not None:
@@ -255,7 +255,7 @@ class CallStream(AnswerStream):
 
     def _emit_parsed(self) -> None:
         complete = bool(self._pieces)
-        content = self._content.rstrip()  # white space may still end the answer, before a call
+        content = "" if self._content.isspace() else self._content
         self._emit_rest(answer_text(content, self._stops, complete=complete, thought=self._thought))
         self._emit_pieces()
 

@@ -223,7 +223,7 @@ def test_models_without_a_thinking_block_have_answered_when_they_end() -> None:
         "7",
         "stop",
     )
-    assert case.emitted == ["First.", "\n\nSo it is \\boxed{7}."]  # as the steps are committed
+    assert case.emitted == ["First.\n\n", "So it is \\boxed{7}."]  # as the steps are committed
     assert not [event for event in case.events if isinstance(event, Answered)]
 
 
