@@ -1,8 +1,8 @@
-"""
+r"""
 Reading and writing JSON that users and models wrote, without changing any of it.
 
 orjson turns integers beyond 64 bits into floats, and refuses ``1e999`` and half of a surrogate pair
-(``"\\ud83d"``), all of which are JSON (RFC 8259). Long decimals lose digits in a float. Here each
+(``"\ud83d"``), all of which are JSON (RFC 8259). Long decimals lose digits in a float. Here each
 of these comes out as it went in. Pure.
 """
 
