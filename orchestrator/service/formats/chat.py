@@ -30,6 +30,7 @@ from .schemas import (
     ModelName,
     NamedSchema,
     NamedTool,
+    Nothing,
     Offered,
     OpenaiRequest,
     Part,
@@ -67,8 +68,8 @@ class Turn(Part):
     refusal: str | None = None
     """Why an earlier answer has no content; the models read it in its place."""
     annotations: Items[Any] | None = None
-    audio: None = None
-    function_call: None = None
+    audio: Nothing = None
+    function_call: Nothing = None
     tool_calls: Items[ToolCallPart] | None = None
     tool_call_id: Annotated[CallId | None, Field(validate_default=True)] = None
     provider_specific_fields: dict[str, Any] | None = None

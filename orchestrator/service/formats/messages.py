@@ -36,6 +36,7 @@ from .schemas import (
     Items,
     ModelName,
     Name,
+    Nothing,
     Part,
     Positive,
     Request,
@@ -61,7 +62,7 @@ class TextBlock(Part):
 
     type: Literal["text"]
     text: str
-    citations: None = None
+    citations: Nothing = None
 
 
 class ThinkingBlock(Part):
@@ -217,7 +218,7 @@ class ThinkingConfig(Part):
     it.
     """
 
-    type: Literal["enabled", "adaptive", "disabled", "between_tools"]
+    type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Positive | None = None
     display: Literal["summarized", "omitted", "updates"] | None = None
     """With "omitted" the reply does not show the thinking."""

@@ -34,11 +34,11 @@ from .schemas import (
     CallId,
     Content,
     Effort,
-    Empty,
     FunctionTool,
     Items,
     Name,
     NamedSchema,
+    Nothing,
     OpenaiRequest,
     Part,
     PlainText,
@@ -335,7 +335,7 @@ class ResponsesRequest(OpenaiRequest):
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     stream_options: ResponsesStreamOptions | None = None
-    stop: Empty = None  # load generators send it; this API has no stop strings
+    stop: Nothing = None  # load generators send it; this API has no stop strings
     client_metadata: dict[str, Any] | None = None  # of Codex, about itself
     tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None

@@ -62,6 +62,15 @@ Positive: TypeAlias = Annotated[int, Field(ge=1)]
 NotNegative: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Empty: TypeAlias = Annotated[list[Any], Field(max_length=0)] | None
+
+
+def _none_for_empty(value: object) -> object:
+    return None if value in ([], {}, "") else value
+
+
+Nothing: TypeAlias = Annotated[None, BeforeValidator(_none_for_empty)]
+"""What has to be left out, or be empty."""
+
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
 Metadata: TypeAlias = Annotated[dict[str, str], Field(max_length=16)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
