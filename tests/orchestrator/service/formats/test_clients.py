@@ -21,6 +21,7 @@ from stepspec.orchestrator.service.formats.responses import (
 from stepspec.orchestrator.service.formats.validation import parse_request
 from stepspec.orchestrator.service.http.errors import ApiError
 
+from ....stand_in import Refuse
 from ..served import SCRIPT, TURN, serving
 
 LARGE = 1500000000000000000000
@@ -74,6 +75,24 @@ async def test_one_token_is_an_answer_that_was_cut(path: str, fields: dict[str, 
     usage = whole.json["usage"]
     assert usage.get("completion_tokens", usage.get("output_tokens")) == 1
     assert b'"finish_reason":"length"' in stream.body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("method", ["specreason", "large", "auto"])
+async def test_a_problem_for_which_nothing_was_written_is_too_long(
+    method: str, stream: bool
+) -> None:
+    """The server says that there is room, and refuses the problem all the same."""
+    refused = "This model's maximum context length is 10 tokens, however you requested 50."
+    async with serving() as served:
+        for server in (served.small, served.large):
+            server.faults.extend([Refuse(400, refused)] * 99)
+        chatted = await served.chat(method=method, stream=stream)
+        answered = await served.post("/v1/responses", ANSWERED | {"stream": stream})
+        said = await served.post("/v1/messages", MESSAGE | {"stream": stream})
+    assert [each.status for each in (chatted, answered, said)] == [400] * 3
+    assert chatted.error["code"] == answered.error["code"] == "context_length_exceeded"
+    assert said.error["details"] == {"error_code": "context_length_exceeded"}
 
 
 # White space and JSON of answers

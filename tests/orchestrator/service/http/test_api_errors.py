@@ -113,7 +113,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": 3}, "temperature", "less than or equal to 2"),
     ({"n": 5}, "n", "at most 4"),
     ({"seed": 1.5}, "seed", "integer"),
-    ({"max_tokens": 1}, "max_tokens", "no room to think"),
+    ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     ({"max_tokens": 9, "max_completion_tokens": 8}, "max_tokens", "differ"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
     ({"stop": ["a", ""]}, "stop[1]", "at least 1 character"),
