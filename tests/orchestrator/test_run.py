@@ -224,14 +224,6 @@ def test_a_context_in_which_nothing_at_all_can_be_written_is_raised(how: dict[st
     assert not [event for event in case.events if isinstance(event, Committed | Finished)]
 
 
-def test_a_chain_that_cannot_be_judged_is_answered_at_once() -> None:
-    case = Case()
-    full = ContextTooLong("full", role="large")
-    case.large.fails = lambda verb, chain: full if verb != "write" else None
-    outcome, _ = case.run()
-    assert (outcome.answer, outcome.reason) == ("42", "context")
-
-
 def test_models_without_a_thinking_block_have_answered_when_they_end() -> None:
     case = Case()
     case.small.script = lambda previous: "First.\n\n" if not previous else "So it is \\boxed{7}."

@@ -153,18 +153,18 @@ def test_arguments_of_a_history_come_out_as_they_went_in() -> None:
 # Parts of a text
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (["a", "b"], "a\nb"),
-        ([{"type": "input_text", "text": "a"}, "b"], "a\nb"),
-        ([{"type": "output_text", "text": "a", "annotations": [], "logprobs": []}], "a"),
-        ([{"type": "refusal", "refusal": "no"}], "no"),
-        ([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}], "hm\na"),
-        ([{"type": "text", "text": None}, "a"], "a"),
-        ([], ""),
-    ],
-)
+PARTS: list[tuple[list[Any], str]] = [
+    (["a", "b"], "a\nb"),
+    ([{"type": "input_text", "text": "a"}, "b"], "a\nb"),
+    ([{"type": "output_text", "text": "a", "annotations": [], "logprobs": []}], "a"),
+    ([{"type": "refusal", "refusal": "no"}], "no"),
+    ([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}], "hm\na"),
+    ([{"type": "text", "text": None}, "a"], "a"),
+    ([], ""),
+]
+
+
+@pytest.mark.parametrize(("content", "text"), PARTS)
 def test_parts_of_a_text_are_joined(content: list[Any], text: str) -> None:
     turns = [TURN, {"role": "assistant", "content": content}, TURN]
     assert chat(messages=turns).wanted.conversation[1].content == text
@@ -189,7 +189,8 @@ def test_null_counts_as_left_out_everywhere() -> None:
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_the_default_of_a_parameter_that_no_method_has_is_accepted(name: str) -> None:
     plain = chat()
-    for value in (DEFAULTS[name], [], {}, ""):
+    values: list[Any] = [DEFAULTS[name], [], {}, ""]
+    for value in values:
         if name not in ChatRequest.model_fields:
             assert chat(**{name: value}) == plain
     other = {"number": 7, "text": "other"}
@@ -372,9 +373,9 @@ def test_changes_of_tools_hold_at_the_end_of_the_conversation() -> None:
 
 def test_a_reference_to_a_tool_is_its_name_in_a_result() -> None:
     reference = {"type": "tool_reference", "tool_name": "look"}
-    block = {"type": "tool_use", "id": "c", "name": "search", "input": {}}
+    block: dict[str, Any] = {"type": "tool_use", "id": "c", "name": "search", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "c", "content": [reference]}
-    turns = [
+    turns: list[Any] = [
         TURN,
         {"role": "assistant", "content": [block]},
         {"role": "user", "content": [result]},

@@ -170,7 +170,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"reasoning": {"effort": "low"}}, "reasoning", "called reasoning_effort"),
     ({"max_output_tokens": 5}, "max_output_tokens", "called max_completion_tokens"),
-    ({"service_tier": "flex"}, "service_tier", "'auto'"),
+    ({"service_tier": "turbo"}, "service_tier", "'auto'"),
     (
         {"stepspec": {"options": {"thresholds": 1}}},
         "stepspec.options.thresholds",
