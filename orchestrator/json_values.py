@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from math import isinf
 from typing import Any, Literal, TypeAlias, cast
 
@@ -22,6 +23,7 @@ Halves: TypeAlias = Literal["escape", "replace", "refuse"]
 
 # Python converts no longer ones, as this takes time that grows with the square of the length
 MAX_DIGITS = 4000
+MAX_EXACT = 16  # characters of a decimal with a point and at most the 15 digits that a float holds
 HALF = re.compile("[\ud800-\udfff]")
 SPELT_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 REPLACEMENT = "\ufffd"
@@ -42,10 +44,13 @@ class SpeltNumber(float):
 def read_json(text: str | bytes) -> Any:
     """Read a JSON value. Raise `ValueError` for anything else, and for one nested too deep."""
     content = text.decode() if isinstance(text, bytes) else text
+    read = partial(json.loads, content, parse_float=_decimal, parse_constant=_constant)
     try:
-        return json.loads(
-            content, parse_int=_integer, parse_float=_decimal, parse_constant=_constant
-        )
+        return read()
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an integer is too long for Python
+        return read(parse_int=_integer)
     except RecursionError as exc:
         raise ValueError("it is nested too deep") from exc
 
@@ -96,7 +101,8 @@ def _integer(spelling: str) -> int | SpeltNumber:
 
 def _decimal(spelling: str) -> float:
     number = float(spelling)
-    return number if _equal(number, spelling) else SpeltNumber(spelling)
+    short = len(spelling) <= MAX_EXACT and "e" not in spelling and "E" not in spelling
+    return number if short or _equal(number, spelling) else SpeltNumber(spelling)
 
 
 def _equal(number: float, spelling: str) -> bool:

@@ -22,7 +22,7 @@ from stepspec.orchestrator.service.formats.validation import parse_request
 from stepspec.orchestrator.service.http.errors import ApiError
 
 from ....stand_in import Refuse
-from ..served import SCRIPT, TURN, serving
+from ..served import SCRIPT, TURN, Behind, passing, serving
 
 LARGE = 1500000000000000000000
 HEADER = "x-anthropic-billing-header: cc_version=2.1; cch=abc;"
@@ -136,6 +136,16 @@ async def test_json_of_a_request_comes_out_as_it_went_in(value: str) -> None:
         reply = await served.post("/v1/responses", body.encode())
     assert reply.status == 200
     assert schema.encode() in reply.body
+
+
+async def test_a_forwarded_body_that_is_rewritten_keeps_its_json() -> None:
+    values = '[1500000000000000000000,1e999,"\\ud83d",0.12345678901234567890]'
+    body = f'{{"model":"large:huge","messages":[],"x":{values}}}'
+    behind = Behind()
+    async with passing(behind) as served:
+        reply = await served.post("/v1/chat/completions", body.encode())
+    assert reply.status == 200
+    assert behind.got[0][2].decode() == body.replace("large:huge", "huge")
 
 
 def test_arguments_of_a_history_come_out_as_they_went_in() -> None:

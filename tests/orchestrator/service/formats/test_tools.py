@@ -277,19 +277,20 @@ async def test_openais_sdk_gets_the_custom_call_and_the_namespace_that_it_offere
         AsyncOpenAI(base_url=f"{pair.http.base_url}/v1", api_key="none") as sdk,
     ):
         made: list[Any] = []
+        responses: Any = sdk.responses
         for tool in (custom, space):
             fields: dict[str, Any] = {"model": "auto", "input": "Do it.", "tools": [tool]}
             if streamed:
-                async with sdk.responses.stream(**fields) as stream:
+                async with responses.stream(**fields) as stream:
                     response = await stream.get_final_response()
             else:
-                response = await sdk.responses.create(**fields)
+                response = await responses.create(**fields)
             made.append(response.output[-1])
-            turns = [item.model_dump() for item in response.output]
+            turns: list[Any] = [item.model_dump() for item in response.output]
             kind = f"{turns[-1]['type']}_output"
             output = {"type": kind, "call_id": turns[-1]["call_id"], "output": "done"}
             asked = [{"role": "user", "content": "Do it."}, *turns, output]
-            again = await sdk.responses.create(**{**fields, "input": asked})
+            again = await responses.create(**{**fields, "input": asked})
             assert again.output_text == "The answer is \\boxed{42}."
     patch, lookup = made
     assert (patch.type, patch.name) == ("custom_tool_call", "patch")
