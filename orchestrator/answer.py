@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-import orjson
-
 from .chain import THINK_END, Chain, Step, ToolCall
 from .concurrency import background
 from .errors import EndpointError, FormatIgnored
 from .events import Answering, Calling
 from .interfaces import AnswerParser, Model
+from .json_values import is_json
 from .markers import may_repeat, partial_match, without_repeats
 
 CLOSED = "closed"  # the note of a step that ends the thinking although the models had not
@@ -74,11 +73,11 @@ def answer_text(
     text: str, stops: Sequence[str] = (), *, complete: bool = True, thought: bool = False
 ) -> str:
     """
-    Return the answer in *text*: up to the first of *stops*, stripped.
+    Return the answer in *text*: up to the first of *stops*, with the white space around it.
 
-    If the model has *thought* before it, the end of the thinking is left out where *text* begins
-    with it once more. If *text* is not yet *complete*, only the part that no further token can
-    change is returned.
+    If the model has *thought* before it, the blank line after the end of the thinking is left out,
+    and that end itself where *text* begins with it once more. If *text* is not yet *complete*, only
+    the part that no further token can change is returned.
     """
     if (stop := first_stop(text, stops)) is not None:
         text = text[: stop[0]]
@@ -86,7 +85,7 @@ def answer_text(
         if thought and may_repeat(text):
             return ""
         text = text[: len(text) - max((partial_match(text, stop) for stop in stops), default=0)]
-    return (without_repeats(text) if thought else text).strip()
+    return without_repeats(text).lstrip("\n") if thought else text
 
 
 class AnswerStream:
@@ -206,7 +205,8 @@ class CallStream(AnswerStream):
 
     @property
     def text(self) -> str:
-        return self._content
+        # as in vLLM's answers: white space alone is no text beside calls
+        return "" if self._pieces and self._content.isspace() else self._content
 
     async def resume(self) -> str:
         if self.partial is not None:
@@ -222,7 +222,7 @@ class CallStream(AnswerStream):
         return self.restarted
 
     def finish(self, text: str) -> None:
-        super().finish(self._content)
+        super().finish(self.text)
         self._emit_pieces()
 
     @asynccontextmanager
@@ -255,9 +255,8 @@ class CallStream(AnswerStream):
 
     def _emit_parsed(self) -> None:
         complete = bool(self._pieces)
-        self._emit_rest(
-            answer_text(self._content, self._stops, complete=complete, thought=self._thought)
-        )
+        content = "" if self._content.isspace() else self._content
+        self._emit_rest(answer_text(content, self._stops, complete=complete, thought=self._thought))
         self._emit_pieces()
 
     def _emit_pieces(self) -> None:
@@ -306,15 +305,6 @@ async def write_answer(
 def complete_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
     """Return those of *calls*, of an answer that was cut off, whose arguments are complete."""
     return tuple(call for call in calls if is_json(call.arguments))
-
-
-def is_json(text: str) -> bool:
-    """Whether *text* is one JSON value."""
-    try:
-        orjson.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def require_json(text: str, url: str) -> None:

@@ -23,9 +23,10 @@ class Budget:
     *tokens* limits the thinking and the answer together; each token is counted in the vocabulary of
     the model that wrote it. SpecReason's own budget is 8192 (section 5.1); the makers of reasoning
     models recommend 32768. *answer* of these are kept for the answer: by default 512 or a quarter,
-    whichever is less. The answer may also use what the thinking leaves. *steps* limits the
-    thinking. *seconds* limits the run; a quarter is kept for the answer. Nothing is kept where the
-    models do not think: their chain is the answer. Raise `ConfigurationError` if no room is left.
+    whichever is less; a single token is the answer's. The answer may also use what the thinking
+    leaves. *steps* limits the thinking. *seconds* limits the run; a quarter is kept for the answer.
+    Nothing is kept where the models do not think: their chain is the answer. Raise
+    `ConfigurationError` if no room is left.
     """
 
     tokens: int = 32_768
@@ -34,10 +35,8 @@ class Budget:
     answer: int | None = None
 
     def __post_init__(self) -> None:
-        if self.tokens < 2:
-            raise ConfigurationError(
-                f"a budget of {self.tokens} tokens has no room to think and to answer"
-            )
+        if self.tokens < 1:
+            raise ConfigurationError(f"a budget of {self.tokens} tokens: must be at least 1")
         if self.answer is not None and not 1 <= self.answer < self.tokens:
             raise ConfigurationError(
                 f"{self.answer} tokens kept for the answer: must be from 1 to {self.tokens - 1}"

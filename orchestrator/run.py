@@ -107,6 +107,8 @@ class RunParts:
 async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
     """
     Continue *chain* to the end of its thinking, and answer; *observe* is called with every event.
+
+    Raise `ContextTooLong` if the large model takes so little that nothing at all was written.
     """
     chain = replace(chain, thinks=parts.thinks and chain.thinks)
     current = _Run(parts, chain, observe, asyncio.get_running_loop().time())
@@ -118,6 +120,8 @@ async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
         text, calls = current.stream.text, current.stream.calls
         why = cut if why == "stop" else why
     else:
+        if current.full is not None and not current.chain.steps:
+            raise current.full
         text = (current.chain.parts()[1] if current.by_method else current.chain).text
         current.stream.finish(text)
     calls = calls if why == "stop" else complete_calls(calls)
@@ -146,6 +150,7 @@ class _Run:
     partial: bool = False  # whether the time was up before the answer was complete
     answered: bool = False  # whether a part of the answer was emitted
     cut: FinishReason = "stop"  # what ended the thinking before an answer of the method
+    full: ContextTooLong | None = None  # why a policy could not go on
 
     def __post_init__(self) -> None:
         parts = self.parts
@@ -218,6 +223,8 @@ class _Run:
         why, closed = await self.think(policy), self.chain.closed
         if not self.by_method or has_answer(self.chain, self.stop) or (closed and why != "time"):
             return why
+        if self.full is not None and not self.chain.steps:
+            return why
         if not closed:
             self.cut = why
             self(Committed(len(self.chain.steps), closing_step(self.chain, policy.answerer)))
@@ -248,6 +255,7 @@ class _Run:
         except ContextTooLong as exc:
             if exc.role == self.optional:
                 raise
+            self.full = exc
             return "context"
         return _REASONS[end]
 
@@ -300,7 +308,7 @@ class _Run:
                 self(Answered(stream.partial))
             return "time"
         except ContextTooLong as exc:
-            if exc.role == self.optional:
+            if exc.role == self.optional or not (chain.steps or stream.text):
                 raise
             stream.finish(stream.text)
             return "context"

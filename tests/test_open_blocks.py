@@ -125,7 +125,8 @@ async def solved(
                 messages,
                 policy,
             )
-            gave.append((solution.thinking.removesuffix(THINK_END), solution.text, started.thinks))
+            text = solution.text.rstrip("\n")  # a mark after it may stand on a line of its own
+            gave.append((solution.thinking.removesuffix(THINK_END), text, started.thinks))
     return gave
 
 

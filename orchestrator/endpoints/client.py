@@ -33,7 +33,6 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
-import orjson
 from asyncio_throttle import Throttler  # type: ignore[attr-defined]
 from tenacity import (
     AsyncRetrying,
@@ -57,6 +56,7 @@ from ..errors import (
 )
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext, holding
+from ..json_values import write_json
 from .breaker import UNUSABLE
 from .failures import no_connection
 from .settings import Address
@@ -447,7 +447,7 @@ async def _release(response: aiohttp.ClientResponse) -> None:
 
 def _json(call: Call, body: Body) -> bytes:
     try:
-        return orjson.dumps(body)
+        return write_json(body, "refuse")
     except TypeError as exc:  # half of a surrogate pair, as of an argument in another encoding
         raise call.error(
             EndpointRejected, f"a text that is no Unicode cannot be sent ({exc}): is it UTF-8?"

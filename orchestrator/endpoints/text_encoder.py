@@ -22,9 +22,8 @@ from itertools import pairwise
 from typing import Any, Generic, TypeVar, cast
 from unicodedata import category, normalize
 
-import orjson
-
 from ..errors import MissingCapability
+from ..json_values import json_text, read_json
 from .client import Connection
 from .vllm_protocol import (
     DETOKENIZE,
@@ -384,8 +383,8 @@ def _plain(key: str, value: object) -> object:
     if key != "arguments" or not isinstance(value, str):
         return value
     try:
-        return orjson.dumps(orjson.loads(value)).decode()
-    except orjson.JSONDecodeError:
+        return json_text(read_json(value))
+    except ValueError:
         return value
 
 

@@ -11,7 +11,7 @@ from itertools import groupby, takewhile
 from typing import Self, TypeAlias
 
 from ..chain import THINK_END, Chain, Message, Step, Token, Tokens, Tool
-from ..errors import ConfigurationError, EndpointRejected, MissingCapability
+from ..errors import ConfigurationError, ContextTooLong, EndpointRejected, MissingCapability
 from ..markers import ThinkingMarkers, mark_after, opened_by, opens_block
 from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Messages, Template, cut
 from .client import Connection
@@ -75,6 +75,7 @@ class ModelTokenizer(TextEncoder):
         self._same: dict[object, tuple[Conversation, tuple[EncodedPrompt, bool]]] = {}
         self.choices = AsyncCache(self._choices, CHOICES_KEPT)
         self._turns: frozenset[int] = frozenset()  # the special tokens between turns
+        self._system_first = False  # whether the template refuses later system messages
 
     async def learn(self) -> None:
         """
@@ -343,17 +344,43 @@ class ModelTokenizer(TextEncoder):
         Encode a conversation and its tools; also say whether the thinking block is open after it.
         """
         messages, tools, thinks = conversation
+        shown = await self._conversation(messages, tools)
+        prompt = await self.decode(shown.last(LAST_WORDS))
+        begun = self.template.begin(prompt, thinks=thinks)
+        added = begun.removeprefix(prompt).removesuffix(self.template.head if tools else "")
+        return shown.plus(await self.literally(added)), self.template.opens(begun)
+
+    async def _conversation(
+        self, messages: tuple[Message, ...], tools: tuple[Tool, ...]
+    ) -> EncodedPrompt:
+        """
+        Encode *messages* and *tools* as the template shows them.
+
+        A template that refuses system messages after the first turn gets all of them as the first
+        turn, as vLLM does it in Anthropic's API.
+        """
+        leading = with_leading_system(messages)
+        if self._system_first:
+            messages = leading
+        try:
+            return await self._as_shown(messages, tools)
+        except EndpointRejected as exc:
+            if isinstance(exc, ContextTooLong) or messages == leading:
+                raise
+        shown = await self._as_shown(leading, tools)
+        self._system_first = True
+        return shown
+
+    async def _as_shown(
+        self, messages: tuple[Message, ...], tools: tuple[Tool, ...]
+    ) -> EncodedPrompt:
         markers = self.template.markers
-        shown = await self.rendered(
+        return await self.rendered(
             [message_fields(message) for message in messages],
             [*map(tool_fields, tools)],
             template=self._settings.template,
             kept=() if markers.opens_message else (markers.opening.strip(), markers.closing),
         )
-        prompt = await self.decode(shown.last(LAST_WORDS))
-        begun = self.template.begin(prompt, thinks=thinks)
-        added = begun.removeprefix(prompt).removesuffix(self.template.head if tools else "")
-        return shown.plus(await self.literally(added)), self.template.opens(begun)
 
     async def _by_effect(self, shown: Template) -> Template:
         """
@@ -416,6 +443,15 @@ class _Encoded:
             counts.append(counts[-1] + step.count)
             parts.append(step)
         return type(self)(chain, EncodedPrompt.joined(parts), counts, sizes)
+
+
+def with_leading_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return *messages* with all system messages as one, at the beginning."""
+    system = [message.content for message in messages if message.role == "system"]
+    if not system:
+        return messages
+    others = [message for message in messages if message.role != "system"]
+    return (Message("system", "\n".join(system)), *others)
 
 
 class ChainIds:

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
-import orjson
-
 from ..chain import Message, Tool, Toolset
 from ..errors import EndpointRejected, MissingCapability
 from ..events import Calling
+from ..json_values import json_text, read_json, readable_json
 from .vllm_protocol import Body, Call, Reply, ServerFormat, reading
 
 RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
@@ -45,7 +44,7 @@ def message_fields(message: Message) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
+                "function": {"name": call.name, "arguments": readable_json(call.arguments)},
             }
             for call in message.calls
         ]
@@ -62,7 +61,7 @@ def tool_fields(tool: Tool) -> dict[str, Any]:
     if tool.description:
         function["description"] = tool.description
     if tool.parameters:
-        function["parameters"] = orjson.loads(tool.parameters)
+        function["parameters"] = read_json(readable_json(tool.parameters))
     if tool.strict is not None:
         function["strict"] = tool.strict
     return {"type": "function", "function": function}
@@ -147,7 +146,7 @@ def _piece(piece: Mapping[str, Any]) -> Calling:
     function: Mapping[str, Any] = piece.get("function") or {}
     arguments = function.get("arguments")
     if not isinstance(arguments, str):  # some parsers give the value itself
-        arguments = "" if arguments is None else orjson.dumps(arguments).decode()
+        arguments = "" if arguments is None else json_text(arguments)
     return Calling(
         int(piece["index"]), piece.get("id") or "", function.get("name") or "", arguments
     )

@@ -344,6 +344,6 @@ class AnswerCheck:
                 return
             with requesting(RequestContext("answer", index)):
                 step = await self.author.write(noted, stop=stop, limit=limit)
-            if not (text := answer_text(step.text, stop, thought=True)):
+            if not (text := answer_text(step.text, stop, thought=True)).strip():
                 return
             keep(answer := CheckedAnswer(noted.extend(step), step, text))

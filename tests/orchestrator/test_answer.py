@@ -124,26 +124,53 @@ def test_the_pieces_of_an_answer_join_to_its_text_and_are_never_taken_back(
 
 def test_text_that_may_become_a_stop_string_is_held_back_and_no_other() -> None:
     emitted: list[str] = []
-    stream = AnswerStream(emitted.append, ("Problem:",))
+    stream = AnswerStream(emitted.append, ("Problem:",), thought=True)
     for text in ("\n\n4", "\n\n42.", "\n\n42. Pro", "\n\n42. Probably", "\n\n42. Probably </thi"):
         stream.on_token(Step(text, "large", tokens=tuple(map(Token, text))))
-    assert emitted == ["4", "2.", " Probably", " </thi"]
+    assert emitted == ["4", "2.", " ", "Probably", " </thi"]
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "content"),
+    [
+        ("\n\n    return x\n", True, "    return x\n"),
+        ("    return x\n", True, "    return x\n"),
+        ("\n    return x", True, "    return x"),
+        ("\n\n\treturn\t\n\n", True, "\treturn\t\n\n"),
+        (" \n\nYes ", True, " \n\nYes "),
+        ("\n\n", True, ""),
+        ("</think>\n\n  Yes\n", True, "  Yes\n"),
+        ("\n\n    return x\n", False, "\n\n    return x\n"),
+        ("\u00a0Yes\u2003", True, "\u00a0Yes\u2003"),
+        ("\r\n  a\r\n", False, "\r\n  a\r\n"),
+    ],
+)
+def test_an_answer_keeps_its_white_space_and_not_the_blank_line_after_the_thinking(
+    text: str, thought: bool, content: str
+) -> None:
+    assert answer_text(text, thought=thought) == content
+    emitted: list[str] = []
+    stream = AnswerStream(emitted.append, thought=thought)
+    for step in grown(list(text), ()):
+        stream.on_token(step)
+    stream.finish(text)
+    assert "".join(emitted) == content
 
 
 def test_an_answer_ends_before_its_stop_string() -> None:
     large = ScriptedModel("large", counting("large", 3), answer="\n\nIt is 42. Next problem")
     emitted: list[str] = []
-    stream = AnswerStream(emitted.append, (" Next",))
+    stream = AnswerStream(emitted.append, (" Next",), thought=True)
     step, _ = run(write_answer(large, PROBLEM, limit=99, stop=(" Next",), stream=stream))
     assert (step.text, step.stop) == ("\n\nIt is 42. Next", "delimiter")
-    assert "".join(emitted) == answer_text(step.text, (" Next",)) == "It is 42."
+    assert "".join(emitted) == answer_text(step.text, (" Next",), thought=True) == "It is 42."
 
 
 def test_a_model_that_starts_again_continues_after_the_emitted_text() -> None:
     """As another replica does, when the first one died in the middle of the answer."""
     other = ScriptedModel("large", counting("large", 3), answer="\n\nSo it is certainly 42.")
     emitted: list[str] = []
-    stream = AnswerStream(emitted.append)
+    stream = AnswerStream(emitted.append, thought=True)
     assert not stream.on_token(
         Step("\n\nSo it is", "large", "until", tuple(map(Token, ("\n\n", "So", " it", " is"))))
     )

@@ -27,7 +27,7 @@ def chain(*tokens: int, stop: Stop = "delimiter") -> Chain:
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"tokens": 1}, "no room to think and to answer"),
+        ({"tokens": 0}, "0 tokens: must be at least 1"),
         ({"tokens": 100, "answer": 100}, "must be from 1 to 99"),
         ({"tokens": 100, "answer": 150}, "must be from 1 to 99"),
         ({"tokens": 100, "answer": 0}, "must be from 1 to 99"),

@@ -214,6 +214,16 @@ def test_a_context_that_is_full_when_the_answer_is_due_leaves_it_empty(
     assert (outcome.text, outcome.reason, len(outcome.chain.steps)) == ("", "context", 4)
 
 
+@pytest.mark.parametrize("how", [{}, {"by_method": True}, {"thinks": False}])
+def test_a_context_in_which_nothing_at_all_can_be_written_is_raised(how: dict[str, bool]) -> None:
+    case = Case()
+    full = ContextTooLong("full", role="large")
+    case.large.fails = lambda verb, chain: full
+    with pytest.raises(ContextTooLong, match="full"):
+        case.run(**how)
+    assert not [event for event in case.events if isinstance(event, Committed | Finished)]
+
+
 def test_models_without_a_thinking_block_have_answered_when_they_end() -> None:
     case = Case()
     case.small.script = lambda previous: "First.\n\n" if not previous else "So it is \\boxed{7}."
@@ -223,7 +233,7 @@ def test_models_without_a_thinking_block_have_answered_when_they_end() -> None:
         "7",
         "stop",
     )
-    assert case.emitted == ["First.", "\n\nSo it is \\boxed{7}."]  # as the steps are committed
+    assert case.emitted == ["First.\n\n", "So it is \\boxed{7}."]  # as the steps are committed
     assert not [event for event in case.events if isinstance(event, Answered)]
 
 

@@ -742,7 +742,7 @@ class StandIn(FakeVllm):
         The tokens of the answer in the format that vLLM's field ``structured_outputs`` requests.
         """
         value = filled(outputs["json"]) if "json" in outputs else {"answer": 42}
-        return [*self.encode(orjson.dumps(value).decode()), ENDED]
+        return [*self.encode(stand_in_tools.json_text(value)), ENDED]
 
     def calling(self, prompt: Sequence[int], wanted: str | None) -> list[int]:
         """
@@ -761,7 +761,8 @@ class StandIn(FakeVllm):
         functions = {tool["function"]["name"]: tool["function"] for tool in tools}
         name = wanted or next(iter(functions))
         arguments = filled({"type": "object", **functions[name].get("parameters", {})})
-        return [*self.encode(stand_in_tools.written(name, orjson.dumps(arguments).decode())), ENDED]
+        written = stand_in_tools.written(name, stand_in_tools.json_text(arguments))
+        return [*self.encode(written), ENDED]
 
     def judged(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
         accepted = (

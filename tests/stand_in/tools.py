@@ -5,11 +5,10 @@ them. No I/O.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import orjson
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 TOOLS = "tools: "  # how the turn begins that shows the tools
@@ -20,9 +19,14 @@ NO_PARSER = '"auto" tool choice requires --enable-auto-tool-choice and --tool-ca
 _CALL = re.compile(re.escape(BEGIN) + r"(.*?)" + re.escape(END), re.DOTALL)
 
 
+def json_text(value: object) -> str:
+    """Write *value* as vLLM does, with integers of any size."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 def shown(tools: Sequence[Mapping[str, Any]]) -> str:
     """Return the turn that shows *tools*."""
-    return TOOLS + orjson.dumps(tools).decode()
+    return TOOLS + json_text(tools)
 
 
 def listed(text: str) -> list[dict[str, Any]]:
@@ -30,7 +34,7 @@ def listed(text: str) -> list[dict[str, Any]]:
     Read the tools of a conversation, whose first turn has this *text*; none if it does not show
     any.
     """
-    return orjson.loads(text.removeprefix(TOOLS)) if text.startswith(TOOLS) else []
+    return json.loads(text.removeprefix(TOOLS)) if text.startswith(TOOLS) else []
 
 
 def spelt(message: Mapping[str, Any]) -> str:
@@ -57,8 +61,8 @@ def parse(text: str) -> tuple[str, list[tuple[str, str]]]:
             (size for size in range(len(BEGIN) - 1, 0, -1) if text.endswith(BEGIN[:size])), 0
         )
         content = text[: len(text) - partial]
-    calls = [orjson.loads(match) for match in _CALL.findall(text)]
-    return content, [(call["name"], orjson.dumps(call["arguments"]).decode()) for call in calls]
+    calls = [json.loads(match) for match in _CALL.findall(text)]
+    return content, [(call["name"], json_text(call["arguments"])) for call in calls]
 
 
 def required(request: Mapping[str, Any]) -> str | None:

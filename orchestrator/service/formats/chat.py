@@ -30,6 +30,7 @@ from .schemas import (
     ModelName,
     NamedSchema,
     NamedTool,
+    Nothing,
     Offered,
     OpenaiRequest,
     Part,
@@ -40,10 +41,10 @@ from .schemas import (
     Stops,
     ToolCallPart,
     ToolPart,
-    TopK,
     Wanted,
     any_json,
     joined_text,
+    without_billing,
 )
 
 COMPLETION, CHUNK = "chat.completion", "chat.completion.chunk"
@@ -64,10 +65,11 @@ class Turn(Part):
     name: str | None = None  # no chat template has a place for it
     reasoning: str | None = None
     reasoning_content: str | None = None
-    refusal: None = None
+    refusal: str | None = None
+    """Why an earlier answer has no content; the models read it in its place."""
     annotations: Items[Any] | None = None
-    audio: None = None
-    function_call: None = None
+    audio: Nothing = None
+    function_call: Nothing = None
     tool_calls: Items[ToolCallPart] | None = None
     tool_call_id: Annotated[CallId | None, Field(validate_default=True)] = None
     provider_specific_fields: dict[str, Any] | None = None
@@ -108,9 +110,11 @@ class Turn(Part):
             (self.reasoning or self.reasoning_content or "") if self.role == "assistant" else ""
         )
         calls = tuple([call.call for call in self.tool_calls or ()])
+        content = joined_text(self.content) or self.refusal or ""
+        speaker = SPEAKERS[self.role]
         return Message(
-            SPEAKERS[self.role],
-            joined_text(self.content),
+            speaker,
+            without_billing(content) if speaker == "system" else content,
             calls,
             self.tool_call_id or "",
             reasoning,
@@ -118,10 +122,10 @@ class Turn(Part):
 
 
 class StreamOptions(Part):
-    """Options of a stream. *continuous_usage_stats*, which load generators send, has no effect."""
+    """Options of a stream; only *include_usage* has an effect."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
@@ -145,21 +149,15 @@ class ChatRequest(OpenaiRequest):
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     reasoning_effort: Effort | None = None
-    top_k: TopK = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     response_format: ResponseFormat | None = None
     tools: Offered[ToolPart] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
 
     # Features that no method has; clients may send the values that turn them off.
+    store: Literal[False] | None = None
     functions: Empty = None
     function_call: Literal["none"] | None = None
     logprobs: Literal[False] | None = None
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     verbosity: Literal["medium"] | None = None
     modalities: Items[Literal["text"]] | None = None
     web_search_options: None = None

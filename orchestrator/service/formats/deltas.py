@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 
 from ...chain import THINK_END, Step, ToolCall
 from ...events import Answered, Answering, Called, Calling, Committed, Event, Started
+from ...json_values import write_json
 from ...ledger import Ledger
 from ...markers import may_open_block, opened_by
 from ...solution import Solution
@@ -344,11 +344,11 @@ def named_event(kind: str, **fields: Any) -> bytes:
 
 
 def event(body: Mapping[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+    return b"data: " + write_json(body) + b"\n\n"
 
 
 def json_response(body: Mapping[str, Any], status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, media_type="application/json")
+    return Response(write_json(body), status, media_type="application/json")
 
 
 def solution(solution: Solution) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
-import orjson
 from pydantic import BeforeValidator, Field
 
-from ...answer import first_stop, is_json
+from ...answer import first_stop
 from ...chain import Message, Tool, ToolCall
+from ...errors import near
 from ...events import Answered, Calling, Committed, Event, Started
+from ...json_values import is_json, json_text, read_json
 from ...solution import Solution
 from ..http.errors import ApiError, bad_request
 from ..http.runs import PROGRESS, RunItem, Runs
@@ -28,12 +29,14 @@ from ..watch.records import RunResult, ServiceRequest
 from . import deltas
 from .deltas import Delta, DeltaBuilder, named_event
 from .schemas import (
+    BILLING,
     SERVED,
     CallId,
     Empty,
     Items,
     ModelName,
     Name,
+    Nothing,
     Part,
     Positive,
     Request,
@@ -41,29 +44,25 @@ from .schemas import (
     Schema,
     Stops,
     Temperature,
-    TextPart,
     TopK,
     TopP,
     Wanted,
     arguments_object,
     joined_text,
     kind_of,
+    without_billing,
 )
-
-BILLING = "x-anthropic-billing-header"
-"""
-The beginning of a system block that Claude Code changes with every request, so that no prefix cache
-could hit.
-"""
 
 OWN_TOOLS = "the service runs no tools; send tools with an input_schema, which the client runs"
 TEXT_ONLY = f"the methods read text only; send text blocks, or {SERVED}"
 
 
-class TextBlock(TextPart):
+class TextBlock(Part):
     """A block of text."""
 
-    citations: None = None
+    type: Literal["text"]
+    text: str
+    citations: Nothing = None
 
 
 class ThinkingBlock(Part):
@@ -86,6 +85,8 @@ TURNS = {
     "thinking": "assistant",
     "redacted_thinking": "assistant",
     "tool_result": "user",
+    "tool_addition": "system",
+    "tool_removal": "system",
 }
 
 
@@ -99,6 +100,26 @@ def _supported(block: object, kinds: Sequence[str]) -> object:
     raise ValueError(f"a block of type {kind!r}: {OWN_TOOLS if '_tool_' in kind else TEXT_ONLY}")
 
 
+class ToolReferenceBlock(Part):
+    """
+    A tool that a search of the client has found. The models read its name; they know the tool from
+    the request.
+    """
+
+    type: Literal["tool_reference"]
+    tool_name: Name | None = None
+    name: Name | None = None
+    """As vLLM's clients may call it."""
+
+    @property
+    def text(self) -> str | None:
+        return self.tool_name or self.name
+
+
+ResultBlock: TypeAlias = Annotated[
+    Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")],
+    BeforeValidator(partial(_supported, kinds=("text", "tool_reference"))),
+]
 PlainBlock: TypeAlias = Annotated[TextBlock, BeforeValidator(partial(_supported, kinds=("text",)))]
 
 
@@ -122,7 +143,7 @@ class ToolResultBlock(Part):
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: str | Items[PlainBlock] | None = None
+    content: str | Items[ResultBlock] | None = None
     is_error: bool | None = None
     toolset_name: None = None
 
@@ -135,8 +156,8 @@ class ToolResultBlock(Part):
 
 
 UserBlock: TypeAlias = Annotated[
-    Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")],
-    BeforeValidator(partial(_supported, kinds=("text", "tool_result"))),
+    Annotated[TextBlock | ToolResultBlock | ToolReferenceBlock, Field(discriminator="type")],
+    BeforeValidator(partial(_supported, kinds=("text", "tool_result", "tool_reference"))),
 ]
 AssistantBlock: TypeAlias = Annotated[
     Annotated[
@@ -159,22 +180,13 @@ class UserTurn(Part):
     def messages(self) -> tuple[Message, ...]:
         if isinstance(self.content, str):
             return (Message("user", self.content),)
-        results = (
-            block.message if isinstance(block, ToolResultBlock) else Message("user", block.text)
-            for block in self.content
-        )
-        return tuple(results)
-
-
-class SystemTurn(Part):
-    """Instructions within the conversation."""
-
-    role: Literal["system"]
-    content: str | Items[PlainBlock]
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        return (Message("system", joined_text(self.content)),)
+        turns: list[Message] = []
+        for block in self.content:
+            if isinstance(block, ToolResultBlock):
+                turns.append(block.message)
+            elif isinstance(block, TextBlock):
+                turns.append(Message("user", block.text))
+        return tuple(turns)
 
 
 class AssistantTurn(Part):
@@ -197,11 +209,6 @@ class AssistantTurn(Part):
         return (Message("assistant", text, calls, reasoning=thinking),)
 
 
-MessageTurn: TypeAlias = Annotated[
-    UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")
-]
-
-
 class ThinkingConfig(Part):
     """
     Thinking of at most *budget_tokens* tokens, if they are set; what is left of `max_tokens` is for
@@ -213,7 +220,8 @@ class ThinkingConfig(Part):
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Positive | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    """With "omitted" the reply does not show the thinking."""
 
 
 class OutputFormat(Schema):
@@ -250,15 +258,14 @@ class CustomTool(Part):
     input_schema: dict[str, Any]
     strict: bool | None = None
     eager_input_streaming: bool | None = None
-    defer_loading: Literal[False] | None = None
-    allowed_callers: Items[Literal["direct"]] | None = None
+    defer_loading: bool | None = None
+    """Whether a search has to find the tool first; the models read about every tool."""
+    allowed_callers: Items[str] | None = None
     input_examples: Items[dict[str, Any]] | None = None
 
     @property
     def tool(self) -> Tool:
-        return Tool(
-            self.name, self.description or "", orjson.dumps(self.input_schema).decode(), self.strict
-        )
+        return Tool(self.name, self.description or "", json_text(self.input_schema), self.strict)
 
 
 def _client_tool(tool: object) -> object:
@@ -269,6 +276,75 @@ def _client_tool(tool: object) -> object:
 
 
 OfferedTool: TypeAlias = Annotated[CustomTool, BeforeValidator(_client_tool)]
+
+
+class ChangedTool(Part):
+    """A tool that is in the list of tools, by its *name*."""
+
+    type: Literal["tool_reference"]
+    name: Name
+
+
+class DefinedTool(Part):
+    """A tool that is not in the list of tools."""
+
+    type: Literal["tool_definition"]
+    definition: OfferedTool
+
+
+class ToolAdditionBlock(Part):
+    """A tool that the answer may call from here on."""
+
+    type: Literal["tool_addition"]
+    tool: Annotated[ChangedTool | DefinedTool, Field(discriminator="type")]
+
+
+class ToolRemovalBlock(Part):
+    """A tool that the answer may call no longer."""
+
+    type: Literal["tool_removal"]
+    tool: ChangedTool
+
+
+ToolChange: TypeAlias = ToolAdditionBlock | ToolRemovalBlock
+SystemBlock: TypeAlias = Annotated[
+    Annotated[TextBlock | ToolChange, Field(discriminator="type")],
+    BeforeValidator(partial(_supported, kinds=("text", "tool_addition", "tool_removal"))),
+]
+
+
+class SystemTurn(Part):
+    """Instructions within the conversation, and changes of the tools."""
+
+    role: Literal["system"]
+    content: str | Items[SystemBlock]
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        if isinstance(self.content, str):
+            return _instructions([self.content])
+        return _instructions([block.text for block in self.content if isinstance(block, TextBlock)])
+
+    @property
+    def changes(self) -> list[ToolChange]:
+        if isinstance(self.content, str):
+            return []
+        return [block for block in self.content if not isinstance(block, TextBlock)]
+
+
+MessageTurn: TypeAlias = Annotated[
+    UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")
+]
+
+
+def _instructions(texts: Iterable[str]) -> tuple[Message, ...]:
+    """
+    Return one system message of *texts*; none if they are empty.
+
+    A text that begins with Claude Code's billing header is left out, as in vLLM's API.
+    """
+    text = "\n".join([text for text in texts if text and not text.startswith(BILLING)])
+    return (Message("system", text),) if text else ()
 
 
 class ToolChoice(Part):
@@ -303,25 +379,55 @@ class Conversation(Part):
     @property
     def wanted(self) -> Wanted:
         blocks = (
-            [self.system]
+            [without_billing(self.system)]
             if isinstance(self.system, str)
             else [block.text for block in self.system or ()]
         )
-        system = "\n".join(text for text in blocks if not text.startswith(BILLING))
-        first = (Message("system", system),) if system else ()
+        turns = [message for turn in self.messages for message in turn.messages]
         choice = self.tool_choice
         return Wanted(
-            (*first, *_merged(message for turn in self.messages for message in turn.messages)),
+            tuple(_merged((*_instructions(blocks), *turns))),
             format=(
                 self.output_config.format.rules
                 if self.output_config and self.output_config.format
                 else None
             ),
             format_name="output_config.format",
-            tools=tuple([tool.tool for tool in self.tools or ()]),
+            tools=tuple([tool.tool for tool in self._offered()]),
             tool_choice=_choice(choice),
             parallel=not (choice and choice.disable_parallel_tool_use),
         )
+
+    def _offered(self) -> list[CustomTool]:
+        """
+        Return the tools after all changes in the conversation: chat templates show one list. Raise
+        `ApiError` for a change of a tool that there is not.
+        """
+        changes = [
+            change
+            for turn in self.messages
+            if isinstance(turn, SystemTurn)
+            for change in turn.changes
+        ]
+        if not changes:  # then two tools with one name are an error
+            return self.tools or []
+        tools = {tool.name: tool for tool in self.tools or ()}
+        removed: set[str] = set()
+        for change in changes:
+            if isinstance(change.tool, DefinedTool):
+                tools[change.tool.definition.name] = change.tool.definition
+                removed.discard(change.tool.definition.name)
+                continue
+            name = change.tool.name
+            if name not in tools:
+                hint = near(name, tools)
+                message = f"{change.type} names {name!r}, which is no tool of the request{hint}"
+                raise bad_request(message, "messages")
+            if isinstance(change, ToolRemovalBlock):
+                removed.add(name)
+            else:
+                removed.discard(name)
+        return [tool for name, tool in tools.items() if name not in removed]
 
 
 def _choice(choice: ToolChoice | None) -> str:
@@ -472,7 +578,7 @@ class ContentBlocks:
         """
         events = self.close()
         for block, text in self._inputs.items():
-            self.blocks[block]["input"] = orjson.loads(arguments_object(text))
+            self.blocks[block]["input"] = read_json(arguments_object(text))
         lost = {block for block, text in self._inputs.items() if cut and not is_json(text)}
         self.blocks = [block for index, block in enumerate(self.blocks) if index not in lost]
         if not self.blocks:

@@ -354,8 +354,6 @@ class Resolver:
             raise bad_request(
                 f"min_tokens is {least} and {name} {tokens}: send at most {tokens}", "min_tokens"
             )
-        if tokens == 1:
-            raise bad_request(f"{name}=1 has no room to think and to answer: send at least 2", name)
         if tokens is not None and requested is not None and tokens != requested:
             message = (
                 f"{name} is {tokens} and stepspec.budget.tokens {requested}: both are one limit,"
@@ -365,7 +363,10 @@ class Resolver:
         budget = self.offer.defaults.budget.budget()
         budget = replace(budget, tokens=tokens, answer=None) if tokens else budget
         budget = self._limited(_with_overrides(budget, overrides), overrides)
-        answer, thinking = budget.for_answer, budget.tokens - budget.for_answer
+        answer = budget.for_answer
+        thinking = budget.tokens - answer
+        if not thinking:  # no share of the effort is left to divide
+            return budget
         if wanted.effort is not None:
             thinking = max(1, int(thinking * EFFORT[wanted.effort]))
         if wanted.thinking is not None:

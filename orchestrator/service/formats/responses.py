@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field
 
-from ...answer import is_json
-from ...chain import Message, ToolCall
+from ...chain import Message, Tool, ToolCall
 from ...events import Calling
+from ...json_values import is_json, json_text, read_json
 from ...solution import Solution
 from ..http.errors import ApiError
 from ..http.runs import PROGRESS, RunItem, Runs
@@ -26,17 +27,18 @@ from . import deltas
 from .deltas import Delta, DeltaBuilder
 from .schemas import (
     FUNCTIONS,
+    MAX_TOOLS,
     SPEAKERS,
     AnyJson,
     Arguments,
     CallId,
-    ChosenFunction,
+    Content,
     Effort,
     FunctionTool,
-    ItemContent,
     Items,
+    Name,
     NamedSchema,
-    Offered,
+    Nothing,
     OpenaiRequest,
     Part,
     PlainText,
@@ -44,7 +46,27 @@ from .schemas import (
     Wanted,
     any_json,
     joined_text,
+    kind_of,
 )
+
+INPUT = "input"
+"""The one argument of the function that the models see in place of a custom tool."""
+
+INPUT_SCHEMA = json_text(
+    {
+        "type": "object",
+        "properties": {
+            INPUT: {"type": "string", "description": "The text for this tool, in free form."}
+        },
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+)
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """Return the name of a tool as the models see it, which vLLM joins in the same way."""
+    return name if namespace is None else f"{namespace}__{name}"
 
 
 class Item(Part):
@@ -59,7 +81,7 @@ class MessageItem(Item):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: ItemContent
+    content: Content
     phase: str | None = None
 
 
@@ -79,27 +101,67 @@ class ReasoningItem(Item):
     encrypted_content: str | None = None
 
 
-class FunctionCallItem(Item):
+class CallItem(Item):
     """A call of a tool in an earlier answer."""
 
-    type: Literal["function_call"]
     call_id: CallId
     name: str
+    namespace: str | None = None
+    """The namespace of the tool; None if it has none."""
+    caller: Any = None
+    """Who made the call; it has no effect."""
+
+    @property
+    def flat_name(self) -> str:
+        return flat_name(self.namespace, self.name)
+
+
+class FunctionCallItem(CallItem):
+    """A call of a function."""
+
+    type: Literal["function_call"]
     arguments: Arguments = "{}"
-    parsed_arguments: Any = None  # by OpenAI's SDK
+    parsed_arguments: Any = None
+    """What OpenAI's SDK parsed of the arguments; it is dropped."""
+
+    @property
+    def call(self) -> ToolCall:
+        return ToolCall(self.call_id, self.flat_name, self.arguments)
 
 
-class FunctionCallOutputItem(Item):
+class CustomCallItem(CallItem):
+    """A call of a custom tool, with its one text."""
+
+    type: Literal["custom_tool_call"]
+    input: str = ""
+
+    @property
+    def call(self) -> ToolCall:
+        return ToolCall(self.call_id, self.flat_name, json_text({INPUT: self.input}))
+
+
+class CallOutputItem(Item):
     """The result of a call."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: CallId
-    output: ItemContent
+    output: Content
+    name: str | None = None
+    """The name of the tool; it has no effect."""
+    caller: Any = None
+    """Who made the call; it has no effect."""
 
 
-TypedItem: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem
+TypedItem: TypeAlias = (
+    MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | CallOutputItem
+)
 
-OWN_CALLS = ("function_call", "function_call_output")
+OWN_CALLS = (
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+)
 
 
 def _with_type(item: object) -> object:
@@ -140,12 +202,12 @@ def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
         match item:
             case ReasoningItem():
                 thoughts += [part.text for part in item.content or ()]
-            case FunctionCallItem():
-                calls.append(ToolCall(item.call_id, item.name, item.arguments))
+            case FunctionCallItem() | CustomCallItem():
+                calls.append(item.call)
             case MessageItem(role="assistant"):
                 if (text := joined_text(item.content)) or texts:
                     texts.append(text)
-            case MessageItem() | FunctionCallOutputItem() | None:
+            case MessageItem() | CallOutputItem() | None:
                 if texts or calls:
                     yield Message(
                         "assistant", "\n".join(texts), tuple(calls), reasoning="".join(thoughts)
@@ -181,10 +243,87 @@ class TextOptions(Part):
     verbosity: Literal["medium"] | None = None
 
 
+class CustomTool(Part):
+    """
+    A tool that takes one text. The models see a function with one argument, as vLLM shows it.
+
+    Its *format*, such as a grammar, has no effect.
+    """
+
+    type: Literal["custom"]
+    name: Name
+    description: str | None = None
+    format: dict[str, Any] | None = None
+    defer_loading: bool | None = None
+    """Whether a search has to find the tool first; the models read about every tool."""
+
+    @property
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description or "", INPUT_SCHEMA)
+
+
+class NamespaceTool(Part):
+    """Tools whose names belong to a namespace."""
+
+    type: Literal["namespace"]
+    name: Name
+    description: str | None = None
+    tools: Annotated[
+        list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]],
+        Field(max_length=MAX_TOOLS, fail_fast=True),
+    ]
+
+
+def _client_tool(tool: object) -> object:
+    """Refuse the tools that a service would have to run itself."""
+    kind = kind_of(tool)
+    if kind not in ("function", "custom", "namespace", None):
+        raise ValueError(f"a tool of the type {kind!r}: {FUNCTIONS}")
+    return tool
+
+
+ClientTool: TypeAlias = Annotated[
+    Annotated[FunctionTool | CustomTool | NamespaceTool, Field(discriminator="type")],
+    BeforeValidator(_client_tool),
+]
+
+
+class ChosenTool(Part):
+    """The tool that the answer has to call."""
+
+    type: Literal["function", "custom"]
+    name: Name
+
+
+@dataclass(frozen=True, slots=True)
+class FlatTool:
+    """A tool of the client with the namespace that it is in."""
+
+    offered: FunctionTool | CustomTool
+    """The tool as the client describes it."""
+    namespace: str | None = None
+    """The name of its namespace; None if it has none."""
+
+    @property
+    def tool(self) -> Tool:
+        """What the models read about the tool."""
+        name = flat_name(self.namespace, self.offered.name)
+        return replace(self.offered.tool, name=name)
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """The fields of a call of the tool that name it."""
+        named = {"name": self.offered.name}
+        if self.namespace is not None:
+            named["namespace"] = self.namespace
+        kind = "custom_tool_call" if isinstance(self.offered, CustomTool) else "function_call"
+        return {"type": kind, **named}
+
+
 class ResponsesStreamOptions(Part):
     """Options of a stream of the Responses API."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
 class ResponsesRequest(OpenaiRequest):
@@ -196,12 +335,14 @@ class ResponsesRequest(OpenaiRequest):
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     stream_options: ResponsesStreamOptions | None = None
-    stop: None = None  # load generators send it; this API has no stop strings
-    tools: Offered[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    stop: Nothing = None  # load generators send it; this API has no stop strings
+    client_metadata: dict[str, Any] | None = None  # of Codex, about itself
+    tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
 
     # Features that no method has; clients may send the values that turn them off.
     background: Literal[False] | None = None
+    store: bool | None = None  # nothing is stored, as by vLLM
     # agents ask always; the text is in the output
     include: Items[Literal["reasoning.encrypted_content"]] | None = None
     truncation: Literal["disabled"] | None = None
@@ -221,10 +362,31 @@ class ResponsesRequest(OpenaiRequest):
             effort=self.reasoning.effort if self.reasoning else None,
             format=format.rules if isinstance(format, SchemaFormat) else any_json(format),
             format_name="text.format",
-            tools=tuple([tool.tool for tool in self.tools or ()]),
-            tool_choice=choice.name if isinstance(choice, ChosenFunction) else choice or "auto",
+            tools=tuple([each.tool for each in self.flat_tools]),
+            tool_choice=(
+                self._chosen(choice.name) if isinstance(choice, ChosenTool) else choice or "auto"
+            ),
             parallel=self.parallel_tool_calls is not False,
         )
+
+    @property
+    def flat_tools(self) -> list[FlatTool]:
+        """The tools without their namespaces around them."""
+        flat: list[FlatTool] = []
+        for offered in self.tools or ():
+            if isinstance(offered, NamespaceTool):
+                flat += [FlatTool(tool, offered.name) for tool in offered.tools]
+            else:
+                flat.append(FlatTool(offered))
+        return flat
+
+    def _chosen(self, name: str) -> str:
+        """Return the name, as the models see it, of the tool *name*, which may lack a namespace."""
+        flat = self.flat_tools
+        local = [each.tool.name for each in flat if each.offered.name == name]
+        if len(local) == 1 and name not in [each.tool.name for each in flat]:
+            return local[0]
+        return name
 
     @property
     def echo(self) -> dict[str, Any]:
@@ -251,7 +413,7 @@ class ResponsesRequest(OpenaiRequest):
             },
             "tool_choice": (
                 choice.model_dump(exclude={"cache_control"})
-                if isinstance(choice, ChosenFunction)
+                if isinstance(choice, ChosenTool)
                 else choice or ("auto" if self.tools else "none")
             ),
             "tools": [
@@ -266,11 +428,14 @@ class ResponsesRequest(OpenaiRequest):
 class ResponseEvents:
     """The numbered events of one stream, and the output *items* that they build."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, tools: Sequence[FlatTool] = ()) -> None:
         self._number, self._request_id = 0, request_id
+        self._tools = {each.tool.name: each for each in tools}
         self.items: list[dict[str, Any]] = []
         self._texts: list[str] = []
         self._call = -1  # the index of the open call
+        self.lost: dict[str, Any] | None = None
+        """A call that was cut off before its arguments were complete; None if there is none."""
 
     def event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
@@ -290,21 +455,35 @@ class ResponseEvents:
 
     def _add_call(self, piece: Calling) -> bytes:
         events = b""
-        if not self.items or self.items[-1]["type"] != "function_call" or piece.index != self._call:
-            events, self._call = self.close(), piece.index
-            item = {
-                "id": f"fc_{self._request_id}_{piece.index}",
-                "type": "function_call",
-                "status": "in_progress",
-            }
-            self.items.append({**item, "call_id": piece.id, "name": piece.name, "arguments": ""})
-            events += self._item_event("added")
+        if not self._in_call or piece.index != self._call:
+            events = self.close() + self._open_call(piece)
         if not piece.arguments:
             return events
         self._texts.append(piece.arguments)
+        if self.items[-1]["type"] == "custom_tool_call":  # its text is known at the end
+            return events
         return events + self.event(
             "response.function_call_arguments.delta", **self._place, delta=piece.arguments
         )
+
+    @property
+    def _in_call(self) -> bool:
+        return bool(self.items) and self.items[-1]["type"].endswith("_call")
+
+    def _open_call(self, piece: Calling) -> bytes:
+        self._call = piece.index
+        known = self._tools.get(piece.name)
+        named = known.call if known else {"type": "function_call", "name": piece.name}
+        custom = named["type"] == "custom_tool_call"
+        item = {
+            "id": f"{'ctc' if custom else 'fc'}_{self._request_id}_{piece.index}",
+            "status": "in_progress",
+            "call_id": piece.id,
+            **named,
+            INPUT if custom else "arguments": "",
+        }
+        self.items.append(item)
+        return self._item_event("added")
 
     def close(self, status: str = "completed") -> bytes:
         """End the open item, if there is one, with this *status*; return the events."""
@@ -313,6 +492,8 @@ class ResponseEvents:
         text, item = "".join(self._texts), self.items[-1]
         self._texts.clear()
         item["status"] = status
+        if self._in_call and status != "completed" and not is_json(text):
+            self.lost = item
         if item["type"] == "function_call":
             item["arguments"] = text
             ended = self.event(
@@ -321,6 +502,11 @@ class ResponseEvents:
                 name=item["name"],
                 arguments=text,
             )
+        elif item["type"] == "custom_tool_call":
+            item[INPUT] = custom_input(text)
+            ended = self.event(
+                "response.custom_tool_call_input.delta", **self._place, delta=item[INPUT]
+            ) + self.event("response.custom_tool_call_input.done", **self._place, input=item[INPUT])
         else:
             item["content"] = [_part(item["type"], text)]
             ended = self._text_event("done", text=text) + self._part_event(
@@ -362,6 +548,16 @@ class ResponseEvents:
         )
 
 
+def custom_input(arguments: str) -> str:
+    """Return the text of a call of a custom tool, whose *arguments* a model wrote."""
+    try:
+        read = read_json(arguments)
+    except ValueError:
+        return arguments
+    text = cast("dict[str, Any]", read).get(INPUT) if isinstance(read, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
 def _part(kind: str, text: str) -> dict[str, Any]:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
@@ -381,7 +577,7 @@ class ResponsesReply:
         (self._run_request,) = runs.run_requests
         self._builder = DeltaBuilder(deltas.one_field(thinking))
         self._id, self._created = request.id, int(time.time())
-        self._events = ResponseEvents(request.id)
+        self._events = ResponseEvents(request.id, body.flat_tools)
 
     async def opening(self) -> bytes:
         kinds = ("response.created", "response.in_progress")
@@ -406,11 +602,7 @@ class ResponsesReply:
     async def body(self) -> dict[str, Any]:
         self._events.close(self._status)
         items = self._events.items
-        items[:] = [
-            each
-            for each in items
-            if each["status"] == "completed" or is_json(each.get("arguments", "{}"))
-        ]
+        items[:] = [each for each in items if each is not self._events.lost]
         return await self._ended()
 
     @property

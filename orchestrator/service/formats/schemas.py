@@ -12,14 +12,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
-import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    create_model,
+    model_validator,
+)
 
 from ...chain import Message, Speaker, Tool, ToolCall
 from ...endpoints.vllm_protocol import Format
+from ...json_values import json_text, read_json
 from ...run_options import Count, Delimiter, option_types, service_options
 from ..http.errors import bad_request
 from ..settings import Thinking
@@ -55,6 +62,15 @@ Positive: TypeAlias = Annotated[int, Field(ge=1)]
 NotNegative: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Empty: TypeAlias = Annotated[list[Any], Field(max_length=0)] | None
+
+
+def _none_for_empty(value: object) -> object:
+    return None if value in ([], {}, "") else value
+
+
+Nothing: TypeAlias = Annotated[None, BeforeValidator(_none_for_empty)]
+"""What has to be left out, or be empty."""
+
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
 Metadata: TypeAlias = Annotated[dict[str, str], Field(max_length=16)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
@@ -77,8 +93,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
             f"the body has more than {MAX_VALUES} lists and objects", code="invalid_json"
         )
     try:
-        content: object = orjson.loads(body)
-    except orjson.JSONDecodeError as exc:
+        content: object = read_json(body)
+    except ValueError as exc:
         raise bad_request(f"the body is not JSON: {exc}", code="invalid_json") from exc
     if not isinstance(content, dict):
         raise bad_request("the body has to be a JSON object", code="invalid_json")
@@ -146,11 +162,22 @@ class Options(BaseModel):
 
 class Part(Options):
     """
-    A part of a request. Prefix caches need no ``cache_control``, a hint for Anthropic's: it has no
-    effect.
+    A part of a request. What is null counts as left out, as clients send back all fields they know.
     """
 
     cache_control: Any = None
+    """A hint for Anthropic's prefix caches; it has no effect."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, part: object) -> object:
+        if not isinstance(part, dict):
+            return part
+        fields = cast("dict[str, Any]", part)
+        if None not in fields.values():
+            return fields
+        known = cls.model_fields
+        return {name: item for name, item in fields.items() if item is not None or name in known}
 
 
 class Schema(Part):
@@ -199,36 +226,93 @@ def only_text(content: object, kinds: Collection[str] = ("text",)) -> object:
     return content
 
 
-TEXT_KINDS = ("input_text", "output_text", "text")
-
-
 class TextPart(Part):
-    """A text part of a message."""
+    """A text part of a message. A part without a text is dropped."""
 
-    type: Literal["text"]
-    text: str
-    prompt_cache_breakpoint: Any = None
-
-
-class ItemPart(Part):
-    """A text part of an item; annotations and log-probabilities of earlier answers are dropped."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
+    type: Literal["text", "input_text", "output_text"]
+    text: str | None
     annotations: Items[Any] | None = None
+    """Of an earlier answer; they are dropped, like its log-probabilities."""
     logprobs: Items[Any] | None = None
+    """Of an earlier answer; they are dropped."""
     prompt_cache_breakpoint: Any = None
-    parsed: Any = None  # by OpenAI's SDK, from the text
+    """A hint for prefix caches; it has no effect."""
+    parsed: Any = None
+    """What OpenAI's SDK parsed of the text; it is dropped."""
 
 
-Content: TypeAlias = Annotated[str | Items[TextPart], BeforeValidator(only_text)]
-ItemContent: TypeAlias = Annotated[
-    str | Items[ItemPart], BeforeValidator(partial(only_text, kinds=TEXT_KINDS))
+class RefusalPart(Part):
+    """The part of an earlier answer that says why there is none."""
+
+    type: Literal["refusal"]
+    refusal: str | None
+
+    @property
+    def text(self) -> str | None:
+        return self.refusal
+
+
+class ThinkingPart(Part):
+    """Thinking within the text of an earlier answer, as Mistral's models have it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    closed: bool | None = None
+    """Whether the thinking was complete; it has no effect."""
+
+    @property
+    def text(self) -> str:
+        return self.thinking
+
+
+TEXT_KINDS = ("text", "input_text", "output_text", "refusal", "thinking")
+"""The kinds of parts that vLLM reads as text in its chat API."""
+
+
+def _text_parts(content: object) -> object:
+    """
+    Return *content* with a part for each text in its list. Raise `ValueError` for other parts than
+    text.
+    """
+    if not isinstance(content, list):
+        return content
+    parts = [
+        {"type": "text", "text": part} if isinstance(part, str) else part
+        for part in cast("list[object]", content)
+    ]
+    return only_text(parts, TEXT_KINDS)
+
+
+AnyTextPart: TypeAlias = Annotated[
+    TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")
 ]
+Content: TypeAlias = Annotated[str | Items[AnyTextPart], BeforeValidator(_text_parts)]
 
 
-def joined_text(content: str | Sequence[TextPart | ItemPart]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+class Textual(Protocol):
+    """A part with a text."""
+
+    @property
+    def text(self) -> str | None: ...
+
+
+def joined_text(content: str | Sequence[Textual], separator: str = "\n") -> str:
+    """Return the text of *content*, whose parts are joined as vLLM joins them."""
+    if isinstance(content, str):
+        return content
+    return separator.join([part.text for part in content if part.text is not None])
+
+
+BILLING = "x-anthropic-billing-header"
+"""
+The beginning of a system text that Claude Code changes with every request, so that no prefix cache
+could hit.
+"""
+
+
+def without_billing(text: str) -> str:
+    """Return the *text* of a system message without the line of Claude Code's billing header."""
+    return text.partition("\n")[2] if text.startswith(BILLING) else text
 
 
 def arguments_object(value: Any) -> str:
@@ -240,14 +324,14 @@ def arguments_object(value: Any) -> str:
     is no object, as a number or JSON that was cut off, is kept as the only argument: an answer may
     have it, and clients send it back.
     """
-    text: str = value if isinstance(value, str) else orjson.dumps(value).decode()
+    text: str = value if isinstance(value, str) else json_text(value)
     if not has_arguments(text):
         return "{}"
     parsed: Any = text
     with suppress(ValueError):
-        if _containers(text.encode()) <= MAX_VALUES and not too_deep(read := orjson.loads(text)):
+        if _containers(text.encode()) <= MAX_VALUES and not too_deep(read := read_json(text)):
             parsed = read
-    return text if isinstance(parsed, dict) else orjson.dumps({"arguments": parsed}).decode()
+    return text if isinstance(parsed, dict) else json_text({"arguments": parsed})
 
 
 def has_arguments(text: str) -> bool:
@@ -288,14 +372,22 @@ class FunctionPart(Part):
     schema.
     """
 
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, populate_by_name=True, serialize_by_alias=True
+    )
+
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
+    """Whether a search has to find the tool first; the models read about every tool."""
+    returns: Annotated[dict[str, Any] | None, Field(alias="return")] = None
+    """The schema of the result, which transformers writes; no template of vLLM gets it."""
 
     @property
     def tool(self) -> Tool:
-        parameters = orjson.dumps(self.parameters).decode() if self.parameters else ""
+        parameters = json_text(self.parameters) if self.parameters else ""
         return Tool(self.name, self.description or "", parameters, self.strict)
 
 
@@ -311,6 +403,8 @@ class ToolPart(Part):
 
     type: Literal["function"]
     function: FunctionPart
+    defer_loading: bool | None = None
+    """As in the function."""
 
 
 class FunctionTool(FunctionPart):
@@ -335,12 +429,6 @@ class NamedTool(Part):
 
     type: Literal["function"]
     function: NamedFunction
-
-
-class ChosenFunction(NamedFunction):
-    """The tool that the answer has to call, in the form of the Responses API."""
-
-    type: Literal["function"]
 
 
 class PlainText(Part):
@@ -370,7 +458,7 @@ def _few(delimiter: str | list[str]) -> str | list[str]:
 class BudgetOptions(Options):
     """Limits of this run; those left out are as configured."""
 
-    tokens: Annotated[int, Field(ge=2)] | None = None
+    tokens: Positive | None = None
     steps: Positive | None = None
     seconds: Seconds | None = None
     answer: Positive | None = None
@@ -478,11 +566,18 @@ class OpenaiRequest(Request):
     stream: bool | None = None
     temperature: Temperature = None
     top_p: TopP = None
+    top_k: TopK = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
     parallel_tool_calls: bool | None = None
 
     # Hints that do not change the answer.
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     metadata: Metadata | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
@@ -494,6 +589,5 @@ class OpenaiRequest(Request):
     min_tokens: NotNegative | None = None
 
     # Features that no method has; clients may send the values that turn them off.
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None

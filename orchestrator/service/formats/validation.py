@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from ...budget import Budget
 from ...errors import near
 from ..http.errors import ApiError, bad_request, format_path
+from .defaults import has_no_effect
 from .schemas import FUNCTIONS, SERVED, StepspecOptions, check_bounds
 
 P = TypeVar("P", bound=BaseModel)
@@ -91,13 +92,19 @@ OBJECTS = ("model_type", "model_attributes_type", "dict_type")
 
 def parse_request(schema: type[P], content: Mapping[str, Any]) -> P:
     """
-    Validate a request; null counts as left out. Raise `ApiError`, which names the wrong parameter
-    and a cure.
+    Validate a request. What is null, or has no effect, counts as left out.
+
+    Raise `ApiError`, which names the wrong parameter and a cure.
     """
     check_bounds(content)
+    known = schema.model_fields
     try:
         return schema.model_validate(
-            {name: value for name, value in content.items() if value is not None}
+            {
+                name: value
+                for name, value in content.items()
+                if value is not None and (name in known or not has_no_effect(name, value))
+            }
         )
     except ValidationError as exc:
         raise explain(schema, content, exc) from exc

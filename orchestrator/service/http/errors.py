@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-import orjson
-
 from ...errors import (
     ConfigurationError,
     ContextTooLong,
@@ -21,6 +19,7 @@ from ...errors import (
     MissingCapability,
     StepspecError,
 )
+from ...json_values import write_json
 
 TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -78,7 +77,7 @@ class ApiError(Exception):
             self.status, "server_error" if self.status >= 500 else "invalid_request_error"
         )
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": error})
+        return write_json({"error": error})
 
     @property
     def all_headers(self) -> dict[str, str]:
@@ -101,7 +100,7 @@ class ApiError(Exception):
         }
         if self.code is not None:
             error["details"] = {"error_code": self.code}
-        return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
+        return write_json({"type": "error", "error": error, "request_id": request_id})
 
 
 def shortened(text: str, longest: int) -> str:

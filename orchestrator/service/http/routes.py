@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
 
-import orjson
 from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import HTMLResponse, Response
 
 from ...chain import Message, Tool
 from ...errors import StepspecError
+from ...json_values import write_json
 from ...nesting import leaves
 from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
 from ..formats.deltas import json_response
@@ -343,7 +343,7 @@ class ModelCall:
                     tokens = await self.context.offer.engine.large.count(conversation, tools)
                 except StepspecError as exc:
                     raise api_error(exc) from exc
-            await connection.send_json(orjson.dumps({"input_tokens": tokens}))
+            await connection.send_json(write_json({"input_tokens": tokens}))
 
         return self.context.respond(self.request, work)
 

@@ -15,12 +15,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, Self, TypeAlias
 
 import aiohttp
-import orjson
 
 from ...concurrency import background
 from ...endpoints.client import CARRIED
 from ...errors import EndpointError
 from ...events import Answering, Calling, Committed, Event, Finished
+from ...json_values import write_json
 from ...ledger import Ledger
 from ...solution import Solution
 from ...trace import Stopwatch
@@ -301,7 +301,7 @@ async def _whole(runs: Runs, format: ReplyFormat, connection: ClientConnection) 
     async for items in runs:
         for item in items:
             format.render(item)
-    await connection.send_json(orjson.dumps(await format.body()))
+    await connection.send_json(write_json(await format.body()))
 
 
 async def _stream(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import aiohttp
-import orjson
 
 from ...chain import Role
 from ...concurrency import background
@@ -39,6 +38,7 @@ from ...errors import (
     EndpointUnavailable,
     EndpointUnreachable,
 )
+from ...json_values import write_json
 from ...nesting import leaves
 from ..formats.deltas import FAILED, FAILED_EVENT, response_failed
 from ..formats.requests import ServedModel
@@ -229,7 +229,7 @@ class Forwarding:
         if prioritised and self.priority is not None:
             content = {**content, "priority": run_place(self.priority)}
         unchanged = content is self.content and self.client_body is not None
-        body = self.client_body if unchanged else orjson.dumps(content)
+        body = self.client_body if unchanged else write_json(content)
         headers = {
             **self.request.forwarded,
             "Content-Type": "application/json",

@@ -135,6 +135,44 @@ async def test_a_conversation_is_rendered_once_with_all_its_turns(meet: Meet) ->
     assert server.decode(ids[0]) == f"{turns}{IM_START}assistant\n{THINK}\n"
 
 
+class SystemFirst(FakeVllm):
+    """A server whose chat template refuses a system message after the first turn."""
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if any(turn["role"] == "system" for turn in body.get("messages", [])[1:]):
+            message = "System message must be at the beginning."
+            return web.json_response({"error": {"message": message, "code": 400}}, status=400)
+        return await super().tokenize(request)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        (SystemFirst, (("system", "Be brief.\nNow."), ("user", "A"), ("user", "B"))),
+        (FakeVllm, (("system", "Be brief."), ("user", "A"), ("system", "Now."), ("user", "B"))),
+    ],
+)
+async def test_later_system_messages_are_the_first_turn_where_the_template_wants_it(
+    meet: Meet, kind: type[FakeVllm], shown: Sequence[tuple[str, str]]
+) -> None:
+    server = kind()
+    turns = (
+        Message("system", "Be brief."),
+        Message("user", "A"),
+        Message("system", "Now."),
+        Message("user", "B"),
+    )
+    async with meet(server) as met:
+        ids = await met.endpoint.encoder.prefix(turns)
+        server.requests.clear()
+        await met.endpoint.encoder.prefix((*turns, Message("system", "Again."), turns[1]))
+        # what the template refuses is known by now
+        assert [path for path, _ in server.requests].count("/tokenize") == 1
+    text = "".join(f"{IM_START}{role}\n{content}{IM_END}\n" for role, content in shown)
+    assert server.decode(ids) == f"{text}{IM_START}assistant\n{THINK}\n"
+
+
 async def test_a_conversation_longer_than_the_context_is_refused_each_time_and_never_kept(
     meet: Meet,
 ) -> None:

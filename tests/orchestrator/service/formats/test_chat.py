@@ -131,8 +131,8 @@ async def test_a_stop_string_ends_the_answer_and_never_the_thinking() -> None:
             await served.chat(stop=["\n", "\n\n"], stepspec={"answer": by})
             for by in ("large", "method")
         ]
-    assert (unstreamed.message["reasoning"], unstreamed.message["content"]) == (THINKING, "It is")
-    assert (stream.joined("reasoning"), stream.joined("content")) == (THINKING, "It is")
+    assert (unstreamed.message["reasoning"], unstreamed.message["content"]) == (THINKING, "It is ")
+    assert (stream.joined("reasoning"), stream.joined("content")) == (THINKING, "It is ")
     # the answer begins with a blank line
     assert [line.message["content"] for line in lines] == [ANSWER] * 2
 

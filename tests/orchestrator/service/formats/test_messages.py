@@ -226,7 +226,7 @@ async def test_an_answer_says_why_it_ended() -> None:
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("end_turn", None)
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("max_tokens", None)
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "is")
-    assert stopped["content"][-1]["text"] == "It"
+    assert stopped["content"][-1]["text"] == "It "
     assert streamed[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "\\boxed"}
     assert (method["stop_reason"], method["stop_sequence"]) == ("stop_sequence", "\\boxed")
     assert method["content"][-1]["text"].strip() == "It is"

@@ -14,6 +14,7 @@ import httpx
 import orjson
 import pytest
 from aiohttp import web
+from openai import AsyncOpenAI
 
 from stepspec import Solver
 from stepspec.orchestrator.service.http.app import Service
@@ -257,3 +258,43 @@ async def test_the_parser_is_asked_again_only_about_what_is_new() -> None:
     assert pair.large.decode(answer).endswith("</tool_call>")
     assert [body["generate_chunk"]["choices"][0]["finish_reason"] for body in asked][-1] == "stop"
     assert all(len(body["prompt_token_ids"]) < 64 for body in asked)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_openais_sdk_gets_the_custom_call_and_the_namespace_that_it_offered(
+    streamed: bool,
+) -> None:
+    custom: dict[str, Any] = {"type": "custom", "name": "patch", "description": "Change files."}
+    functions = [{key: FLAT[0][key] for key in FLAT[0]}]
+    space: dict[str, Any] = {
+        "type": "namespace",
+        "name": "shop",
+        "description": "Prices.",
+        "tools": functions,
+    }
+    async with (
+        standing_in() as pair,
+        AsyncOpenAI(base_url=f"{pair.http.base_url}/v1", api_key="none") as sdk,
+    ):
+        made: list[Any] = []
+        responses: Any = sdk.responses
+        for tool in (custom, space):
+            fields: dict[str, Any] = {"model": "auto", "input": "Do it.", "tools": [tool]}
+            if streamed:
+                async with responses.stream(**fields) as stream:
+                    response = await stream.get_final_response()
+            else:
+                response = await responses.create(**fields)
+            made.append(response.output[-1])
+            turns: list[Any] = [item.model_dump() for item in response.output]
+            kind = f"{turns[-1]['type']}_output"
+            output = {"type": kind, "call_id": turns[-1]["call_id"], "output": "done"}
+            asked = [{"role": "user", "content": "Do it."}, *turns, output]
+            again = await responses.create(**{**fields, "input": asked})
+            assert again.output_text == "The answer is \\boxed{42}."
+    patch, lookup = made
+    assert (patch.type, patch.name) == ("custom_tool_call", "patch")
+    assert patch.input
+    assert "{" not in patch.input
+    assert (lookup.type, lookup.namespace, lookup.name) == ("function_call", "shop", "lookup")
+    assert orjson.loads(lookup.arguments) == {"item": "42"}

@@ -113,7 +113,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": 3}, "temperature", "less than or equal to 2"),
     ({"n": 5}, "n", "at most 4"),
     ({"seed": 1.5}, "seed", "integer"),
-    ({"max_tokens": 1}, "max_tokens", "no room to think"),
+    ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     ({"max_tokens": 9, "max_completion_tokens": 8}, "max_tokens", "differ"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
     ({"stop": ["a", ""]}, "stop[1]", "at least 1 character"),
@@ -170,7 +170,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"reasoning": {"effort": "low"}}, "reasoning", "called reasoning_effort"),
     ({"max_output_tokens": 5}, "max_output_tokens", "called max_completion_tokens"),
-    ({"service_tier": "flex"}, "service_tier", "'auto'"),
+    ({"service_tier": "turbo"}, "service_tier", "'auto'"),
     (
         {"stepspec": {"options": {"thresholds": 1}}},
         "stepspec.options.thresholds",
