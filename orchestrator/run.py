@@ -164,7 +164,9 @@ class _Run:
         """Make a stream for one answer, which emits nothing if the answer is to be judged first."""
         emit: Observer = self if self.parts.check is None else lambda event: None
         if self.parts.parser is not None:
-            return CallStream(emit, self.parts.parser(), self.stop, thought=self.chain.thought)
+            parser, thought = self.parts.parser(), self.chain.thought
+            live = parser.live and self.parts.check is None
+            return CallStream(emit, parser, self.stop, thought=thought, live=live)
         return AnswerStream(
             lambda text: emit(Answering(text)), self.stop, thought=self.chain.thought
         )

@@ -223,16 +223,10 @@ class ModelTokenizer(TextEncoder):
         )
         return [*ids, *await self.literally(handover)] if handover else ids
 
-    async def answer_opening(self) -> tuple[int, ...]:
-        """
-        Encode the end of a thinking block, which stands before every answer; () for a model that
-        does not think.
-        """
-        return (
-            await self.literally(self.template.markers.closing + "\n\n")
-            if self.template.thinks
-            else ()
-        )
+    async def empty_block(self) -> tuple[int, ...]:
+        """Encode an empty thinking block, after which a parser of answers expects no thinking."""
+        markers = self.template.markers
+        return await self.literally(f"{markers.opening}\n\n{markers.closing}\n\n")
 
     async def begun(self, step: Step) -> tuple[Token, ...]:
         """

@@ -184,6 +184,7 @@ class ChatRequest(OpenaiRequest):
             format=format.json_schema.rules if isinstance(format, SchemaJson) else any_json(format),
             tools=tuple([tool.function.tool for tool in self.tools or ()]),
             tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
+            tool_named=isinstance(choice, NamedTool),
             parallel=self.parallel_tool_calls is not False,
             choices=self.n or 1,
         )

@@ -257,7 +257,7 @@ class CustomTool(Part):
     @property
     def tool(self) -> Tool:
         return Tool(
-            self.name, self.description or "", orjson.dumps(self.input_schema).decode(), self.strict
+            self.name, self.description, orjson.dumps(self.input_schema).decode(), self.strict
         )
 
 
@@ -317,9 +317,9 @@ class Conversation(Part):
                 if self.output_config and self.output_config.format
                 else None
             ),
-            format_name="output_config.format",
             tools=tuple([tool.tool for tool in self.tools or ()]),
             tool_choice=_choice(choice),
+            tool_named=choice is not None and choice.type == "tool",
             parallel=not (choice and choice.disable_parallel_tool_use),
         )
 

@@ -220,9 +220,9 @@ class ResponsesRequest(OpenaiRequest):
             least=self.min_tokens,
             effort=self.reasoning.effort if self.reasoning else None,
             format=format.rules if isinstance(format, SchemaFormat) else any_json(format),
-            format_name="text.format",
             tools=tuple([tool.tool for tool in self.tools or ()]),
             tool_choice=choice.name if isinstance(choice, ChosenFunction) else choice or "auto",
+            tool_named=isinstance(choice, ChosenFunction),
             parallel=self.parallel_tool_calls is not False,
         )
 

@@ -295,8 +295,10 @@ class FunctionPart(Part):
 
     @property
     def tool(self) -> Tool:
-        parameters = orjson.dumps(self.parameters).decode() if self.parameters else ""
-        return Tool(self.name, self.description or "", parameters, self.strict)
+        parameters = None
+        if self.parameters is not None:
+            parameters = orjson.dumps(self.parameters).decode()
+        return Tool(self.name, self.description, parameters, self.strict)
 
 
 def only_functions(tool: object) -> object:
@@ -437,9 +439,11 @@ class Wanted:
     effort: Effort | None = None
     stops: Sequence[str] = ()
     format: Format | None = None
-    format_name: str = "response_format"
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
+    tool_named: bool = False
+    """Whether *tool_choice* is the name of a tool."""
+
     parallel: bool = True
     choices: int = 1
     rest_for_answer: bool = False
