@@ -104,6 +104,8 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     reasoning: str = ""
+    name: str = ""
+    """The name of the speaker, which some chat templates show; "" if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

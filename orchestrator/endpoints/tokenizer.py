@@ -318,17 +318,25 @@ class ModelTokenizer(TextEncoder):
         Encode a conversation and its tools; also say whether the thinking block is open after it.
         """
         messages, tools, thinks = conversation
-        markers = self.template.markers
         ids = await self.rendered(
             [message_fields(message) for message in messages],
             [*map(tool_fields, tools)],
             template=self._settings.template,
-            kept=() if markers.opens_message else (markers.opening.strip(), markers.closing),
+            kept=self._shown_marks,
         )
         prompt = await self.decode(ids[-LAST_WORDS:])
         begun = self.template.begin(prompt, thinks=thinks)
         added = begun.removeprefix(prompt).removesuffix(self.template.head if tools else "")
         return (*ids, *await self.literally(added)), self.template.opens(begun)
+
+    @property
+    def _shown_marks(self) -> Sequence[str]:
+        """The marks for which chat templates look in what the assistant said, to leave parts out."""
+        markers = self.template.markers
+        if markers.opens_message:
+            return ()
+        marks = (markers.opening, markers.closing, self.template.head, self.template.ending)
+        return [mark.strip() for mark in marks if mark.strip()]
 
     async def _by_effect(self, shown: Template) -> Template:
         """

@@ -54,6 +54,8 @@ def message_fields(message: Message) -> dict[str, Any]:
         ]
     if message.call_id:
         fields["tool_call_id"] = message.call_id
+    if message.name:
+        fields["name"] = message.name
     if message.reasoning:
         fields["reasoning"] = message.reasoning
     return fields

@@ -61,7 +61,7 @@ class Turn(Part):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
-    name: str | None = None  # no chat template has a place for it
+    name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
@@ -114,6 +114,7 @@ class Turn(Part):
             calls,
             self.tool_call_id or "",
             reasoning,
+            self.name or "",
         )
 
 
