@@ -5,7 +5,9 @@ pair.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -19,6 +21,7 @@ from .settings import Endpoint, Sampling
 from .tool_protocol import ParsedAnswer, ParsedTokens, ParserState
 from .vllm_protocol import GREEDY, Format
 
+_SIGNS = re.compile("[^\\w\\s.,;:!?'\"()*/+=-]")  # others, such as brackets, begin calls
 MOST_PIECES = 1024
 """
 Tokens of calls that are parsed while the answer is written; later ones when it is complete.
@@ -98,8 +101,8 @@ class ServerParser:
     """
     The `AnswerParser` of one answer with *toolset*, by the server of *endpoint*.
 
-    Many parsers expect one token at a time. So several tokens are sent at once only where they
-    prove to be nothing but content.
+    Many parsers expect one token at a time. So several tokens are sent at once only where they have
+    no sign that marks are made of, and prove to be nothing but content.
     """
 
     def __init__(self, endpoint: ModelEndpoint, toolset: Toolset) -> None:
@@ -118,11 +121,12 @@ class ServerParser:
     ) -> tuple[int, str, Sequence[Calling]]:
         if len(self._state.get("output_chunk_lens", ())) > MOST_PIECES:
             return 0, "", ()
-        if len(tokens) > 1 and self._is_content(self._text, self._content):
-            parsed = await self._read(tokens, finished=finished)
-            text = self._text + "".join(token.text for token in tokens)
+        plain = tuple(takewhile(lambda token: not _SIGNS.search(token.text), tokens))
+        if len(plain) > 1 and self._is_content(self._text, self._content):
+            parsed = await self._read(plain, finished=finished and plain == tuple(tokens))
+            text = self._text + "".join(token.text for token in plain)
             if self._is_content(text, self._content + parsed.content):
-                return self._take(tokens, parsed)
+                return self._take(plain, parsed)
         first = tokens[:1]
         parsed = await self._read(first, finished=finished and len(tokens) <= 1)
         return self._take(first, parsed)

@@ -264,7 +264,7 @@ async def test_the_parser_is_asked_again_only_about_what_is_new() -> None:
 
 @pytest.mark.parametrize("name", ["none", "auto", "required"])
 async def test_a_tool_may_be_called_like_a_choice(name: str) -> None:
-    tools = [*TOOLS, {"type": "function", "function": {"name": name}}]
+    tools: list[dict[str, Any]] = [*TOOLS, {"type": "function", "function": {"name": name}}]
     forced = {"type": "function", "function": {"name": name}}
     async with standing_in() as pair:
         reply = await pair.chat(tools=tools, tool_choice=forced)

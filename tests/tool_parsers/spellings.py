@@ -1,15 +1,14 @@
 """
-How the models of vLLM's tool parsers spell calls: for each parser a text, before which content may
-stand, that calls two tools.
+How the models of vLLM's tool parsers spell calls: for each parser, a text that calls two tools, or
+one where the parser reads no more.
 
-Written for these tests from what the parsers accept. A parser that is listed in `FIRST_CALL_ONLY`
-reads one call of an answer, one in `NO_CONTENT` reads calls only where no content stands before
-them.
+Written for these tests from what the parsers accept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import orjson
@@ -222,6 +221,14 @@ def _ifm(name: str, arguments: Arguments) -> str:
     return f"<ifm|tool_call>{name}{parts}</ifm|tool_call>"
 
 
+def _hunyuan(separator: str, name: str, arguments: Arguments) -> str:
+    parts = "".join(
+        f"<arg_key>{key}</arg_key><arg_value>{_text(value)}</arg_value>"
+        for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}{separator}{parts}</tool_call>"
+
+
 _PYTHONIC = _joined(_pythonic, "[", ", ", "]")
 _LIST = _joined(_spaced, "[", ", ", "]")
 _QWEN = _functions("<tool_call>", "</tool_call>")
@@ -263,11 +270,8 @@ SPELLINGS: Mapping[str, str] = {
     "granite4": _HERMES,
     "hermes": _HERMES,
     "hunyuan_a13b": f"<tool_calls>{_LIST}</tool_calls>",
-    "hy_v3": _keyed(
-        "<tool_call>", "</tool_call>", ("<arg_key>", "</arg_key>"),
-        ("<arg_value>", "</arg_value>"), "<tool_sep>",
-    ),
-    "hy_v4": _GLM,
+    "hy_v3": _joined(partial(_hunyuan, "<tool_sep>"), "<tool_calls>", "", "</tool_calls>"),
+    "hy_v4": _joined(partial(_hunyuan, ""), "<tool_calls>", "", "</tool_calls>"),
     "inkling": _joined(
         lambda name, arguments: "<|message_model|><|content_invoke_tool_json|>"
         + _spaced(name, arguments, "args")
@@ -284,8 +288,8 @@ SPELLINGS: Mapping[str, str] = {
     "kimi_k3": _joined(_kimi3, "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>"),
     "lfm2": f"<|tool_call_start|>{_PYTHONIC}<|tool_call_end|>",
     "ling3": _GLM,
-    "llama3_json": _joined(lambda *call: _spaced(*call, "parameters"), between="; "),
-    "llama4_json": _joined(lambda *call: _spaced(*call, "parameters"), between="; "),
+    "llama3_json": _joined(lambda name, arguments: _spaced(name, arguments, "parameters"), between="; "),
+    "llama4_json": _joined(lambda name, arguments: _spaced(name, arguments, "parameters"), between="; "),
     "llama4_pythonic": f"<|python_start|>{_PYTHONIC}<|python_end|>",
     "longcat": _wrapped("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
     "mimo": _joined(_compact, between="\n"),

@@ -8,7 +8,7 @@ pair's, with the marks of a model family as special tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from vllm.parser import ParserManager
 from vllm.renderers.online_derenderer import OnlineDerenderer
 
 from ..orchestrator.endpoints.real import RealVllm
-from ..stand_in import DERENDER, SPECIAL
+from ..stand_in import DERENDER, IM_END, SPECIAL, THINK
 from ..vocabularies import MINIATURE, real_vocabulary
 
 MODEL = "fake"
@@ -92,18 +92,33 @@ class Derenderer:
 
 @dataclass
 class ParsingVllm(RealVllm):
-    """A stand-in with vLLM's own parsers *tool* and *reasoning*; *marks* are its special tokens."""
+    """A stand-in with vLLM's own parsers *tool* and *reasoning*."""
 
     tool: str | None = "hermes"
     reasoning: str | None = None
-    marks: frozenset[str] = frozenset()
+    marks: Iterable[str] = ()
+    """Its special tokens, beside those of its template."""
+
+    block: tuple[str, str] = ("<think>", "</think>")
+    """What opens and what closes its thinking."""
+
+    thinking: bool = True
+    """Whether its template opens the thinking block; if not, it shows an empty one."""
+
     scale_out: bool = True
     parser: Derenderer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokenizer = vocabulary({*SPECIAL, *self.marks})
+        self.tokenizer = vocabulary({*SPECIAL, *self.marks, *marks_of("".join(self.block))})
         self.parser = Derenderer(self.tokenizer, self.tool, self.reasoning)
-        self.end = self.id(b"<|im_end|>")
+        self.end = self.id(IM_END.encode())
+
+    def render(
+        self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
+        opening, closing = self.block
+        block = f"{opening}\n" if self.thinking else f"{opening}\n\n{closing}\n\n"
+        return super().render(messages, generate, tools).replace(f"{THINK}\n", block)
 
     async def parse_tools(self, request: web.Request) -> web.Response:
         if request.path != DERENDER:
