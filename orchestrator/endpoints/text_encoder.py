@@ -341,7 +341,8 @@ def divided_within(text: str, marks: Collection[str]) -> str:
     left = inner.removeprefix(first)
     last = max((mark for mark in marks if left.endswith(mark)), key=len, default="")
     rest = divided(left.removesuffix(last), marks)
-    if divided(first, [first]) + rest + divided(last, [last]) != divided(inner, marks):
+    edges = {first, last} - {""}
+    if divided(first, edges) + rest + divided(last, edges) != divided(inner, marks):
         return divided(text, marks)  # marks overlap
     opening = f"{first}{LEFT_EDGE}" if first else ""
     closing = f"{RIGHT_EDGE}{last}" if last else ""
