@@ -99,7 +99,7 @@ class ParsingVllm(RealVllm):
     marks: Iterable[str] = ()
     """Its special tokens, beside those of its template."""
 
-    block: tuple[str, str] = ("<think>", "</think>")
+    around: tuple[str, str] = ("<think>", "</think>")
     """What opens and what closes its thinking."""
 
     thinking: bool = True
@@ -109,14 +109,14 @@ class ParsingVllm(RealVllm):
     parser: Derenderer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokenizer = vocabulary({*SPECIAL, *self.marks, *marks_of("".join(self.block))})
+        self.tokenizer = vocabulary({*SPECIAL, *self.marks, *marks_of("".join(self.around))})
         self.parser = Derenderer(self.tokenizer, self.tool, self.reasoning)
         self.end = self.id(IM_END.encode())
 
     def render(
         self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()
     ) -> str:
-        opening, closing = self.block
+        opening, closing = self.around
         block = f"{opening}\n" if self.thinking else f"{opening}\n\n{closing}\n\n"
         return super().render(messages, generate, tools).replace(f"{THINK}\n", block)
 

@@ -240,7 +240,7 @@ async def test_an_answer_is_no_thinking_for_any_parser_of_reasoning(
     text = SPELLINGS.get(tool, SPELLINGS["qwen3_coder"])
     server = serving(
         text + "".join(ANSWERS), tool=tool if tool in SPELLINGS else "qwen3_coder",
-        reasoning=name, block=(opening, closing), thinking=thinking,
+        reasoning=name, around=(opening, closing), thinking=thinking,
     )  # fmt: skip
     settings = {} if thinking else {"template": {"enable_thinking": False}}
     wanted = [(call, dict(arguments)) for call, arguments in CALLS]
