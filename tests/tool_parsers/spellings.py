@@ -72,7 +72,9 @@ def _joined(
 
 def _wrapped(before: str, after: str, between: str = "\n") -> str:
     """Calls in JSON, each between two marks."""
-    return _joined(lambda *call: before + _spaced(*call) + after, between=between)
+    return _joined(
+        lambda name, arguments: before + _spaced(name, arguments) + after, between=between
+    )
 
 
 def _dsml(mark: str, calls: str, gap: str = "") -> str:
@@ -266,7 +268,7 @@ SPELLINGS: Mapping[str, str] = {
     "glm45": _GLM,
     "glm47": _GLM,
     "granite": "<|tool_call|>" + _LIST,
-    "granite-20b-fc": _joined(lambda *call: "<function_call> " + _spaced(*call)),
+    "granite-20b-fc": _joined(lambda name, arguments: "<function_call> " + _spaced(name, arguments)),
     "granite4": _HERMES,
     "hermes": _HERMES,
     "hunyuan_a13b": f"<tool_calls>{_LIST}</tool_calls>",
