@@ -17,7 +17,7 @@ from .json_values import is_json
 from .markers import may_repeat, partial_match, without_repeats
 
 CLOSED = "closed"  # the note of a step that ends the thinking although the models had not
-# seconds from one reply of a parser to the next request, which each read the answer anew
+# seconds for which tokens are collected before the parser reads them
 PARSE_EVERY = 0.05
 BOX_MARK = re.compile(
     r"\\(?:boxed|fbox|framebox(?:\s*\[[^\]\n]*\])*)(?:\s*\{|\s*(?P<bare>-?\d+(?:[.,]\d+)*|(?<=\s)[A-Za-z](?!\w)"
@@ -171,9 +171,10 @@ class CallStream(AnswerStream):
     Emits an answer that may call tools, as *parser* understands it: `Answering` for its content,
     `Calling` for a call.
 
-    While the answer is written, the parser reads what is new, as fast as it answers, but not more
-    often than every `PARSE_EVERY` seconds. A parser that fails then is asked again when the answer
-    is complete, and may fail that.
+    A *live* stream emits what the parser reads while the answer is written, as fast as it answers.
+    When the answer is complete, the parser reads it as a whole, and what is missing is emitted. An
+    answer that was cut off is read as it was written, so that no half of a call becomes content. A
+    parser that fails is asked again when the answer is complete, and may fail that.
     """
 
     def __init__(
@@ -183,9 +184,12 @@ class CallStream(AnswerStream):
         stops: Sequence[str] = (),
         *,
         thought: bool = False,
+        live: bool = True,
     ) -> None:
         super().__init__(lambda text: emit(Answering(text)), stops, thought=thought)
-        self._emit_call, self._parser = emit, parser
+        self._emit_call = emit
+        self._parser = parser
+        self._live = live
         self._parsed = 0  # tokens of the answer that the parser has read
         # characters that it has read of an answer that goes on, perhaps in other tokens
         self._resumed = 0
@@ -210,7 +214,7 @@ class CallStream(AnswerStream):
 
     async def resume(self) -> str:
         if self.partial is not None:
-            await self._parse(self.partial, finished=False)
+            await self._parse_rest(self.partial)
             self._resumed = len(self.partial.text)
         return await super().resume()
 
@@ -227,11 +231,24 @@ class CallStream(AnswerStream):
 
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[None]:
+        if not self._live:
+            yield
+            return
         async with background(self._follow()):
             yield
 
     async def complete(self, step: Step) -> None:
-        await self._parse(step, finished=True)
+        if step.stop == "length":
+            await self._parse_rest(step, finished=True)
+            return
+        content, calls = await self._parser.parse_whole(step)
+        if content.startswith(self._content):
+            self._content = content
+        if not self._is_begun(calls):
+            await self._parse_rest(step, finished=True)
+        for index, call in enumerate(calls):
+            self._add_rest(index, call)
+        self._emit_parsed()
 
     async def _follow(self) -> None:
         while True:
@@ -239,19 +256,47 @@ class CallStream(AnswerStream):
             self._more.clear()
             if self.partial is not None:
                 try:
-                    await self._parse(self.partial, finished=False)
+                    await self._parse_rest(self.partial)
                 except EndpointError:
                     return
             await asyncio.sleep(PARSE_EVERY)
 
-    async def _parse(self, step: Step, *, finished: bool) -> None:
+    async def _parse_rest(self, step: Step, *, finished: bool = False) -> None:
+        """
+        Let the parser read the tokens of *step* that it has not read, and emit what they add. A
+        *finished* answer has no more.
+        """
         if self._resumed:
-            self._parsed, self._resumed = _tokens_of(step, self._resumed), 0
-        content, pieces = await self._parser.parse(step.tokens[self._parsed :], finished=finished)
-        self._parsed = len(step.tokens)
-        self._content += content
-        self._pieces += pieces
-        self._emit_parsed()
+            self._parsed = _tokens_of(step, self._resumed)
+            self._resumed = 0
+        left = step.tokens[self._parsed :]
+        while left or finished:
+            count, content, pieces = await self._parser.parse(left, finished=finished)
+            self._parsed += count
+            self._content += content
+            self._pieces += pieces
+            self._emit_parsed()
+            if not count:
+                return
+            left = left[count:]
+            finished = finished and bool(left)
+
+    def _is_begun(self, calls: Sequence[ToolCall]) -> bool:
+        """Whether the arguments that were emitted are beginnings of those of *calls*."""
+        return all(
+            missing_json(begun.arguments, call.arguments) is not None
+            for begun, call in zip(self.calls, calls, strict=False)
+        )
+
+    def _add_rest(self, index: int, call: ToolCall) -> None:
+        """Add what is missing of the complete *call* to the pieces of it that were emitted."""
+        begun = {piece.index: piece for piece in self._pieces}
+        if index not in begun:
+            self._pieces.append(Calling(index, call.id, call.name, call.arguments))
+            return
+        rest = missing_json(self.calls[index].arguments, call.arguments)
+        if rest:
+            self._pieces.append(Calling(index, arguments=rest))
 
     def _emit_parsed(self) -> None:
         complete = bool(self._pieces)
@@ -272,6 +317,32 @@ def _tokens_of(step: Step, characters: int) -> int:
         read += len(step.tokens[count].text)
         count += 1
     return count
+
+
+def missing_json(begun: str, whole: str) -> str | None:
+    """
+    Return what follows *begun* in the JSON text *whole*, whatever white space is between values;
+    None if *whole* does not begin so.
+    """
+    place = 0
+    quoted = False
+    escaped = False
+    for character in begun:
+        if not quoted:
+            if character.isspace():
+                continue
+            while whole[place : place + 1].isspace():
+                place += 1
+        if not whole.startswith(character, place):
+            return None
+        place += 1
+        if escaped:
+            escaped = False
+        elif character == '"':
+            quoted = not quoted
+        else:
+            escaped = quoted and character == "\\"
+    return whole[place:]
 
 
 async def write_answer(

@@ -24,39 +24,61 @@ Stop: TypeAlias = Literal["delimiter", "length", "until", "end", "open", "repeti
 DELIMITER = BLANK_LINE
 
 
+CHOICES = ("auto", "none", "required")
+"""The choices of tools that are no name of a tool."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """
-    A function that the answer may call; *parameters* is the JSON text of the JSON schema of its
-    arguments.
-
-    *strict* asks the server to keep to the schema; None leaves that to the server.
-    """
+    """A function that the answer may call."""
 
     name: str
-    description: str = ""
-    parameters: str = ""
+    """The name by which the model calls it."""
+
+    description: str | None = None
+    """What it does. "" stays empty in the prompt; None leaves the description out."""
+
+    parameters: str | None = None
+    """The JSON text of the JSON schema of its arguments; None leaves the schema out."""
+
     strict: bool | None = None
+    """Whether the server has to keep to the schema; None leaves that to the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolset:
-    """
-    The *tools* of one request, and which of them the answer has to call.
-
-    The *choice* "auto" leaves it to the model, "none" allows no call, and "required" asks for at
-    least one; any other one is the name of the tool to call. Without *parallel*, only the first
-    call of an answer counts.
-    """
+    """The tools of one request, and which of them the answer has to call."""
 
     tools: tuple[Tool, ...]
+    """The tools, each with a name of its own."""
+
     choice: str = "auto"
+    """
+    "auto" leaves it to the model, "none" allows no call, and "required" asks for at least one. Any
+    other choice is the name of the tool to call.
+    """
+
     parallel: bool = True
+    """Whether an answer may make several calls; if not, only the first one counts."""
+
+    named: bool = False
+    """Whether the choice is the name of a tool although it reads like one of `CHOICES`."""
+
+    live: bool = field(default=True, compare=False)
+    """
+    Whether content and calls are emitted while the answer is written. If not, the complete answer
+    is parsed once, which costs the server less.
+    """
+
+    @property
+    def forced(self) -> str:
+        """The name of the tool that the answer has to call; "" if the choice names none."""
+        return self.choice if self.named or self.choice not in CHOICES else ""
 
     @property
     def callable(self) -> bool:
         """Whether the answer may call a tool."""
-        return bool(self.tools) and self.choice != "none"
+        return bool(self.tools) and (self.choice != "none" or self.named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +107,8 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     reasoning: str = ""
+    name: str = ""
+    """The name of the speaker, which some chat templates show; "" if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

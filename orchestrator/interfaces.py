@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
-from .chain import Chain, Rating, Role, Rollback, Step, Token, Verdict
+from .chain import Chain, Rating, Role, Rollback, Step, Token, ToolCall, Verdict
 from .events import Calling, Purpose
 
 T = TypeVar("T")
@@ -128,20 +128,28 @@ class Model(Protocol):
 
 
 class AnswerParser(Protocol):
-    """
-    Finds the calls of tools in one answer while it is written, as the server of its model would.
-    """
+    """Finds the calls of tools in one answer, as the server of its model would."""
+
+    @property
+    def live(self) -> bool:
+        """Whether content and calls are to be found while the answer is written."""
+        ...
 
     async def parse(
         self, tokens: Sequence[Token], *, finished: bool
-    ) -> tuple[str, Sequence[Calling]]:
+    ) -> tuple[int, str, Sequence[Calling]]:
         """
-        Take in the next *tokens* of the answer; the last ones are *finished*.
+        Take in the first of *tokens*, the next ones of the answer, or several of them. A *finished*
+        answer ends with the last one.
 
-        Return the content and the pieces of calls that they add. What may be the beginning of a
-        call is held back until that is known. A call that fails has taken in nothing, and may be
-        repeated.
+        Return how many it took, and the content and the pieces of calls that they add. What may be
+        the beginning of a call is held back until that is known. After 0 it takes no more. A call
+        that fails has taken in nothing, and may be repeated.
         """
+        ...
+
+    async def parse_whole(self, answer: Step) -> tuple[str, Sequence[ToolCall]]:
+        """Return the content and the calls of the complete *answer*, whatever was parsed before."""
         ...
 
 

@@ -70,7 +70,7 @@ class ThinkingMarkers:
             return end.endswith(self.closing)
         if end.endswith((self.skipped.strip(), self.handover.strip())):
             return True
-        block = end[: len(end) - partial_match(end, self.handover.strip())]
+        block = end[: len(end) - begun_marks(end, self.handover.strip())]
         return _bare(block).endswith(_bare(self.opening + self.closing))
 
     def opened(self, skipped: str) -> str:
@@ -124,17 +124,26 @@ gpt-oss. Its thinking is a message of its own, so that the answer's message has 
 it.
 """
 
-KNOWN = (THINK, BRACKETS, SEED, CHANNEL, HARMONY)
+RECIPIENT = ThinkingMarkers(
+    " to=self<|message|>",
+    "<|eom|>",
+    " to=user<|message|>",
+    "<|start|>assistant to=user<|message|>",
+)
+"""Muse Glimmer. Its messages name their recipient; the thinking is a message to the model itself."""
+
+KNOWN = (THINK, BRACKETS, SEED, CHANNEL, HARMONY, RECIPIENT)
 
 _NAME = r"[^\s<>|\[\]/\u25c1\u25b7]+"  # between Kimi's triangles, too
 _ONE = re.compile(rf"<\|?/?{_NAME}\|?>|\[/?{_NAME}\]|\u25c1/?{_NAME}\u25b7")
 _SHAPE = rf"(?:<\|\w+\|>(?!assistant)\w+<\|\w+\|>|{_ONE.pattern})"  # or a name between two tokens
+_PIECE = re.compile(rf"{_ONE.pattern}|\w+|\s+|.")  # of a text of marks and words
 _LAST, _FIRST = re.compile(rf"{_SHAPE}\Z"), re.compile(_SHAPE)
 _THINKING = re.compile("think|thought|reason", re.IGNORECASE)
 _NOT_THINKING = re.compile(r"/|(?:\b|_)(?:no|end)_?", re.IGNORECASE)
 _BEGIN = re.compile(r"start(?:ing)?|begin(?:ning)?|(?<=<\|)open(?=\|>)", re.IGNORECASE)
 _WORD = re.compile(r"\w")
-_OPENINGS = tuple(markers.opening.rstrip() for markers in KNOWN)
+_OPENINGS = tuple(markers.opening.strip() for markers in KNOWN)
 _OPENED = re.compile(rf"\s*({'|'.join(map(re.escape, _OPENINGS))})")
 _CLOSINGS = tuple(markers.closing for markers in KNOWN if _THINKING.search(markers.closing))
 _REPEATS = re.compile(rf"(?:\s*(?:{'|'.join(map(re.escape, _CLOSINGS))}))+")
@@ -220,6 +229,20 @@ def partial_match(text: str, mark: str) -> int:
         ),
         0,
     )
+
+
+def begun_marks(text: str, marks: str) -> int:
+    """
+    Return how many characters at the end of *text* begin *marks*, a text of marks and words; 0 for
+    a part of a mark or of a word, which has nothing to do with them.
+    """
+    ends = [piece.end() for piece in _PIECE.finditer(marks)][:-1]
+    for end in reversed(ends):
+        place = len(text) - end
+        within = place > 0 and text[place - 1].isalnum() and marks[0].isalnum()
+        if text.endswith(marks[:end]) and not within:
+            return end
+    return 0
 
 
 def _bare(text: str) -> str:

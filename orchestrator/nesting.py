@@ -35,12 +35,11 @@ from .endpoints.chat_template import disagreement
 from .endpoints.metrics import Acceptance, QueueGauges
 from .endpoints.probe import Capabilities
 from .endpoints.token_stream import StepBuilder, grown, or_now, step_ends
-from .endpoints.tool_protocol import ParserState
+from .endpoints.tool_protocol import ParsedAnswer, ParsedTokens, ParserState
 from .endpoints.vllm_protocol import GREEDY, Format
 from .errors import ConfigurationError, ContextTooLong, EndpointError, MissingCapability
 from .events import (
     Called,
-    Calling,
     Committed,
     Degraded,
     Event,
@@ -243,9 +242,12 @@ class NestedEndpoint:
             " answer"
         )
 
-    async def parse_answer(
+    async def parse_answer(self, toolset: Toolset, tokens: Sequence[Token]) -> ParsedAnswer:
+        raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
+
+    async def parse_tokens(
         self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
-    ) -> tuple[str, tuple[Calling, ...], ParserState]:
+    ) -> ParsedTokens:
         raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
 
     async def queue(self) -> QueueGauges | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from .answer import (
@@ -99,6 +99,12 @@ class RunParts:
     stop: Sequence[str] = ()
     by_method: bool = False
     parser: Callable[[], AnswerParser] | None = None
+    without_calls: Model | None = None
+    """
+    Writes the answer anew, in the format of the request, if it called no tool. None: the answer may
+    have any form.
+    """
+
     check: AnswerCheck | None = None
     lost: EndpointError | None = None
     needs_small: bool = False
@@ -151,6 +157,7 @@ class _Run:
     answered: bool = False  # whether a part of the answer was emitted
     cut: FinishReason = "stop"  # what ended the thinking before an answer of the method
     full: ContextTooLong | None = None  # why a policy could not go on
+    held: list[Event] = field(default_factory=list[Event])  # content that no call follows yet
 
     def __post_init__(self) -> None:
         parts = self.parts
@@ -167,12 +174,31 @@ class _Run:
 
     def new_stream(self) -> AnswerStream:
         """Make a stream for one answer, which emits nothing if the answer is to be judged first."""
-        emit: Observer = self if self.parts.check is None else lambda event: None
-        if self.parts.parser is not None:
-            return CallStream(emit, self.parts.parser(), self.stop, thought=self.chain.thought)
+        if self.parts.parser is None:
+            return self.text_stream()
+        parser, thought = self.parts.parser(), self.chain.thought
+        live = parser.live and self.parts.check is None
+        emit = self._emit if self.parts.without_calls is None else self._emit_before_calls
+        return CallStream(emit, parser, self.stop, thought=thought, live=live)
+
+    def text_stream(self) -> AnswerStream:
+        """Make a stream for an answer that calls no tools."""
+        self.held.clear()
         return AnswerStream(
-            lambda text: emit(Answering(text)), self.stop, thought=self.chain.thought
+            lambda text: self._emit(Answering(text)), self.stop, thought=self.chain.thought
         )
+
+    def _emit(self, event: Event) -> None:
+        if self.parts.check is None:
+            self(event)
+
+    def _emit_before_calls(self, event: Event) -> None:
+        """Hold content back until a call follows it; an answer without calls is written anew."""
+        self.held.append(event)
+        if isinstance(event, Calling):
+            for held in self.held:
+                self._emit(held)
+            self.held.clear()
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
@@ -285,38 +311,51 @@ class _Run:
             return await self._answer()
 
     async def _answer(self) -> FinishReason:
-        chain, limit = self.chain, self.budget.left_to_answer(self.chain)
-        stream = self.stream = self.new_stream()
         timeout = asyncio.timeout_at(self._deadline(self.budget.seconds))
         try:
             async with timeout:
-                with requesting(RequestContext("answer", len(chain.steps))):
-                    step = await write_answer(
-                        self.author,
-                        chain,
-                        limit=limit,
-                        stop=self.stop,
-                        stream=stream,
-                        thinks=self.chain.thought,
-                    )
+                with requesting(RequestContext("answer", len(self.chain.steps))):
+                    step = await self._write()
         except TimeoutError:
             if not timeout.expired():
                 raise
             self.partial = True
-            stream.finish(stream.text)
-            if stream.partial is not None:
-                self(Answered(stream.partial))
+            self.stream.finish(self.stream.text)
+            if self.stream.partial is not None:
+                self(Answered(self.stream.partial))
             return "time"
         except ContextTooLong as exc:
-            if exc.role == self.optional or not (chain.steps or stream.text):
+            if exc.role == self.optional or not (self.chain.steps or self.stream.text):
                 raise
-            stream.finish(stream.text)
+            self.stream.finish(self.stream.text)
             return "context"
-        stream.finish(step.text)
+        self.stream.finish(step.text)
         self.written = step
-        if self.parts.check is None or stream.calls:
+        if self.parts.check is None or self.stream.calls:
             self(Answered(step))
         return _CUT.get(step.stop, "stop")
+
+    async def _write(self) -> Step:
+        """
+        Write the answer. One that may call tools and calls none is written anew if it needs a
+        format: no format of a server allows both.
+        """
+        self.stream = self.new_stream()
+        step = await self._write_as(self.author)
+        if self.parts.without_calls is None or self.stream.calls:
+            return step
+        self.stream = self.text_stream()
+        return await self._write_as(self.parts.without_calls)
+
+    async def _write_as(self, author: Model) -> Step:
+        return await write_answer(
+            author,
+            self.chain,
+            limit=self.budget.left_to_answer(self.chain),
+            stop=self.stop,
+            stream=self.stream,
+            thinks=self.chain.thought,
+        )
 
     async def checked(self, check: AnswerCheck, outcome: Outcome) -> Outcome:
         """Have the answer of *outcome* judged, and rewritten while it is rejected; then emit it."""

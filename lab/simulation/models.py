@@ -33,10 +33,10 @@ from stepspec.orchestrator.endpoints.client import RUN, priority
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.endpoints.token_stream import or_now
-from stepspec.orchestrator.endpoints.tool_protocol import ParserState
+from stepspec.orchestrator.endpoints.tool_protocol import ParsedAnswer, ParsedTokens, ParserState
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, MissingCapability
-from stepspec.orchestrator.events import Called, Calling, Fate, Observer, Verb
+from stepspec.orchestrator.events import Called, Fate, Observer, Verb
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, RequestContext
 from stepspec.policies.specreason import DIGITS
 
@@ -364,9 +364,12 @@ class SimulatedEndpoint:
     async def tool_format(self, toolset: Toolset) -> Format | None:
         raise MissingCapability("a simulated server calls no tools")
 
-    async def parse_answer(
+    async def parse_answer(self, toolset: Toolset, tokens: Sequence[Token]) -> ParsedAnswer:
+        raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
+
+    async def parse_tokens(
         self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
-    ) -> tuple[str, tuple[Calling, ...], ParserState]:
+    ) -> ParsedTokens:
         raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
 
     async def queue(self) -> QueueGauges | None:

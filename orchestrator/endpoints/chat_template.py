@@ -54,12 +54,12 @@ from ..markers import (
     KNOWN,
     THINK,
     ThinkingMarkers,
+    begun_marks,
     closing_of,
     mark_after,
     mark_before,
     paired,
     pairs_in,
-    partial_match,
 )
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -137,10 +137,9 @@ class Template:
         end, head = prompt.rstrip(), self.head.strip()
         if not head or end.endswith(head):
             return prompt
-        begun = partial_match(end, head)
-        return prompt + (
-            head[begun:] if begun else self.head if prompt == end else self.head.lstrip()
-        )
+        if begun := begun_marks(end, head):
+            return prompt + head[begun:]
+        return prompt + (self.head if prompt == end else self.head.lstrip())
 
     def opens(self, prompt: str) -> bool:
         """

@@ -25,7 +25,7 @@ from ..errors import (
     EndpointUnreachable,
     StepspecError,
 )
-from ..events import Calling, Moved, Observer
+from ..events import Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from .breaker import UNUSABLE, Health, Replica
 from .chat_template import Template
@@ -34,7 +34,7 @@ from .metrics import Acceptance, QueueGauges, total
 from .probe import Capabilities
 from .settings import Endpoint, Sampling
 from .token_stream import or_now
-from .tool_protocol import ParserState
+from .tool_protocol import ParsedAnswer, ParsedTokens, ParserState
 from .vllm import VllmEndpoint
 from .vllm_protocol import GREEDY, Format
 
@@ -354,14 +354,17 @@ class ReplicatedEndpoint:
     async def tool_format(self, toolset: Toolset) -> Format | None:
         return await self.call(lambda endpoint: endpoint.tool_format(toolset))
 
-    async def parse_answer(
+    async def parse_answer(self, toolset: Toolset, tokens: Sequence[Token]) -> ParsedAnswer:
+        return await self.call(lambda endpoint: endpoint.parse_answer(toolset, tokens))
+
+    async def parse_tokens(
         self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
-    ) -> tuple[str, tuple[Calling, ...], ParserState]:
+    ) -> ParsedTokens:
         """
-        Let any server parse, as `VllmEndpoint.parse_answer` does: *state* is all that it needs.
+        Let any server parse, as `VllmEndpoint.parse_tokens` does: *state* is all that it needs.
         """
         return await self.call(
-            lambda endpoint: endpoint.parse_answer(toolset, tokens, state, finished=finished)
+            lambda endpoint: endpoint.parse_tokens(toolset, tokens, state, finished=finished)
         )
 
     async def queue(self) -> QueueGauges | None:

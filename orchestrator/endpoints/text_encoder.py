@@ -47,10 +47,15 @@ MARK = "\0"  # a token of its own wherever any byte is one
 ROUNDS = 4  # a divided spelling may leave the spelling of another token
 MOST_PARTS = 256  # of a text whose parts need a request each
 
-SENTINEL = f"stepspec-{secrets.token_hex(12)}"
+_DRAWN = secrets.token_hex(12)
+SENTINEL = f"stepspec-{_DRAWN}"
 """
 A word that no text can hold, as each process draws its own; templates and JSON leave it unchanged.
 """
+
+LEFT_EDGE = f"stepspec-left-{_DRAWN}"
+RIGHT_EDGE = f"stepspec-right-{_DRAWN}"
+"""Words behind a mark that begins a text, and before a mark that ends it: see `divided_within`."""
 
 # also Kimi's triangles and DeepSeek's wide bar
 _SIGNS = "<>[]|\u25c1\u25b7\uff5c"
@@ -128,12 +133,14 @@ class TextEncoder:
         for _ in range(ROUNDS if marks else 0):
             fields, shown_tools = divided_fields([messages, tools], marks, kept)
             shown = await self.render(fields, template=template, tools=shown_tools)
-            own = await self._mark_ids(shown)
-            if own == await self._mark_ids(ids):
-                return EncodedPrompt.of(ids)
             text = await self.decode(shown)
             if list(await self.literally(text)) != shown:
                 break
+            ours = without_edges(text, marks, divide=False)
+            own = await self._mark_ids(await self.literally(ours))
+            if own == await self._mark_ids(ids):
+                return EncodedPrompt.of(ids)
+            text = without_edges(text, marks, divide=True)
             ids = list(await self._joined(text, marks))
             marks |= await self._spelt_marks(ids, texts)
         if marks:
@@ -331,6 +338,41 @@ def divided(text: str, marks: Iterable[str]) -> str:
     return SENTINEL.join(text[start:end] for start, end in pairwise(places))
 
 
+def divided_within(text: str, marks: Collection[str]) -> str:
+    """
+    Divide *text* as `divided` does, but leave a mark whole at its beginning and at its end.
+
+    Templates look for marks there: ``<tool_response>`` begins a result that is no question. An edge
+    between such a mark and the rest tells where it is in what the template shows.
+    """
+    inner = text.strip()
+    first = max((mark for mark in marks if inner.startswith(mark)), key=len, default="")
+    left = inner.removeprefix(first)
+    last = max((mark for mark in marks if left.endswith(mark)), key=len, default="")
+    rest = divided(left.removesuffix(last), marks)
+    edges = {first, last} - {""}
+    if divided(first, edges) + rest + divided(last, edges) != divided(inner, marks):
+        return divided(text, marks)  # marks overlap
+    opening = f"{first}{LEFT_EDGE}" if first else ""
+    closing = f"{RIGHT_EDGE}{last}" if last else ""
+    return text.replace(inner, f"{opening}{rest}{closing}", 1)
+
+
+def without_edges(text: str, marks: Collection[str], *, divide: bool) -> str:
+    """
+    Leave the edges of `divided_within` out of *text*, and *divide* the marks at them, or leave them
+    out, too.
+    """
+    spelt = "|".join(map(re.escape, sorted(marks, key=len, reverse=True)))
+
+    def replaced(found: re.Match[str]) -> str:
+        mark = found[1] or found[2]
+        return divided(mark, [mark]) if divide else ""
+
+    text = re.sub(f"({spelt}){LEFT_EDGE}|{RIGHT_EDGE}({spelt})", replaced, text)
+    return text.replace(LEFT_EDGE, "").replace(RIGHT_EDGE, "")
+
+
 def texts_of(fields: object) -> str:
     """
     Join all text in the *fields* of messages and tools; arguments of calls as the JSON that they
@@ -358,7 +400,7 @@ def divided_fields(fields: Any, marks: Collection[str], kept: Collection[str] = 
     Templates look for those: they leave out the thinking of earlier turns.
     """
     if isinstance(fields, str):
-        return divided(fields, marks)
+        return divided_within(fields, marks)
     if isinstance(fields, Mapping):
         members = cast("Mapping[str, Any]", fields)
         said = "content" if members.get("role") == "assistant" else ""

@@ -245,16 +245,10 @@ class ModelTokenizer(TextEncoder):
         )
         return [*ids, *await self.literally(handover)] if handover else ids
 
-    async def answer_opening(self) -> tuple[int, ...]:
-        """
-        Encode the end of a thinking block, which stands before every answer; () for a model that
-        does not think.
-        """
-        return (
-            await self.literally(self.template.markers.closing + "\n\n")
-            if self.template.thinks
-            else ()
-        )
+    async def empty_block(self) -> tuple[int, ...]:
+        """Encode an empty thinking block, after which a parser of answers expects no thinking."""
+        markers = self.template.markers
+        return await self.literally(f"{markers.opening}\n\n{markers.closing}\n\n")
 
     async def begun(self, step: Step) -> tuple[Token, ...]:
         """
@@ -374,13 +368,21 @@ class ModelTokenizer(TextEncoder):
     async def _as_shown(
         self, messages: tuple[Message, ...], tools: tuple[Tool, ...]
     ) -> EncodedPrompt:
-        markers = self.template.markers
         return await self.rendered(
             [message_fields(message) for message in messages],
             [*map(tool_fields, tools)],
             template=self._settings.template,
-            kept=() if markers.opens_message else (markers.opening.strip(), markers.closing),
+            kept=self._shown_marks,
         )
+
+    @property
+    def _shown_marks(self) -> Sequence[str]:
+        """The marks for which chat templates look in what the assistant said, to leave parts out."""
+        markers = self.template.markers
+        if markers.opens_message:
+            return ()
+        marks = (markers.opening, markers.closing, self.template.head, self.template.ending)
+        return [mark.strip() for mark in marks if mark.strip()]
 
     async def _by_effect(self, shown: Template) -> Template:
         """

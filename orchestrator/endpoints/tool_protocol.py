@@ -3,25 +3,26 @@ Tools in vLLM's HTTP protocol: conversations with calls, the form of an answer w
 parser of one.
 
 The parser is the server's own, which its flag ``--tool-call-parser`` names. It is reached by the
-routes that the flag ``--enable-scale-out`` opens: `RENDER` says how an answer has to be written for
-a choice of tools, and `DERENDER` turns the token ids of an answer into its content and its calls,
-piece by piece. It keeps no state between two requests: each has that of the one before,
-`ParserState`. Pure: no I/O and no clock.
+routes that the flag ``--enable-scale-out`` opens. `RENDER` says how an answer has to be written for
+a choice of tools. `DERENDER` turns the token ids of an answer into its content and its calls: of a
+complete answer at once, or of an answer that is being written, with the tokens that are new. It
+keeps no state between two requests: each has that of the one before, `ParserState`. Pure: no I/O
+and no clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
-from ..chain import Message, Tool, Toolset
+from ..chain import Message, Tool, ToolCall, Toolset
 from ..errors import EndpointRejected, MissingCapability
 from ..events import Calling
 from ..json_values import json_text, read_json, readable_json
 from .vllm_protocol import Body, Call, Reply, ServerFormat, reading
 
 RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
-MOST_PROMPT = 64  # tokens of a prompt that the parser needs: the end of the thinking is among them
 FLAGS = "--enable-scale-out --enable-auto-tool-choice --tool-call-parser NAME"
 CURE = (
     f"start vLLM with {FLAGS}, where NAME is the parser of this model (vllm serve"
@@ -30,6 +31,8 @@ CURE = (
 
 ParserState: TypeAlias = Mapping[str, Any]
 """What the parser has taken in, in the server's own words; empty at the beginning of an answer."""
+# The variables of chat templates by which parsers learn that an answer is not begun by thinking.
+_NOT_THINKING = {"enable_thinking": False, "thinking": False}
 _PLACEHOLDER = ({"role": "user", "content": "?"},)
 """The conversation of requests whose tools matter, and nothing else."""
 
@@ -50,6 +53,8 @@ def message_fields(message: Message) -> dict[str, Any]:
         ]
     if message.call_id:
         fields["tool_call_id"] = message.call_id
+    if message.name:
+        fields["name"] = message.name
     if message.reasoning:
         fields["reasoning"] = message.reasoning
     return fields
@@ -58,9 +63,9 @@ def message_fields(message: Message) -> dict[str, Any]:
 def tool_fields(tool: Tool) -> dict[str, Any]:
     """Return *tool* in the form of a chat completion's request."""
     function: dict[str, Any] = {"name": tool.name}
-    if tool.description:
+    if tool.description is not None:
         function["description"] = tool.description
-    if tool.parameters:
+    if tool.parameters is not None:
         function["parameters"] = read_json(readable_json(tool.parameters))
     if tool.strict is not None:
         function["strict"] = tool.strict
@@ -69,16 +74,27 @@ def tool_fields(tool: Tool) -> dict[str, Any]:
 
 def chat_request(model: str, toolset: Toolset) -> Body:
     """Return the request that tells a server about the *toolset*."""
-    named = toolset.choice not in ("auto", "none", "required")
+    name = toolset.forced
     return {
         "model": model,
         "messages": _PLACEHOLDER,
         "tools": [tool_fields(tool) for tool in toolset.tools],
         "tool_choice": (
-            {"type": "function", "function": {"name": toolset.choice}} if named else toolset.choice
+            {"type": "function", "function": {"name": name}} if name else toolset.choice
         ),
         "parallel_tool_calls": toolset.parallel,
     }
+
+
+def parsed_request(model: str, toolset: Toolset, template: Mapping[str, Any] | None) -> Body:
+    """
+    Return the request whose answer a parser reads: that of `chat_request`, with the variables
+    *template* of the chat template.
+
+    The parser is given what follows the thinking, so it must not look for thinking.
+    """
+    variables = {**(template or {}), **_NOT_THINKING}
+    return {**chat_request(model, toolset), "chat_template_kwargs": variables}
 
 
 def answer_format(call: Call, reply: Reply) -> ServerFormat | None:
@@ -107,9 +123,82 @@ def no_parser(exc: EndpointRejected) -> MissingCapability | None:
     return MissingCapability(f"the {exc.role} model at {exc.url}: {why}: {CURE}")
 
 
-def parser_body(
-    model: str,
-    toolset: Toolset,
+@dataclass(frozen=True, slots=True)
+class ParsedTokens:
+    """What the next tokens of an answer add to it, and the state of the parser after them."""
+
+    content: str
+    """Further content."""
+
+    pieces: tuple[Calling, ...]
+    """Further pieces of calls."""
+
+    state: ParserState
+    """The state to send with the tokens after these."""
+
+    def as_one_piece(self) -> ParserState:
+        """
+        Return the state as if all tokens so far had come at once: the server replays each piece for
+        every request.
+        """
+        count = len(self.state.get("output_token_ids", ()))
+        return {**self.state, "output_chunk_lens": [count]} if count else self.state
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """A complete answer, as the parser understands it."""
+
+    content: str
+    """The text without the calls."""
+
+    calls: tuple[ToolCall, ...]
+    """The calls, in their order."""
+
+    reasoning: str = ""
+    """What the parser takes for thinking; it is none, as the answer follows the thinking."""
+
+    def after(self, text: str) -> ParsedAnswer:
+        """
+        Return the answer whose whole text is *text*, without anything that was taken for thinking.
+
+        An answer without calls is its own content. A parser may leave marks out of it, such as the
+        headers of messages, but it must not change or lose anything else.
+        """
+        if self.calls or (not self.reasoning and self.content in text):
+            return self
+        return ParsedAnswer(text, ())
+
+    def with_ids(self, streamed: ParsedTokens) -> ParsedAnswer:
+        """
+        Return the answer with the content and the ids of calls that the parser gave as it
+        *streamed*, if it found the same calls then.
+
+        Kimi's ids name the function, and only the parser of a stream returns them.
+        """
+        pieces = [piece for piece in streamed.pieces if piece.name]
+        if [piece.name for piece in pieces] != [call.name for call in self.calls]:
+            return self
+        calls = [
+            replace(call, id=piece.id or call.id)
+            for call, piece in zip(self.calls, pieces, strict=True)
+        ]
+        return ParsedAnswer(streamed.content, tuple(calls))
+
+
+def answer_body(request: Body, prompt: Sequence[int], ids: Sequence[int]) -> Body:
+    """Ask for the content and the calls of the complete answer *ids* after *prompt*."""
+    choice = {"index": 0, "token_ids": list(ids), "finish_reason": "stop"}
+    return {
+        "model": request["model"],
+        "generate_response": {"request_id": "answer", "choices": [choice]},
+        "chat_request": request,
+        "prompt_token_ids": list(prompt),
+    }
+
+
+def tokens_body(
+    request: Body,
     prompt: Sequence[int],
     ids: Sequence[int],
     state: ParserState,
@@ -118,47 +207,58 @@ def parser_body(
 ) -> Body:
     """
     Ask for what *ids*, the next ones of an answer after *prompt*, add to its content and its calls.
+    A *finished* answer ends with them.
     """
     choice = {"index": 0, "token_ids": list(ids), "finish_reason": "stop" if finished else None}
     return {
-        "model": model,
+        "model": request["model"],
         "stream": True,
         "generate_chunk": {"request_id": "answer", "choices": [choice]},
         "stream_state": state or None,
-        "chat_request": chat_request(model, toolset),
-        "prompt_token_ids": list(prompt[-MOST_PROMPT:]),
+        "chat_request": request,
+        "prompt_token_ids": list(prompt),
     }
 
 
-def parsed(call: Call, reply: Reply) -> tuple[str, tuple[Calling, ...], ParserState]:
+def parsed_answer(call: Call, reply: Reply, *, parallel: bool) -> ParsedAnswer:
     """
-    Read a reply of `DERENDER`: further content, further pieces of calls, and the state. Raise
+    Read a reply of `DERENDER` about a complete answer; not *parallel*: only its first call. Raise
     `MalformedReply`.
     """
+    with reading(call, "content and calls", reply):
+        message: Mapping[str, Any] = reply["choices"][0]["message"]
+        calls = [_call(fields) for fields in message.get("tool_calls") or ()]
+        return ParsedAnswer(
+            message.get("content") or "",
+            tuple(calls if parallel else calls[:1]),
+            message.get("reasoning") or "",
+        )
+
+
+def parsed_tokens(call: Call, reply: Reply) -> ParsedTokens:
+    """Read a reply of `DERENDER` about tokens of an answer. Raise `MalformedReply`."""
     with reading(call, "content and calls", reply):
         state = cast("ParserState", reply["stream_state"])
         delta: Mapping[str, Any] = reply["chunk"]["choices"][0]["delta"]
         pieces = [_piece(piece) for piece in delta.get("tool_calls") or ()]
-        return delta.get("content") or "", tuple(pieces), _short(state)
+        return ParsedTokens(delta.get("content") or "", tuple(pieces), state)
+
+
+def _call(fields: Mapping[str, Any]) -> ToolCall:
+    function: Mapping[str, Any] = fields["function"]
+    return ToolCall(fields.get("id") or "", function["name"], _arguments(function))
 
 
 def _piece(piece: Mapping[str, Any]) -> Calling:
     function: Mapping[str, Any] = piece.get("function") or {}
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):  # some parsers give the value itself
-        arguments = "" if arguments is None else json_text(arguments)
     return Calling(
-        int(piece["index"]), piece.get("id") or "", function.get("name") or "", arguments
+        int(piece["index"]), piece.get("id") or "", function.get("name") or "", _arguments(function)
     )
 
 
-def _short(state: ParserState) -> ParserState:
-    """
-    Join the pieces of *state* to one while no call has begun: the server replays them one by one
-    for every request.
-
-    Once a call has begun the pieces stay, as parsers remember which parts of it they have emitted.
-    """
-    if state.get("tools_streamed") or not state.get("output_token_ids"):
-        return state
-    return {**state, "output_chunk_lens": [len(state["output_token_ids"])]}
+def _arguments(function: Mapping[str, Any]) -> str:
+    """Return the arguments of a call as text; some parsers give the value itself."""
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        return arguments
+    return "" if arguments is None else json_text(arguments)

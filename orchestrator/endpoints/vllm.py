@@ -18,7 +18,7 @@ from ..errors import (
     MissingCapability,
     StepspecError,
 )
-from ..events import Calling, Observer
+from ..events import Observer
 from . import tool_protocol, vllm_protocol
 from .chat_template import Template
 from .client import ConnectedEndpoint
@@ -36,7 +36,7 @@ from .settings import Endpoint, Sampling
 from .text_encoder import AsyncCache
 from .token_stream import or_now
 from .tokenizer import ModelTokenizer
-from .tool_protocol import DERENDER, RENDER, ParserState
+from .tool_protocol import DERENDER, RENDER, ParsedAnswer, ParsedTokens, ParserState
 from .vllm_model import VllmModel
 from .vllm_protocol import HEALTH, METRICS
 
@@ -244,21 +244,54 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         """
         return await self._tool_formats(toolset)
 
-    async def parse_answer(
+    async def parse_answer(self, toolset: Toolset, tokens: Sequence[Token]) -> ParsedAnswer:
+        """
+        Let the server's parser read the *tokens* of a complete answer with *toolset*.
+
+        A parser that takes the beginning of the answer for thinking is shown an empty thinking
+        block before it. Not all are, as other parsers take that block for content.
+        """
+        ids = await self._token_ids(tokens)
+        if not ids:
+            return ParsedAnswer("", ())
+        parsed = await self._parse_whole(toolset, ids)
+        if parsed.reasoning:
+            parsed = await self._parse_whole(toolset, [*await self.encoder.empty_block(), *ids])
+        answer = parsed.after("".join(token.text for token in tokens))
+        if not answer.calls:
+            return answer
+        try:
+            return answer.with_ids(await self.parse_tokens(toolset, tokens, {}, finished=True))
+        except EndpointRejected:
+            return answer
+
+    async def parse_tokens(
         self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
-    ) -> tuple[str, tuple[Calling, ...], ParserState]:
+    ) -> ParsedTokens:
         """
         Let the server's parser read the next *tokens* of an answer with *toolset*, after what
-        *state* describes.
-
-        Return the content and the pieces of calls that they add, and the new state.
+        *state* describes. A *finished* answer ends with them.
         """
+        ids, block = await self._token_ids(tokens), await self.encoder.empty_block()
+        call, request = self.connection.call("parse"), self._parsed_request(toolset)
+        body = tool_protocol.tokens_body(request, block, ids, state, finished=finished)
+        reply = await self.connection.post(call, DERENDER, body)
+        return tool_protocol.parsed_tokens(call, reply)
+
+    async def _parse_whole(self, toolset: Toolset, ids: Sequence[int]) -> ParsedAnswer:
+        call, request = self.connection.call("parse"), self._parsed_request(toolset)
+        body = tool_protocol.answer_body(request, await self.encoder.empty_block(), ids)
+        reply = await self.connection.post(call, DERENDER, body)
+        return tool_protocol.parsed_answer(call, reply, parallel=toolset.parallel)
+
+    def _parsed_request(self, toolset: Toolset) -> vllm_protocol.Body:
+        return tool_protocol.parsed_request(self.name, toolset, self.settings.template)
+
+    async def _token_ids(self, tokens: Sequence[Token]) -> list[int]:
         ids: list[int] = []
         for token in tokens:
             ids += [token.id] if token.id >= 0 else await self.encoder.encode(token.text)
-        call, prompt = self.connection.call("parse"), await self.encoder.answer_opening()
-        body = tool_protocol.parser_body(self.name, toolset, prompt, ids, state, finished=finished)
-        return tool_protocol.parsed(call, await self.connection.post(call, DERENDER, body))
+        return ids
 
     async def _tool_format(self, toolset: Toolset) -> vllm_protocol.Format | None:
         if self.template.markers.opens_message:

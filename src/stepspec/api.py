@@ -305,7 +305,8 @@ class Solver:
         """
         began = asyncio.get_running_loop().time()
         run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)
-        if format is not None and not self.thinks:
+        calling = tools is not None and tools.callable
+        if format is not None and not self.thinks and not calling:
             raise ConfigurationError(
                 "a format needs models that think in a block of its own before they answer"
             )
@@ -334,7 +335,8 @@ class Solver:
                         run, chain, answering, budget, lost, tuple(stop), recorder, observe
                     )
             # which may cut the JSON
-            if format is not None and outcome.reason == "stop" and not stop:
+            complete = outcome.reason == "stop" and not outcome.calls and not stop
+            if format is not None and complete:
                 require_json(outcome.text, self.large.settings.url)
         finally:
             if trace_to is not None:

@@ -117,14 +117,19 @@ REJECTED = prompts.load("verifier.rejected"), prompts.load("verifier.rejected-be
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """
-    How an answer is written: in a *format*, by which model, and by what *parser* its calls of tools
-    are found.
-    """
+    """How an answer is written."""
 
     format: Format | None = None
+    """The form of the answer; None: any."""
+
     parser: Callable[[], AnswerParser] | None = None
+    """Makes what finds the calls of tools; None if the answer may call none."""
+
     by: Role = "large"
+    """The model that writes it."""
+
+    without_calls: Format | None = None
+    """The form of an answer that may call tools and calls none; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,9 @@ class Models:
     critic: Critic | None
     budget: Budget
     formatting: Model | None = None
+    without_calls: Model | None = None
+    """The large model when it answers in the format of an answer that calls no tool; None: any."""
+
     sampled: bool = False
     parser: Callable[[], AnswerParser] | None = None
     check: AnswerCheck | None = None
@@ -180,7 +188,7 @@ class Models:
         a baseline is alone.
         """
         if self.formatting is not None:
-            return Budgeted(self.formatting, self.budget.left)
+            return _within(self.formatting, self.budget)
         paper = answered_by(policies.METHODS.find(name).source)
         by = name if name in policies.BASELINES else "large" if self.parser else answer or paper
         return (
@@ -204,13 +212,14 @@ class Models:
             answerer=answerer,
             by_method=answerer is None,
             parser=self.parser,
+            without_calls=_within(self.without_calls, self.budget),
             check=self.check,
             **other,
         )
 
     def leave(self) -> None:
         """Give back the places at the replicas."""
-        for model in (self.small, self.large, self.formatting):
+        for model in (self.small, self.large, self.formatting, self.without_calls):
             if isinstance(model, ReplicatedModel | Nested):
                 model.leave()
 
@@ -235,12 +244,14 @@ class Connections:
             endpoint.model(sampling, observe=observe, clock=clock)
             for endpoint in (self.small, self.large)
         )
-        formatting, answering = None, answering or Answering()
-        if answering.format is not None:
-            author = self.small if answering.by == "small" else self.large
-            formatting = author.model(
-                sampling, observe=observe, clock=clock, format=answering.format
-            )
+        answering = answering or Answering()
+        author = self.small if answering.by == "small" else self.large
+        formatting, without_calls = (
+            author.model(sampling, observe=observe, clock=clock, format=format)
+            if format is not None
+            else None
+            for format in (answering.format, answering.without_calls)
+        )
         critic: Critic | None = None
         check = None
         match self.critic:
@@ -250,8 +261,8 @@ class Connections:
                 verifier = Verifier(self.critic, _instead(large), observe, clock)
                 critic = verifier if settings.rates("step") else None
                 if settings.rates("answer"):
-                    rewriting = large if answering.parser or formatting is None else formatting
-                    check = AnswerCheck(verifier, rewriting, rejected, settings.repairs)
+                    formatted = without_calls or (None if answering.parser else formatting)
+                    check = AnswerCheck(verifier, formatted or large, rejected, settings.repairs)
             case None:
                 pass
         return Models(
@@ -260,6 +271,7 @@ class Connections:
             critic,
             budget,
             formatting,
+            without_calls,
             sampling.temperature > 0,
             answering.parser,
             check,
@@ -274,13 +286,15 @@ class Connections:
         """
         if tools is None or not tools.callable:
             return Answering(format)
-        if format is not None:
-            raise ConfigurationError(
-                "an answer has either a format or tools to call: leave out one of them"
-            )
         by: Role = "small" if run.policy == "small" else "large"
         author = self.small if by == "small" else self.large
-        return Answering(await author.tool_format(tools), lambda: ServerParser(author, tools), by)
+        may_answer = tools.choice == "auto" and not tools.named
+        return Answering(
+            await author.tool_format(tools),
+            lambda: ServerParser(author, tools),
+            by,
+            format if may_answer else None,
+        )
 
 
 async def context_room(
@@ -334,6 +348,11 @@ def rejected(reason: str) -> str:
     unknown, known = REJECTED
     text = known.fill(reason=reason) if reason else unknown.text
     return f"\n\n{text}\n\n"
+
+
+def _within(model: Model | None, budget: Budget) -> Model | None:
+    """Return the *model* of an answer, which ends where the *budget* is spent."""
+    return None if model is None else Budgeted(model, budget.left)
 
 
 def _budgeted(model: Model, budget: Budget, watch: Watch | None = None) -> Budgeted:

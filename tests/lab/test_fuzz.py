@@ -76,6 +76,8 @@ PARSED = {
     "chunk": {"choices": [{"delta": {"content": "a", "tool_calls": [PIECE]}}]},
 }
 
+PARSED_WHOLE = {"choices": [{"message": {"content": "a", "tool_calls": [PIECE]}}]}
+
 REPLIES: Mapping[str, tuple[Any, Callable[[Any], object]]] = {
     "chunk": (CHUNK, lambda reply: vllm_protocol.parse_chunk(CALL, orjson.dumps(reply), 1)),
     "chunk of text": (
@@ -112,7 +114,11 @@ REPLIES: Mapping[str, tuple[Any, Callable[[Any], object]]] = {
         lambda reply: vllm_protocol.pooled_values(CALL, reply),
     ),
     "render": (RENDERED, lambda reply: tool_protocol.answer_format(CALL, reply)),
-    "derender": (PARSED, lambda reply: tool_protocol.parsed(CALL, reply)),
+    "derender tokens": (PARSED, lambda reply: tool_protocol.parsed_tokens(CALL, reply)),
+    "derender": (
+        PARSED_WHOLE,
+        lambda reply: tool_protocol.parsed_answer(CALL, reply, parallel=True),
+    ),
 }
 
 

@@ -6,6 +6,7 @@ the way.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Step, Token
-from stepspec.orchestrator.answer import CallStream, answer_text, complete_calls, write_answer
+from stepspec.orchestrator.answer import (
+    CallStream,
+    answer_text,
+    complete_calls,
+    missing_json,
+    write_answer,
+)
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Role, ToolCall
 from stepspec.orchestrator.errors import EndpointUnavailable
@@ -47,23 +54,38 @@ class TextParser:
     text: str = ""
     texts: int = 0
 
+    live = True
+
     async def parse(
         self, tokens: Sequence[Token], *, finished: bool
-    ) -> tuple[str, Sequence[Calling]]:
+    ) -> tuple[int, str, Sequence[Calling]]:
+        await self._ask()
+        before = stand_in_tools.parse(self.text)
+        self.text += "".join(token.text for token in tokens)
+        content, calls = stand_in_tools.parse(self.text)
+        if finished and not calls:
+            content = self.text
+        new = list(enumerate(calls))[len(before[1]) :]
+        pieces = [
+            piece for index, (name, arguments) in new for piece in _pieces(index, name, arguments)
+        ]
+        return len(tokens), content.removeprefix(before[0]), pieces
+
+    async def parse_whole(self, answer: Step) -> tuple[str, Sequence[ToolCall]]:
+        await self._ask()
+        content, calls = stand_in_tools.parse(answer.text)
+        made = [
+            ToolCall(f"id-{index}", name, arguments)
+            for index, (name, arguments) in enumerate(calls)
+        ]
+        return content if calls else answer.text, made
+
+    async def _ask(self) -> None:
         self.texts += 1
         await asyncio.sleep(self.seconds)
         if self.fails:
             self.fails -= 1
             raise EndpointUnavailable("gone")
-        text = self.text + "".join(token.text for token in tokens)
-        before, after = stand_in_tools.parse(self.text), stand_in_tools.parse(text)
-        content = text if finished and not after[1] else after[0]
-        self.text = text
-        new = list(enumerate(after[1]))[len(before[1]) :]
-        calls = [
-            piece for index, (name, arguments) in new for piece in _pieces(index, name, arguments)
-        ]
-        return content.removeprefix(before[0]), calls
 
 
 def _pieces(index: int, name: str, arguments: str) -> tuple[Calling, Calling]:
@@ -185,3 +207,72 @@ def test_models_that_do_not_think_call_tools_at_once() -> None:
     assert (outcome.text, outcome.calls) == expected(CALL)
     assert not any(isinstance(event, Committed) for event in events)
     assert small.log == []
+
+
+@pytest.mark.parametrize(
+    ("begun", "whole", "rest"),
+    [
+        ("", '{"a": 1}', '{"a": 1}'),
+        ('{"a":1', '{"a": 12, "b": 3}', '2, "b": 3}'),
+        ('{ "a" : "x y', '{"a": "x yz"}', 'z"}'),
+        ('{"a": "x\\"', '{"a": "x\\" y"}', ' y"}'),
+        ('{"a": 1}', '{"a":1}', ""),
+        ('{"a": 1} ', '{"a":1}', ""),
+        ('{"a": "x y"', '{"a": "xy"}', None),
+        ('{"b', '{"a": 1}', None),
+        ('{"a": 1}}', '{"a": 1}', None),
+    ],
+)
+def test_what_is_missing_of_arguments_is_found_whatever_white_space_they_have(
+    begun: str, whole: str, rest: str | None
+) -> None:
+    assert missing_json(begun, whole) == rest
+
+
+@dataclass
+class HalfParser(TextParser):
+    """A parser that, while the answer is written, finds the *begun* beginning of a call only."""
+
+    begun: str = ""
+
+    async def parse(
+        self, tokens: Sequence[Token], *, finished: bool
+    ) -> tuple[int, str, Sequence[Calling]]:
+        if self.text or not self.begun:
+            return 0, "", ()
+        self.text = self.begun
+        return len(tokens), "", (Calling(0, "id", "lookup"), Calling(0, arguments=self.begun))
+
+
+@pytest.mark.parametrize("begun", ["", '{"item"', '{ "item" :"c'])
+def test_a_complete_answer_adds_what_a_stream_has_missed(begun: str) -> None:
+    events: list[Event] = []
+    large = ScriptedModel("large", counting("large", 3), answer=CALL, pace=0.1)
+    stream = CallStream(events.append, HalfParser(begun=begun))
+    step, _ = run(write_answer(large, PROBLEM, limit=999, stream=stream))
+    stream.finish(step.text)
+    (call,) = said(events)[1]
+    assert (call.name, json.loads(call.arguments)) == ("lookup", {"item": "cup"})
+    assert stream.calls == (call,)
+
+
+def test_an_answer_to_nobody_is_parsed_once() -> None:
+    events: list[Event] = []
+    large = ScriptedModel("large", counting("large", 3), answer=f"Well. {CALL}", pace=0.2)
+    parser = TextParser()
+    stream = CallStream(events.append, parser, live=False)
+    run(write_answer(large, PROBLEM, limit=999, stream=stream))
+    assert said(events) == expected(f"Well. {CALL}")
+    assert parser.texts == 1
+
+
+@pytest.mark.parametrize("tools_called", [True, False])
+def test_an_answer_without_calls_is_written_anew_in_its_format(tools_called: bool) -> None:
+    text = f"Let me look. {CALL}" if tools_called else "It costs 3 euros."
+    small, large = (ScriptedModel(role, counting(role, 3), answer=text) for role in ROLES)
+    formatted = ScriptedModel("large", counting("large", 3), answer='{"price": 3}')
+    outcome, events = answered(small, large, without_calls=formatted)
+    wanted = expected(text) if tools_called else ('{"price": 3}', ())
+    assert (outcome.text, outcome.calls) == wanted
+    assert said(events) == wanted
+    assert sum(isinstance(event, Answered) for event in events) == 1

@@ -225,6 +225,10 @@ class FakeVllm:
             return web.json_response({"error": {"message": refused, "code": status}}, status=status)
         if request.path == RENDER:
             return web.json_response(stand_in_tools.rendered(body))
+        if not body.get("stream"):
+            (choice,) = body["generate_response"]["choices"]
+            text = self.decode(choice["token_ids"])
+            return web.json_response(stand_in_tools.derendered_whole(body, text))
         state: dict[str, Any] = body["stream_state"] or {}
         before: list[int] = state.get("output_token_ids", [])
         ids = [*before, *body["generate_chunk"]["choices"][0]["token_ids"]]

@@ -85,6 +85,21 @@ def rendered(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"token_ids": [0], "sampling_params": {"temperature": 1.0, **outputs}}
 
 
+def derendered_whole(body: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Answer a request to vLLM's route that parses the complete answer *text*."""
+    content, calls = parse(text)
+    made = [
+        {
+            "id": f"call-{index}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": content if calls else text, "tool_calls": made}
+    return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+
 def derendered(body: Mapping[str, Any], before: str, text: str) -> dict[str, Any]:
     """Answer a request to vLLM's route that parses an answer: its text *before*, and now."""
     state: Mapping[str, Any] = body["stream_state"] or {}

@@ -62,7 +62,7 @@ class Turn(Part):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
-    name: str | None = None  # no chat template has a place for it
+    name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -118,6 +118,7 @@ class Turn(Part):
             calls,
             self.tool_call_id or "",
             reasoning,
+            self.name or "",
         )
 
 
@@ -182,6 +183,7 @@ class ChatRequest(OpenaiRequest):
             format=format.json_schema.rules if isinstance(format, SchemaJson) else any_json(format),
             tools=tuple([tool.function.tool for tool in self.tools or ()]),
             tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
+            tool_named=isinstance(choice, NamedTool),
             parallel=self.parallel_tool_calls is not False,
             choices=self.n or 1,
         )

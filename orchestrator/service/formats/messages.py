@@ -265,7 +265,7 @@ class CustomTool(Part):
 
     @property
     def tool(self) -> Tool:
-        return Tool(self.name, self.description or "", json_text(self.input_schema), self.strict)
+        return Tool(self.name, self.description, json_text(self.input_schema), self.strict)
 
 
 def _client_tool(tool: object) -> object:
@@ -392,9 +392,9 @@ class Conversation(Part):
                 if self.output_config and self.output_config.format
                 else None
             ),
-            format_name="output_config.format",
             tools=tuple([tool.tool for tool in self._offered()]),
             tool_choice=_choice(choice),
+            tool_named=choice is not None and choice.type == "tool",
             parallel=not (choice and choice.disable_parallel_tool_use),
         )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from ...budget import Budget
-from ...chain import Message, Role, Toolset
+from ...chain import CHOICES, Message, Role, Toolset
 from ...endpoints import ModelEndpoint, Sampling
 from ...endpoints.vllm_protocol import Format
 from ...errors import ConfigurationError, near
@@ -260,7 +260,7 @@ class Resolver:
             self._run_options(request, sampling, self._budget(request.overrides, wanted)),
             tuple(wanted.stops),
             wanted.format,
-            _toolset(wanted),
+            _toolset(wanted, live=bool(getattr(request, "stream", True))),
         )
         return tuple(
             [run.with_seed_offset(choice) if choice else run for choice in range(wanted.choices)]
@@ -437,24 +437,18 @@ def _check_answer(answer: int | None, tokens: int) -> None:
         )
 
 
-def _toolset(wanted: Wanted) -> Toolset | None:
-    """Return the tools of a request; None if it has none."""
+def _toolset(wanted: Wanted, *, live: bool) -> Toolset | None:
+    """Return the tools of a request, which streams if it is *live*; None if it has none."""
     tools, choice = wanted.tools, wanted.tool_choice
     if not tools:
-        if choice not in ("auto", "none"):
+        if choice not in ("auto", "none") or wanted.tool_named:
             raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice")
         return None
     names = [tool.name for tool in tools]
     twice, times = Counter(names).most_common(1)[0]
     if times > 1:
         raise bad_request(f"two tools are called {twice!r}: give each a name of its own", "tools")
-    if choice not in ("auto", "none", "required", *names):
+    if choice not in (names if wanted.tool_named else CHOICES):
         hint = near(choice, names)
         raise bad_request(f"tool_choice names {choice!r}, which is no tool{hint}", "tool_choice")
-    if wanted.format is not None and choice != "none":
-        raise bad_request(
-            "an answer has either a format or tools to call: leave out one of them, or send"
-            " tool_choice none",
-            wanted.format_name,
-        )
-    return Toolset(tools, choice, wanted.parallel)
+    return Toolset(tools, choice, wanted.parallel, wanted.tool_named and choice in CHOICES, live)

@@ -361,11 +361,11 @@ class ResponsesRequest(OpenaiRequest):
             least=self.min_tokens,
             effort=self.reasoning.effort if self.reasoning else None,
             format=format.rules if isinstance(format, SchemaFormat) else any_json(format),
-            format_name="text.format",
             tools=tuple([each.tool for each in self.flat_tools]),
             tool_choice=(
                 self._chosen(choice.name) if isinstance(choice, ChosenTool) else choice or "auto"
             ),
+            tool_named=isinstance(choice, ChosenTool),
             parallel=self.parallel_tool_calls is not False,
         )
 

@@ -387,8 +387,10 @@ class FunctionPart(Part):
 
     @property
     def tool(self) -> Tool:
-        parameters = json_text(self.parameters) if self.parameters else ""
-        return Tool(self.name, self.description or "", parameters, self.strict)
+        parameters = None
+        if self.parameters is not None:
+            parameters = json_text(self.parameters)
+        return Tool(self.name, self.description, parameters, self.strict)
 
 
 def only_functions(tool: object) -> object:
@@ -525,9 +527,11 @@ class Wanted:
     effort: Effort | None = None
     stops: Sequence[str] = ()
     format: Format | None = None
-    format_name: str = "response_format"
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
+    tool_named: bool = False
+    """Whether *tool_choice* is the name of a tool."""
+
     parallel: bool = True
     choices: int = 1
     rest_for_answer: bool = False

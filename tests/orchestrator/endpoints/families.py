@@ -15,7 +15,15 @@ from typing import Any, Self
 import orjson
 
 from stepspec.orchestrator.endpoints.chat_template import Messages
-from stepspec.orchestrator.markers import BRACKETS, CHANNEL, HARMONY, SEED, THINK, ThinkingMarkers
+from stepspec.orchestrator.markers import (
+    BRACKETS,
+    CHANNEL,
+    HARMONY,
+    RECIPIENT,
+    SEED,
+    THINK,
+    ThinkingMarkers,
+)
 
 from ...stand_in import IM_END, FakeVllm
 from ...vocabularies import real_tokenizer
@@ -254,6 +262,18 @@ FAMILIES = (
         answer="<|end|><|start|>assistant<|channel|>final<|message|>",
         block="<|channel|>final<|message|>",
     ),
+    # A message names its recipient, which is a word and no mark.
+    Family(
+        "muse-glimmer",
+        ("<|start|>user<|message|>", "<|eot|>"),
+        ("<|start|>assistant", "<|eot|>"),
+        "<|start|>assistant",
+        RECIPIENT,
+        head="<|begin_of_text|>",
+        opened=" to=self<|message|>",
+        answer="<|eot|><|start|>assistant to=user<|message|>",
+        block=" to=user<|message|>",
+    ),
     # No thinking at all.
     Family(
         "llama-3",
@@ -293,6 +313,7 @@ SPECIAL = (
         "<channel|>",
     ),
     *("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|im_start|>", IM_END),
+    *("<|eom|>", "<|eot|>"),
 )
 
 

@@ -19,10 +19,10 @@ from stepspec.orchestrator.endpoints import (
 )
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.endpoints.probe import Capabilities
-from stepspec.orchestrator.endpoints.tool_protocol import ParserState
+from stepspec.orchestrator.endpoints.tool_protocol import ParsedAnswer, ParsedTokens, ParserState
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
-from stepspec.orchestrator.events import Called, Calling, Event, Observer
+from stepspec.orchestrator.events import Called, Event, Observer
 from stepspec.orchestrator.interfaces import WriteOptions
 
 from ...fakes import ScriptedModel
@@ -119,11 +119,15 @@ class MortalEndpoint:
         await self.server.living(asyncio.sleep(0))
         return None
 
-    async def parse_answer(
-        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
-    ) -> tuple[str, tuple[Calling, ...], ParserState]:
+    async def parse_answer(self, toolset: Toolset, tokens: Sequence[Token]) -> ParsedAnswer:
         await self.server.living(asyncio.sleep(0))
-        return "".join(token.text for token in tokens), (), {"url": self.server.url}
+        return ParsedAnswer("".join(token.text for token in tokens), ())
+
+    async def parse_tokens(
+        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+    ) -> ParsedTokens:
+        await self.server.living(asyncio.sleep(0))
+        return ParsedTokens("".join(token.text for token in tokens), (), {"url": self.server.url})
 
     async def acceptance(self) -> Acceptance | None:
         return self.server.acceptance if self.server.alive else None

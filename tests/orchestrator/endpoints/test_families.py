@@ -12,7 +12,7 @@ from stepspec.orchestrator.answer import close
 from stepspec.orchestrator.chain import THINK_END, Chain, Step
 from stepspec.orchestrator.endpoints import Template, VllmEndpoint
 from stepspec.orchestrator.errors import MissingCapability
-from stepspec.orchestrator.markers import KNOWN, THINK
+from stepspec.orchestrator.markers import KNOWN, THINK, begun_marks
 
 from .families import BY_NAME, FAMILIES, Family, FamilyServer, RealFamily
 
@@ -137,7 +137,7 @@ def test_thinking_can_be_switched_off_for_any_family(family: Family) -> None:
     assert (template.thinks, template.source) == (False, "setting")
     begun = template.begin(family.before)
     assert begun.rstrip().endswith(
-        (close_of(family).removeprefix("<|end|><|start|>assistant"), "</think>")
+        (close_of(family).rpartition("<|start|>assistant")[2], "</think>")
     )
     assert template.answer == found.answer
     assert found.overridden(True) == found.overridden(None) == found
@@ -231,3 +231,28 @@ async def test_prompts_grow_in_the_ids_of_real_vocabularies(vocabulary: str, nam
                     *prompts[-1][len(begun) :],
                     *(token.id for token in answer.tokens),
                 ] == written
+
+
+@pytest.mark.parametrize(
+    ("text", "marks", "size"),
+    [
+        ("<|start|>assistant", "to=user<|message|>", 0),  # the t of a word
+        ("assistant to", "to=user<|message|>", 2),
+        ("assistant to=", "to=user<|message|>", 3),
+        ("assistant to=us", "to=user<|message|>", 0),
+        ("photo", "to=user<|message|>", 0),
+        ("<|end|><|start|>assistant", "<|start|>assistant<|channel|>final<|message|>", 18),
+        ("<|end|><|start|>assist", "<|start|>assistant<|channel|>final<|message|>", 0),
+        ("it is 3 <", "<|start|>assistant", 0),
+        ("<|end|><|start|>", "<|start|>assistant", 9),
+        ("3 [", "[THINK][/THINK]", 0),
+        ("[THINK]", "[THINK][/THINK]", 7),
+        ("<answer", "<answer>\n", 0),
+        ("", "<answer>", 0),
+        ("<answer>", "<answer>", 0),  # all of it is no beginning
+    ],
+)
+def test_only_whole_marks_and_words_are_the_beginning_of_marks(
+    text: str, marks: str, size: int
+) -> None:
+    assert begun_marks(text, marks) == size

@@ -70,7 +70,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice",
         "did you mean 'look_up'",
     ),
-    ({"tools": [TOOL], "output_config": SCHEMA}, "output_config.format", "leave out one of them"),
     (blocks({"text": "x"}), "messages[0].content[0]", "'type'"),
     (blocks({**TEXT, "texts": "x"}), "messages[0].content[0].texts", "/openapi.json lists all"),
     (blocks({**TEXT, "citations": [{}]}), "messages[0].content[0].citations", "leave it out"),
@@ -281,7 +280,7 @@ def test_tools_and_their_choice(choice: Any, name: str, parallel: bool) -> None:
     schema = '{"type":"object"}'
     looked, other = (
         Tool("look_up", "Look a word up.", schema),
-        Tool("other", "", schema, strict=True),
+        Tool("other", None, schema, strict=True),
     )
     expected = Toolset((looked, other), name, parallel)
     assert ordered(tools=tools, tool_choice=choice).tools == expected

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from stepspec.orchestrator.chain import ToolCall
-from stepspec.orchestrator.endpoints.tool_protocol import parsed
+from stepspec.orchestrator.endpoints.tool_protocol import parsed_tokens
 from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.service.formats.chat import ChatRequest
@@ -168,7 +168,8 @@ def test_a_call_that_was_cut_off_before_its_arguments_is_not_completed() -> None
 def test_a_parser_may_give_the_arguments_as_a_value(given: Any, text: str) -> None:
     delta = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": given}}]}
     reply = {"stream_state": {}, "chunk": {"choices": [{"delta": delta}]}}
-    assert parsed(Call("large", "http://host", "write"), reply)[1] == (Calling(0, "c", "f", text),)
+    parsed = parsed_tokens(Call("large", "http://host", "write"), reply)
+    assert parsed.pieces == (Calling(0, "c", "f", text),)
 
 
 CACHED: Any = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global", "any": [1]}}

@@ -249,15 +249,91 @@ async def test_responses_have_calls_as_items_and_take_them_back() -> None:
 
 async def test_the_parser_is_asked_again_only_about_what_is_new() -> None:
     async with standing_in(chunk=4) as pair:
-        await pair.chat(tools=TOOLS)
+        await pair.stream(tools=TOOLS)
         asked = pair.large.bodies(DERENDER)
-    answer = [
-        number for body in asked for number in body["generate_chunk"]["choices"][0]["token_ids"]
+        await pair.chat(tools=TOOLS)
+        whole, ids = pair.large.bodies(DERENDER)[len(asked) :]
+    written = [body for body in asked if body.get("stream")]
+    lengths = {len(body["generate_chunk"]["choices"][0]["token_ids"]) for body in written[:-1]}
+    assert lengths <= {1, 4}  # one token at a time once a call may have begun
+    (answer,) = whole["generate_response"]["choices"]
+    assert pair.large.decode(answer["token_ids"]).startswith("<tool_call>")
+    assert pair.large.decode(answer["token_ids"]).endswith("</tool_call>")
+    assert ids["stream"] is True
+    assert all(len(body["prompt_token_ids"]) < 64 for body in (*asked, whole, ids))
+
+
+@pytest.mark.parametrize("name", ["none", "auto", "required"])
+async def test_a_tool_may_be_called_like_a_choice(name: str) -> None:
+    tools: list[dict[str, Any]] = [*TOOLS, {"type": "function", "function": {"name": name}}]
+    forced = {"type": "function", "function": {"name": name}}
+    async with standing_in() as pair:
+        reply = await pair.chat(tools=tools, tool_choice=forced)
+        flat = [{"type": "function", **each["function"]} for each in tools]
+        response = await pair.http.post(
+            "/v1/responses",
+            json={
+                "model": "auto",
+                "input": "What does a cup cost?",
+                "tools": flat,
+                "tool_choice": {"type": "function", "name": name},
+            },
+        )
+        message = await pair.http.post(
+            "/v1/messages",
+            json={
+                "model": "auto",
+                "max_tokens": 500,
+                "messages": [ASKED],
+                "tools": [{"name": each["name"], "input_schema": {}} for each in flat],
+                "tool_choice": {"type": "tool", "name": name},
+            },
+        )
+        rendered = [body["tool_choice"] for body in pair.large.bodies(RENDER)]
+    assert [called_name for called_name, _ in called(reply)] == [name]
+    items = [item for item in response.json()["output"] if item["type"] == "function_call"]
+    assert [item["name"] for item in items] == [name]
+    blocks = [block for block in message.json()["content"] if block["type"] == "tool_use"]
+    assert [block["name"] for block in blocks] == [name]
+    assert rendered == [forced] * len(rendered)
+
+
+async def test_what_is_empty_in_a_tool_stays_empty_and_what_is_absent_stays_absent() -> None:
+    functions: list[dict[str, Any]] = [
+        {"name": "a", "description": "", "parameters": {}},
+        {"name": "b"},
+        {"name": "c", "description": None, "parameters": None},
     ]
-    assert pair.large.decode(answer).startswith("<tool_call>")
-    assert pair.large.decode(answer).endswith("</tool_call>")
-    assert [body["generate_chunk"]["choices"][0]["finish_reason"] for body in asked][-1] == "stop"
-    assert all(len(body["prompt_token_ids"]) < 64 for body in asked)
+    bare = [functions[0], {"name": "b"}, {"name": "c"}]
+    async with standing_in() as pair:
+        await pair.chat(tools=[{"type": "function", "function": each} for each in functions])
+        (body,) = [body for body in pair.large.bodies("/tokenize") if body.get("tools")]
+    assert [tool["function"] for tool in body["tools"]] == bare
+
+
+SCHEMA = {"type": "object", "properties": {"price": {"type": "integer"}}, "required": ["price"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "price", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize("form", [FORMAT, {"type": "json_object"}])
+async def test_tools_and_a_format_are_possible_together(form: dict[str, Any]) -> None:
+    async with standing_in() as pair:
+        fields: dict[str, Any] = {"tools": TOOLS, "response_format": form}
+        first = await pair.chat(**fields)
+        message = first["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "12"}
+        fields["messages"] = [ASKED, message, result]
+        second = await pair.chat(**fields)
+        chunks = await pair.stream(**fields)
+        forced = await pair.chat(**fields, tool_choice="required")
+    assert called(first) == [("lookup", {"item": "42"})]
+    answer = second["choices"][0]["message"]
+    assert "tool_calls" not in answer or not answer["tool_calls"]
+    assert isinstance(orjson.loads(answer["content"]), dict)
+    deltas = [each["delta"] for chunk in chunks for each in chunk["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == answer["content"]
+    assert [name for name, _ in called(forced)] == ["lookup"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

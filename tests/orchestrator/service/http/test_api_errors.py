@@ -145,11 +145,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice",
         "'lookup'",
     ),
-    (
-        {"tools": [TOOL], "response_format": {"type": "json_object"}},
-        "response_format",
-        "either a format or tools",
-    ),
     ({"logprobs": True}, "logprobs", "do not compare"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "do not agree"),
     ({"modalities": ["audio"]}, "modalities[0]", "'text'"),

@@ -1,0 +1,1 @@
+"""vLLM's own parsers of answers, without a server of it."""

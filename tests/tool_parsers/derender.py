@@ -1,0 +1,132 @@
+"""
+vLLM's own parsers of answers, in this process: the code of its route `DERENDER`, without a model.
+
+`ParsingVllm` is a stand-in whose answers are parsed by them. Its vocabulary is the miniature
+pair's, with the marks of a model family as special tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from aiohttp import web
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
+    DerenderChatRequest,
+    DerenderChatStreamRequest,
+    DerenderStreamState,
+)
+from vllm.parser import ParserManager
+from vllm.renderers.online_derenderer import OnlineDerenderer
+
+from ..orchestrator.endpoints.real import RealVllm
+from ..stand_in import DERENDER, IM_END, SPECIAL, THINK
+from ..vocabularies import MINIATURE, real_vocabulary
+
+MODEL = "fake"
+# What looks like a mark, but has spaces, or is an element with a name in it, is text.
+_MARK = re.compile(r"<[^<>\s{}=]{1,60}>|\[[A-Z_]{2,}\]|<\uff5c[^<>=]{1,40}\uff5c>")
+_TEXTUAL = re.compile(r"</?(?:function|param|parameter|invoke|item|count|text|steptml:.*|atem:.*)>")
+
+
+def marks_of(text: str) -> set[str]:
+    """Return the parts of *text* that are special tokens of the model that writes it."""
+    return {mark for mark in _MARK.findall(text) if not _TEXTUAL.fullmatch(mark)}
+
+
+def vocabulary(marks: Iterable[str]) -> Tokenizer:
+    """Load the miniature pair's tokenizer, with further special tokens *marks*."""
+    tokenizer = Tokenizer.from_file(str(real_vocabulary(MINIATURE)))
+    added = [AddedToken(mark, special=True, normalized=False) for mark in sorted(marks)]
+    tokenizer.add_special_tokens(added)
+    return tokenizer
+
+
+class Derenderer:
+    """vLLM's parsers *tool* and *reasoning*, by their names for the command line."""
+
+    def __init__(self, tokenizer: Tokenizer, tool: str | None, reasoning: str | None) -> None:
+        known = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+        parser = ParserManager.get_parser(
+            tool, reasoning, enable_auto_tools=tool is not None, tokenizer=known
+        )
+        # Its constructor needs the configuration of a whole model.
+        made: Any = OnlineDerenderer.__new__(OnlineDerenderer)
+        made.renderer = SimpleNamespace(get_tokenizer=lambda: known, tokenizer=known)
+        made.model_config = None
+        made.parser = parser
+        made.enable_auto_tools = tool is not None
+        made.use_harmony = False
+        made.chat_template = None
+        made.chat_template_content_format = "auto"
+        made.default_chat_template_kwargs = {}
+        self._derenderer = made
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Answer the *body* of a request to `DERENDER`."""
+        if body.get("stream"):
+            return self._tokens(DerenderChatStreamRequest.model_validate(body))
+        request = DerenderChatRequest.model_validate(body)
+        choices = self._derenderer._derender_chat(
+            request.generate_response, request.chat_request, request.prompt_token_ids
+        )
+        return {"choices": [choice.model_dump() for choice in choices]}
+
+    def _tokens(self, request: DerenderChatStreamRequest) -> dict[str, Any]:
+        chunk, state = self._derenderer._derender_chat_stream_parsed(
+            self._derenderer.parser,
+            MODEL,
+            request.generate_chunk,
+            request.stream_state or DerenderStreamState(),
+            request.chat_request,
+            None,
+            request.prompt_token_ids,
+        )
+        return {"chunk": chunk.model_dump(), "stream_state": state.model_dump()}
+
+
+@dataclass
+class ParsingVllm(RealVllm):
+    """A stand-in with vLLM's own parsers *tool* and *reasoning*."""
+
+    tool: str | None = "hermes"
+    reasoning: str | None = None
+    marks: Iterable[str] = ()
+    """Its special tokens, beside those of its template."""
+
+    around: tuple[str, str] = ("<think>", "</think>")
+    """What opens and what closes its thinking."""
+
+    thinking: bool = True
+    """Whether its template opens the thinking block; if not, it shows an empty one."""
+
+    scale_out: bool = True
+    parser: Derenderer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokenizer = vocabulary({*SPECIAL, *self.marks, *marks_of("".join(self.around))})
+        self.parser = Derenderer(self.tokenizer, self.tool, self.reasoning)
+        self.end = self.id(IM_END.encode())
+
+    def render(
+        self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
+        opening, closing = self.around
+        block = f"{opening}\n" if self.thinking else f"{opening}\n\n{closing}\n\n"
+        return super().render(messages, generate, tools).replace(f"{THINK}\n", block)
+
+    async def parse_tools(self, request: web.Request) -> web.Response:
+        if request.path != DERENDER:
+            return await super().parse_tools(request)
+        body = await request.json()
+        self.requests.append((request.path, body))
+        try:
+            return web.json_response(self.parser.answer(body))
+        except Exception as exc:  # vLLM's route answers so, too
+            error = {"message": str(exc), "code": 400}
+            return web.json_response({"error": error}, status=400)

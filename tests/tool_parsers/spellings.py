@@ -1,0 +1,321 @@
+"""
+How the models of vLLM's tool parsers spell calls: for each parser, a text that calls two tools, or
+one where the parser reads no more.
+
+Written for these tests from what the parsers accept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import orjson
+
+Arguments: TypeAlias = Mapping[str, Any]
+Spelling: TypeAlias = Callable[[str, Arguments], str]
+
+CALLS: tuple[tuple[str, Arguments], ...] = (
+    ("lookup", {"item": "red cup", "count": 3}),
+    ("note", {"text": 'Say "hi", twice\nto Zoë.'}),
+)
+"""The calls that every text makes: names, and arguments by their names."""
+
+TOOLS: tuple[Mapping[str, Any], ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "description": "Find the price of an item.",
+            "parameters": {
+                "type": "object",
+                "properties": {"item": {"type": "string"}, "count": {"type": "integer"}},
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "note",
+            "description": "Write something down.",
+            "parameters": {"type": "object", "properties": {"text": {"type": "string"}}},
+        },
+    },
+)
+BAR, UNDER = "\uff5c", "\u2581"  # DeepSeek's
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _spaced(name: str, arguments: Arguments, key: str = "arguments") -> str:
+    """A call as most models write it: JSON with spaces."""
+    members = ", ".join(f'"{name}": {_json(value)}' for name, value in arguments.items())
+    return f'{{"name": "{name}", "{key}": {{{members}}}}}'
+
+
+def _pythonic(name: str, arguments: Arguments) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _json(value)
+
+
+def _joined(
+    spelling: Spelling, before: str = "", between: str = "", after: str = "", count: int = 2
+) -> str:
+    return before + between.join(spelling(*call) for call in CALLS[:count]) + after
+
+
+def _wrapped(before: str, after: str, between: str = "\n") -> str:
+    """Calls in JSON, each between two marks."""
+    return _joined(
+        lambda name, arguments: before + _spaced(name, arguments) + after, between=between
+    )
+
+
+def _dsml(mark: str, calls: str, gap: str = "") -> str:
+    """DeepSeek's markup, whose names have the *mark* before them."""
+
+    def one(name: str, arguments: Arguments) -> str:
+        parameters = "".join(
+            f'<{mark}{gap}parameter name="{key}" string="{_json(isinstance(value, str))}">'
+            f"{_text(value)}</{mark}{gap}parameter>\n"
+            for key, value in arguments.items()
+        )
+        return f'<{mark}{gap}invoke name="{name}">\n{parameters}</{mark}{gap}invoke>\n'
+
+    return _joined(one, f"<{mark}{gap}{calls}>\n", "", f"</{mark}{gap}{calls}>")
+
+
+def _deepseek(before: str, between: str, after: str) -> str:
+    def one(name: str, arguments: Arguments) -> str:
+        begin, end = (
+            f"<{BAR}tool{UNDER}call{UNDER}begin{BAR}>",
+            f"<{BAR}tool{UNDER}call{UNDER}end{BAR}>",
+        )
+        separator = f"<{BAR}tool{UNDER}sep{BAR}>"
+        return f"{begin}{before.format(name=name, separator=separator)}{between}{_json(arguments)}{after}{end}"
+
+    begin, end = (
+        f"<{BAR}tool{UNDER}calls{UNDER}begin{BAR}>",
+        f"<{BAR}tool{UNDER}calls{UNDER}end{BAR}>",
+    )
+    return _joined(one, begin, "", end)
+
+
+def _keyed(
+    before: str, after: str, key: tuple[str, str], value: tuple[str, str], start: str = "\n"
+) -> str:
+    """Calls whose arguments are keys and values between marks, as GLM's."""
+
+    def one(name: str, arguments: Arguments) -> str:
+        parts = "\n".join(
+            f"{key[0]}{each}{key[1]}\n{value[0]}{_text(content)}{value[1]}"
+            for each, content in arguments.items()
+        )
+        return f"{before}{name}{start}{parts}\n{after}"
+
+    return _joined(one, between="\n")
+
+
+def _functions(before: str, after: str) -> str:
+    """Calls as Qwen3-Coder's."""
+
+    def one(name: str, arguments: Arguments) -> str:
+        parts = "".join(
+            f"<parameter={key}>\n{_text(value)}\n</parameter>\n" for key, value in arguments.items()
+        )
+        return f"{before}\n<function={name}>\n{parts}</function>\n{after}"
+
+    return _joined(one, between="\n")
+
+
+def _compact(name: str, arguments: Arguments) -> str:
+    parts = "".join(
+        f"<parameter={key}>{_text(value)}</parameter>" for key, value in arguments.items()
+    )
+    return f"<tool_call>\n<function={name}>{parts}</function>\n</tool_call>"
+
+
+def _invoke(name: str, arguments: Arguments) -> str:
+    parts = "\n".join(
+        f'<parameter name="{key}">{_text(value)}</parameter>' for key, value in arguments.items()
+    )
+    return f'<invoke name="{name}">\n{parts}\n</invoke>\n'
+
+
+def _atem(name: str, arguments: Arguments) -> str:
+    parts = "\n".join(
+        f'<atem:parameter name="{key}">{_text(value)}</atem:parameter>'
+        for key, value in arguments.items()
+    )
+    body = f'<atem:function_calls>\n<atem:invoke name="{name}">\n{parts}\n</atem:invoke>\n'
+    return f"<|start|>assistant to={name}<|message|>{body}</atem:function_calls><|eom|>"
+
+
+def _kimi3(name: str, arguments: Arguments) -> str:
+    parts = "".join(
+        f'<|open|>argument key="{key}" type="{"string" if isinstance(value, str) else "number"}"<|sep|>'
+        f"{_text(value)}<|close|>argument<|sep|>"
+        for key, value in arguments.items()
+    )
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{parts}<|close|>call<|sep|>'
+
+
+def _gemma(name: str, arguments: Arguments) -> str:
+    parts = ",".join(
+        f'{key}:<|"|>{value}<|"|>' if isinstance(value, str) else f"{key}:{value}"
+        for key, value in arguments.items()
+    )
+    return f"<|tool_call>call:{name}{{{parts}}}<tool_call|>"
+
+
+def _function_gemma(name: str, arguments: Arguments) -> str:
+    parts = ",".join(f"{key}:<escape>{_text(value)}<escape>" for key, value in arguments.items())
+    return f"<start_function_call>call:{name}{{{parts}}}<end_function_call>"
+
+
+def _mini_cpm(name: str, arguments: Arguments) -> str:
+    parts = "".join(
+        f'<param name="{key}"><![CDATA[{_text(value)}]]></param>'
+        for key, value in arguments.items()
+    )
+    return f'<function name="{name}">{parts}</function>'
+
+
+def _minimax3(name: str, arguments: Arguments) -> str:
+    space = "]<]minimax[>["
+    parts = "\n".join(
+        f"{space}<{key}>{_text(value)}{space}</{key}>" for key, value in arguments.items()
+    )
+    return f'{space}<invoke name="{name}">\n{parts}\n{space}</invoke>\n'
+
+
+def _plamo(name: str, arguments: Arguments) -> str:
+    def mark(word: str) -> str:
+        return f"<|plamo:{word}:plamo|>"
+
+    return (
+        f"{mark('begin_tool_request')}{mark('begin_tool_name')}{name}{mark('end_tool_name')}"
+        f"{mark('begin_tool_arguments')}<|plamo:constrain|>json<|plamo:msg|>{_json(arguments)}"
+        f"{mark('end_tool_arguments')}{mark('end_tool_request')}"
+    )
+
+
+def _step3(name: str, arguments: Arguments) -> str:
+    parts = "".join(
+        f'<steptml:parameter name="{key}">{_text(value)}</steptml:parameter>'
+        for key, value in arguments.items()
+    )
+    begin, end = f"<{BAR}tool_call_begin{BAR}>", f"<{BAR}tool_call_end{BAR}>"
+    return f'{begin}function<{BAR}tool_sep{BAR}><steptml:invoke name="{name}">{parts}</steptml:invoke>{end}'
+
+
+def _ifm(name: str, arguments: Arguments) -> str:
+    parts = "".join(
+        f"<ifm|arg_key>{key}</ifm|arg_key><ifm|arg_value>{_text(value)}</ifm|arg_value>"
+        for key, value in arguments.items()
+    )
+    return f"<ifm|tool_call>{name}{parts}</ifm|tool_call>"
+
+
+def _hunyuan(separator: str, name: str, arguments: Arguments) -> str:
+    parts = "".join(
+        f"<arg_key>{key}</arg_key><arg_value>{_text(value)}</arg_value>"
+        for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}{separator}{parts}</tool_call>"
+
+
+_PYTHONIC = _joined(_pythonic, "[", ", ", "]")
+_LIST = _joined(_spaced, "[", ", ", "]")
+_QWEN = _functions("<tool_call>", "</tool_call>")
+_GLM = _keyed(
+    "<tool_call>", "</tool_call>", ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")
+)
+_GLM_TIGHT = _GLM.replace("</tool_call>\n<tool_call>", "</tool_call><tool_call>")
+_HERMES = _wrapped("<tool_call>\n", "\n</tool_call>")
+_COMMAND = _joined(
+    lambda name, arguments: (
+        f'{{"tool_call_id": "0", "tool_name": "{name}", "parameters": {_json(arguments)}}}'
+    ),
+    "<|START_ACTION|>[",
+    ", ",
+    "]<|END_ACTION|>",
+)
+
+SPELLINGS: Mapping[str, str] = {
+    "apertus": _joined(
+        lambda name, arguments: f'{{"{name}": {_json(arguments)}}}',
+        "<|tools_prefix|>[", ", ", "]<|tools_suffix|>",
+    ),
+    "cohere_command3": _COMMAND,
+    "cohere_command4": _COMMAND,
+    "deepseek_v3": _deepseek("function{separator}{name}\n", "```json\n", "\n```"),
+    "deepseek_v31": _deepseek("{name}{separator}", "", ""),
+    "deepseek_v32": _dsml(f"{BAR}DSML{BAR}", "function_calls"),
+    "deepseek_v4": _dsml(f"{BAR}DSML{BAR}", "tool_calls"),
+    "deepseek_v41": _dsml(f"{BAR}DSML{BAR}", "calls", " "),
+    "dots": _joined(_invoke, "<dots_function_call>\n", "", "</dots_function_call>"),
+    "ernie45": _HERMES,
+    "functiongemma": _joined(_function_gemma),
+    "gemma4": _joined(_gemma),
+    "gigachat3": "<|function_call|>" + _spaced(*CALLS[0]),
+    "glm45": _GLM,
+    "glm47": _GLM,
+    "granite": "<|tool_call|>" + _LIST,
+    "granite-20b-fc": _joined(lambda name, arguments: "<function_call> " + _spaced(name, arguments)),
+    "granite4": _HERMES,
+    "hermes": _HERMES,
+    "hunyuan_a13b": f"<tool_calls>{_LIST}</tool_calls>",
+    "hy_v3": _joined(partial(_hunyuan, "<tool_sep>"), "<tool_calls>", "", "</tool_calls>"),
+    "hy_v4": _joined(partial(_hunyuan, ""), "<tool_calls>", "", "</tool_calls>"),
+    "inkling": _joined(
+        lambda name, arguments: "<|message_model|><|content_invoke_tool_json|>"
+        + _spaced(name, arguments, "args")
+        + "<|end_message|>"
+    ),
+    "internlm": f"<|action_start|><|plugin|>{_spaced(*CALLS[0], 'parameters')}<|action_end|>",
+    "jamba": f"<tool_calls>{_LIST}</tool_calls>",
+    "k2_horizon": _joined(_ifm, "<ifm|tool_calls>", "", "</ifm|tool_calls>"),
+    "kimi_k2": _joined(
+        lambda name, arguments: f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>"
+        f"{_json(arguments)}<|tool_call_end|>",
+        "<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>",
+    ),
+    "kimi_k3": _joined(_kimi3, "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>"),
+    "lfm2": f"<|tool_call_start|>{_PYTHONIC}<|tool_call_end|>",
+    "ling3": _GLM,
+    "llama3_json": _joined(lambda name, arguments: _spaced(name, arguments, "parameters"), between="; "),
+    "llama4_json": _joined(lambda name, arguments: _spaced(name, arguments, "parameters"), between="; "),
+    "llama4_pythonic": f"<|python_start|>{_PYTHONIC}<|python_end|>",
+    "longcat": _wrapped("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
+    "mimo": _joined(_compact, between="\n"),
+    "minicpm5": _joined(_mini_cpm, between="\n"),
+    "minimax_m2": _joined(_invoke, "<minimax:tool_call>\n", "", "</minimax:tool_call>"),
+    "minimax_m3": _joined(
+        _minimax3, "]<]minimax[>[<tool_call>\n", "", "]<]minimax[>[</tool_call>"
+    ),
+    "mistral": _joined(lambda name, arguments: f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}"),
+    "muse_glimmer": _joined(_atem),
+    "olmo3": _joined(_pythonic, "<function_calls>\n", "\n", "\n</function_calls>"),
+    "phi4_mini_json": f"functools{_LIST}",
+    "plamo3": _joined(
+        _plamo, "<|plamo:begin_tool_requests:plamo|>", "", "<|plamo:end_tool_requests:plamo|>"
+    ),
+    "poolside_v1": _GLM,
+    "pythonic": _PYTHONIC,
+    "qwen3_coder": _QWEN,
+    "qwen3_json": _HERMES,
+    "qwen3_xml": _QWEN,
+    "seed_oss": _functions("<seed:tool_call>", "</seed:tool_call>"),
+    "step3": _joined(
+        _step3, f"<{BAR}tool_calls_begin{BAR}>", "", f"<{BAR}tool_calls_end{BAR}>"
+    ),
+    "step3p5": _QWEN,
+    "xlam": _LIST,
+}  # fmt: skip

@@ -1,0 +1,265 @@
+"""
+Every parser of tools and of reasoning that vLLM ships, with vLLM's own code: a stream is parsed
+token by token, a complete answer whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tokenizers.decoders import DecodeStream
+
+from stepspec.orchestrator import Step, Token
+from stepspec.orchestrator import answer as answers
+from stepspec.orchestrator.answer import CallStream
+from stepspec.orchestrator.chain import Tool, ToolCall, Toolset
+from stepspec.orchestrator.endpoints import VllmEndpoint
+from stepspec.orchestrator.endpoints.interfaces import ServerParser
+from stepspec.orchestrator.events import Answering, Calling, Event
+
+from ..orchestrator.endpoints.conftest import eventually
+from .spellings import CALLS, SPELLINGS, TOOLS
+
+if TYPE_CHECKING:
+    from .derender import ParsingVllm
+
+CONTENT = "Let me see.\n"
+CHUNKS = (1, 3, 10, 10**6)  # tokens that arrive at once
+EXTRA_MARKS = ("<|python_tag|>", "<tool_sep>", "<tool_calls>", "</tool_calls>")
+ONE_CALL = {"gigachat3", "internlm"}
+"""The parsers that read one call of an answer."""
+
+NEED_A_PACKAGE = {"cohere_command3", "cohere_command4"}
+"""The parsers that need a package which vLLM does not bring."""
+
+OF_A_TOKENIZER = {"hf", "openai"}
+"""
+The parsers of a format that the model's own tokenizer describes, and of gpt-oss, whose answers
+cannot call tools.
+"""
+
+NOT_BY_TOKENS = {"functiongemma", "jamba"}
+"""The parsers that lose or double arguments when they get one token at a time."""
+
+CONTENT_HIDES_CALLS = {"llama4_pythonic", "pythonic", "xlam"}
+"""The parsers that read no call after content, in a complete answer either."""
+
+DROP_CONTENT = {
+    "llama3_json", "llama4_json", "minicpm5", "muse_glimmer", "olmo3", "phi4_mini_json",
+}  # fmt: skip
+"""The parsers that leave the content before calls out of a complete answer."""
+
+MARKS_LEAK = DROP_CONTENT | {"granite-20b-fc", "hunyuan_a13b"}
+"""The parsers that stream a part of a call as content before they know that it is one."""
+
+TOOLSET = Toolset(
+    tuple(
+        Tool(
+            each["function"]["name"],
+            each["function"]["description"],
+            json.dumps(each["function"]["parameters"]),
+        )
+        for each in TOOLS
+    )
+)
+WHOLE = Toolset(TOOLSET.tools, live=False)
+
+
+class Reading(ServerParser):
+    """Counts the tokens that it has read."""
+
+    count = 0
+
+    async def parse(
+        self, tokens: Sequence[Token], *, finished: bool
+    ) -> tuple[int, str, Sequence[Calling]]:
+        taken = await super().parse(tokens, finished=finished)
+        self.count += taken[0]
+        return taken
+
+    def has_read(self, tokens: int) -> bool:
+        return self.count == tokens
+
+
+@asynccontextmanager
+async def connected(server: ParsingVllm, **settings: Any) -> AsyncGenerator[VllmEndpoint]:
+    async with server.serve(**settings) as endpoint, VllmEndpoint(endpoint) as vllm:
+        yield vllm
+
+
+def tokens_of(server: ParsingVllm, text: str) -> tuple[Token, ...]:
+    """Divide *text* into tokens as a stream of vLLM does."""
+    assert server.tokenizer is not None
+    stream = DecodeStream(skip_special_tokens=False)
+    return tuple(
+        Token(stream.step(server.tokenizer, number) or "", id=number)
+        for number in server.encode(text)
+    )
+
+
+def spelt(tokens: Sequence[Token]) -> str:
+    return "".join(token.text for token in tokens)
+
+
+async def streamed(
+    vllm: VllmEndpoint, tokens: Sequence[Token], chunk: int
+) -> tuple[str, list[tuple[str, Any]], CallStream]:
+    """Write an answer of *tokens* that arrive *chunk* at a time, each after the one before is read."""
+    events: list[Event] = []
+    parser = Reading(vllm, TOOLSET)
+    stream = CallStream(events.append, parser)
+    async with stream.following():
+        for end in range(chunk, len(tokens) + chunk, chunk):
+            written = tuple(tokens[:end])
+            stream.on_token(Step(spelt(written), "large", tokens=written))
+            await eventually(partial(parser.has_read, len(written)))
+    step = Step(spelt(tokens), "large", "end", tuple(tokens))
+    await stream.complete(step)
+    stream.finish(step.text)
+    calls = {call.index: "" for call in events if isinstance(call, Calling)}
+    for event in events:
+        if isinstance(event, Calling):
+            calls[event.index] += event.arguments
+    assert [call.arguments for call in stream.calls] == [calls[index] for index in sorted(calls)]
+    text = "".join(event.text for event in events if isinstance(event, Answering))
+    return text, values(stream.calls), stream
+
+
+def values(calls: Sequence[ToolCall]) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+async def whole(
+    vllm: VllmEndpoint, tokens: Sequence[Token]
+) -> tuple[str, list[tuple[str, Any]], CallStream]:
+    stream = CallStream(lambda event: None, ServerParser(vllm, WHOLE), live=False)
+    step = Step(spelt(tokens), "large", "end", tuple(tokens))
+    await stream.complete(step)
+    return stream.text, values(stream.calls), stream
+
+
+@pytest.fixture(autouse=True)
+def parse_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "PARSE_EVERY", 0.0)
+
+
+@pytest.fixture(scope="module")
+def serving() -> Callable[..., ParsingVllm]:
+    """Make a server with vLLM's parsers; importing them takes seconds."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        from .derender import ParsingVllm, marks_of
+
+    def make(text: str, **fields: Any) -> ParsingVllm:
+        return ParsingVllm(marks={*marks_of(text), *EXTRA_MARKS}, **fields)
+
+    return make
+
+
+def test_every_parser_of_vllm_is_tried(serving: Callable[..., ParsingVllm]) -> None:
+    from vllm.tool_parsers import ToolParserManager
+
+    assert set(ToolParserManager.lazy_parsers) == set(SPELLINGS) | OF_A_TOKENIZER
+
+
+@pytest.mark.parametrize("name", sorted(set(SPELLINGS) - NEED_A_PACKAGE))
+async def test_calls_are_found_by_every_parser(
+    serving: Callable[..., ParsingVllm], name: str
+) -> None:
+    text = SPELLINGS[name]
+    wanted = [(call, dict(arguments)) for call, arguments in CALLS]
+    wanted = wanted[:1] if name in ONE_CALL else wanted
+    server = serving(text, tool=name)
+    async with connected(server) as vllm:
+        for content in ("", CONTENT):
+            if content and name in CONTENT_HIDES_CALLS:
+                continue
+            tokens = tokens_of(server, content + text)
+            text_found, calls_found, _ = await whole(vllm, tokens)
+            assert calls_found == wanted
+            assert text_found.strip() == ("" if name in DROP_CONTENT else content.strip())
+            if name in NOT_BY_TOKENS:
+                continue
+            for chunk in CHUNKS:
+                text_shown, calls_shown, _ = await streamed(vllm, tokens, chunk)
+                assert calls_shown == wanted, (chunk, content)
+                if name not in MARKS_LEAK:
+                    assert text_shown.strip() == content.strip()
+
+
+REASONING = {
+    "deepseek_r1": ("<think>", "</think>", "deepseek_v3"),
+    "deepseek_v3": ("<think>", "</think>", "deepseek_v31"),
+    "deepseek_v4": ("<think>", "</think>", "deepseek_v4"),
+    "deepseek_v41": ("<think>", "</think>", "deepseek_v41"),
+    "ernie45": ("<think>", "</think>", "ernie45"),
+    "gemma4": ("<|channel>thought\n", "<channel|>", "gemma4"),
+    "glm45": ("<think>", "</think>", "glm45"),
+    "glm47": ("<think>", "</think>", "glm47"),
+    "granite": ("Here is my thought process:", "Here is my response:", "granite"),
+    "granite_thinking_parser": ("<think>", "</think>", "qwen3_coder"),
+    "holo2": ("<think>", "</think>", "hermes"),
+    "hunyuan_a13b": ("<think>", "</think>", "hunyuan_a13b"),
+    "hy_v3": ("<think>", "</think>", "hy_v3"),
+    "hy_v4": ("<think>", "</think>", "hy_v4"),
+    "k2_horizon": ("<ifm|think>", "</ifm|think>", "k2_horizon"),
+    "kimi_k2": ("<think>", "</think>", "kimi_k2"),
+    "ling3": ("<think>", "</think>", "ling3"),
+    "mimo": ("<think>", "</think>", "mimo"),
+    "minimax_m2": ("<think>", "</think>", "minimax_m2"),
+    "minimax_m2_append_think": ("<think>", "</think>", "minimax_m2"),
+    "minimax_m3": ("<mm:think>", "</mm:think>", "minimax_m3"),
+    "mistral": ("[THINK]", "[/THINK]", "mistral"),
+    "nemotron_v3": ("<think>", "</think>", "qwen3_coder"),
+    "plamo3": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", "plamo3"),
+    "qwen3": ("<think>", "</think>", "hermes"),
+    "seed_oss": ("<seed:think>", "</seed:think>", "seed_oss"),
+    "step3": ("<think>", "</think>", "step3"),
+    "step3p5": ("<think>", "</think>", "step3p5"),
+}
+"""The marks of the thinking, and the parser of tools, that belong to each parser of reasoning."""
+
+STREAM_DROPS_MARKS = {
+    "deepseek_v4", "deepseek_v41", "granite_thinking_parser", "mimo", "minimax_m2",
+    "minimax_m2_append_think", "nemotron_v3", "step3p5",
+}  # fmt: skip
+"""Those whose parser of tools takes a thinking block out of an answer that streams."""
+
+ANSWERS = ("It costs 3 euros.", "It is <think>x</think> so 3.", "<think>x</think>It is 3.")
+
+
+@pytest.mark.parametrize("name", sorted(REASONING))
+@pytest.mark.parametrize("thinking", [True, False])
+async def test_an_answer_is_no_thinking_for_any_parser_of_reasoning(
+    serving: Callable[..., ParsingVllm], name: str, *, thinking: bool
+) -> None:
+    opening, closing, tool = REASONING[name]
+    text = SPELLINGS.get(tool, SPELLINGS["qwen3_coder"])
+    server = serving(
+        text + "".join(ANSWERS), tool=tool if tool in SPELLINGS else "qwen3_coder",
+        reasoning=name, around=(opening, closing), thinking=thinking,
+    )  # fmt: skip
+    settings = {} if thinking else {"template": {"enable_thinking": False}}
+    wanted = [(call, dict(arguments)) for call, arguments in CALLS]
+    async with connected(server, marks=(opening, closing), **settings) as vllm:
+        for answer in ANSWERS:
+            tokens = tokens_of(server, answer)
+            content, calls, _ = await whole(vllm, tokens)
+            assert (content.strip(), calls) == (answer, [])
+            if "<think>" in answer and name in STREAM_DROPS_MARKS:
+                continue
+            content, calls, _ = await streamed(vllm, tokens, 3)
+            assert (content.strip(), calls) == (answer, [])
+        tokens = tokens_of(server, text)
+        content, calls, _ = await whole(vllm, tokens)
+        assert (content.strip(), calls) == ("", wanted)
+        content, calls, _ = await streamed(vllm, tokens, 3)
+        assert calls == wanted
