@@ -114,13 +114,22 @@ async def built(
                     "served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure
                 )
         observers: list[ServiceObserver] = [logs]
-        if any(os.environ.get(name) for name in TRACING_VARIABLES):
+        if _traces():
             from stepspec.orchestrator.service.watch import tracing
 
             tracer = tracing.Tracing(tracing.connect(VERSION))
             await stack.enter_async_context(tracer.flushed())
             observers.insert(0, tracer)
         yield Service(offer(solver), settings, observers), logs
+
+
+def _traces() -> bool:
+    """Whether the ``OTEL_*`` variables name a receiver of spans, and do not switch it off."""
+    if os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
+        return False
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    return any(os.environ.get(name) for name in TRACING_VARIABLES)
 
 
 def offer(solver: Solver) -> Offer:
