@@ -197,7 +197,6 @@ class Service:
             docs_url=None,  # Both pages would load scripts from other sites.
             redoc_url=None,
             root_path=settings.root_path,
-            redirect_slashes=False,  # `RequestMiddleware` removes the slash
         )
         app.openapi = routes.describer(app, context.models, locked=settings.locked)  # type: ignore[method-assign]
         for router in (

@@ -95,7 +95,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["path"] = scope["path"].rstrip("/") or "/"
+        if request_path(scope) != "/":
+            scope["path"] = scope["path"].rstrip("/") or "/"
         headers = Headers(scope=scope)
         request = ServiceRequest(
             request_id(headers.get("x-request-id")),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -89,3 +91,13 @@ def test_variables_switch_traces_off(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv(name, value)
     assert service_factory._traces() is traces  # pyright: ignore[reportPrivateUsage]
+
+
+def test_the_soft_limit_of_open_files_becomes_the_hard_one() -> None:
+    program = (
+        "import resource; from stepspec.service_factory import raise_file_limit;"
+        " raise_file_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    command = f"ulimit -S -n 256; ulimit -H -n 512; exec {sys.executable} -c '{program}'"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(512, 512)"
