@@ -23,9 +23,11 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
     nullcontext,
+    suppress,
 )
 from contextvars import ContextVar
 from functools import partial
+from ipaddress import ip_address, ip_network
 from math import inf
 from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar
@@ -174,7 +176,12 @@ class Connection:
                 limit=0, keepalive_timeout=KEEP_ALIVE, ssl=context, socket_factory=self._open_socket
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.endpoint.deadlines.connect),
-            headers={"Authorization": f"Bearer {key}", "Accept": "application/json"},
+            headers={
+                "Authorization": f"Bearer {key}",
+                "Accept": "application/json",
+                # a gateway would hold back the tokens of a compressed stream
+                "Accept-Encoding": "identity",
+            },
             # one that names a replica would bind all runs to it
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -461,7 +468,11 @@ def _proxy(url: str) -> str | None:
     """
     parts, proxies = urlsplit(url), getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy or proxy_bypass(parts.netloc):
+    if (
+        not proxy
+        or proxy_bypass(parts.netloc)
+        or _bypassed(parts.hostname or "", proxies.get("no", ""))
+    ):
         return None
     if proxy.startswith("socks"):
         cure = f"name another one in {parts.scheme}_proxy, or add {parts.hostname} to no_proxy"
@@ -469,6 +480,25 @@ def _proxy(url: str) -> str | None:
             f"the environment names a SOCKS proxy (all_proxy), which cannot be used: {cure}"
         )
     return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _bypassed(host: str, listed: str) -> bool:
+    """
+    Whether *listed*, the value of ``no_proxy``, names *host* by an address, a network or ``*.``.
+
+    `urllib` knows the other forms.
+    """
+    patterns = [pattern.strip().strip("[]").lower() for pattern in listed.split(",")]
+    name = host.lower().rstrip(".")
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return any(name.endswith(pattern[1:]) for pattern in patterns if pattern.startswith("*."))
+    for pattern in patterns:
+        with suppress(ValueError):
+            if address in ip_network(pattern, strict=False):
+                return True
+    return False
 
 
 def _ssl_context(url: str) -> ssl.SSLContext | bool:
@@ -529,15 +559,16 @@ Seconds that no run is older than another: runs of a lower priority go before al
 
 RUN: ContextVar[int] = ContextVar("RUN", default=0)
 """The place of the run among other runs; lower is earlier. `carrying` sets it."""
-# whole seconds, so that virtual clocks give the same order every time
-_BOOTED = int(time.time() - time.monotonic())
 
 
 def run_place(run_priority: int = 0) -> int:
     """
     Return the place of a run that begins now, in seconds, which mean the same to all programs.
     """
-    return run_priority * SPAN + _BOOTED + int(asyncio.get_running_loop().time())
+    # read anew: the clock may have been wrong when the process began
+    # whole seconds, so that virtual clocks give the same order every time
+    booted = int(time.time() - time.monotonic())
+    return run_priority * SPAN + booted + int(asyncio.get_running_loop().time())
 
 
 def priority(request: RequestContext, run: int = 0) -> int | None:

@@ -180,6 +180,10 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     """The largest token budget of a request, which a larger one is reduced to; none: no limit."""
     keep_alive: PositiveFloat = 10.0
     """Seconds after which an idle stream sends a comment."""
+    idle_seconds: PositiveInt = 75
+    """
+    Seconds that an idle connection stays open; set more than a load balancer in front keeps its own.
+    """
     send_seconds: PositiveFloat = 60.0
     """Seconds that a client has to send a body, and to take each part of an answer."""
     health_every: PositiveFloat = 5.0

@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,18 @@ def require() -> None:
         )
 
 
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files to the hard one; each connection is an open file."""
+    if importlib.util.find_spec("resource") is None:  # not on Windows
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # some systems refuse a limit that they state themselves
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def serve(solver: Solver, settings: ServiceSettings) -> None:
     """
     Serve *solver*, once its servers are warm, until a signal ends the process and it is drained.
@@ -46,6 +58,7 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
     """
     from stepspec.orchestrator.service.http.app import ServiceServer, listen
 
+    raise_file_limit()
     async with built(solver, settings) as (service, logs):
         server = ServiceServer(service, settings, logs.log.info)
         names, keys, clients = (
@@ -114,13 +127,22 @@ async def built(
                     "served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure
                 )
         observers: list[ServiceObserver] = [logs]
-        if any(os.environ.get(name) for name in TRACING_VARIABLES):
+        if _traces():
             from stepspec.orchestrator.service.watch import tracing
 
             tracer = tracing.Tracing(tracing.connect(VERSION))
             await stack.enter_async_context(tracer.flushed())
             observers.insert(0, tracer)
         yield Service(offer(solver), settings, observers), logs
+
+
+def _traces() -> bool:
+    """Whether the ``OTEL_*`` variables name a receiver of spans, and do not switch it off."""
+    if os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
+        return False
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    return any(os.environ.get(name) for name in TRACING_VARIABLES)
 
 
 def offer(solver: Solver) -> Offer:

@@ -28,6 +28,12 @@ GOOD: dict[str, Tree] = {
         },
         "tracing": {"endpoint": "http://collector:4318"},
     },
+    "private CA": {
+        **KEYS,
+        "env": [{"name": "SSL_CERT_FILE", "value": "/ca/ca.crt"}],
+        "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca", "readOnly": True}],
+    },
     "half": {
         **KEYS,
         "small": {"url": "http://a:8000/v1"},

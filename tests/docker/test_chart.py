@@ -122,10 +122,8 @@ def test_settings_are_those_of_the_values(
     assert found.critic.url == "http://judge:8000"
     assert [each["kind"] for each in rendered["urls"] if each["kind"] == "StatefulSet"] == []
     (wait,) = only(rendered["urls"], "Deployment")["spec"]["template"]["spec"]["initContainers"]
-    assert wait["command"][-2:] == [
-        "http://a:8000/health,http://b:8000/health",
-        "https://gateway.example.com/large/health",
-    ]
+    # the service starts without the small model
+    assert wait["command"][3:] == ["https://gateway.example.com/large/health"]
 
 
 def test_a_config_of_ones_own_is_read(
@@ -236,3 +234,13 @@ def test_the_schema_knows_every_value() -> None:
     assert (
         set(schema["$defs"]["model"]["properties"]) == set(values["small"]) == set(values["large"])
     )
+
+
+def test_every_container_of_the_service_has_the_volumes_and_the_variables(
+    rendered: Mapping[str, list[Tree]],
+) -> None:
+    pod = only(rendered["private CA"], "Deployment")["spec"]["template"]["spec"]
+    assert {"name": "ca", "configMap": {"name": "ca"}} in pod["volumes"]
+    for container in (*pod["initContainers"], *pod["containers"]):
+        assert "/ca" in [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert {"name": "SSL_CERT_FILE", "value": "/ca/ca.crt"} in container["env"]

@@ -214,6 +214,7 @@ class Service:
             clients=context.clients,
             version=offer.version,
             observe=observe,
+            admission=context.admission,
             session_header=offer.session_header,
         )
         if settings.cors_origins:
@@ -248,13 +249,16 @@ def _http_error(request: Request, exc: Exception) -> ApiError:
 
 def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
     """
-    Open the port. Raise `ConfigurationError` if that is impossible.
+    Open the port, at ``::`` for IPv4 too. Raise `ConfigurationError` if that is impossible.
 
     On Linux, a connection is closed whose client reads nothing of what was sent for *send_seconds*.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=2048)
+        both = host == "::" and socket.has_dualstack_ipv6()
+        listening = socket.create_server(
+            (host, port), family=family, backlog=2048, dualstack_ipv6=both
+        )
     except OSError as exc:
         raise ConfigurationError(
             f"cannot listen at {host} port {port}: {exc.strerror or exc}; choose another with"
@@ -292,7 +296,7 @@ class ServiceServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=int(CLOSE_SECONDS),
-            timeout_keep_alive=75,  # longer than the usual proxies keep a connection
+            timeout_keep_alive=settings.idle_seconds,
             http=LimitedProtocol,
         )
         super().__init__(config)

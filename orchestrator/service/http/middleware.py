@@ -31,7 +31,7 @@ from ..watch.records import (
     ServiceObserver,
     ServiceRequest,
 )
-from .admission import Clients
+from .admission import Admission, Clients
 from .errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
 
 PUBLIC_PATHS = HEALTH_PATHS | {"/", "/version", "/metrics", "/openapi.json"}
@@ -63,6 +63,9 @@ class RequestMiddleware:
 
     Where no key is needed, it refuses those of other sites' pages, unless *settings* allow them.
 
+    A slash at the end of a path is ignored. Once *admission* is closed, each response closes its
+    connection, so that the client's next request finds another process.
+
     *observe* receives `RequestArrived`, `RequestFailed` and `RequestFinished`. The *session_header*
     of a request is forwarded to the served models; "" if there is none.
     """
@@ -75,10 +78,11 @@ class RequestMiddleware:
         clients: Clients,
         version: str,
         observe: ServiceObserver,
+        admission: Admission,
         session_header: str = "",
     ) -> None:
         self._app, self._version, self._observe = app, version, observe
-        self._clients = clients
+        self._clients, self._admission = clients, admission
         self._max_bytes, self._body_seconds = settings.max_body_bytes, settings.send_seconds
         self._checks_origin, self._origins = (
             not (settings.locked or settings.insecure),
@@ -91,6 +95,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if request_path(scope) != "/":
+            scope["path"] = scope["path"].rstrip("/") or "/"
         headers = Headers(scope=scope)
         request = ServiceRequest(
             request_id(headers.get("x-request-id")),
@@ -178,6 +184,8 @@ class RequestMiddleware:
                 request.status = request.status or message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request.id
+                if self._admission.closed:
+                    headers["Connection"] = "close"
                 if request.anthropic:
                     headers["request-id"] = request.id
                 headers["x-stepspec-version"] = self._version

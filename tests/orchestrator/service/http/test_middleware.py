@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from stepspec.orchestrator.service.http.admission import Clients
+from stepspec.orchestrator.service.http.admission import Admission, Clients
 from stepspec.orchestrator.service.http.middleware import RequestMiddleware, registrable
 from stepspec.orchestrator.service.watch.records import HEALTH_PATHS
 
@@ -108,6 +108,7 @@ def test_the_timeout_is_for_the_complete_body() -> None:
             clients=Clients(settings),
             version="0",
             observe=lambda event: None,
+            admission=Admission(settings),
         )
         await middleware(
             {"type": "http", "method": "POST", "path": "/live", "headers": []}, piece, note
