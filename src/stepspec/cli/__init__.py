@@ -10,9 +10,8 @@ from stepspec import __version__
 from stepspec.evals import cli as eval_cli
 from stepspec.evals.calibration import command as calibration
 from stepspec.evals.command_line import add_command, new_app, run, stdout, verbatim
-from stepspec.evals.estimate import command as estimate
-from stepspec.evals.judge import command as judge
 from stepspec.evals.report import command as report
+from stepspec.evals.tune import command as tune
 
 from . import config, inspect, serve, solve, up
 
@@ -81,8 +80,7 @@ add_command(app, inspect.show_trace, inspect.TRACE_EXAMPLES, name="trace")
 add_command(app, inspect.list_policies, inspect.POLICIES_EXAMPLES, name="policies")
 add_command(app, inspect.doctor, inspect.DOCTOR_EXAMPLES)
 app.add_typer(config.app, name="config")
-add_command(app, estimate.command, estimate.EXAMPLES, name="estimate")
-add_command(app, judge.command, judge.EXAMPLES, name="judge")
+add_command(app, tune.command, tune.EXAMPLES, name="tune")
 add_command(app, eval_cli.command, eval_cli.EXAMPLES, name="eval")
 add_command(app, calibration.calibrate, calibration.EXAMPLES)
 add_command(app, report.command, report.EXAMPLES, name="report")
