@@ -2,7 +2,8 @@
 How good verdicts are: which slips and which errors of the small model's own they let through.
 
 A draft counts as an error if the large model, which goes on after it, does not reach the next
-number of its own chain. That needs no labels. It also counts drafts that take another way.
+number of its own chain, or does so without a number that only the draft has. That needs no labels.
+Some right drafts that take another way count as errors, too.
 """
 
 from __future__ import annotations
@@ -61,21 +62,25 @@ async def is_error(large: Model, place: Place, draft: Step) -> bool | None:
     """
     Whether *draft* leads the *large* model away from the next number of its own chain.
 
-    None if its own next two steps have no new number.
+    It is an error, too, if the large model gets there but uses none of the numbers that only the
+    draft has. None if its own next two steps have no new number.
     """
     after = place.following.text if place.following else ""
     tokens = len(place.own.tokens) + (len(place.following.tokens) if place.following else 0)
-    known = numbers(place.chain.messages[-1].content + place.chain.text)
+    known = {*numbers(place.chain.messages[-1].content), *numbers(place.chain.text)}
     new = [number for number in numbers(place.own.text) if number not in known]
     new_after = [number for number in numbers(after) if number not in known]
     if not (new or new_after):
         return None
     target = new[-1] if new else new_after[0]
-    if target in numbers(draft.text):
+    drafted = set(numbers(draft.text))
+    if target in drafted:
         return False
     longer = place.chain.extend(draft)
     going_on = await large.write(longer, stop=(), limit=tokens + ROOM_TOKENS)
-    return target not in numbers(going_on.text)
+    reached = set(numbers(going_on.text))
+    foreign = drafted - known - {*new, *new_after}
+    return target not in reached or bool(foreign and not foreign & reached)
 
 
 def numbers(text: str) -> list[str]:

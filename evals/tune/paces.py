@@ -14,6 +14,7 @@ from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, ReplicatedMod
 from stepspec.orchestrator.interfaces import Model
 
 STREAM_TOKENS = 48
+ONE_PIECE_SECONDS = 0.0005  # tokens that arrive closer together came in one piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +85,16 @@ def seconds_per_token(streams: Sequence[Sequence[Arrival]]) -> float | None:
     """
     Mean seconds between two tokens of *streams*, from the first arrival of each to its last.
 
-    None if no stream has two arrivals.
+    Tokens that arrive together came in one piece, and count from there. None if no stream has
+    tokens at two times.
     """
     paces: list[float] = []
     for arrivals in streams:
-        if len(arrivals) < 2:
+        later = [each for each in arrivals if each.seconds > arrivals[0].seconds + ONE_PIECE_SECONDS]
+        if not later:
             continue
-        first, last = arrivals[0], arrivals[-1]
-        if last.tokens > first.tokens and last.seconds > first.seconds:
-            paces.append((last.seconds - first.seconds) / (last.tokens - first.tokens))
+        begun = arrivals[len(arrivals) - len(later) - 1]
+        last = later[-1]
+        if last.tokens > begun.tokens:
+            paces.append((last.seconds - begun.seconds) / (last.tokens - begun.tokens))
     return fmean(paces) if paces else None

@@ -138,6 +138,8 @@ class Figures:
     """The share of slips that it lets through; None if too few were tried."""
     errors: Interval | None
     """The share of the small model's own errors that it lets through; None as for `slips`."""
+    seen_errors: int
+    """Drafts that are errors."""
     length: float | None
     """The share of these errors that the length of a draft alone lets through."""
     verdict_seconds: float
@@ -217,6 +219,7 @@ def predict(measured: MethodTrials, paces: PairPaces, weights: Mapping[int, floa
         loaded=loaded,
         slips=clustered(measured.slips) if len(measured.slips) >= MIN_ERRORS else None,
         errors=clustered([(each.problem, each.accepted) for each in errors]) if enough else None,
+        seen_errors=len(errors),
         length=length_alone(known) if enough else None,
         verdict_seconds=verdict,
         spread=spread,

@@ -169,8 +169,8 @@ class Report:
                 for size, run in sorted(runs.items())
             )
             yield (
-                f"{method.arm.name}: accepts {points(method.accepted)} in {method.drafts} places;"
-                f" runs: {counts or 'none'}"
+                f"{method.arm.name}: accepts {points(method.accepted)} in {method.drafts} places,"
+                f" {method.seen_errors} with an error; runs: {counts or 'none'}"
             )
         yield (
             "errors: the share of the small model's own wrong drafts that are let through; slips:"
@@ -182,10 +182,11 @@ class Report:
         """What the reader should know about these figures, and the cure."""
         best = self.conclusion.best
         if best is not None and best.errors is not None and best.length is not None:
-            if best.length <= best.errors.value:
+            passed = best.errors.value
+            if best.length <= passed:
                 yield (
-                    f"{best.arm.name}: to accept as many drafts by their length alone lets as few"
-                    f" errors through ({best.length:.0%})"
+                    f"{best.arm.name}: to accept as many drafts by their length alone lets no more"
+                    f" errors through ({best.length:.0%}, not {passed:.0%})"
                 )
         if best is not None and best.errors is None:
             yield (
