@@ -38,7 +38,7 @@ app = new_app(no_args_is_help=True, help=__doc__, epilog=verbatim(EXAMPLES))
 console, stderr = Console(), Console(stderr=True)
 H200 = "qwen3-32b-h200"
 Steps = Annotated[int, typer.Option(min=1, help="Steps of a chain.")]
-StepTokens = Annotated[int, typer.Option(min=1, max=512, help="Tokens of a step.")]
+StepTokens = Annotated[int, typer.Option(min=1, max=512, help="Mean tokens of a step.")]
 Problems = Annotated[int, typer.Option(min=2, help="Counted problems of a cell.")]
 Output = Annotated[Path, typer.Option(help="File for the figures; the plot is next to it.")]
 
@@ -187,16 +187,13 @@ def tuned(
     policy: Annotated[
         list[str] | None, typer.Option("--policy", "-p", help="Methods with their options.")
     ] = None,
-    varied: Annotated[
-        bool, typer.Option("--varied", help="Vary the lengths of the steps.")
-    ] = False,
     steps: Steps = 40,
     tokens: StepTokens = 50,
     output: Output = Path("build/tuned.json"),
 ) -> None:
     """Print what `stepspec tune` says of simulated servers beside the simulated gain."""
     writable("--output", output)
-    chains = Chains(steps=steps, tokens=tokens, varied=varied)
+    chains = Chains(steps=steps, tokens=tokens)
     arms = [parse_arm(text) for text in policy or ("specreason", "reading")]
     pairs = [find_pair(GPUS, name) for name in pair or (H200, "qwen3-32b-two-h200")]
     found = [
