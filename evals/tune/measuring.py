@@ -16,7 +16,7 @@ from itertools import count, cycle, islice
 from typing import TypeAlias
 
 from stepspec.api import Solver
-from stepspec.orchestrator.chain import Accept, Verdict
+from stepspec.orchestrator.chain import Accept, Step
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint
 from stepspec.orchestrator.endpoints.client import separate_cache
@@ -25,10 +25,10 @@ from stepspec.orchestrator.events import Committed, Event, Judged, Repaired
 from stepspec.settings import Settings
 
 from ..sample import Arm, derive_seed
-from .drafts import LargeChain, Place, Trier
+from .drafts import LargeChain, Place, Round, Trier
 from .judging import JudgedDraft, is_error, lets_through, slipped
 from .paces import Arrival, ServerPace, opened, seconds_per_token, write_streams
-from .prediction import MethodTrials, PairPaces, RunCount, predict
+from .prediction import MethodTrials, PairPaces, SeenRun, predict
 
 OnPart: TypeAlias = Callable[[str, int], Callable[[], object]]
 """Called with the name and the size of a part; what it returns is called after each unit."""
@@ -75,42 +75,47 @@ class Clock:
 
 
 @dataclass
-class RunCounter:
-    """Counts what one run after the other does, after the first step of each."""
+class RunWatch:
+    """Observes one run after the other, and keeps their rounds."""
 
-    seconds: float = 0.0
-    """Seconds between commits."""
-    tokens: int = 0
-    """Tokens of the steps that were committed."""
-    accepted: int = 0
-    """Drafts of the small model that were accepted."""
-    rejected: int = 0
-    """Drafts that were rejected."""
-    _since: float | None = None
-    _verdicts: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
+    runs: list[SeenRun] = field(default_factory=list[SeenRun])
+    """The runs that are over, or were cut."""
+    _rounds: list[Round] = field(default_factory=list[Round])
+    _judged: dict[int, Judged] = field(default_factory=dict[int, Judged])
+    _first: float = 0.0
+    _last: float = 0.0
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Judged(index, _, verdict):
-                self._verdicts[index] = verdict
-            case Repaired():
-                self.rejected += self._since is not None
+            case Judged(index):
+                self._judged[index] = event
+            case Repaired(index, step, rollback):
+                draft = self._judged[index].draft if index in self._judged else Step("", "small")
+                kept = len(draft.cut(rollback.keep).tokens)
+                drafted = len(draft.tokens)
+                self._add(Round(drafted, 0, False, kept, rollback.keep, len(step.tokens), 0.0))
             case Committed(index, step):
-                good = isinstance(self._verdicts.get(index), Accept) and step.author == "small"
-                if self._since is not None:
-                    self.accepted += good
-                    self.tokens += len(step.tokens)
-                self.stop()
-                self._since = asyncio.get_running_loop().time()
+                judged = self._judged.pop(index, None)
+                if judged is None or not isinstance(judged.verdict, Accept):
+                    return  # the repair has its event, and so has what is kept before it
+                drafted = len(step.tokens) if step.author == "small" else 0
+                written = len(step.tokens) - drafted
+                self._add(Round(drafted, 0, True, drafted, len(step.text), written, 0.0))
             case _:
                 pass
 
+    def _add(self, round: Round) -> None:
+        self._last = asyncio.get_running_loop().time()
+        if not self._rounds:
+            self._first = self._last
+        self._rounds.append(round)
+
     def stop(self) -> None:
-        """Count the seconds since the last step. The next step is the first of a run."""
-        if self._since is not None:
-            self.seconds += asyncio.get_running_loop().time() - self._since
-        self._since = None
-        self._verdicts.clear()
+        """The run is over, or was cut: keep its rounds."""
+        if self._rounds:
+            self.runs.append(SeenRun(self._last - self._first, tuple(self._rounds)))
+        self._rounds = []
+        self._judged.clear()
 
 
 @dataclass
@@ -322,40 +327,35 @@ class Measuring:
         for place, (arm, size) in enumerate(cells):
             if arm.name not in self.found.skipped:
                 left = clock.left(RUNS) / (len(cells) - place)
-                counted = await self._run(arm, size, clock, left)
+                runs = await self._run(arm, size, clock, left)
                 known = self.found.methods[arm.name]
                 self.found.methods[arm.name] = MethodTrials(
-                    arm, known.trials, known.drafts, known.slips, {**known.runs, size: counted}
+                    arm, known.trials, known.drafts, known.slips, {**known.runs, size: runs}
                 )
             step()
 
-    async def _run(self, arm: Arm, size: int, clock: Clock, seconds: float) -> RunCount:
+    async def _run(self, arm: Arm, size: int, clock: Clock, seconds: float) -> tuple[SeenRun, ...]:
         """Solve problems with *arm*, *size* at the same time, for so many *seconds*."""
         run = arm.resolve(self._solver.settings.run)
         options = run.model_copy(update={"auto": False, "ahead": self._solver.settings.run.ahead})
-        counters = [RunCounter() for _ in range(size)]
+        watches = [RunWatch() for _ in range(size)]
 
-        async def user(first: int, counter: RunCounter) -> None:
+        async def user(first: int, watch: RunWatch) -> None:
             for problem in islice(cycle(self._problems), first, first + len(self._problems), size):
-                await self._solver.solve(problem, options, observe=counter)
-                counter.stop()
+                await self._solver.solve(problem, options, observe=watch)
+                watch.stop()
 
         try:
             async with clock.limit(seconds):
                 with separate_cache(f"{arm.name} {size}"):
-                    await at_once(map(user, count(), counters))
+                    await at_once(map(user, count(), watches))
         except EndpointUnreachable:
             raise
         except StepspecError as exc:
             self.found.skipped[arm.name] = str(exc)
-        for counter in counters:
-            counter.stop()
-        return RunCount(
-            seconds=sum(counter.seconds for counter in counters),
-            tokens=sum(counter.tokens for counter in counters),
-            accepted=sum(counter.accepted for counter in counters),
-            rejected=sum(counter.rejected for counter in counters),
-        )
+        for watch in watches:
+            watch.stop()
+        return tuple(run for watch in watches for run in watch.runs)
 
 
 def spread(chains: Sequence[Sequence[Place]], rng: random.Random) -> Iterator[Place]:

@@ -90,7 +90,9 @@ def seconds_per_token(streams: Sequence[Sequence[Arrival]]) -> float | None:
     """
     paces: list[float] = []
     for arrivals in streams:
-        later = [each for each in arrivals if each.seconds > arrivals[0].seconds + ONE_PIECE_SECONDS]
+        later = [
+            each for each in arrivals if each.seconds > arrivals[0].seconds + ONE_PIECE_SECONDS
+        ]
         if not later:
             continue
         begun = arrivals[len(arrivals) - len(later) - 1]

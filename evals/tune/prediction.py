@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import ceil, exp, hypot, inf, log, sqrt
 from statistics import NormalDist, fmean, median
 from typing import Literal, TypeAlias
@@ -28,22 +27,18 @@ MAX_PACE = 0.8  # of the large model's seconds a token, above which no small mod
 MAX_ERRORS_PASSED = (
     1 / 3
 )  # of the small model's errors: a method that lets more through is not used
-MIN_RUN_ROUNDS = 6  # of a run that corrects the prediction
+MIN_RUN_ROUNDS = 6  # of runs that correct the prediction
 ALIKE = 1.1  # times: of methods whose gains differ by less, the one that catches more is chosen
 
 
 @dataclass(frozen=True, slots=True)
-class RunCount:
-    """What runs of a method took, with some number of them at the same time."""
+class SeenRun:
+    """A run of a method, or its beginning."""
 
     seconds: float
-    """Seconds of all runs together, after their first steps."""
-    tokens: int
-    """Tokens of their chains in that time."""
-    accepted: int
-    """Drafts that were accepted."""
-    rejected: int
-    """Drafts that were rejected."""
+    """Seconds from the commit of its first round to that of its last one."""
+    rounds: tuple[Round, ...]
+    """Its rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class MethodTrials:
     """Whether it accepted the drafts, and whether these are errors."""
     slips: tuple[tuple[int, bool], ...] = ()
     """For each slip the number of the problem, and whether the method let the slip through."""
-    runs: Mapping[int, RunCount] = field(default_factory=dict[int, RunCount])
+    runs: Mapping[int, tuple[SeenRun, ...]] = field(default_factory=dict[int, tuple[SeenRun, ...]])
     """Short runs of it, by the number of runs at the same time."""
 
 
@@ -200,8 +195,8 @@ def predict(measured: MethodTrials, paces: PairPaces, weights: Mapping[int, floa
     width = hypot(spread, log(length), pace)
     corrections = {
         users: correction
-        for users, run in measured.runs.items()
-        if (correction := _correction(trials, paces, verdict, run)) is not None
+        for users, runs in measured.runs.items()
+        if (correction := _correction(runs, paces, verdict)) is not None
     }
     alone = gain / corrections.get(1, 1.0)
     loaded = None
@@ -275,36 +270,19 @@ def _student(freedom: int) -> float:
     return z + first + second + third
 
 
-def _correction(
-    trials: Sequence[Trial], paces: PairPaces, verdict: float, run: RunCount
-) -> float | None:
+def _correction(runs: Sequence[SeenRun], paces: PairPaces, verdict: float) -> float | None:
     """
-    How many times as long as the replay of *trials* says a token of *run* took.
+    How many times as long as the replay of their rounds the *runs* took.
 
-    The replay is taken at the run's own share of accepted drafts. None for too short a run.
+    None if they have too few rounds.
     """
-    outcomes = run.accepted + run.rejected
-    if outcomes < MIN_RUN_ROUNDS or not run.tokens:
+    replayed = 0.0
+    for run in runs:
+        times = commit_times(run.rounds, paces, verdict)
+        replayed += times[-1] - times[0]
+    if sum(len(run.rounds) for run in runs) < MIN_RUN_ROUNDS or not replayed:
         return None
-    rounds = [round for trial in trials for round in trial.rounds]
-    times = [0.0, *commit_times(rounds, paces, verdict)]
-    taken = [end - begin for begin, end in pairwise(times)]
-    share = run.accepted / outcomes
-    seconds = 0.0
-    tokens = 0.0
-    for accepted, weight in ((True, share), (False, 1 - share)):
-        alike = [
-            (round, spent)
-            for round, spent in zip(rounds, taken, strict=True)
-            if round.accepted is accepted and round.drafted
-        ]
-        if not alike:
-            if weight > 0.2:
-                return None  # no trial shows what most of the run did
-            continue
-        seconds += weight * fmean(spent for _, spent in alike)
-        tokens += weight * fmean(round.kept + round.repaired for round, _ in alike)
-    return run.seconds / run.tokens / (seconds / tokens)
+    return sum(run.seconds for run in runs) / replayed
 
 
 @dataclass(frozen=True, slots=True)

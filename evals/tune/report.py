@@ -165,8 +165,8 @@ class Report:
         for method in self.conclusion.methods:
             runs = self.measured.methods[method.arm.name].runs
             counts = ", ".join(
-                f"{run.accepted + run.rejected} drafts with {size} at once"
-                for size, run in sorted(runs.items())
+                f"{sum(len(run.rounds) for run in some)} rounds with {size} at once"
+                for size, some in sorted(runs.items())
             )
             yield (
                 f"{method.arm.name}: accepts {points(method.accepted)} in {method.drafts} places,"

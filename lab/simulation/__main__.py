@@ -37,6 +37,7 @@ Examples:
 app = new_app(no_args_is_help=True, help=__doc__, epilog=verbatim(EXAMPLES))
 console, stderr = Console(), Console(stderr=True)
 H200 = "qwen3-32b-h200"
+TUNED_BAR = 0.15  # by which a gain that `tune` says may be off
 Steps = Annotated[int, typer.Option(min=1, help="Steps of a chain.")]
 StepTokens = Annotated[int, typer.Option(min=1, max=512, help="Mean tokens of a step.")]
 Problems = Annotated[int, typer.Option(min=2, help="Counted problems of a cell.")]
@@ -191,7 +192,11 @@ def tuned(
     tokens: StepTokens = 50,
     output: Output = Path("build/tuned.json"),
 ) -> None:
-    """Print what `stepspec tune` says of simulated servers beside the simulated gain."""
+    """
+    Print what `stepspec tune` says of simulated servers beside the simulated gain.
+
+    The exit code is 1 if a gain is off by more than 15%.
+    """
     writable("--output", output)
     chains = Chains(steps=steps, tokens=tokens)
     arms = [parse_arm(text) for text in policy or ("specreason", "reading")]
@@ -204,6 +209,11 @@ def tuned(
     ]
     _write(output, {"cells": found})
     _print(found)
+    off = [row for row in found if row["over"] and abs(row["over"] - 1) > TUNED_BAR]
+    for row in off:
+        console.print(f"missed: {row['method']}, {row['users']} users: {row['over'] - 1:+.0%}")
+    if off:
+        raise typer.Exit(1)
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
