@@ -42,9 +42,8 @@ FIRST = (  # what takes longest: groups and files
     *(
         "test_load_generators",
         "test_random_pair",
-        "test_estimate",
+        "test_tune",
         "test_policies",
-        "test_judge",
         "test_soak",
     ),
     *("test_lm_eval", "test_serving", "test_regular_expressions"),

@@ -247,7 +247,8 @@ class Trier:
 
         Raise `StepspecError` if a request for a verdict fails.
         """
-        if place.chain.closed and answered_by(METHODS.find(arm.policy).source) == "large":
+        answerer = arm.run.answer or answered_by(METHODS.find(arm.policy).source)
+        if place.chain.closed and answerer == "large":
             tokens = len(place.own.tokens)
             round = Round(0, 0, True, 0, 0, tokens, 0.0)
             return Trial(place.problem, (round,), tokens, tokens, alone)

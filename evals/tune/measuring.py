@@ -16,7 +16,7 @@ from itertools import count, cycle, islice
 from typing import TypeAlias
 
 from stepspec.api import Solver
-from stepspec.orchestrator.chain import Accept, Step
+from stepspec.orchestrator.chain import Rollback, Step
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint
 from stepspec.orchestrator.endpoints.client import separate_cache
@@ -82,6 +82,7 @@ class RunWatch:
     """The runs that are over, or were cut."""
     _rounds: list[Round] = field(default_factory=list[Round])
     _judged: dict[int, Judged] = field(default_factory=dict[int, Judged])
+    _cut: Step | None = None
     _first: float = 0.0
     _last: float = 0.0
 
@@ -90,14 +91,20 @@ class RunWatch:
             case Judged(index):
                 self._judged[index] = event
             case Repaired(index, step, rollback):
-                draft = self._judged[index].draft if index in self._judged else Step("", "small")
+                draft = self._cut or self._judged[index].draft
                 kept = len(draft.cut(rollback.keep).tokens)
                 drafted = len(draft.tokens)
                 self._add(Round(drafted, 0, False, kept, rollback.keep, len(step.tokens), 0.0))
+                self._cut = None
+                self._judged.clear()  # the drafts after it are lost
             case Committed(index, step):
                 judged = self._judged.pop(index, None)
-                if judged is None or not isinstance(judged.verdict, Accept):
-                    return  # the repair has its event, and so has what is kept before it
+                if judged is None:
+                    return  # a repair, which has its own event
+                verdict = judged.verdict
+                if isinstance(verdict, Rollback) and verdict.chosen is None:
+                    self._cut = judged.draft
+                    return
                 drafted = len(step.tokens) if step.author == "small" else 0
                 written = len(step.tokens) - drafted
                 self._add(Round(drafted, 0, True, drafted, len(step.text), written, 0.0))
@@ -115,6 +122,7 @@ class RunWatch:
         if self._rounds:
             self.runs.append(SeenRun(self._last - self._first, tuple(self._rounds)))
         self._rounds = []
+        self._cut = None
         self._judged.clear()
 
 
