@@ -207,6 +207,8 @@ class Trial:
     """Tokens by which the chain grows."""
     own: int
     """Tokens that the large model alone writes for the same progress."""
+    step: int = 0
+    """The number of the step in its chain."""
     alone: bool = False
     """Whether no other request was under way, so that the seconds of verdicts count."""
 
@@ -247,11 +249,12 @@ class Trier:
 
         Raise `StepspecError` if a request for a verdict fails.
         """
+        step = len(place.chain.steps)
         answerer = arm.run.answer or answered_by(METHODS.find(arm.policy).source)
         if place.chain.closed and answerer == "large":
             tokens = len(place.own.tokens)
             round = Round(0, 0, True, 0, 0, tokens, 0.0)
-            return Trial(place.problem, (round,), tokens, tokens, alone)
+            return Trial(place.problem, (round,), tokens, tokens, step, alone)
         large = RecordedModel(self.large, place.chain, place.own)
         policy = self.policy(arm, RecordedModel(self.small, place.chain, draft), large)
         rounds: list[Round] = []
@@ -265,7 +268,7 @@ class Trier:
             over = over or chain.tokens - place.chain.tokens >= len(draft.tokens)
         tokens = chain.tokens - place.chain.tokens
         own = len(place.own.tokens) if over else tokens
-        return Trial(place.problem, tuple(rounds), tokens, own, alone)
+        return Trial(place.problem, tuple(rounds), tokens, own, step, alone)
 
 
 async def _round(policy: Policy, chain: Chain, large: RecordedModel) -> tuple[Round, Chain, bool]:

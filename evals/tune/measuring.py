@@ -34,12 +34,16 @@ OnPart: TypeAlias = Callable[[str, int], Callable[[], object]]
 """Called with the name and the size of a part; what it returns is called after each unit."""
 
 PACE_REPEATS = 4
-MAX_CHAIN_TOKENS = 1024
-CHAIN_PLACES = 12  # places of one chain
+MAX_CHAIN_TOKENS = 2048
+CHAIN_PLACES = 20  # places of one chain
 ALONE_PLACES = 4  # places in which nothing else runs, to time verdicts
 MAX_SLIPS = 60
 UNLIMITED = {"max_concurrency": 4096}  # of an endpoint: the queue is to be the server's
-READY, PACES, CHAINS, DRAFTS, RUNS = (
+READY = 0.1  # the share of the time at which this part ends
+PACES = 0.15
+CHAINS = 0.5
+DRAFTS = 0.75
+RUNS = 1.0
     0.1,
     0.2,
     0.4,
@@ -368,14 +372,13 @@ class Measuring:
 
 def spread(chains: Sequence[Sequence[Place]], rng: random.Random) -> Iterator[Place]:
     """
-    At most `CHAIN_PLACES` places of each chain, in the order of the chain.
+    At most `CHAIN_PLACES` places of each chain, drawn by *rng*.
 
-    The chains take turns, so that a cut leaves a fair part of the problems.
+    The chains take turns, so that a cut leaves a fair part of the problems and of their chains.
     """
     queues: list[list[Place]] = []
     for places in chains:
-        chosen = sorted(rng.sample(range(len(places)), min(CHAIN_PLACES, len(places))))
-        queues.append([places[index] for index in chosen])
+        queues.append(rng.sample(places, min(CHAIN_PLACES, len(places))))
     for index in range(CHAIN_PLACES):
         yield from (queue[index] for queue in queues if index < len(queue))
 

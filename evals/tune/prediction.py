@@ -172,7 +172,7 @@ def predict(measured: MethodTrials, paces: PairPaces, weights: Mapping[int, floa
 
     *weights* says by problem how many tokens of its chain a token of a trial stands for.
     """
-    trials = measured.trials
+    trials = sorted(measured.trials, key=lambda trial: trial.step)
     verdict = _verdict_seconds(trials)
     by_problem: dict[int, list[Trial]] = {}
     for trial in trials:

@@ -21,7 +21,7 @@ from .measuring import Measured
 from .prediction import MAX_ERRORS_PASSED, MIN_GAIN, Conclusion, Figures, conclude, predict
 
 COMMENT_COLUMNS = 96
-METHOD_COLUMNS = 22
+METHOD_COLUMNS = 18
 MIN_ENDED = 3  # chains that ended, of which some should be solved
 
 
@@ -130,17 +130,16 @@ class Report:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("method", max_width=METHOD_COLUMNS, overflow="fold")
         loaded = f"{users} users"
-        for column in ("accepted", "errors", "slips", "alone", loaded, "ms"):
+        for column in ("accepted", "errors", "slips", "alone", loaded):
             table.add_column(column, justify="right", no_wrap=True)
         for method in self.conclusion.methods:
             table.add_row(
                 method.arm.name,
                 f"{method.accepted.value:.0%}",
-                share(method.errors),
-                share(method.slips),
+                "" if method.errors is None else points(method.errors),
+                "" if method.slips is None else f"{method.slips.value:.0%}",
                 f"{times(method.alone.value)} {within(method.alone, '.1f')}",
                 "" if method.loaded is None else times(method.loaded),
-                f"{1000 * method.verdict_seconds:.0f}",
             )
         return table
 
@@ -170,7 +169,8 @@ class Report:
             )
             yield (
                 f"{method.arm.name}: accepts {points(method.accepted)} in {method.drafts} places,"
-                f" {method.seen_errors} with an error; runs: {counts or 'none'}"
+                f" {method.seen_errors} with an error; a verdict takes"
+                f" {1000 * method.verdict_seconds:.0f} ms; runs: {counts or 'none'}"
             )
         yield (
             "errors: the share of the small model's own wrong drafts that are let through; slips:"
@@ -265,11 +265,6 @@ def within(interval: Interval, spec: str) -> str:
 def points(interval: Interval) -> str:
     """Write a share in per cent, with its interval: ``11% [4, 25]``."""
     return f"{interval.value:.0%} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
-
-
-def share(interval: Interval | None) -> str:
-    """Write a share as `points` does; "" if it is not known."""
-    return "" if interval is None else points(interval)
 
 
 def verdicts(method: Figures) -> str:

@@ -161,7 +161,7 @@ def test_a_watched_run_has_its_rounds_and_their_seconds() -> None:
 
 def test_places_are_of_all_chains_before_any_chain_has_its_share() -> None:
     step = Step("x", "large")
-    first = [Place(0, Chain.of(f"{number}"), step) for number in range(20)]
+    first = [Place(0, Chain.of(f"{number}"), step) for number in range(30)]
     second = [Place(1, Chain.of("x"), step)]
     places = list(spread([first, second, []], random.Random(0)))
     assert len(places) == CHAIN_PLACES + 1
