@@ -44,12 +44,6 @@ PACES = 0.15
 CHAINS = 0.5
 DRAFTS = 0.75
 RUNS = 1.0
-    0.1,
-    0.2,
-    0.4,
-    0.7,
-    1.0,
-)  # shares of the time at which each ends
 
 
 @dataclass
@@ -376,9 +370,7 @@ def spread(chains: Sequence[Sequence[Place]], rng: random.Random) -> Iterator[Pl
 
     The chains take turns, so that a cut leaves a fair part of the problems and of their chains.
     """
-    queues: list[list[Place]] = []
-    for places in chains:
-        queues.append(rng.sample(places, min(CHAIN_PLACES, len(places))))
+    queues = [rng.sample(places, min(CHAIN_PLACES, len(places))) for places in chains]
     for index in range(CHAIN_PLACES):
         yield from (queue[index] for queue in queues if index < len(queue))
 
