@@ -32,8 +32,9 @@ Examples:
 Exit codes:
 
   0    done
-  1    something failed: a server, a problem, a calibration without a result
-  2    wrong usage or settings; nothing was started
+  1    something failed: a server, a problem, a calibration without a result;
+       tune: no method pays
+  2    wrong usage or settings; nothing was started; tune: not known yet
   130  interrupted with Ctrl-C
 
 Settings come from flags, then STEPSPEC_* variables, then stepspec.toml or the

@@ -11,8 +11,7 @@ import pytest
 
 from stepspec import Solver
 from stepspec.evals.sample import Arm
-from stepspec.evals.tune import measuring as module
-from stepspec.evals.tune.drafts import Place
+from stepspec.evals.tune.drafts import Place, Trier
 from stepspec.evals.tune.measuring import CHAIN_PLACES, Measured, Measuring, RunWatch, spread
 from stepspec.evals.tune.prediction import predict
 from stepspec.orchestrator.chain import Accept, Chain, Rollback, Step, Token
@@ -25,19 +24,16 @@ from ...fakes import ScriptedModel, run
 from ...stand_in import Latency, StandIn
 from .world import PROBLEMS, READING, SPECREASON, World
 
-TOKENS = 24 * 2 + 12  # about those of a step
-
 
 async def nothing_under_way() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def seconds_of(world: World, ahead: int) -> float:
+async def seconds_of(world: Any, ahead: int) -> float:
     """What the loop takes for all problems, the thinking alone."""
+    small, large = world.model("small"), world.model("large")
     for problem in PROBLEMS:
-        policy: Any = module.Trier(world.model("small"), world.model("large"), world).policy(  # type: ignore[arg-type]
-            SPECREASON, world.model("small"), world.model("large")
-        )
+        policy = Trier(small, large, world).policy(SPECREASON, small, large)
         await reason(policy, Chain.of(problem), ahead=ahead)
     return asyncio.get_running_loop().time()
 
