@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -106,12 +108,11 @@ def command(
     policy: Policies = None,
     option: SharedOptions = None,
     problems: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
             help=(
                 "A benchmark, or a file of problems: one a line, or JSONL or Parquet with answers."
             ),
-            metavar="NAME",
         ),
     ] = None,
     limit: Annotated[
@@ -153,9 +154,13 @@ def command(
             best = report.conclusion.best
             if chosen.tasks and best is not None and not measured.interrupted:
                 step = part("answers", len(chosen.tasks))
-                accuracy = await compare_answers(
-                    solver, best.arm, chosen.tasks, users, 60 * graded, step
-                )
+                accuracy = None
+                try:
+                    accuracy = await compare_answers(
+                        solver, best.arm, chosen.tasks, users, 60 * graded, step
+                    )
+                except asyncio.CancelledError:
+                    measured.interrupted = True
                 report = make_report(measured, minutes, chosen, accuracy)
             return report, solver.settings if testbed else settings
 
@@ -173,7 +178,7 @@ def command(
 
 
 def prepare(
-    problems: str | None, limit: int, seed: int, *, testbed: bool
+    problems: Path | None, limit: int, seed: int, *, testbed: bool
 ) -> tuple[Settings, ProblemSet]:
     """
     The settings and the problems of a measurement.
@@ -198,18 +203,17 @@ def prepare(
     return settings, chosen
 
 
-def read_set(name: str | None, limit: int, seed: int) -> ProblemSet:
+def read_set(path: Path | None, limit: int, seed: int) -> ProblemSet:
     """
-    The first problems of the benchmark or the file called *name*; None: built-in ones.
+    The first problems of the file at *path*, or of the benchmark of that name; None: built-in ones.
 
     Raise `ConfigurationError` for a file or a name that is neither.
     """
-    if name is None:
+    if path is None:
         texts = PROBLEMS[:limit]
         return ProblemSet(texts, f"{len(texts)} built-in ones; give yours", ANSWERS[:limit])
-    path = Path(name)
-    with_answers = path.suffix == ".parquet" or (path.is_file() and '"answer"' in _first_line(path))
-    if with_answers or name in BENCHMARKS:
+    name = str(path)
+    if path.suffix == ".parquet" or name in BENCHMARKS or _has_answers(path):
         benchmark, data = choose(name)
         tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
         return graded(tasks, f"{len(tasks)} of {name}")
@@ -218,9 +222,13 @@ def read_set(name: str | None, limit: int, seed: int) -> ProblemSet:
     return ProblemSet(texts, f"{len(texts)} of {name}, without answers")
 
 
-def _first_line(path: Path) -> str:
+def _has_answers(path: Path) -> bool:
+    """Whether the first line of the file at *path* has a problem and its answer, as JSON."""
+    if path.suffix != ".jsonl" or not path.is_file():
+        return False
     with path.open(encoding="utf-8", errors="replace") as lines:
-        return next(lines, "")
+        first = next(lines, "")
+    return '"problem"' in first and '"answer"' in first
 
 
 def graded(tasks: tuple[Task, ...], words: str) -> ProblemSet:
@@ -275,11 +283,11 @@ def states(text: str, answer: str) -> bool:
     return answer in end or (bool(wanted) and wanted <= set(numbers(end)))
 
 
-def with_bars(settings: Settings, work: Any) -> Any:
+def with_bars(settings: Settings, work: Callable[[OnPart], Coroutine[Any, Any, T]]) -> T:
     """Run *work* with the prompts of *settings*, and a bar for each of its parts."""
     with prompts.replacing(settings.prompts), progress_bars(stderr) as progress:
 
-        def part(name: str, total: int) -> Any:
+        def part(name: str, total: int) -> Callable[[], object]:
             return partial(progress.advance, progress.add_task(name, total=total))
 
         return wait(work(part))

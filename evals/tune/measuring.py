@@ -46,6 +46,11 @@ DRAFTS = 0.75
 RUNS = 1.0
 
 
+def silent(name: str, total: int) -> Callable[[], object]:
+    """Show nothing of a part."""
+    return lambda: None
+
+
 @dataclass
 class Clock:
     """The limit of a measurement that begins now."""
@@ -169,7 +174,7 @@ class Measuring:
         arms: Sequence[Arm],
         problems: Sequence[str],
         users: int,
-        on_part: OnPart,
+        on_part: OnPart = silent,
     ) -> None:
         self._solver = solver
         self._problems = problems
@@ -196,6 +201,7 @@ class Measuring:
             if not self.found.paces.hopeless:
                 await self._chains(clock, seed)
                 await self._drafts(clock, rng)
+                self._require_methods()
                 await self._runs(clock)
         except asyncio.CancelledError:
             self.found.interrupted = True
@@ -288,6 +294,13 @@ class Measuring:
                 for number, place in enumerate(places[:ALONE_PLACES]):
                     await attempt(number, place)
                 await at_once(map(attempt, count(ALONE_PLACES), places[ALONE_PLACES:]))
+
+    def _require_methods(self) -> None:
+        """Raise `StepspecError` if no method could be measured, because requests failed."""
+        skipped = self.found.skipped
+        if len(skipped) == len(self.found.arms):
+            reasons = "; ".join(f"{name}: {why}" for name, why in skipped.items())
+            raise StepspecError(f"no method can be measured: {reasons}")
 
     async def _attempt(
         self, trier: Trier, place: Place, rng: random.Random, *, alone: bool

@@ -126,21 +126,23 @@ class Report:
 
     def table(self) -> Table:
         """A line for each method, the best first, in 80 columns."""
-        users = self.measured.paces.users if self.measured.paces else 0
+        users = self.measured.paces.users if self.measured.paces else 1
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("method", max_width=METHOD_COLUMNS, overflow="fold")
-        loaded = f"{users} users"
-        for column in ("accepted", "errors", "slips", "alone", loaded):
+        columns = ["accepted", "errors", "slips", "alone"]
+        if users > 1:
+            columns.append(f"{users} users")
+        for column in columns:
             table.add_column(column, justify="right", no_wrap=True)
         for method in self.conclusion.methods:
-            table.add_row(
-                method.arm.name,
+            cells = [
                 f"{method.accepted.value:.0%}",
                 "" if method.errors is None else points(method.errors),
                 "" if method.slips is None else f"{method.slips.value:.0%}",
                 f"{times(method.alone.value)} {within(method.alone, '.1f')}",
                 "" if method.loaded is None else times(method.loaded),
-            )
+            ]
+            table.add_row(method.arm.name, *cells[: len(columns)])
         return table
 
     def details(self) -> Iterator[str]:

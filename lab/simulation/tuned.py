@@ -36,7 +36,7 @@ def measure(
         small, large = (SimulatedEndpoint(role, servers[role], problems) for role in servers)
         small.name = "small"
         async with _Solver(small, large) as solver:
-            measuring = Measuring(solver, arms, list(problems), users, lambda *_: lambda: None)
+            measuring = Measuring(solver, arms, list(problems), users)
             return await measuring.measure(MINUTES)
 
     return run(work())[0]

@@ -131,7 +131,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(module, "Measuring", Made)
     monkeypatch.setattr(module, "Solver", Connected)
-    monkeypatch.setattr(Connected, "require_both", lambda self: None)
+    monkeypatch.setattr(Connected, "require_both", lambda _: None)  # pyright: ignore
     return calls
 
 
@@ -188,14 +188,16 @@ def test_problems_are_built_in_or_of_a_file_or_a_benchmark(tmp_path: Path) -> No
     assert len(set(PROBLEMS)) == len(PROBLEMS) == len(ANSWERS) == 20
     lines = tmp_path / "problems.txt"
     lines.write_text("first\n\nsecond\nthird\n")
-    found = read_set(str(lines), 2, 0)
+    found = read_set(lines, 2, 0)
     assert (found.texts, found.answers, found.tasks) == (("first", "second"), (), ())
     rows = tmp_path / "problems.jsonl"
+    rows.write_text('{"question": "What is 6 x 7?", "answer": "42"}\n')
+    assert read_set(rows, 5, 0).answers == (), "no problem of a benchmark"
     rows.write_text('{"problem": "What is 6 x 7?", "answer": "42"}\n')
-    answered = read_set(str(rows), 5, 0)
+    answered = read_set(rows, 5, 0)
     assert (answered.answers, len(answered.tasks)) == (("42",), 1)
     assert "What is 6 x 7?" in answered.texts[0]
-    made = read_set("arithmetic", 4, 1)
+    made = read_set(Path("arithmetic"), 4, 1)
     assert len(made.tasks) == len(made.texts) == 4
 
 

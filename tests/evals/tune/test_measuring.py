@@ -98,6 +98,11 @@ def test_a_method_whose_requests_fail_is_left_out_with_the_reason() -> None:
     assert not found.methods["reading"].trials
 
 
+def test_an_error_says_why_no_method_can_be_measured() -> None:
+    with pytest.raises(StepspecError, match="no method can be measured: reading: no scores"):
+        run(Failing().measured(READING))
+
+
 def test_a_server_that_is_gone_ends_it() -> None:
     world = Failing()
     world.error = EndpointUnreachable("gone", role="large", url="http://large", verb="score")
@@ -174,7 +179,7 @@ async def test_a_pair_is_measured_over_http() -> None:
         Solver(one, other, sampling=GREEDY) as solver,
     ):
         arms = (SPECREASON, READING)
-        measuring = Measuring(solver, arms, PROBLEMS[:2], 3, lambda *_: lambda: None)
+        measuring = Measuring(solver, arms, PROBLEMS[:2], 3)
         found = await measuring.measure(0.3)
     assert found.paces is not None
     # eight to one; this machine may be slow, but for both
@@ -193,6 +198,6 @@ async def test_one_model_twice_is_refused() -> None:
         StandIn(names=("same",)).serve("large") as other,
         Solver(one, other) as solver,
     ):
-        measuring = Measuring(solver, (SPECREASON,), PROBLEMS, 2, lambda *_: lambda: None)
+        measuring = Measuring(solver, (SPECREASON,), PROBLEMS, 2)
         with pytest.raises(ConfigurationError, match=r"both servers serve 'same'.*--small"):
             await measuring.measure(1.0)

@@ -95,7 +95,7 @@ class World:
     async def measured(self, *arms: Arm, minutes: float = 10.0, problems: int = 20) -> Measured:
         """Measure this pair, with four users."""
         solver: Any = self
-        measuring = Measuring(solver, arms, PROBLEMS[:problems], 4, lambda *_: lambda: None)
+        measuring = Measuring(solver, arms, PROBLEMS[:problems], 4)
         found = await measuring.measure(minutes)
         clock = asyncio.get_running_loop().time()
         assert clock <= 60 * minutes + 1e-6, "the limit is a hard one"
