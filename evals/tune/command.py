@@ -69,7 +69,7 @@ CANDIDATES = (
 """The methods that are compared, with their options, unless --policy names others."""
 WITH_CRITIC = ("reward",)
 """Further methods, if a reward model is known."""
-ANSWER_SHARE = 0.4  # of the time, for answers, if the right ones are known
+ANSWER_SHARE = 0.3  # of the time, for answers, if the right ones are known
 ANSWER_CHARACTERS = 300  # at the end of a chain, in which its answer stands
 WIDTH = 80
 EXIT_CODES = {"pays": 0, "does not pay": 1, "not known": 2}

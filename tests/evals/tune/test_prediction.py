@@ -195,6 +195,8 @@ def test_the_fastest_method_that_catches_errors_is_chosen() -> None:
     found = conclude([careless, slow, fast, strict])
     assert (found.best, found.fastest, found.verdict) == (strict, careless, "pays")
     assert list(found.methods) == [strict, fast, slow, careless]
+    crowded = replace(strict, loaded=1.5, arm=Arm.of("crowded", "reading"))
+    assert conclude([replace(strict, loaded=1.2), crowded]).best == crowded
     alone = conclude([careless])
     assert (alone.best, alone.verdict) == (None, "does not pay")
 
