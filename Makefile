@@ -21,7 +21,7 @@ UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orche
 TESTS := $(RUN)/pytest -n 4 --dist loadgroup
 # What `make quick` leaves out: each takes more than five seconds of one core.
 SLOW := integration docs docker examples fidelity lab \
-  $(addprefix evals/,calibration estimate judge report testbed) \
+  $(addprefix evals/,calibration report testbed tune) \
   $(addprefix evals/test_,benchmarks.py cli.py evaluation.py full_disk.py grading.py ray_pool.py ray_worker.py) \
   $(addprefix orchestrator/,doctor test_auto.py test_repetition.py test_state_machines.py nesting/test_promises.py) \
   $(addprefix orchestrator/endpoints/test_,families.py markup.py retries.py sse.py vocabularies.py) \

@@ -355,7 +355,7 @@ def bootstrap_mean(values: Sequence[float], repeats: int, least: int) -> Interva
     return Interval(fmean(values), drawn.low, drawn.high)
 
 
-def wilson(successes: float, n: int) -> Interval:
+def wilson(successes: float, n: float) -> Interval:
     """
     Wilson's score interval (1927) at 95% for a share, of which *successes* in *n* trials were
     observed.

@@ -16,9 +16,9 @@ from rich.console import Console
 from lab.crowd import TWO_LARGE, Deployment, Timing
 from stepspec.api import Solver
 from stepspec.evals.arms import LARGE
-from stepspec.evals.estimate.measuring import UNLIMITED
 from stepspec.evals.results import Interval, Z, bootstrap_ratio, wilson
 from stepspec.evals.testbed.servers import JUDGE, endpoint, running
+from stepspec.evals.tune.measuring import UNLIMITED
 from stepspec.orchestrator.endpoints import GREEDY
 
 from .tables import Sheet, written

@@ -183,7 +183,7 @@ class RunOptions(BaseModel):
         str | None,
         RunOption(
             "System message before the problem, unless the conversation begins with one.",
-            commands=("solve", "serve", "eval", "calibrate", "estimate"),
+            commands=("solve", "serve", "eval", "calibrate", "tune"),
             service=False,  # whose requests bring their own messages
         ),
     ] = None

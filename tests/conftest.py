@@ -27,7 +27,8 @@ CLIENTS = TESTS / "integration" / "clients"
 VOCABULARIES, DOCKER = "vocabularies", "docker"
 TOGETHER = {  # files whose tests use the same servers
     **dict.fromkeys(
-        ("test_tutorial", "test_dying", "test_priorities", "test_ray_serve"), "the paced pair"
+        ("test_tutorial", "test_dying", "test_priorities", "test_ray_serve", "test_tune"),
+        "the paced pair",
     ),
     **dict.fromkeys(("test_endpoint", "test_solve"), "a small model of another vocabulary"),
 }
@@ -42,9 +43,7 @@ FIRST = (  # what takes longest: groups and files
     *(
         "test_load_generators",
         "test_random_pair",
-        "test_estimate",
         "test_policies",
-        "test_judge",
         "test_soak",
     ),
     *("test_lm_eval", "test_serving", "test_regular_expressions"),

@@ -120,7 +120,10 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["eval", "arithmetic", "--data", "nowhere.jsonl"], "no data at nowhere.jsonl"),
         (["eval", "nowhere.parquet", "--data", "x.jsonl"], "leave --data out"),
         (["calibrate", "arithmetic", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
-        (["estimate", *DEAD, "-p", "bild", "-O", "scael=step"], "did you mean 'scale'"),
+        (
+            ["tune", *DEAD[:3], "http://127.0.0.1:2", "-p", "bild", "-O", "scael=step"],
+            "did you mean 'scale'",
+        ),
         (["trace", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
         (["trace", "p.txt"], "p.txt: not a line of a trace"),
         (

@@ -102,10 +102,9 @@ def test_the_flags_of_settings_are_those_of_every_command_that_runs_models() -> 
     wanted = {flag.variable for flag in (*SERVERS, *SAMPLING, *SEED, *BUDGET)}
     lacking = {
         name: wanted - {each.name for each in options(COMMANDS[f"stepspec {name}"])}
-        for name in ("solve", "serve", "eval", "calibrate", "estimate", "config show")
+        for name in ("solve", "serve", "eval", "calibrate", "tune", "config show")
     }
-    # it is of two models
-    without = {"serve": {"max_tokens", "max_steps"}, "estimate": {"critic", "critic_api_key"}}
+    without = {"serve": {"max_tokens", "max_steps"}}
     assert lacking == {name: without.get(name, set()) for name in lacking}
 
 
@@ -115,7 +114,7 @@ def test_every_command_that_reads_settings_takes_a_file() -> None:
         for name, command in COMMANDS.items()
         if "config" in {each.name for each in options(command)}
     }
-    reading = {"solve", "serve", "eval", "calibrate", "estimate", "judge", "doctor", "config show"}
+    reading = {"solve", "serve", "eval", "calibrate", "tune", "doctor", "config show"}
     assert with_config == {f"stepspec {name}" for name in reading}
     assert {each.name for each in options(COMMANDS["stepspec doctor"])} >= {
         key.variable for key in KEYS

@@ -119,7 +119,7 @@ POSITIONS = (
     "all, a token",
     "accepted",
 )
-ESTIMATED = ("", "ahead", "drafts accepted", "expected", "measured", "n", "off")
+ESTIMATED = ("", "places accepted", "expected", "measured", "n", "off")
 NAMES = ("reading", "bild-step", "specreason")
 TIMED = ("", "chains", "accepted", "seconds", "over plain", "over the floor")
 
@@ -233,7 +233,7 @@ def position_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def estimate_tables(folder: Path) -> None:
-    """Print what `stepspec estimate` expected beside what was measured, at each temperature."""
+    """Print what `stepspec tune` expected beside what was measured, at each temperature."""
     for path in sorted(folder.glob("estimate-*.txt")):
         lines = [
             line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")
@@ -247,19 +247,15 @@ def estimate_tables(folder: Path) -> None:
         ]
         print(f"\n{path.stem}: plain's seconds over those of a method\n\n{head(ESTIMATED)}")
         for method in json.loads(lines[0])["methods"]:
-            gain, name = (
-                method["gains"][0],
-                next(n for n in NAMES if n.startswith(method["policy"])),
-            )
-            expected = Interval(**gain["gain"])
+            name = next(n for n in NAMES if n.startswith(method["policy"]))
+            expected = Interval(**method["alone"])
             if ratio := over_plain(rows, name, range(99)):
                 found, n = ratio
                 real = Interval(1 / found.value, 1 / found.high, 1 / found.low)
-                drafts = f"{method['accepted']['value']:.0%} of {method['drafts']}"
+                drafts = f"{method['accepted']['value']:.0%} in {method['drafts']}"
                 off = f"{expected.value / real.value - 1:+.0%}"
                 cells = (
                     name,
-                    str(gain["ahead"]),
                     drafts,
                     f"{expected:.2f}",
                     f"{real:.2f}",

@@ -19,9 +19,9 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 from ..charts import Curve, load_curves
 from ..tables import Sheet
-from .estimated import compared
 from .grid import GPUS, Chains, break_even, find_pair, plain, simulate_cell
 from .measured import rows
+from .tuned import compared
 
 EXAMPLES = """
 Examples:
@@ -32,13 +32,14 @@ Examples:
 
   python -m lab.simulation measured                  # beside the seconds of a real GPU
 
-  python -m lab.simulation estimated --users 8,32    # is `stepspec estimate` right on such servers?
+  python -m lab.simulation tuned --users 8           # is `stepspec tune` right on such servers?
 """
 app = new_app(no_args_is_help=True, help=__doc__, epilog=verbatim(EXAMPLES))
 console, stderr = Console(), Console(stderr=True)
 H200 = "qwen3-32b-h200"
+TUNED_BAR = 0.15  # by which a gain that `tune` says may be off
 Steps = Annotated[int, typer.Option(min=1, help="Steps of a chain.")]
-StepTokens = Annotated[int, typer.Option(min=1, max=512, help="Tokens of a step.")]
+StepTokens = Annotated[int, typer.Option(min=1, max=512, help="Mean tokens of a step.")]
 Problems = Annotated[int, typer.Option(min=2, help="Counted problems of a cell.")]
 Output = Annotated[Path, typer.Option(help="File for the figures; the plot is next to it.")]
 
@@ -176,46 +177,43 @@ def measured(
 
 
 @app.command()
-def estimated(
+def tuned(
     accepted: Annotated[
         str, typer.Option(metavar="SHARE,...", help="Shares of drafts that are accepted.")
-    ] = "0.5,0.95",
-    users: Annotated[
-        str, typer.Option(metavar="N,...", help="Problems at the same time, besides one.")
-    ] = "8",
+    ] = "0.2,0.5,0.8,0.95",
+    users: Annotated[int, typer.Option(min=2, help="Problems at the same time, besides one.")] = 8,
     pair: Annotated[
         list[str] | None, typer.Option(help="Pairs of gpus.toml; default: one H200, and two.")
     ] = None,
     policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy", "-p", help="Methods to estimate in the same time; the first is compared."
-        ),
+        list[str] | None, typer.Option("--policy", "-p", help="Methods with their options.")
     ] = None,
-    varied: Annotated[
-        bool, typer.Option("--varied", help="Vary the lengths of the steps.")
-    ] = False,
     steps: Steps = 40,
     tokens: StepTokens = 50,
-    output: Output = Path("build/estimated.json"),
+    output: Output = Path("build/tuned.json"),
 ) -> None:
     """
-    Print what `stepspec estimate` predicts for a method on simulated servers beside the simulated
-    gain.
+    Print what `stepspec tune` says of simulated servers beside the simulated gain.
+
+    The exit code is 1 if a gain is off by more than 15%.
     """
     writable("--output", output)
-    chains = Chains(steps=steps, tokens=tokens, varied=varied)
-    shares, loads = _shares(accepted), _numbers("--users", users, int)
-    arms = [parse_arm(text) for text in policy or ("specreason",)]
+    chains = Chains(steps=steps, tokens=tokens)
+    arms = [parse_arm(text) for text in policy or ("specreason", "reading")]
     pairs = [find_pair(GPUS, name) for name in pair or (H200, "qwen3-32b-two-h200")]
     found = [
         row
         for each in pairs
-        for share in shares
-        for row in compared(each, arms, chains, share, loads)
+        for share in _shares(accepted)
+        for row in compared(each, arms, chains, share, users)
     ]
     _write(output, {"cells": found})
     _print(found)
+    off = [row for row in found if row["over"] and abs(row["over"] - 1) > TUNED_BAR]
+    for row in off:
+        console.print(f"missed: {row['method']}, {row['users']} users: {row['over'] - 1:+.0%}")
+    if off:
+        raise typer.Exit(1)
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from lab.script import Script, Turn
 from lab.simulation.costs import ServerCosts
 from lab.simulation.figures import Figures, simulate
+from lab.specreason_log import draw_lengths, draw_quality
 from stepspec.evals.arms import LARGE
 from stepspec.evals.sample import Arm
 from stepspec.orchestrator.errors import ConfigurationError
@@ -24,6 +25,16 @@ GPUS = Path(__file__).with_name("gpus.toml")
 # of accepted drafts, between which the break-even point is interpolated
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 CLOSE = Turn(1, 1, author="large", stop="end", ends=True)
+
+
+def accepted_turn(tokens: int) -> Turn:
+    """A step whose draft has so many *tokens* and is accepted."""
+    return Turn(tokens, tokens, grade=9.0)
+
+
+def rejected_turn(tokens: int, repair: int) -> Turn:
+    """A step whose draft is rejected and repaired with *repair* tokens."""
+    return Turn(tokens, 0, repair, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +93,28 @@ def find_pair(path: Path, name: str) -> Pair:
 @dataclass(frozen=True, slots=True)
 class Chains:
     """
-    Problems to simulate: chains of so many *steps* of so many *tokens*, of which a share is
-    accepted.
+    Problems to simulate, with steps and verdicts as in the logged runs of SpecReason.
 
-    The *prompt* and a judge's *question* have that many tokens. Which steps are accepted is drawn
-    by *seed*; the large model mends the others with as many tokens. The answer is one more step,
-    which is accepted. The lengths of *varied* steps after the first are exponentially distributed,
-    with the mean *tokens*.
+    The answer is one more step, which is accepted. The large model mends a rejected draft with as
+    many tokens as the draft has.
     """
 
     steps: int = 40
+    """Steps of a chain, without its answer."""
     tokens: int = 100
+    """Mean tokens of a step."""
     prompt: int = 200
+    """Tokens of the problem."""
     question: int = 80
+    """Tokens of a judge's question."""
     seed: int = 0
-    varied: bool = False
+    """Seed of the verdicts and of the lengths."""
 
     def scripts(self, accepted: float, count: int = 16) -> list[Script]:
         """
-        Draw *count* problems; the drafts that are good at one share are good at every higher one.
+        Draw *count* problems, of whose drafts the share *accepted* is good.
+
+        The drafts that are good at one share are good at every higher one.
         """
         drawn = random.Random(self.seed)
         return [
@@ -108,24 +122,16 @@ class Chains:
         ]
 
     def _turns(self, drawn: random.Random, accepted: float) -> tuple[Turn, ...]:
-        good, bad = (
-            Turn(self.tokens, self.tokens, grade=9.0),
-            Turn(self.tokens, 0, self.tokens, 0.0),
-        )
-        order = drawn.sample(range(self.steps), self.steps)
-        thinking = [good if place < round(accepted * self.steps) else bad for place in order]
-        if self.varied:
-            lengths = [
-                self.tokens,
-                *(max(5, round(drawn.expovariate(1 / self.tokens))) for _ in order[1:]),
-            ]
-            thinking = [
-                replace(
-                    turn, draft=n, kept=n if turn is good else 0, repair=0 if turn is good else n
-                )
-                for turn, n in zip(thinking, lengths, strict=True)
-            ]
-        return (*thinking, replace(CLOSE), replace(good, stop="end", ends=True))
+        quality = draw_quality(drawn, self.steps)
+        best_first = sorted(range(self.steps), key=lambda step: -quality[step])
+        good = set(best_first[: round(accepted * self.steps)])
+        lengths = draw_lengths(drawn, self.steps, self.tokens)
+        thinking = [
+            accepted_turn(tokens) if step in good else rejected_turn(tokens, repair=tokens)
+            for step, tokens in enumerate(lengths)
+        ]
+        answer = replace(accepted_turn(self.tokens), stop="end", ends=True)
+        return (*thinking, CLOSE, answer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,10 +230,7 @@ class Settings(RunOptions, BaseSettings):
     calibration.
     """
     prior: Prior = Prior()
-    """
-    What ``stepspec judge`` and ``estimate`` measured of the method, by which ``auto`` begins; see
-    `Prior`.
-    """
+    """What ``stepspec tune`` measured of the method, by which ``auto`` begins; see `Prior`."""
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{0,64}$")] = "X-Session-ID"
     """
     A header with one value per run, by which a gateway keeps a chain on one server; empty: none is

@@ -78,7 +78,7 @@ TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
     "service.ray": (Scaling, "For the service [on Ray](deploy.md#on-ray) alone."),
     "prior": (
         Prior,
-        "What `stepspec judge` and `estimate` measured of the method, by which `auto` begins.",
+        "What `stepspec tune` measured of the method, by which `auto` begins.",
     ),
     "calibration": (
         Calibration,

@@ -39,10 +39,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"--ray\b": "needs a cluster: tests/evals/test_ray_pool.py",
     r"^stepspec up": "needs a GPU; its dry runs: tests/test_recipes.py",
     r"--critic": "needs a reward model: tests/integration/test_critic.py",
-    r"^stepspec judge": "says with exit code 1 that an imitation is no judge: tests/evals/judge",
-    r"^stepspec estimate": (
-        "says with exit code 1 that imitations do not pay: tests/integration/test_estimate.py"
-    ),
+    r"^stepspec tune": "says by its exit code that imitations do not pay: tests/evals/tune",
     r"^stepspec calibrate problems\.jsonl -p bild": (
         "needs hundreds of problems: tests/evals/calibration"
     ),
@@ -59,7 +56,7 @@ HERE: Mapping[str, str] = {
     r"^(stepspec (?:eval|calibrate) (?:gsm8k|math500|aime24)(?!.* --data))": (
         r"\1 --data problems.parquet"
     ),
-    r"(stepspec (?:eval|estimate) .*?)(?: (?:--limit|-n) \d+|$)": r"\1 -n 4",
+    r"(stepspec eval .*?)(?: (?:--limit|-n) \d+|$)": r"\1 -n 4",
     r"^(stepspec eval .*)$": r"\1 --fresh",  # the folder has what an earlier command left
     r"--accepted [\d.,]+": "--accepted 0.8",
     r"--speed [\d,]+": "--speed 2",

@@ -276,22 +276,15 @@ def judge(env: Mapping[str, str]) -> Mapping[str, Any]:
     Judge the pair; return the options of `reading` that its settings hold, and the prior of `auto`.
     """
     path = RESULTS / "judge.toml"
-    words = [
-        "-m",
-        "stepspec",
-        "judge",
-        "--minutes",
-        str(TARGET.judge_minutes),
-        "--json",
-        "--output",
-        str(path),
-    ]
+    words = ["-m", "stepspec", "tune", "--json", "--users", "1", "--output", str(path)]
+    words += ["--minutes", str(TARGET.judge_minutes)]
+    words += ["-p", "reading", "-p", "reading:tokens=all,threshold=1"]
     run("judge-real", words, env, 75 * TARGET.judge_minutes + 15)
     written = tomllib.loads(path.read_text()) if path.exists() else {}
     if written.get("policy") != "reading":
         say("the judge chose no settings of reading: those of the first campaign stand in for them")
         return USUALLY_JUDGED
-    return {"options": written["options"], "prior": written.get("prior")}
+    return {"options": written.get("options", {}), "prior": written.get("prior")}
 
 
 def measured_estimate(env: Mapping[str, str], temperature: float) -> None:
@@ -311,10 +304,10 @@ def measured_estimate(env: Mapping[str, str], temperature: float) -> None:
     words = [
         "-m",
         "stepspec",
-        "estimate",
+        "tune",
         "--json",
         "--users",
-        "",
+        "1",
         "--minutes",
         f"{minutes:.2f}",
         "-n",
@@ -324,16 +317,9 @@ def measured_estimate(env: Mapping[str, str], temperature: float) -> None:
     words += [word for each in methods for word in ("-p", each.rstrip(":"))]
     name = f"estimate-{temperature}"
     run(name, words, env, minutes * 60 + 25)
-    printed = (RESULTS / f"{name}.txt").read_text().splitlines()
-    found = json.loads(next(line for line in printed if line.startswith("{")))
-    depths = {each["policy"]: each["gains"][0]["ahead"] for each in found["methods"]}
-    chosen = [
-        {**method, "overrides": {**method["overrides"], "ahead": depths[method["policy"]]}}
-        for method in TARGET.estimate
-    ]
     case = turns(
         f"ratio-{temperature}",
-        (ALONE, *chosen),
+        (ALONE, *TARGET.estimate),
         1,
         TARGET.ratio_problems,
         60,

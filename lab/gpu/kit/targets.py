@@ -200,7 +200,7 @@ GPU = Target(
 # accepted, on the first problem of a new solver and on the second; then with the real pair, also
 # with many at once.
 JUDGED = {**READING, "name": "judged", "judged": True}
-"""`reading` with what `stepspec judge` wrote: options, and the prior from which `auto` begins."""
+"""`reading` with what `stepspec tune` wrote: options, and the prior from which `auto` begins."""
 FRESH = (
     ALONE,
     AUTO,

@@ -30,8 +30,9 @@ Examples:
 Exit codes:
 
   0    done
-  1    something failed: a server, a problem, a calibration without a result
-  2    wrong usage or settings; nothing was started
+  1    something failed: a server, a problem, a calibration without a result;
+       tune: no method pays
+  2    wrong usage or settings; nothing was started; tune: not known yet
   130  interrupted with Ctrl-C
 
 Settings come from flags, then STEPSPEC_* variables, then stepspec.toml or the
@@ -58,8 +59,7 @@ COMMANDS: Mapping[str, Place] = {
     "policies": Place("stepspec.cli.inspect", "list_policies", "POLICIES_EXAMPLES"),
     "doctor": Place("stepspec.cli.inspect", "doctor", "DOCTOR_EXAMPLES"),
     "config": Place("stepspec.cli.config", "app", "SHOW_EXAMPLES"),
-    "estimate": Place("stepspec.evals.estimate.command"),
-    "judge": Place("stepspec.evals.judge.command"),
+    "tune": Place("stepspec.evals.tune.command"),
     "eval": Place("stepspec.evals.cli"),
     "calibrate": Place("stepspec.evals.calibration.command", "calibrate"),
     "report": Place("stepspec.evals.report.command"),

@@ -1,1 +1,0 @@
-"""Estimate, from a few minutes of measurements, what methods gain on a pair of servers."""

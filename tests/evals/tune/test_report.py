@@ -1,0 +1,154 @@
+"""What is said of measurements: the headline, the table, notes, settings."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stepspec import settings as configuration
+from stepspec.evals.results import Interval
+from stepspec.evals.tune.accuracy import Accuracy
+from stepspec.evals.tune.measuring import Measured
+from stepspec.evals.tune.paces import ServerPace
+from stepspec.evals.tune.prediction import MethodTrials, PairPaces, conclude
+from stepspec.evals.tune.report import Report, points, times, within
+
+from .test_prediction import figures
+from .world import READING, SPECREASON
+
+PACES = PairPaces(ServerPace((0.003,), 0.02), ServerPace((0.02, 0.022), 0.2, 0.03), 8, 2)
+
+
+def report(*methods: Any, **more: Any) -> Report:
+    arms = tuple(method.arm for method in methods)
+    measured = Measured(arms, more.pop("paces", PACES), seconds=200.0)
+    measured.methods = {arm.name: MethodTrials(arm) for arm in arms}
+    measured.skipped = more.pop("skipped", {})
+    measured.interrupted = more.pop("interrupted", False)
+    return Report(measured, conclude(methods), 4.0, "20 built-in ones; give yours", **more)
+
+
+def test_the_method_that_pays_is_named_first() -> None:
+    lines = list(report(replace(figures(1.9, 0.2), loaded=1.12)).lines("stepspec.toml"))
+    assert lines == [
+        "Use reading: 1.9x as fast as the large model alone [1.6, 2.3], 1.1x with 8 users.",
+        "Verdicts: 10% [5, 20] of slips and 10% [5, 20] of the small model's own errors let"
+        " through. Answers: not measured (give problems with answers).",
+        "Problems: 20 built-in ones; give yours. Wrote stepspec.toml.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("methods", "headline"),
+    [
+        ((figures(0.8),), "It does not pay: reading, the best method, is 0.8x as fast as the large"
+         " model alone [0.7, 0.9]; it accepts 80% of the drafts."),
+        ((figures(1.2, 0.4),), "Not known yet: reading may be 1.2x as fast as the large model alone"
+         " [0.8, 1.8]; 16 more minutes would be enough."),
+        ((figures(1.01, 0.4),), "Not known yet: reading may be 1.01x as fast as the large model"
+         " alone [0.7, 1.5]; it is about as fast, so that more minutes would not tell."),
+        ((figures(3.0, passed=0.9),), "It does not pay: every method lets more than 33% of the small"
+         " model's errors through, also reading, the fastest (3.0x)."),
+        ((), "Not known yet: no draft was tried in 4 minutes; give more."),
+    ],
+)  # fmt: skip
+def test_the_headline_says_why_not(methods: Any, headline: str) -> None:
+    assert report(*methods).headline == headline
+
+
+def test_a_small_model_that_is_hardly_faster_is_enough_to_know() -> None:
+    slow = replace(PACES, small=ServerPace((0.019,), 0.02))
+    found = Report.of(Measured((READING,), slow), 4.0, "20 built-in ones")
+    assert found.conclusion.verdict == "does not pay"
+    assert found.headline == (
+        "It does not pay: the small model takes 19 ms for a token, the large one 21 ms; choose a"
+        " smaller model."
+    )
+    early = Report.of(
+        Measured((READING,)),
+        4.0,
+        "20 built-in ones",
+    )
+    assert early.conclusion.verdict == "not known"
+
+
+def test_the_table_fits_80_columns() -> None:
+    long = replace(READING, name="reading:tokens=all,threshold=1,draft_tokens=24,repair_tokens=12")
+    wide = replace(figures(11.5, 0.2, passed=0.25, arm=long), loaded=10.4)
+    out = io.StringIO()
+    console = Console(file=out, width=80, markup=False)
+    console.print(report(wide, figures(1.9, arm=SPECREASON)).table())
+    printed = out.getvalue()
+    assert "11.5x [9.4, 14.0]" in printed
+    assert "10.4x" in printed
+    assert "threshold=1" in printed
+    assert "..." not in printed.replace("…", "...")
+
+
+def test_notes_say_where_length_says_as_much_and_what_failed() -> None:
+    notes = list(report(figures(1.9, passed=0.3), skipped={"bild": "no scores"}).notes())
+    assert notes == ["bild: left out, its requests failed: no scores"]
+    short = replace(figures(1.9, passed=0.3), length=0.2)
+    assert next(report(short).notes()).startswith(
+        "reading: to accept as many drafts by their length alone lets no more errors through (20%"
+    )
+    unknown = replace(figures(1.9), errors=None, length=None)
+    assert "too few errors" in next(report(unknown).notes())
+
+
+def test_a_pair_that_solves_nothing_is_told_so() -> None:
+    said = "\n".join(report(figures(1.9), solved=0, ended=5).lines())
+    assert "solved none of the 5 problems that it finished" in said
+    few = "\n".join(report(figures(1.9), solved=0, ended=2).lines())
+    assert "solved none" not in few
+    assert "Interrupted after 200 s" in "\n".join(report(interrupted=True).lines())
+
+
+def test_answers_are_compared_and_calibrate_is_told_its_need() -> None:
+    same = Accuracy(method=18, large=18, lost=0, gained=0, problems=20)
+    assert same.sentence == (
+        "18 of 20 right, the large model alone 18 (+0 [-16, +16] points). `stepspec calibrate`"
+        " needs 390 for a promise of 1%."
+    )
+    worse = Accuracy(method=16, large=18, lost=2, gained=0, problems=20)
+    assert worse.sentence.endswith("A promise of 1% does not hold at this rate.")
+    assert "more --minutes" in Accuracy(0, 0, 0, 0, 0).sentence
+
+
+def test_the_settings_are_those_of_the_method_and_the_prior(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = configuration.load(small="http://s:1", large="http://l:2", ahead=1)
+    strict = replace(READING, run=READING.run.with_overrides({"options": {"threshold": 1}}))
+    best = replace(figures(1.9, arm=strict), loaded=0.9)
+    path = tmp_path / "tuned.toml"
+    path.write_text(report(best).settings(settings, "2026-11-29"))
+    monkeypatch.setenv("STEPSPEC_CONFIG", str(path))
+    read = configuration.load()
+    assert (read.policy, read.options, read.ahead) == ("reading", {"threshold": 1}, 1)
+    assert read.prior.model_dump() == {
+        "accept_rate": 0.8, "verdict_seconds": 0.3, "pace": round(0.003 / 0.021, 4), "runs": 1
+    }  # fmt: skip
+    assert path.read_text().startswith("# Use reading: 1.9x")
+    path.write_text(report(figures(0.5)).settings(settings, "2026-11-29"))
+    alone = configuration.load()
+    assert (alone.policy, alone.prior.accept_rate) == ("large", None)
+
+
+def test_keys_are_left_out_of_the_settings() -> None:
+    settings = configuration.load(
+        small={"url": "http://s:1", "api_key": "secret"}, large="http://l:2"
+    )
+    toml = report(figures(1.9)).settings(settings, "2026-11-29")
+    assert "secret" not in toml
+    assert "STEPSPEC_SMALL__API_KEY" in toml
+
+
+def test_numbers_are_short() -> None:
+    assert (times(1.94), times(1.04), times(0.96)) == ("1.9x", "1.04x", "0.96x")
+    assert points(Interval(0.114, 0.04, 0.25)) == "11% [4, 25]"
+    assert within(Interval(2, 0.5, 1e300), ".1f") == "[0.5, ...]"
